@@ -1,0 +1,45 @@
+# make demo: calibrate and train on the embedded data set.  make test: the whole test suite.
+# Both set up their own virtual environment; a second run starts at once.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-triton-3.6 lint clean
+
+demo: $(VENV)/.demo
+	$(BIN)/fused-lwlr demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2
+
+# the kernels once more, with the oldest triton that GPU machines around us have
+test-triton-3.6: $(VENV)/.dev $(VENV)/triton-3.6
+	PYTHONPATH=$(VENV)/triton-3.6 $(BIN)/python -m pytest -n 2 tests/kernels tests/optim
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.torch:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed; try: make PYTHON=python3.11" if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	# a GPU build of torch brings the triton it was made for
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check triton==3.9.0
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cli]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@ $(VENV)/.demo
+
+$(VENV)/triton-3.6: | $(VENV)/.torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==3.6.0
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

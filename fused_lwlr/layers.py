@@ -1,0 +1,90 @@
+"""Layers: named parameters, and named slices of them.
+
+A layer is what gets a multiplier and a row of its own. Mostly it is a whole parameter; a fused query /
+key / value projection is three. A slice is named after the parameter and its range along the first
+dimension: `blocks.0.attn.qkv.weight[0:384]`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fused_lwlr.kernels import Row
+
+_SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A named contiguous slice of a parameter: elements `start:stop` of its first dimension, or all."""
+
+    name: str
+    param: Tensor
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def numel(self) -> int:
+        if self.stop is None:
+            return self.param.numel()
+        return (self.stop - self.start) * (self.param.numel() // self.param.shape[0])
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The view of a tensor of the parameter's shape that belongs to this layer."""
+        return tensor if self.stop is None else tensor[self.start : self.stop]
+
+
+def split_name(name: str) -> tuple[str, int, int | None]:
+    """Parameter name, start and stop of a layer's name; stop is None for a whole parameter."""
+    match = _SLICE.fullmatch(name)
+    return (match["name"], int(match["start"]), int(match["stop"])) if match else (name, 0, None)
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """The layers of a model in the order of its parameters, query, key and value projections apart.
+
+    Recognised are `torch.nn.MultiheadAttention` and linear layers named "qkv" (timm's name), if their
+    output divides by three.
+    """
+    fused = set(_fused_qkv(model))
+    layers = []
+    for name, param in model.named_parameters():
+        if name in fused and param.shape[0] % 3 == 0:
+            third = param.shape[0] // 3
+            ranges = [(i * third, (i + 1) * third) for i in range(3)]
+            layers += [Layer(f"{name}[{start}:{stop}]", param, start, stop) for start, stop in ranges]
+        else:
+            layers.append(Layer(name, param))
+    return layers
+
+
+def _fused_qkv(model: nn.Module) -> Iterator[str]:
+    for prefix, module in model.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
+            yield from (f"{dot}in_proj_weight", f"{dot}in_proj_bias")
+        elif isinstance(module, nn.Linear) and prefix.rpartition(".")[2] == "qkv":
+            yield from (f"{dot}weight", f"{dot}bias")
+
+
+def named_layers(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> list[Layer]:
+    """Layers of a model, or whole-tensor layers of named tensors."""
+    if isinstance(source, nn.Module):
+        return layers_of(source)
+    pairs = source.items() if isinstance(source, Mapping) else source
+    return [Layer(name, tensor) for name, tensor in pairs]
+
+
+def rows_of(layers: Iterable[Layer]) -> tuple[list[Tensor], list[Row]]:
+    """The distinct parameters of some layers, and a table row for each layer."""
+    index: dict[int, int] = {}
+    params: list[Tensor] = []
+    rows = []
+    for layer in layers:
+        if id(layer.param) not in index:
+            index[id(layer.param)] = len(params)
+            params.append(layer.param)
+        rows.append(Row(index[id(layer.param)], layer.start, layer.stop))
+    return params, rows

@@ -1,0 +1,46 @@
+"""Pick the backend of an operation: Triton for GPUs, the PyTorch reference for everything else."""
+
+import importlib
+from types import ModuleType
+from typing import Literal
+
+import torch
+
+from fused_lwlr.kernels import reference
+
+Backend = Literal["auto", "triton", "torch"]
+
+
+def check_backend(backend: str) -> None:
+    """Raise ValueError unless `backend` is one of "auto", "triton" and "torch"."""
+    if backend not in ("auto", "triton", "torch"):
+        raise ValueError(f"backend={backend!r} is not one of 'auto', 'triton', 'torch'")
+
+
+def pick(backend: Backend, device: torch.device, dtype: torch.dtype) -> ModuleType:
+    """The module that holds the operations for tensors of one kind.
+
+    "auto" takes Triton on GPUs, save for float64, and the reference everywhere else.
+
+    Raises:
+        ImportError: Triton is asked for, or the tensors are on a GPU, and it is not installed.
+        ValueError: Triton is asked for and cannot run on such tensors.
+    """
+    check_backend(backend)
+    wide = dtype in (torch.float64, torch.complex128)
+    if backend == "torch" or (backend == "auto" and (device.type != "cuda" or wide)):
+        return reference
+    try:
+        triton = importlib.import_module("fused_lwlr.kernels.triton")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"backend={backend!r} on {device.type} tensors needs Triton, which is not installed: "
+            "pip install triton, or pass backend='torch'"
+        ) from error
+    if not triton.supports(device, dtype):
+        raise ValueError(
+            f"backend='triton' cannot work on {dtype} tensors on {device.type}: it takes float32, bfloat16 and "
+            "float16 on a GPU (on a CPU only with TRITON_INTERPRET=1 set before the first import of triton); "
+            "pass backend='torch' or 'auto'"
+        )
+    return triton

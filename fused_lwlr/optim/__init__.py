@@ -1,0 +1,6 @@
+"""Drop-in optimizers."""
+
+from fused_lwlr.optim.adamw import AdamW
+from fused_lwlr.optim.sgd import SGD
+
+__all__ = ["SGD", "AdamW"]

@@ -1,0 +1,88 @@
+"""AdamW, and a multiplier for every layer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from fused_lwlr.kernels import AdamWHyper
+from fused_lwlr.ops import Backend
+from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.plan import Plan
+
+
+class AdamW(FusedOptimizer, torch.optim.AdamW):
+    """`torch.optim.AdamW` in one launch, with a learning-rate multiplier η for every layer.
+
+        w ← w · (1 − lr · η · weight_decay)
+        m ← β₁ · m + (1 − β₁) · g
+        v ← β₂ · v + (1 − β₂) · g²
+        w ← w − lr · η / (1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + eps)
+
+    The multiplier acts on the decay too, as a param group of its own with rate lr · η would.
+
+    Args:
+        params, lr, betas, eps, weight_decay, amsgrad, maximize: as in `torch.optim.AdamW`.
+        foreach, capturable, differentiable: refused when True.
+        fused: None, or True where `backend` is not "torch": the step is fused either way.
+        multipliers: layer name -> η, such as `fused_lwlr.calibrate` returns; needs named parameters
+            (`model.named_parameters()`). A parameter that is not named gets 1. They are part of
+            `state_dict()`. Initializing the Layer-wise Learning Rate, Eq. 2.
+        backend: "auto" takes Triton on a GPU and the PyTorch reference elsewhere; "triton" and "torch"
+            insist.
+
+    Raises:
+        ValueError: an argument out of range, one that cannot be honoured, or a multiplier that names no
+            parameter.
+    """
+
+    operation = "adamw"
+    state_names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    counts_steps = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        multipliers: Mapping[str, float] | None = None,
+        backend: Backend = "auto",
+    ) -> None:
+        self._start(backend, fused)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad,
+            maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
+        )  # fmt: skip
+        self._set_multipliers(multipliers)
+
+    def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return self.state_names if group["amsgrad"] else self.state_names[:2]
+
+    def hyper_rows(self, plan: Plan) -> tuple[list[AdamWHyper], Sequence[int]]:
+        cohorts, rows = plan.cohorts(plan.steps)
+        return [_hyper(self.param_groups[group], float(taken) + 1) for group, taken in cohorts], rows
+
+
+def _hyper(group: dict[str, Any], step: float) -> AdamWHyper:
+    beta1, beta2 = group["betas"]
+    return AdamWHyper(
+        lr=float(group["lr"]),
+        beta1=float(beta1),
+        beta2=float(beta2),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        amsgrad=group["amsgrad"],
+        maximize=group["maximize"],
+        step=step,
+    )

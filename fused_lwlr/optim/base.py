@@ -1,0 +1,134 @@
+"""What SGD and AdamW share: they collect parameters, gradients and state into tables and launch one step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fused_lwlr.ops import Backend, check_backend
+from fused_lwlr.optim import multipliers as multiplier
+from fused_lwlr.optim.plan import Live, Plan
+
+UNSUPPORTED = {
+    "foreach": "the step is one launch for all tensors already; leave foreach=None",
+    "differentiable": "the step is not differentiable; use torch.optim for that",
+    "capturable": "CUDA graph capture of step() is not supported; leave capturable=False",
+}
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Mixin in front of a `torch.optim` class: its options, state keys and errors, with a step of our own.
+
+    A subclass names its state columns, and turns a parameter group into the hyper rows of one step.
+    """
+
+    operation: str
+    """The function of a backend that does the step."""
+    state_names: tuple[str, ...]
+    """All columns of state that the operation takes."""
+    counts_steps: bool
+    """Whether `state["step"]` is kept."""
+
+    def _start(self, backend: Backend, fused: bool | None) -> None:
+        check_backend(backend)
+        if fused is not None and fused != (backend != "torch"):
+            raise ValueError(
+                f"fused={fused} contradicts backend={backend!r}: choose the implementation with backend= and leave fused=None"
+            )
+        self.backend: Backend = backend
+        self._plan: Plan | None = None
+
+    def _set_multipliers(self, multipliers: Mapping[str, float] | None) -> None:
+        if multipliers is not None:
+            for group, entries in zip(self.param_groups, multiplier.resolve(multipliers, self.param_groups), strict=True):
+                group["multipliers"] = entries
+
+    def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Those of `state_names` that parameters of this group have."""
+        raise NotImplementedError
+
+    def hyper_rows(self, plan: Plan) -> tuple[list[Any], Sequence[int]]:
+        """The hyper rows of the next step, and which of them each parameter of the plan uses."""
+        raise NotImplementedError
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
+        for name, why in UNSUPPORTED.items():
+            if options.get(name):
+                raise ValueError(f"{name}={options[name]} is not supported: {why}")
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            if isinstance(group.setdefault("multipliers", None), Mapping):
+                group["multipliers"] = multiplier.resolve(group["multipliers"], [group])[0]
+            multiplier.check(group["multipliers"], group["params"])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step, in one launch for each combination of device and dtypes.
+
+        Args:
+            closure: reevaluates the model and returns the loss.
+
+        Raises:
+            RuntimeError: sparse gradients, or a parameter whose elements share memory.
+            ValueError: a backend that cannot work on a parameter, or state that does not fit one.
+                All are raised before anything is written.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found = [
+            (p, p.grad, i, at)
+            for i, group in enumerate(self.param_groups)
+            for at, p in enumerate(group["params"])
+            if p.grad is not None
+        ]
+        if found:
+            live = Live(*map(list, zip(*found, strict=True)))
+            if self._plan is None or not self._plan.holds(self, live):
+                self._plan = Plan(self, live)
+            self._plan.run(self, live.grads)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this class or of its `torch.optim` namesake.
+
+        Multipliers come from the dict if it has them and stay as they are if not. Implementation flags
+        (`foreach`, `fused`, ...) stay as constructed.
+        """
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            if len(group["params"]) == len(saved["params"]):
+                multiplier.check(saved.get("multipliers"), group["params"])
+        kept = ("multipliers", "fused", *UNSUPPORTED)
+        own = [{name: group[name] for name in kept if name in group} for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, mine in zip(self.param_groups, own, strict=True):
+            group.update({**mine, "multipliers": group.get("multipliers", mine["multipliers"])})
+        # torch keeps the dict's own tensors where dtype and device fit: two optimizers would share state
+        for state in self.state.values():
+            for name, value in state.items():
+                if torch.is_tensor(value):
+                    state[name] = value.clone()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "backend": self.backend}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._plan = None
+
+    def __repr__(self) -> str:
+        groups = [group.get("multipliers") for group in self.param_groups]
+        try:
+            for group, entries in zip(self.param_groups, groups, strict=True):
+                if entries is not None:
+                    group["multipliers"] = f"for {len(entries)} parameters"
+            return super().__repr__()
+        finally:
+            for group, entries in zip(self.param_groups, groups, strict=True):
+                group["multipliers"] = entries

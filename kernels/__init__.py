@@ -1,0 +1,16 @@
+"""Multi-tensor operations over a `Table`: the readable reference and its Triton twin.
+
+Imported as `fused_lwlr.kernels` only. `reference` and `triton` hold the same functions with the same
+signatures and docstrings; neither imports the other, and neither knows of `torch.optim`.
+"""
+
+if __name__ != "fused_lwlr.kernels":
+    raise ImportError(
+        f"this package is fused_lwlr.kernels, but it was imported as {__name__!r}: "
+        "import fused_lwlr.kernels, and take its folder off sys.path"
+    )
+
+from fused_lwlr.kernels.hyper import AdamWHyper, SGDHyper
+from fused_lwlr.kernels.table import STATISTICS, Row, Table
+
+__all__ = ["STATISTICS", "AdamWHyper", "Row", "SGDHyper", "Table"]

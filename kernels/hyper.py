@@ -1,0 +1,28 @@
+"""Hyper-parameters of one step. Tensors that share all of them share one hyper row."""
+
+from typing import NamedTuple
+
+
+class SGDHyper(NamedTuple):
+    """One row of `torch.optim.SGD` options; `first` marks a momentum buffer that holds no gradient yet."""
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+    first: bool = False
+
+
+class AdamWHyper(NamedTuple):
+    """One row of `torch.optim.AdamW` options; `step` counts from 1 and includes this step."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    amsgrad: bool = False
+    maximize: bool = False
+    step: float = 1.0

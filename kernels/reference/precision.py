@@ -1,0 +1,9 @@
+"""The dtype that arithmetic is done in."""
+
+import torch
+from torch import Tensor
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """A float32 copy of a half-precision tensor; the tensor itself where it is wider."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

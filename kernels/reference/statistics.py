@@ -1,0 +1,43 @@
+"""Gradient and weight statistics in plain PyTorch."""
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels.table import STATISTICS, Table
+
+
+@torch.no_grad()
+def statistics(table: Table) -> Tensor:
+    """Σ|g|, Σg², max|g|, Σw², Σg·w and the number of non-finite g, for every row of the table.
+
+    A NaN gradient makes Σ|g|, Σg², max|g| and Σg·w NaN; an infinite one makes the first three infinite.
+    Nothing is copied to the host.
+
+    Args:
+        table: columns "param" and "grad".
+
+    Returns:
+        float64 of shape [rows, 6] on the table's device, columns in the order of `STATISTICS`.
+    """
+    device = table.columns["param"][0].device
+    # MPS has no float64
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    out = torch.zeros(len(table.rows), len(STATISTICS), dtype=dtype, device=device)
+    for values, (_, (param, grad)) in zip(out, table.views("param", "grad"), strict=True):
+        if grad.numel() == 0:
+            continue
+        w, g = param.to(dtype), grad.to(dtype)
+        magnitude = g.abs()
+        values.copy_(
+            torch.stack(
+                (
+                    magnitude.sum(),
+                    g.square().sum(),
+                    magnitude.amax(),
+                    w.square().sum(),
+                    (g * w).sum(),
+                    (~g.isfinite()).sum().to(dtype),
+                )
+            )
+        )
+    return out

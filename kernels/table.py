@@ -1,0 +1,72 @@
+"""The table: what one launch works on, as parallel columns of tensors and a list of rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
+"""Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
+
+
+class Row(NamedTuple):
+    """Elements `start:stop` along the first dimension of tensor number `tensor`; `stop=None` is all of it."""
+
+    tensor: int
+    start: int = 0
+    stop: int | None = None
+    multiplier: float = 1.0
+
+
+class Table:
+    """Parameters with their gradients and state, cut into rows.
+
+    Args:
+        columns: name -> one tensor for each parameter, in one order. `"param"` and `"grad"` are always
+            there; state columns are named as in `optimizer.state` and hold None where a parameter has
+            no such state. Within a column all tensors share one dtype, and all columns share one device.
+        rows: contiguous slices of parameters, each with its learning-rate multiplier. One whole-tensor
+            row for each parameter when not given.
+
+    Parameters must stay where they are while a table is in use; gradients and state may be replaced
+    between calls, by others of the same dtypes.
+
+    Attributes:
+        hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
+        image: the backend's own copy of the table, kept from call to call.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
+        self.columns: dict[str, list[Any]] = {name: list(tensors) for name, tensors in columns.items()}
+        self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
+        self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
+        self.image: Any = None
+
+    def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:
+        """Each row with its view of each named column (complex tensors as pairs of reals)."""
+        for row in self.rows:
+            yield row, tuple(_view(self.columns[name][row.tensor], row) for name in columns)
+
+
+def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
+    if tensor is None:
+        return None
+    tensor = real(tensor)
+    return tensor if row.stop is None else tensor[row.start : row.stop]
+
+
+def real(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a complex tensor as pairs of reals that share its memory."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def identity(tensors: Sequence[Tensor | None]) -> tuple[list[object], ...]:
+    """What tells one column of tensors from another: addresses alone would not, allocators reuse them."""
+    present = [t for t in tensors if t is not None]
+    return (
+        [t is None for t in tensors],
+        list(map(Tensor.data_ptr, present)),
+        list(map(Tensor.stride, present)),
+        list(map(Tensor.numel, present)),
+    )

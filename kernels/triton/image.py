@@ -1,0 +1,134 @@
+"""The device image of a table: addresses, sizes and numbers that a kernel reads, in one small buffer."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from fused_lwlr.kernels.table import Row, Table, identity, real
+from fused_lwlr.kernels.triton.layout import stand_in, walk
+
+
+class Image:
+    """One int64 buffer on the device, uploaded in a single copy whenever anything in it changed.
+
+    Its parts, for R rows and C columns: addresses [C, R] · numel [R] · hyper row [R], all int64;
+    then multipliers [R] and hyper rows [H, K], as float32. An address of 0 stands for an absent tensor.
+
+    A kernel walks a row in storage order, so all columns of a row must have the same strides and fill
+    one run of memory. Where one does not, a scratch tensor stands in for it: filled before the launch,
+    and copied back after it if the kernel writes that column.
+    """
+
+    def __init__(self, table: Table, columns: Sequence[str], hyper_rows: int, hyper_width: int):
+        params = [real(p) for p in table.columns["param"]]
+        split = {row.tensor for row in table.rows if row.stop is not None}
+        self.columns = tuple(columns)
+        self.hyper_rows = hyper_rows
+        self.rows = len(table.rows)
+        self.bytes: dict[str, int] = {}
+        self._strides = [walk(p, i in split) for i, p in enumerate(params)]
+        self._tensor = np.array([row.tensor for row in table.rows], dtype=np.int64)
+        extents = np.array([_extent(params[row.tensor], row) for row in table.rows], dtype=np.int64).reshape(-1, 2)
+        self._first, self._numel = extents.T
+
+        integers = (len(columns) + 2) * self.rows
+        floats = self.rows + hyper_rows * hyper_width
+        self._staging = np.zeros(integers + (floats + 1) // 2, dtype=np.int64)
+        staged = self._staging[:integers].reshape(-1, self.rows)
+        self._addresses, self._hyper_row = staged[: len(columns)], staged[-1]
+        staged[-2] = self._numel
+        staged_floats = self._staging[integers:].view(np.float32)
+        staged_floats[: self.rows] = [row.multiplier for row in table.rows]
+        self._hyper = staged_floats[self.rows : floats]
+
+        self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
+        self.addresses = self.buffer[:integers]
+        self.floats = self.buffer[integers:].view(torch.float32)
+        self._seen: dict[str, object] = {}
+        self._seen_hyper_row: object = None
+        self._scratch: dict[str, dict[int, Tensor]] = {}
+        self._tiles: dict[int, Tensor] = {}
+        self.workspace: tuple[Tensor, ...] | None = None
+
+    def refresh(self, table: Table, hyper: Sequence[Sequence[float]]) -> None:
+        """Bring the image up to date with the table's tensors, and upload it if anything differs."""
+        changed = any([self._refresh_column(i, name, table) for i, name in enumerate(self.columns)])
+        if table.hyper_row is not self._seen_hyper_row:
+            self._seen_hyper_row = table.hyper_row
+            changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
+        changed |= _assign(self._hyper, np.asarray(hyper, dtype=np.float32).ravel())
+        if changed:
+            host = torch.from_numpy(self._staging)
+            if self.buffer.is_cuda:
+                # a fresh block each time: the caching host allocator keeps it until the copy has run
+                host = host.pin_memory()
+            self.buffer.copy_(host, non_blocking=True)
+
+    def finish(self, table: Table, written: Sequence[str]) -> None:
+        """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""
+        for name in written:
+            increment_version([t for t in table.columns[name] if t is not None])
+            for index, scratch in self._scratch[name].items():
+                real(table.columns[name][index]).copy_(scratch)
+
+    def tiles(self, block: int, *, at_least_one: bool = False) -> Tensor:
+        """(row, index) of every run of `block` elements, int32 [n, 2], rows in order."""
+        if block not in self._tiles:
+            tiles = tile_list(self._numel, block, at_least_one=at_least_one)
+            self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
+        return self._tiles[block]
+
+    def _refresh_column(self, column: int, name: str, table: Table) -> bool:
+        tensors = table.columns[name]
+        seen = identity(tensors)
+        changed = self._seen.get(name) != seen
+        if changed:
+            scratch = {i: stand_in(t, self._strides[i]) for i, t in enumerate(tensors) if t is not None}
+            self._scratch[name] = {i: t for i, t in scratch.items() if t is not None}
+            walked = [self._scratch[name].get(i, t) for i, t in enumerate(tensors)]
+            base = np.array([0 if t is None else t.data_ptr() for t in walked], dtype=np.int64)[self._tensor]
+            itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
+            self._addresses[column] = np.where(base == 0, 0, base + self._first * itemsize)
+            self.bytes[name] = int(self._numel[base != 0].sum()) * itemsize
+            self._seen[name] = seen
+        for index, scratch in self._scratch[name].items():
+            scratch.copy_(real(tensors[index]))
+        return changed
+
+
+def image_of(table: Table, columns: Sequence[str], hyper: Sequence[Sequence[float]] = ()) -> Image:
+    """The table's image, made on the first call and brought up to date on every one."""
+    if table.image is None or table.image.hyper_rows != len(hyper):
+        table.image = Image(table, columns, len(hyper), len(hyper[0]) if hyper else 0)
+    image: Image = table.image
+    image.refresh(table, hyper)
+    return image
+
+
+def tile_list(numel: np.ndarray, block: int, *, at_least_one: bool = False) -> np.ndarray:
+    """(row, index) of every run of `block` elements of rows of these sizes, int32 [n, 2].
+
+    `at_least_one` gives an empty row a tile of its own, for a kernel that writes a result for every row.
+    """
+    counts = np.maximum(-(-numel // block), 1 if at_least_one else 0)
+    row = np.repeat(np.arange(len(numel)), counts)
+    index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack((row, index), axis=1).astype(np.int32)
+
+
+def _extent(param: Tensor, row: Row) -> tuple[int, int]:
+    """First element and number of elements of a row, counted in storage order."""
+    if row.stop is None:
+        return 0, param.numel()
+    inner = param.numel() // param.shape[0]
+    return row.start * inner, (row.stop - row.start) * inner
+
+
+def _assign(target: np.ndarray, values: np.ndarray) -> bool:
+    if np.array_equal(target, values):
+        return False
+    target[:] = values
+    return True
