@@ -32,15 +32,15 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _start(self, backend: Backend, fused: bool | None) -> None:
         check_backend(backend)
         if fused is not None and fused != (backend != "torch"):
-            raise ValueError(
-                f"fused={fused} contradicts backend={backend!r}: choose the implementation with backend= and leave fused=None"
-            )
+            raise ValueError(f"fused={fused} contradicts backend={backend!r}: choose by backend= and leave fused=None")
         self.backend: Backend = backend
         self._plan: Plan | None = None
 
     def _set_multipliers(self, multipliers: Mapping[str, float] | None) -> None:
         if multipliers is not None:
-            for group, entries in zip(self.param_groups, multiplier.resolve(multipliers, self.param_groups), strict=True):
+            for group, entries in zip(
+                self.param_groups, multiplier.resolve(multipliers, self.param_groups), strict=True
+            ):
                 group["multipliers"] = entries
 
     def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:

@@ -57,10 +57,14 @@ def check(entries: Any, params: Sequence[Tensor]) -> None:
     if entries is None:
         return
     if not isinstance(entries, list) or len(entries) != len(params):
-        raise ValueError(f"the group's 'multipliers' must be None or a list of {len(params)} entries, not {entries!r:.80}")
+        raise ValueError(
+            f"the group's 'multipliers' must be None or a list of {len(params)} entries, not {entries!r:.80}"
+        )
     for i, (entry, param) in enumerate(zip(entries, params, strict=True)):
         if isinstance(entry, list):
-            _check_slices(f"parameter {i}", param, [(start, stop, _checked(f"parameter {i}", eta)) for start, stop, eta in entry])
+            _check_slices(
+                f"parameter {i}", param, [(start, stop, _checked(f"parameter {i}", eta)) for start, stop, eta in entry]
+            )
         else:
             _checked(f"parameter {i}", entry)
 

@@ -135,7 +135,7 @@ class Plan:
             dtypes = (param.dtype if t is None else t.dtype for t in (param, grad, *state))
             kinds.setdefault((param.device, *dtypes), []).append(i)
         for (device, dtype, *_), members in kinds.items():
-            columns = {"param": live.params, "grad": live.grads, **self._columns}
+            columns: dict[str, Sequence[Tensor | None]] = {"param": live.params, "grad": live.grads, **self._columns}
             rows: list[Row] = []
             for tensor, i in enumerate(members):
                 entries = optimizer.param_groups[live.group[i]]["multipliers"]

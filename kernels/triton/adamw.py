@@ -1,8 +1,8 @@
 """AdamW in one launch.
 
-    w ← w · (1 − lr · η · weight_decay)
-    m ← m + (1 − β₁) · (g − m)           v ← β₂ · v + (1 − β₂) · g²           u ← max(u, v)
-    w ← w − lr · η / (1 − β₁ᵗ) · m / (√(u | v) / √(1 − β₂ᵗ) + eps)
+w ← w · (1 − lr · η · weight_decay)
+m ← m + (1 − β₁) · (g − m)           v ← β₂ · v + (1 − β₂) · g²           u ← max(u, v)
+w ← w − lr · η / (1 − β₁ᵗ) · m / (√(u | v) / √(1 − β₂ᵗ) + eps)
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,9 @@ WARPS = 4
 
 @triton.jit
 def _adamw_tile(
-    w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper, W: tl.constexpr, G: tl.constexpr, S: tl.constexpr, U: tl.constexpr, FULL: tl.constexpr
-):
+    w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper,
+    W: tl.constexpr, G: tl.constexpr, S: tl.constexpr, U: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
     rate = tl.load(hyper) * multiplier
     decay = tl.load(hyper + 1) * multiplier
     sign = tl.load(hyper + 2)
@@ -53,8 +54,9 @@ def _adamw_tile(
 
 @triton.jit(do_not_specialize=["tile_count", "rows"])
 def adamw_kernel(
-    addresses, floats, tiles, tile_count, rows, W: tl.constexpr, G: tl.constexpr, S: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr
-):
+    addresses, floats, tiles, tile_count, rows,
+    W: tl.constexpr, G: tl.constexpr, S: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     for tile in range(tl.program_id(0), tile_count, tl.num_programs(0)):
         row = tl.load(tiles + 2 * tile)
         start = tl.load(tiles + 2 * tile + 1).to(tl.int64) * BLOCK

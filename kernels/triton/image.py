@@ -55,7 +55,8 @@ class Image:
 
     def refresh(self, table: Table, hyper: Sequence[Sequence[float]]) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
-        changed = any([self._refresh_column(i, name, table) for i, name in enumerate(self.columns)])
+        refreshed = [self._refresh_column(i, name, table) for i, name in enumerate(self.columns)]
+        changed = any(refreshed)
         if table.hyper_row is not self._seen_hyper_row:
             self._seen_hyper_row = table.hyper_row
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
@@ -86,8 +87,8 @@ class Image:
         seen = identity(tensors)
         changed = self._seen.get(name) != seen
         if changed:
-            scratch = {i: stand_in(t, self._strides[i]) for i, t in enumerate(tensors) if t is not None}
-            self._scratch[name] = {i: t for i, t in scratch.items() if t is not None}
+            found = {i: stand_in(t, self._strides[i]) for i, t in enumerate(tensors) if t is not None}
+            self._scratch[name] = {i: t for i, t in found.items() if t is not None}
             walked = [self._scratch[name].get(i, t) for i, t in enumerate(tensors)]
             base = np.array([0 if t is None else t.data_ptr() for t in walked], dtype=np.int64)[self._tensor]
             itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)

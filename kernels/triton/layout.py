@@ -16,7 +16,11 @@ def walk(param: Tensor, split: bool) -> Strides:
     The parameter's own where its elements fill one run (and, if it is split along the first dimension,
     that dimension is the outermost), else those of a contiguous tensor.
     """
-    order = sorted((stride, size, dim) for dim, (size, stride) in enumerate(zip(param.shape, param.stride())) if size > 1)
+    order = sorted(
+        (stride, size, dim)
+        for dim, (size, stride) in enumerate(zip(param.shape, param.stride(), strict=True))
+        if size > 1
+    )
     expected = 1
     for stride, size, _ in order:
         if stride != expected:
@@ -30,7 +34,7 @@ def walk(param: Tensor, split: bool) -> Strides:
 def stand_in(tensor: Tensor, strides: Strides) -> Tensor | None:
     """None if the tensor already has these strides (where they matter), else an empty one that has."""
     tensor = real(tensor)
-    agree = all(a == b or size == 1 for size, a, b in zip(tensor.shape, tensor.stride(), strides))
+    agree = all(a == b or size == 1 for size, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))
     if agree or tensor.numel() == 0:
         return None
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)

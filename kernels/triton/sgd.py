@@ -1,8 +1,8 @@
 """SGD in one launch.
 
-    g ← ±g + weight_decay · w
-    b ← decay · b + gain · g             decay, gain = momentum, 1 − dampening; on the first step 0, 1
-    w ← w − lr · η · (g + momentum · b  |  b  |  g)
+g ← ±g + weight_decay · w
+b ← decay · b + gain · g             decay, gain = momentum, 1 − dampening; on the first step 0, 1
+w ← w − lr · η · (g + momentum · b  |  b  |  g)
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ WARPS = 4
 
 
 @triton.jit
-def _sgd_tile(w_at, g_at, b_at, offs, numel, rate, hyper, W: tl.constexpr, G: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr):
+def _sgd_tile(
+    w_at, g_at, b_at, offs, numel, rate, hyper, W: tl.constexpr, G: tl.constexpr, B: tl.constexpr, FULL: tl.constexpr
+):
     sign = tl.load(hyper + 1)
     weight_decay = tl.load(hyper + 2)
     momentum = tl.load(hyper + 3)

@@ -24,7 +24,10 @@ WARPS = 4
 
 
 @triton.jit
-def _accumulate(w_at, g_at, offs, numel, W: tl.constexpr, G: tl.constexpr, FULL: tl.constexpr, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite):
+def _accumulate(
+    w_at, g_at, offs, numel, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite,
+    W: tl.constexpr, G: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
     w = load(w_at, offs, numel, W, FULL)
     g = load(g_at, offs, numel, G, FULL)
     magnitude = tl.abs(g)
@@ -55,7 +58,8 @@ def _max_slots(partials, first, count, SLOTS: tl.constexpr):
     largest = tl.zeros([SLOTS], tl.float32)
     for slot in range(0, count, SLOTS):
         offs = slot + tl.arange(0, SLOTS)
-        largest = tl.maximum(largest, tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg"))
+        values = tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg")
+        largest = tl.maximum(largest, values)
     return tl.max(largest, axis=0).to(tl.float64)
 
 
@@ -78,11 +82,11 @@ def statistics_kernel(
             offs = begin + tl.arange(0, BLOCK)
             if (begin + BLOCK <= numel) & ((w_at | g_at) % ALIGNMENT == 0):
                 abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = _accumulate(
-                    w_at, g_at, offs, numel, W, G, True, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite
+                    w_at, g_at, offs, numel, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite, W, G, True
                 )
             else:
                 abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = _accumulate(
-                    w_at, g_at, offs, numel, W, G, False, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite
+                    w_at, g_at, offs, numel, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite, W, G, False
                 )
         tl.store(partials + tile, tl.sum(abs_sum, axis=0))
         tl.store(partials + tile_count + tile, tl.sum(sq_sum, axis=0))

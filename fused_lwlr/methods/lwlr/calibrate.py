@@ -1,0 +1,154 @@
+"""Algorithm 1: measure every layer's mean gradient magnitude, and turn it into learning-rate multipliers."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr.kernels import STATISTICS
+from fused_lwlr.layers import layers_of, split_name
+from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
+from fused_lwlr.methods.lwlr.rates import LayerRates
+from fused_lwlr.ops import Backend
+from fused_lwlr.statistics import StatisticsPass
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: Callable[[Any, Any], Tensor],
+    *,
+    steps: int | None = None,
+    init: bool = True,
+    progress: bool = False,
+    backend: Backend = "auto",
+) -> LayerRates:
+    """Layer-wise learning-rate multipliers from gradient magnitudes at initialization.
+
+        G_i = Σ_t (1/m_i) Σ |∂L(X_t)/∂W_i|        η̃_i = 1/√G_i        η_i = η̃_i · Σm / Σ(m_j η̃_j)
+
+    over the layers i with m_i parameters each and minibatches t (Initializing the Layer-wise Learning Rate,
+    Algorithm 1). Every parameter is a layer, and so is each of query, key and value in a fused projection.
+    The model is in training mode while gradients are taken; when this returns or raises, its weights,
+    buffers, `.grad`, modes and the random number generators are as they were.
+
+    Args:
+        model: runs on the device that its parameters are on.
+        batches: minibatches. Of a pair (inputs, targets) the loss is `loss_fn(model(inputs), targets)`; of a
+            mapping, `loss_fn(model(**batch), batch)`. Their tensors are moved to the model's device.
+        loss_fn: returns the mean loss over the minibatch, a scalar.
+        steps: the number of minibatches T; all of them when None. One deviates from an epoch by some percent.
+        init: draw weights with `lwlr_init_` first, as the paper does; else take them as they are.
+        progress: show a progress bar (needs rich).
+        backend: "auto", "triton" or "torch", for the reduction.
+
+    Raises:
+        ValueError: too few minibatches, a loss that is no scalar, a gradient that is not finite, or a model
+            that `lwlr_init_` cannot initialize.
+    """
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps={steps}: at least one minibatch is needed")
+    layers = layers_of(model)
+    if not any(layer.param.requires_grad for layer in layers):
+        raise ValueError("model has no parameter that requires a gradient")
+    device = layers[0].param.device
+    numel = torch.tensor([layer.numel for layer in layers], dtype=torch.float64)
+    reduction = StatisticsPass(layers, backend)
+    # G and the non-finite elements of each layer, and how many minibatches gave it a gradient
+    totals = torch.zeros(3, len(layers), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
+    weight = 1 / numel.to(totals.device).clamp(min=1)
+    taken = 0
+    with _as_it_was(model), torch.enable_grad():
+        if init:
+            lwlr_init_(model)
+        model.train()
+        for batch in _shown(islice(batches, steps), _length(batches, steps), progress):
+            model.zero_grad(set_to_none=True)
+            loss = _loss(model, batch, loss_fn, device)
+            if loss.dim() != 0:
+                raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
+            loss.backward()
+            indices, values = reduction()
+            values = values.to(totals.device, torch.float64)
+            totals[0, indices] += values[:, STATISTICS.index("abs_sum")] * weight[indices]
+            totals[1, indices] += values[:, STATISTICS.index("nonfinite")]
+            totals[2, indices] += 1
+            taken += 1
+    if taken == 0 or (steps is not None and taken < steps):
+        raise ValueError(f"batches ended after {taken} minibatches, but steps={steps} were asked for")
+    gradient, nonfinite, seen = totals.cpu().numpy()
+    bad = [layer.name for layer, count in zip(layers, nonfinite, strict=True) if count]
+    if bad:
+        raise ValueError(f"the gradient of {', '.join(map(repr, bad[:5]))} is not finite: check the loss and the data")
+    kinds = kinds_of(model)
+    return LayerRates.from_gradients(
+        [layer.name for layer in layers],
+        [layer.numel for layer in layers],
+        np.where(seen > 0, gradient, np.nan).tolist(),
+        [kinds[split_name(layer.name)[0]] or "other" for layer in layers],
+        taken,
+    )
+
+
+def _loss(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device) -> Tensor:
+    batch = _to(batch, device)
+    if isinstance(batch, Mapping):
+        return loss_fn(model(**batch), batch)
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return loss_fn(model(batch[0]), batch[1])
+    raise ValueError(f"a minibatch must be a pair (inputs, targets) or a mapping, not {type(batch).__name__}")
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {key: _to(item, device) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_to(item, device) for item in value]
+    return value
+
+
+def _length(batches: Iterable[Any], steps: int | None) -> int | None:
+    return steps if steps is not None or not isinstance(batches, Sized) else len(batches)
+
+
+def _shown(batches: Iterator[Any], total: int | None, progress: bool) -> Iterable[Any]:
+    if not progress:
+        return batches
+    from rich.progress import track
+
+    return track(batches, description="calibrating", total=total)
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Put weights, buffers, gradients, modes and random number generators back, whatever happens inside."""
+    params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    modes = [(module, module.training) for module in model.modules()]
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = sorted({param.device.index for param, _, _ in params if param.device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        with torch.no_grad():
+            for param, value, grad in params:
+                param.copy_(value)
+                param.grad = grad
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer.copy_(value)
+        for module, training in modes:
+            module.training = training

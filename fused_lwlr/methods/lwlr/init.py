@@ -1,0 +1,109 @@
+"""The initialization that LWLR measures gradients at (Algorithm 1, line 3).
+
+Convolution and linear weights are drawn from N(0, std = √(1/fan_out)), which preserves the variance of
+gradients on their way back; scales are 1 and biases 0.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from fused_lwlr.layers import layers_of
+
+Kind = Literal["weight", "scale", "bias", "other"]
+KINDS = ("weight", "scale", "bias", "other")
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+# class and register tokens, position embeddings, relative-position tables
+_ADDED = re.compile(r"token|pos_?emb|position|rel_pos")
+_SCALES = re.compile(r"gamma|scale|ls\d")
+
+
+def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
+    """What each parameter of a model is: a weight, a scale, a bias, "other" (left alone), or None (cannot tell)."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    kinds: dict[str, Kind | None] = {}
+    for module in model.modules():
+        for name, param in module.named_parameters(recurse=False):
+            # a tied parameter is what its first owner makes of it
+            kinds.setdefault(names[id(param)], _kind(module, name, param))
+    return kinds
+
+
+def _kind(module: nn.Module, name: str, param: Tensor) -> Kind | None:
+    if isinstance(module, nn.PReLU):
+        return "other"
+    if name.endswith("bias") or name.startswith("bias") or _ADDED.search(name):
+        return "bias"
+    if isinstance(module, _NORMS) or (param.dim() <= 1 and (name == "weight" or _SCALES.match(name))):
+        return "scale"
+    if param.dim() >= 2 and (name.endswith("weight") or name.startswith("weight")):
+        return "weight"
+    return None
+
+
+def fan_out(module: nn.Module, weight: Tensor) -> int:
+    """Outputs that each input of a weight reaches: out_channels · kernel area ÷ groups, or out_features."""
+    if isinstance(module, _EMBEDDINGS):
+        return weight.shape[1]
+    if isinstance(module, _ConvTransposeNd):
+        return weight.shape[1] * math.prod(weight.shape[2:])
+    groups = module.groups if isinstance(module, _ConvNd) else 1
+    return weight.shape[0] * math.prod(weight.shape[2:]) // groups
+
+
+@torch.no_grad()
+def lwlr_init_(
+    model: nn.Module, *, kinds: Mapping[str, Kind] | None = None, generator: torch.Generator | None = None
+) -> None:
+    """Initialize a model in place as LWLR does before it measures gradients (Algorithm 1, line 3).
+
+    Convolution, linear and embedding weights: N(0, std = √(1/fan_out)), with the fan-out of PyTorch
+    (out_channels · kernel area, groups divided out); a fused query / key / value projection is three layers,
+    each with its own third of the outputs. Scales (of normalizations, LayerScale): 1. Biases, class token,
+    position embedding, relative-position tables: 0. Buffers stay as they are.
+
+    Args:
+        kinds: parameter name -> "weight", "scale", "bias" or "other" (left alone), for parameters that
+            cannot be recognised or are to be treated otherwise.
+        generator: where the draws come from; PyTorch's global one when None.
+
+    Raises:
+        ValueError: a parameter that cannot be recognised, or a wrong entry of `kinds`. Nothing is changed then.
+    """
+    found = {**kinds_of(model), **_checked(model, kinds or {})}
+    unknown = [name for name, kind in found.items() if kind is None]
+    if unknown:
+        raise ValueError(
+            f"cannot tell whether {', '.join(map(repr, unknown))} is a weight, a scale or a bias: pass "
+            f"kinds={{{unknown[0]!r}: 'weight' | 'scale' | 'bias' | 'other'}} to lwlr_init_, or initialize the model "
+            "yourself and calibrate with init=False"
+        )
+    owners = {
+        id(param): module for module in reversed(list(model.modules())) for param in module.parameters(recurse=False)
+    }
+    parameters = dict(model.named_parameters())
+    for name, kind in found.items():
+        if kind in ("scale", "bias"):
+            parameters[name].fill_(1.0 if kind == "scale" else 0.0)
+    for layer in layers_of(model):
+        if found[layer.name.partition("[")[0]] == "weight":
+            weight = layer.of(layer.param)
+            weight.normal_(0.0, fan_out(owners[id(layer.param)], weight) ** -0.5, generator=generator)
+
+
+def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
+    names = {name for name, _ in model.named_parameters()}
+    for name, kind in kinds.items():
+        if name not in names:
+            raise ValueError(f"kinds= names {name!r}, which is no parameter of the model")
+        if kind not in KINDS:
+            raise ValueError(f"kinds={{{name!r}: {kind!r}}} is not one of {', '.join(map(repr, KINDS))}")
+    return kinds

@@ -1,0 +1,139 @@
+"""Layer-wise learning rates: the result of a calibration, to look at, to keep, and to give to an optimizer."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NEGLIGIBLE = 1e-6
+"""Layers whose G is below this fraction of the largest have a gradient of rounding noise."""
+
+
+@dataclass(frozen=True)
+class LayerRate:
+    """One layer: its multiplier `eta`, its size, and G, the mean |gradient| summed over minibatches."""
+
+    name: str
+    eta: float
+    numel: int
+    gradient: float
+    kind: str
+    note: str = ""
+
+
+class LayerRates(Mapping[str, float]):
+    """Layer name -> learning-rate multiplier η, in the order of the model's parameters.
+
+    A mapping, to be passed as `multipliers=` of an optimizer. `layers` holds what is known of each layer.
+    """
+
+    def __init__(self, layers: Sequence[LayerRate], steps: int):
+        self.layers = tuple(layers)
+        self.steps = steps
+        self._eta = {layer.name: layer.eta for layer in self.layers}
+
+    @classmethod
+    def from_gradients(
+        cls, names: Sequence[str], numel: Sequence[int], gradients: Sequence[float], kinds: Sequence[str], steps: int
+    ) -> "LayerRates":
+        """Algorithm 1, lines 9 to 13: η̃ = 1/√G, η = η̃ · Σm / Σ(m η̃), so that Σ(m η) / Σm = 1.
+
+        Layers without a gradient, or with one that is zero but for rounding, get η = 1, stay out of the
+        normalization, and carry a note.
+
+        Args:
+            gradients: G of each layer, summed over `steps` minibatches; NaN for a layer without a gradient.
+
+        Raises:
+            ValueError: no layer has a gradient that differs from zero.
+        """
+        m, g = np.asarray(numel, dtype=np.float64), np.asarray(gradients, dtype=np.float64)
+        measured = np.isfinite(g) & (g > 0) & (g >= NEGLIGIBLE * np.nanmax(np.append(g, 0.0)))
+        if not measured.any():
+            raise ValueError("the gradient of every layer is zero: there is nothing to calibrate from")
+        inverse = 1 / np.sqrt(np.where(measured, g, 1.0))
+        scale = m[measured].sum() / (m * inverse)[measured].sum()
+        eta = np.where(measured, inverse * scale, 1.0)
+        notes = np.where(measured, "", np.where(np.isnan(g), "no gradient", "gradient zero but for rounding"))
+        rows = zip(names, eta.tolist(), numel, np.nan_to_num(g).tolist(), kinds, notes.tolist(), strict=True)
+        return cls([LayerRate(*row) for row in rows], steps)
+
+    def __getitem__(self, name: str) -> float:
+        return self._eta[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._eta)
+
+    def __len__(self) -> int:
+        return len(self._eta)
+
+    @property
+    def unmeasured(self) -> tuple[LayerRate, ...]:
+        """Layers that got η = 1 because they have no gradient, or none to speak of."""
+        return tuple(layer for layer in self.layers if layer.note)
+
+    def __repr__(self) -> str:
+        return f"LayerRates({len(self)} layers, η from {min(self.values()):.3g} to {max(self.values()):.3g})"
+
+    def __str__(self) -> str:
+        width = max(map(len, self._eta), default=5)
+        lines = [f"{'layer':{width}}  {'kind':6}  {'numel':>12}  {'G':>9}  {'η':>8}"]
+        for layer in self.layers:
+            line = f"{layer.name:{width}}  {layer.kind:6}  {layer.numel:12,d}  {layer.gradient:9.2e}  {layer.eta:8.4f}"
+            lines.append(f"{line}  {layer.note}".rstrip())
+        return "\n".join(lines)
+
+    def to_json(self, path: str | Path) -> None:
+        """Write the rates to a file."""
+        content = {"steps": self.steps, "layers": [asdict(layer) for layer in self.layers]}
+        Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> "LayerRates":
+        """Read rates that `to_json` wrote: the same numbers, bit for bit.
+
+        Raises:
+            ValueError: the file is not one that `to_json` wrote.
+        """
+        try:
+            content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls([LayerRate(**layer) for layer in content["layers"]], content["steps"])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} does not hold layer rates: {error!r}") from error
+
+    def plot(self, path: str | Path | None = None, title: str | None = None) -> "Figure":
+        """Draw η against depth: all layers, and beside them the convolution and linear ones alone.
+
+        As in the paper's Figures 4 and 5. Needs matplotlib.
+
+        Args:
+            path: where to save the figure (PNG, PDF or SVG by its suffix), if anywhere.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        weights = [(i, layer) for i, layer in enumerate(self.layers) if layer.kind == "weight"]
+        share = sum(layer.numel for _, layer in weights) / max(1, sum(layer.numel for layer in self.layers))
+        left.plot([layer.eta for layer in self.layers], color="0.75", linewidth=1, label="scales, biases, embeddings")
+        marks = {"linestyle": "none", "marker": "o", "markersize": 3, "color": "C0"}
+        left.plot([i for i, _ in weights], [layer.eta for _, layer in weights], label="convolution, linear", **marks)
+        left.set_xlabel("layer, in order of depth")
+        left.legend(frameon=False, fontsize="small")
+        right.plot([layer.eta for _, layer in weights], color="C0", marker="o", markersize=3, linewidth=1)
+        right.set_xlabel(f"convolution and linear layers ({share:.1%} of parameters)")
+        for axes in (left, right):
+            axes.axhline(1, color="0.5", linewidth=0.8, linestyle=":")
+            axes.set_ylabel("learning-rate multiplier η")
+            axes.spines[["top", "right"]].set_visible(False)
+        if title:
+            figure.suptitle(title)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure

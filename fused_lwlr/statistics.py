@@ -1,0 +1,145 @@
+"""Statistics of every layer's gradient and weight, from one pass over memory."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr import ops
+from fused_lwlr.kernels import STATISTICS, Table
+from fused_lwlr.layers import Layer, named_layers, rows_of
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """Statistics of some layers, on the device until asked for.
+
+    Attributes:
+        names: the layers, as in `layer_statistics`.
+        numel: elements of each.
+        values: float64 of shape [layers, 6], columns Σ|g|, Σg², max|g|, Σw², Σg·w, number of non-finite g.
+    """
+
+    names: tuple[str, ...]
+    numel: tuple[int, ...]
+    values: Tensor
+
+    @property
+    def abs_sum(self) -> Tensor:
+        """Σ|g| of each layer."""
+        return self._column("abs_sum")
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """‖g‖₂ of each layer."""
+        return self._column("sq_sum").sqrt()
+
+    @property
+    def abs_max(self) -> Tensor:
+        """max|g| of each layer."""
+        return self._column("abs_max")
+
+    @property
+    def weight_norm(self) -> Tensor:
+        """‖w‖₂ of each layer."""
+        return self._column("weight_sq_sum").sqrt()
+
+    @property
+    def dot(self) -> Tensor:
+        """⟨g, w⟩ of each layer."""
+        return self._column("dot")
+
+    @property
+    def nonfinite(self) -> Tensor:
+        """How many elements of each layer's gradient are NaN or infinite."""
+        return self._column("nonfinite")
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Layer name -> its numbers by name. One transfer from the device."""
+        names = ("abs_sum", "grad_norm", "abs_max", "weight_norm", "dot", "nonfinite")
+        columns = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
+        return {
+            layer: {"numel": numel, **dict(zip(names, row, strict=True))}
+            for layer, numel, row in zip(self.names, self.numel, columns, strict=True)
+        }
+
+    def __str__(self) -> str:
+        width = max(map(len, self.names), default=5)
+        head = "  ".join(f"{title:>10}" for title in ("numel", "Σ|g|", "‖g‖", "max|g|", "‖w‖", "⟨g,w⟩", "non-finite"))
+        lines = [f"{'layer':{width}}  {head}"]
+        for name, row in self.to_dict().items():
+            numel, *numbers, nonfinite = row.values()
+            cells = "  ".join(f"{number:10.3e}" for number in numbers)
+            lines.append(f"{name:{width}}  {numel:10,d}  {cells}  {nonfinite:10.0f}")
+        return "\n".join(lines)
+
+    def _column(self, name: str) -> Tensor:
+        return self.values[:, STATISTICS.index(name)]
+
+
+class StatisticsPass:
+    """The statistics kernel over some layers, with tables that are kept from call to call."""
+
+    def __init__(self, layers: list[Layer], backend: ops.Backend = "auto"):
+        self._layers = layers
+        self._backend = backend
+        self._key: list[torch.dtype | None] = []
+        self._parts: list[tuple[Table, list[int]]] = []
+
+    def __call__(self) -> tuple[list[int], Tensor]:
+        """Statistics of the layers that have a gradient now.
+
+        Returns:
+            Their indices, and float64 values of shape [len(indices), 6], in the order of `STATISTICS`, on
+            the device of the first. One launch for each device and combination of dtypes.
+        """
+        key = [None if layer.param.grad is None else layer.param.grad.dtype for layer in self._layers]
+        if key != self._key:
+            self._parts, self._key = self._build(), key
+        results = []
+        for table, _ in self._parts:
+            table.columns["grad"] = [param.grad for param in table.columns["param"]]
+            backend = ops.pick(self._backend, table.columns["param"][0].device, table.columns["param"][0].dtype)
+            results.append(backend.statistics(table))
+        indices = [i for _, members in self._parts for i in members]
+        if len(results) == 1:
+            return indices, results[0]
+        order = sorted(range(len(indices)), key=indices.__getitem__)
+        return sorted(indices), torch.cat([r.to(results[0].device, non_blocking=True) for r in results])[order]
+
+    def _build(self) -> list[tuple[Table, list[int]]]:
+        kinds: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
+        for i, layer in enumerate(self._layers):
+            grad = layer.param.grad
+            if grad is None:
+                continue
+            if grad.layout != torch.strided:
+                raise ValueError(f"the gradient of {layer.name!r} is {grad.layout}: pass sparse=False to its layer")
+            kinds.setdefault((layer.param.device, layer.param.dtype, grad.dtype), []).append(i)
+        if not kinds:
+            raise ValueError("no parameter has a gradient: call loss.backward() first")
+        parts = []
+        for members in kinds.values():
+            params, rows = rows_of(self._layers[i] for i in members)
+            parts.append((Table({"param": params, "grad": [p.grad for p in params]}, rows), members))
+        return parts
+
+
+def layer_statistics(
+    source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *, backend: ops.Backend = "auto"
+) -> LayerStatistics:
+    """Σ|g|, ‖g‖, max|g|, ‖w‖, ⟨g, w⟩ and the number of non-finite g of every layer, from one pass over memory.
+
+    Args:
+        source: a model, or named tensors (pairs or a mapping); g is a tensor's `.grad`, and tensors without
+            one are left out. Of a model, fused query / key / value projections are three layers each.
+        backend: "auto", "triton" or "torch", as for the optimizers.
+
+    Raises:
+        ValueError: no tensor has a gradient, or one has a sparse gradient.
+    """
+    layers = named_layers(source)
+    indices, values = StatisticsPass(layers, backend)()
+    chosen = [layers[i] for i in indices]
+    return LayerStatistics(tuple(layer.name for layer in chosen), tuple(layer.numel for layer in chosen), values)
