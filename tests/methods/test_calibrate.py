@@ -1,0 +1,243 @@
+"""Algorithm 1 against a direct transcription in float64, and what calibration leaves behind: nothing."""
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fused_lwlr
+
+
+class Net(nn.Module):
+    """Convolution, BatchNorm with running statistics, dropout, a fused projection, a frozen and an unused layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.qkv = nn.Linear(6, 18)
+        self.frozen = nn.Linear(6, 6)
+        self.unused = nn.Linear(3, 3)
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(6, 4)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.norm(self.conv(x)).relu().mean((2, 3))
+        q, k, v = self.qkv(x).chunk(3, dim=1)
+        x = torch.softmax(q * k, dim=1) * v + self.frozen(x)
+        return self.head(self.drop(x))
+
+
+def data(steps, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(8, 1, 5, 5, generator=generator, dtype=dtype), torch.randint(0, 4, (8,), generator=generator))
+        for _ in range(steps)
+    ]
+
+
+def algorithm_1(model, batches, slices):
+    """Lines 4 to 13, literally: one loop over minibatches, one over layers, in Python floats."""
+    params = dict(model.named_parameters())
+    gradient = dict.fromkeys(slices, 0.0)
+    numel = {}
+    for x, y in batches:
+        loss = cross_entropy(model(x), y)
+        used = [name for name, p in params.items() if p.requires_grad and not name.startswith("unused")]
+        grads = dict(zip(used, torch.autograd.grad(loss, [params[name] for name in used]), strict=True))
+        for layer, (name, start, stop) in slices.items():
+            values = grads[name][start:stop].flatten().tolist()
+            numel[layer] = len(values)
+            gradient[layer] += sum(abs(v) for v in values) / len(values)
+    tilde = {layer: gradient[layer] ** -0.5 for layer in slices}
+    mean = sum(numel[layer] * tilde[layer] for layer in slices) / sum(numel.values())
+    return {layer: tilde[layer] / mean for layer in slices}
+
+
+def slices_of(rates):
+    """Measured layers by name: parameter and range."""
+    result = {}
+    for layer in rates.layers:
+        if not layer.note:
+            name, _, span = layer.name.partition("[")
+            start, stop = map(int, span.rstrip("]").split(":")) if span else (0, None)
+            result[layer.name] = (name, start, stop)
+    return result
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_algorithm_1(steps):
+    torch.manual_seed(0)
+    model = Net().double()
+    model.drop.p = 0.0
+    batches = data(steps, torch.float64)
+    rates = fused_lwlr.calibrate(model, batches, cross_entropy, init=False)
+    expected = algorithm_1(model, batches, slices_of(rates))
+    # query, key and value apart; not the bias that BatchNorm cancels, nor what has no gradient
+    assert len(expected) == 11
+    assert {name: rates[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_backends_agree_and_average_to_one(backend, device):
+    torch.manual_seed(0)
+    model = Net().to(device)
+    rates = fused_lwlr.calibrate(model, data(3), cross_entropy, init=False, backend=backend)
+    reference = fused_lwlr.calibrate(Net().to(device), data(3), cross_entropy, init=False, backend="torch")
+    assert list(rates) == list(reference)
+    numel = np.array([layer.numel for layer in rates.layers])
+    assert (numel * list(rates.values())).sum() / numel.sum() == pytest.approx(1, abs=1e-12)
+    torch.manual_seed(0)
+    again = fused_lwlr.calibrate(Net().to(device), data(3), cross_entropy, init=False, backend="torch")
+    assert dict(rates) == pytest.approx(dict(again), rel=1e-5)
+
+
+def test_signs_do_not_cancel():
+    """Two minibatches with opposite gradients count twice, not zero times."""
+    model = nn.Sequential(nn.Linear(3, 1, bias=False), nn.Linear(1, 1))
+    x = torch.randn(4, 3)
+    loss = lambda out, sign: (out * sign).mean()  # noqa: E731
+    once = fused_lwlr.calibrate(model, [(x, torch.ones(()))], loss, init=False)
+    both = fused_lwlr.calibrate(model, [(x, torch.ones(())), (x, -torch.ones(()))], loss, init=False)
+    assert [b.gradient for b in both.layers] == pytest.approx([2 * o.gradient for o in once.layers])
+
+
+def test_layers_without_a_measurable_gradient():
+    rates = fused_lwlr.calibrate(Net(), data(2), cross_entropy)
+    notes = {layer.name: (layer.eta, layer.note) for layer in rates.unmeasured}
+    absent = ("frozen.weight", "frozen.bias", "unused.weight", "unused.bias")
+    # BatchNorm cancels the bias before it
+    assert notes == {"conv.bias": (1.0, "gradient zero but for rounding"), **dict.fromkeys(absent, (1.0, "no gradient"))}
+
+
+def test_key_bias_under_softmax_stays_out():
+    """Softmax does not see a shift that all keys share: that bias has a gradient of rounding noise only."""
+    torch.manual_seed(0)
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=False)[0].mean(1)
+
+    batches = [(torch.randn(4, 6, 8), torch.randint(0, 8, (4,)))]
+    rates = fused_lwlr.calibrate(Attention(), batches, cross_entropy)
+    assert [layer.name for layer in rates.unmeasured] == ["attention.in_proj_bias[8:16]"]
+    assert rates["attention.in_proj_bias[8:16]"] == 1.0
+
+
+def snapshot(model):
+    return (
+        {name: value.clone() for name, value in model.state_dict().items()},
+        [(p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()],
+        [module.training for module in model.modules()],
+        (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
+    )
+
+
+def assert_unchanged(model, before):
+    state, grads, modes, (torch_rng, python_rng, numpy_rng) = before
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    for param, (grad, value) in zip(model.parameters(), grads, strict=True):
+        assert param.grad is grad
+        assert grad is None or torch.equal(grad, value)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), torch_rng)
+    assert random.getstate() == python_rng
+    assert np.random.get_state()[1].tolist() == numpy_rng
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("init", [False, True])
+def test_model_and_generators_are_as_before(init, fails):
+    torch.manual_seed(1)
+    model = Net().eval()
+    model.norm.train()
+    for _ in range(2):
+        model(torch.randn(4, 1, 5, 5))
+    model.head.weight.grad = torch.randn(4, 6)
+    before = snapshot(model)
+
+    def batches():
+        for x, y in data(3):
+            random.random()
+            np.random.rand()
+            yield torch.randn_like(x), y
+        if fails:
+            raise KeyboardInterrupt
+
+    if fails:
+        with pytest.raises(KeyboardInterrupt):
+            fused_lwlr.calibrate(model, batches(), cross_entropy, init=init)
+    else:
+        fused_lwlr.calibrate(model, batches(), cross_entropy, init=init)
+    assert_unchanged(model, before)
+
+
+def test_one_transfer_to_the_host():
+    """No element is read on the host while gradients are accumulated."""
+    calls = Counter()
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls[str(func)] += 1
+            return func(*args, **(kwargs or {}))
+
+    with Count():
+        fused_lwlr.calibrate(Net(), data(3), cross_entropy, init=False)
+    assert calls["aten.abs.default"] > 0
+    assert calls["aten._local_scalar_dense.default"] == 0
+
+
+def test_mapping_batches_generators_and_no_grad():
+    class Keyed(nn.Linear):
+        def forward(self, x, y):
+            return {"loss": cross_entropy(super().forward(x), y)}
+
+    model = Keyed(3, 4)
+    batches = [{"x": torch.randn(5, 3), "y": torch.randint(0, 4, (5,))} for _ in range(3)]
+    with torch.no_grad():
+        keyed = fused_lwlr.calibrate(model, iter(batches), lambda out, batch: out["loss"], init=False, steps=2)
+        plain = nn.Linear(3, 4)
+        plain.load_state_dict(model.state_dict())
+        pairs = fused_lwlr.calibrate(plain, [(b["x"], b["y"]) for b in batches[:2]], cross_entropy, init=False)
+    assert dict(keyed) == dict(pairs)
+
+
+@pytest.mark.parametrize(
+    ("batches", "loss_fn", "options", "message"),
+    [
+        (data(2), cross_entropy, {"steps": 3}, "ended after 2 minibatches, but steps=3"),
+        ([], cross_entropy, {}, "ended after 0"),
+        (data(2), cross_entropy, {"steps": 0}, "steps=0"),
+        ([torch.randn(2, 1, 5, 5)], cross_entropy, {}, "pair"),
+        (data(1), lambda out, y: cross_entropy(out, y, reduction="none"), {}, "scalar"),
+        (data(1), lambda out, y: cross_entropy(out, y) * float("nan"), {}, r"'conv\.weight'.* not finite"),
+        (data(1), lambda out, y: (out * 0).sum(), {}, "every layer is zero"),
+        (data(1), cross_entropy, {"backend": "gpu"}, "backend='gpu'"),
+    ],
+)
+def test_refused(batches, loss_fn, options, message):
+    with pytest.raises(ValueError, match=message):
+        fused_lwlr.calibrate(Net(), batches, loss_fn, **options)
+
+
+def test_rates_drive_an_optimizer():
+    model = Net()
+    rates = fused_lwlr.calibrate(model, data(2), cross_entropy)
+    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.5, multipliers=rates)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    cross_entropy(model(data(1)[0][0]), data(1)[0][1]).backward()
+    optimizer.step()
+    for layer, (name, start, stop) in slices_of(rates).items():
+        param = dict(model.named_parameters())[name]
+        moved = (before[name] - param.detach())[start:stop]
+        torch.testing.assert_close(moved, 0.5 * rates[layer] * param.grad[start:stop], rtol=1e-4, atol=1e-7)

@@ -1,0 +1,118 @@
+"""LWLR's initialization: standard deviations from the fan-out, ones and zeros."""
+
+import pytest
+import torch
+from torch import nn
+
+from fused_lwlr import lwlr_init_
+
+
+class Block(nn.Module):
+    """Parameters that belong to no standard module."""
+
+    def __init__(self):
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.randn(1, 1, 8))
+        self.pos_embed = nn.Parameter(torch.randn(1, 5, 8))
+        self.relative_position_bias_table = nn.Parameter(torch.randn(9, 2))
+        self.gamma = nn.Parameter(torch.randn(8))
+        self.norm = nn.LayerNorm(8)
+        self.act = nn.PReLU()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "fan_out"),
+    [
+        (nn.Linear(300, 200), "weight", 200),
+        (nn.Conv2d(32, 64, 3), "weight", 64 * 9),
+        (nn.Conv2d(32, 64, 3, groups=4), "weight", 16 * 9),
+        (nn.Conv2d(512, 512, 7, groups=512), "weight", 49),
+        (nn.Conv1d(32, 64, 5), "weight", 64 * 5),
+        (nn.ConvTranspose2d(32, 64, 3, groups=2), "weight", 32 * 9),
+        (nn.Embedding(500, 40), "weight", 40),
+        (nn.MultiheadAttention(96, 4), "in_proj_weight", 96),
+        (nn.MultiheadAttention(96, 4), "out_proj.weight", 96),
+        (nn.Sequential(nn.Sequential()).append(nn.Linear(10, 9)), "1.weight", 9),
+    ],
+)
+def test_standard_deviation_is_one_over_root_fan_out(module, name, fan_out):
+    torch.manual_seed(0)
+    lwlr_init_(module)
+    weight = module.get_parameter(name).detach()
+    # the standard error of a standard deviation is 1 / √(2n)
+    tolerance = 5 / (2 * weight.numel()) ** 0.5
+    assert weight.std().item() * fan_out**0.5 == pytest.approx(1, abs=tolerance)
+    assert abs(weight.mean().item()) * fan_out**0.5 < 5 / weight.numel() ** 0.5
+
+
+def test_each_third_of_a_fused_projection_is_a_layer():
+    """As three separate layers would be drawn: std √(1/96), not √(1/288)."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(96, 288)
+
+    torch.manual_seed(0)
+    attention = Attention()
+    lwlr_init_(attention)
+    for third in attention.qkv.weight.detach().chunk(3):
+        assert third.std().item() * 96**0.5 == pytest.approx(1, abs=0.04)
+
+
+def test_ones_and_zeros():
+    model = nn.ModuleList([Block(), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(2, 8), nn.RMSNorm(8)])
+    for p in model.parameters():
+        nn.init.normal_(p)
+    model[2].running_mean.fill_(3.0)
+    lwlr_init_(model)
+    ones = ["0.gamma", "0.norm.weight", "2.weight", "3.weight", "4.weight"]
+    zeros = [
+        "0.cls_token", "0.pos_embed", "0.relative_position_bias_table", "0.norm.bias", "1.bias", "2.bias", "3.bias",
+    ]  # fmt: skip
+    for name, param in model.named_parameters():
+        if name in ones + zeros:
+            assert (param == float(name in ones)).all(), name
+        else:
+            assert name in ("0.act.weight", "1.weight")
+    assert set(ones + zeros) < {name for name, _ in model.named_parameters()}
+    assert (model[2].running_mean == 3).all()
+
+
+def test_prelu_slope_is_left_alone():
+    slope = nn.PReLU(init=0.3)
+    lwlr_init_(slope)
+    assert slope.weight.item() == pytest.approx(0.3)
+
+
+def test_generator_and_kinds():
+    class Custom(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Parameter(torch.full((50, 40), 7.0))
+
+    first, second = Custom(), Custom()
+    for model in (first, second):
+        lwlr_init_(model, kinds={"mix": "weight"}, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(first.mix, second.mix)
+    assert first.mix.std().item() == pytest.approx(50**-0.5, rel=0.1)
+    lwlr_init_(first, kinds={"mix": "other"})
+    assert torch.equal(first.mix, second.mix)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        (None, "cannot tell whether 'mix' is a weight"),
+        ({"mox": "weight"}, "'mox', which is no parameter"),
+        ({"mix": "wait"}, "'wait'"),
+    ],
+)
+def test_refused_with_nothing_changed(kinds, message):
+    model = nn.Module()
+    model.linear = nn.Linear(4, 4)
+    model.mix = nn.Parameter(torch.ones(5, 5))
+    before = model.linear.weight.detach().clone()
+    with pytest.raises(ValueError, match=message):
+        lwlr_init_(model, kinds=kinds)
+    assert torch.equal(model.linear.weight, before)
