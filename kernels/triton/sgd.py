@@ -46,7 +46,8 @@ def _sgd_tile(
 def sgd_kernel(
     addresses, floats, tiles, tile_count, rows, W: tl.constexpr, G: tl.constexpr, B: tl.constexpr, BLOCK: tl.constexpr
 ):
-    for tile in range(tl.program_id(0), tile_count, tl.num_programs(0)):
+    tile = tl.program_id(0)
+    while tile < tile_count:
         row = tl.load(tiles + 2 * tile)
         start = tl.load(tiles + 2 * tile + 1).to(tl.int64) * BLOCK
         w_at = tl.load(addresses + row)
@@ -60,6 +61,7 @@ def sgd_kernel(
             _sgd_tile(w_at, g_at, b_at, offs, numel, rate, hyper, W, G, B, True)
         else:
             _sgd_tile(w_at, g_at, b_at, offs, numel, rate, hyper, W, G, B, False)
+        tile += tl.num_programs(0)
 
 
 def sgd(table: Table, hyper: Sequence[SGDHyper]) -> None:

@@ -46,20 +46,24 @@ def _accumulate(
 @triton.jit
 def _sum_slots(partials, first, count, SLOTS: tl.constexpr):
     total = tl.zeros([SLOTS], tl.float64)
-    for slot in range(0, count, SLOTS):
+    slot = 0
+    while slot < count:
         offs = slot + tl.arange(0, SLOTS)
         # .cg: written by other programs, so not from this one's L1
         total += tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg").to(tl.float64)
+        slot += SLOTS
     return tl.sum(total, axis=0)
 
 
 @triton.jit
 def _max_slots(partials, first, count, SLOTS: tl.constexpr):
     largest = tl.zeros([SLOTS], tl.float32)
-    for slot in range(0, count, SLOTS):
+    slot = 0
+    while slot < count:
         offs = slot + tl.arange(0, SLOTS)
         values = tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg")
         largest = tl.maximum(largest, values)
+        slot += SLOTS
     return tl.max(largest, axis=0).to(tl.float64)
 
 
@@ -68,7 +72,8 @@ def statistics_kernel(
     addresses, floats, tiles, tile_count, rows, partials, arrivals, out,
     W: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    for tile in range(tl.program_id(0), tile_count, tl.num_programs(0)):
+    tile = tl.program_id(0)
+    while tile < tile_count:
         row = tl.load(tiles + 2 * tile)
         index = tl.load(tiles + 2 * tile + 1)
         w_at = tl.load(addresses + row)
@@ -78,7 +83,8 @@ def statistics_kernel(
         stop = tl.minimum(start + BLOCK * PASSES, numel)
         zero = tl.zeros([BLOCK], tl.float32)
         abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = zero, zero, zero, zero, zero, zero
-        for begin in range(start, stop, BLOCK):
+        begin = start
+        while begin < stop:
             offs = begin + tl.arange(0, BLOCK)
             if (begin + BLOCK <= numel) & ((w_at | g_at) % ALIGNMENT == 0):
                 abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = _accumulate(
@@ -88,6 +94,7 @@ def statistics_kernel(
                 abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = _accumulate(
                     w_at, g_at, offs, numel, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite, W, G, False
                 )
+            begin += BLOCK
         tl.store(partials + tile, tl.sum(abs_sum, axis=0))
         tl.store(partials + tile_count + tile, tl.sum(sq_sum, axis=0))
         tl.store(partials + 2 * tile_count + tile, tl.max(abs_max, axis=0))
@@ -110,6 +117,7 @@ def statistics_kernel(
             tl.store(result + 3, _sum_slots(partials + 3 * tile_count, first, count, SLOTS))
             tl.store(result + 4, _sum_slots(partials + 4 * tile_count, first, count, SLOTS))
             tl.store(result + 5, _sum_slots(partials + 5 * tile_count, first, count, SLOTS))
+        tile += tl.num_programs(0)
 
 
 def statistics(table: Table) -> Tensor:

@@ -113,7 +113,10 @@ def test_layers_without_a_measurable_gradient():
     notes = {layer.name: (layer.eta, layer.note) for layer in rates.unmeasured}
     absent = ("frozen.weight", "frozen.bias", "unused.weight", "unused.bias")
     # BatchNorm cancels the bias before it
-    assert notes == {"conv.bias": (1.0, "gradient zero but for rounding"), **dict.fromkeys(absent, (1.0, "no gradient"))}
+    assert notes == {
+        "conv.bias": (1.0, "gradient zero but for rounding"),
+        **dict.fromkeys(absent, (1.0, "no gradient")),
+    }
 
 
 def test_key_bias_under_softmax_stays_out():

@@ -136,14 +136,14 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         for name, buffer in module.named_buffers(recurse=False)
     ]
     modes = [(module, module.training) for module in model.modules()]
-    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     devices = sorted({param.device.index for param, _, _ in params if param.device.type == "cuda"})
     try:
         with torch.random.fork_rng(devices):
             yield
     finally:
         random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
+        np.random.set_state(numpy_state)
         with torch.no_grad():
             for param, value, grad in params:
                 param.copy_(value)
