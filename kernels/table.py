@@ -57,8 +57,13 @@ def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a complex tensor as pairs of reals that share its memory."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    """The tensor itself, or a complex tensor as pairs of reals: of its own memory, unless it is a lazy conjugate."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def lazy(tensors: Sequence[Tensor]) -> list[bool]:
+    """Which tensors of a column hold the conjugate or the negative of their values in memory."""
+    return list(map(Tensor.is_conj if tensors[0].is_complex() else Tensor.is_neg, tensors))
 
 
 def identity(tensors: Sequence[Tensor | None]) -> tuple[list[object], ...]:

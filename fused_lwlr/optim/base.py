@@ -31,13 +31,20 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _start(self, backend: Backend, fused: bool | None) -> None:
         check_backend(backend)
-        if fused is not None and fused != (backend != "torch"):
-            raise ValueError(f"fused={fused} contradicts backend={backend!r}: choose by backend= and leave fused=None")
         self.backend: Backend = backend
+        self._check_fused(fused)
         self._plan: Plan | None = None
+
+    def _check_fused(self, fused: bool | None) -> None:
+        if fused is not None and fused != (self.backend != "torch"):
+            raise ValueError(
+                f"fused={fused} contradicts backend={self.backend!r}: choose by backend= and leave fused=None"
+            )
 
     def _set_multipliers(self, multipliers: Mapping[str, float] | None) -> None:
         if multipliers is not None:
+            if any(group["multipliers"] is not None for group in self.param_groups):
+                raise ValueError("multipliers= is given twice: to the optimizer, and in a param group")
             for group, entries in zip(
                 self.param_groups, multiplier.resolve(multipliers, self.param_groups), strict=True
             ):
@@ -56,6 +63,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for name, why in UNSUPPORTED.items():
             if options.get(name):
                 raise ValueError(f"{name}={options[name]} is not supported: {why}")
+        self._check_fused(options.get("fused"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:

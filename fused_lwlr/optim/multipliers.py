@@ -61,12 +61,19 @@ def check(entries: Any, params: Sequence[Tensor]) -> None:
             f"the group's 'multipliers' must be None or a list of {len(params)} entries, not {entries!r:.80}"
         )
     for i, (entry, param) in enumerate(zip(entries, params, strict=True)):
+        name = f"parameter {i}"
         if isinstance(entry, list):
-            _check_slices(
-                f"parameter {i}", param, [(start, stop, _checked(f"parameter {i}", eta)) for start, stop, eta in entry]
-            )
+            if not entry or not all(map(_is_slice, entry)):
+                raise ValueError(
+                    f"the multipliers of {name!r} must be (start, stop, number) for each slice, not {entry!r:.80}"
+                )
+            _check_slices(name, param, [(start, stop, _checked(name, eta)) for start, stop, eta in entry])
         else:
-            _checked(f"parameter {i}", entry)
+            _checked(name, entry)
+
+
+def _is_slice(entry: Any) -> bool:
+    return isinstance(entry, (tuple, list)) and len(entry) == 3 and all(isinstance(end, int) for end in entry[:2])
 
 
 def rows(tensor: int, param: Tensor, entry: Entry) -> list[Row]:

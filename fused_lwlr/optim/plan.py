@@ -54,6 +54,8 @@ class Plan:
         self._params = live.params
         self.group = live.group
         self._facts = _facts(optimizer, live)
+        for group in optimizer.param_groups:
+            multipliers.check(group["multipliers"], group["params"])
         labels = [_label(optimizer.param_groups[g], at) for g, at in zip(live.group, live.position, strict=True)]
         for label, param, grad in zip(labels, live.params, live.grads, strict=True):
             _validate(type(optimizer).__name__, label, param, grad)
@@ -77,6 +79,8 @@ class Plan:
             part.table.columns["grad"] = grads if whole else [grads[i] for i in part.members]
             part.table.hyper_row = rows if whole else [rows[i] for i in part.members]
             getattr(part.backend, optimizer.operation)(part.table, hyper)
+            # a gradient that is held here would outlive zero_grad()
+            part.table.columns["grad"] = []
         self.steps += 1
         if self._unstored:
             self._store(optimizer)
@@ -108,6 +112,11 @@ class Plan:
                         f"state {name!r} of parameter {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
                         f"parameter is {tuple(param.shape)} on {param.device}: load a state dict of this model"
                     )
+                if tensor is not None and not _same_width(tensor, param):
+                    raise ValueError(
+                        f"state {name!r} of parameter {label} is {tensor.dtype}, but the parameter is {param.dtype}: "
+                        "optimizer.load_state_dict(optimizer.state_dict()) converts the state"
+                    )
                 column.append(tensor)
         self.fresh = np.array(fresh)
         self._stored: dict[str, list[Tensor | None]] = dict(self._columns)
@@ -119,10 +128,11 @@ class Plan:
 
     def _store(self, optimizer: "FusedOptimizer") -> None:
         for i, param in enumerate(self._params):
-            optimizer.state[param].update(
-                {name: tensors[i] for name, tensors in self._stored.items() if tensors[i] is not None}
-            )
-        self._states = [optimizer.state[param] for param in self._params]
+            entries = {name: tensors[i] for name, tensors in self._stored.items() if tensors[i] is not None}
+            # without momentum SGD has none, and makes no entry in optimizer.state
+            if entries:
+                optimizer.state[param].update(entries)
+        self._states = [optimizer.state.get(param, {}) for param in self._params]
         self._stored = {name: [s.get(name) for s in self._states] for name in self._stored}
         self._all_states = list(optimizer.state.values())
         self.fresh = np.zeros_like(self.fresh)
@@ -152,6 +162,7 @@ def _facts(optimizer: "FusedOptimizer", live: Live) -> tuple[Any, ...]:
         [(optimizer.state_columns(group), deepcopy(group["multipliers"])) for group in optimizer.param_groups],
         [param.dtype for param in live.params],
         [grad.dtype for grad in live.grads],
+        [grad.layout for grad in live.grads],
         identity(live.params),
     )
 
@@ -159,6 +170,12 @@ def _facts(optimizer: "FusedOptimizer", live: Live) -> tuple[Any, ...]:
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects (tensors must not be compared by value here)."""
     return len(a) == len(b) and all(map(is_, a, b))
+
+
+def _same_width(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors go into one computation: both complex or neither, both double precision or neither."""
+    double = (torch.float64, torch.complex128)
+    return a.is_complex() == b.is_complex() and (a.dtype in double) == (b.dtype in double)
 
 
 def _label(group: dict[str, Any], position: int) -> str:
@@ -177,6 +194,12 @@ def _validate(optimizer: str, label: str, param: Tensor, grad: Tensor) -> None:
         raise RuntimeError(
             f"the gradient of parameter {label} is {tuple(grad.shape)} on {grad.device}, "
             f"but the parameter is {tuple(param.shape)} on {param.device}"
+        )
+    if not _same_width(grad, param):
+        raise RuntimeError(f"the gradient of parameter {label} is {grad.dtype}, but the parameter is {param.dtype}")
+    if param.is_conj() or param.is_neg():
+        raise RuntimeError(
+            f"parameter {label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"
         )
     if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
         raise RuntimeError(

@@ -24,7 +24,7 @@ WARPS = 4
 @triton.jit
 def _adamw_tile(
     w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper,
-    W: tl.constexpr, G: tl.constexpr, S: tl.constexpr, U: tl.constexpr, FULL: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, M: tl.constexpr, V: tl.constexpr, U: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     rate = tl.load(hyper) * multiplier
     decay = tl.load(hyper + 1) * multiplier
@@ -36,8 +36,8 @@ def _adamw_tile(
     eps = tl.load(hyper + 7)
     w = load(w_at, offs, numel, W, FULL)
     g = load(g_at, offs, numel, G, FULL) * sign
-    m = load(m_at, offs, numel, S, FULL)
-    v = load(v_at, offs, numel, S, FULL)
+    m = load(m_at, offs, numel, M, FULL)
+    v = load(v_at, offs, numel, V, FULL)
     u = load(u_at, offs, numel, U, FULL)
     w = tl.where(decay != 0, w * (1 - decay), w)
     # the form of lerp that rounds less on either side of 1/2, as torch.lerp chooses
@@ -47,17 +47,18 @@ def _adamw_tile(
     second = tl.where(u_at != 0, u, v)
     denom = tl.div_rn(tl.sqrt_rn(second), correction2) + eps
     store(w_at, offs, numel, w - tl.div_rn(rate * m, denom), W, FULL)
-    store(m_at, offs, numel, m, S, FULL)
-    store(v_at, offs, numel, v, S, FULL)
+    store(m_at, offs, numel, m, M, FULL)
+    store(v_at, offs, numel, v, V, FULL)
     store(u_at, offs, numel, u, U, FULL)
 
 
 @triton.jit(do_not_specialize=["tile_count", "rows"])
 def adamw_kernel(
     addresses, floats, tiles, tile_count, rows,
-    W: tl.constexpr, G: tl.constexpr, S: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr,
+    W: tl.constexpr, G: tl.constexpr, M: tl.constexpr, V: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    for tile in range(tl.program_id(0), tile_count, tl.num_programs(0)):
+    tile = tl.program_id(0)
+    while tile < tile_count:
         row = tl.load(tiles + 2 * tile)
         start = tl.load(tiles + 2 * tile + 1).to(tl.int64) * BLOCK
         w_at = tl.load(addresses + row)
@@ -70,9 +71,10 @@ def adamw_kernel(
         multiplier = tl.load(floats + row)
         offs = start + tl.arange(0, BLOCK)
         if (start + BLOCK <= numel) & ((w_at | g_at | m_at | v_at | u_at) % ALIGNMENT == 0):
-            _adamw_tile(w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper, W, G, S, U, True)
+            _adamw_tile(w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper, W, G, M, V, U, True)
         else:
-            _adamw_tile(w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper, W, G, S, U, False)
+            _adamw_tile(w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper, W, G, M, V, U, False)
+        tile += tl.num_programs(0)
 
 
 def adamw(table: Table, hyper: Sequence[AdamWHyper]) -> None:
@@ -100,7 +102,8 @@ def adamw(table: Table, hyper: Sequence[AdamWHyper]) -> None:
         passes=("grad", *2 * ("param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
         W=dtype_of(table, "param"),
         G=dtype_of(table, "grad"),
-        S=dtype_of(table, "exp_avg"),
+        M=dtype_of(table, "exp_avg"),
+        V=dtype_of(table, "exp_avg_sq"),
         U=dtype_of(table, "max_exp_avg_sq"),
         BLOCK=BLOCK,
         num_warps=WARPS,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels.table import Row, Table, identity, real
+from fused_lwlr.kernels.table import Row, Table, identity, lazy, real
 from fused_lwlr.kernels.triton.layout import stand_in, walk
 
 
@@ -48,7 +48,7 @@ class Image:
         self.addresses = self.buffer[:integers]
         self.floats = self.buffer[integers:].view(torch.float32)
         self._seen: dict[str, object] = {}
-        self._seen_hyper_row: object = None
+        self._seen_hyper_row: list[int] | None = None
         self._scratch: dict[str, dict[int, Tensor]] = {}
         self._tiles: dict[int, Tensor] = {}
         self.workspace: tuple[Tensor, ...] | None = None
@@ -57,8 +57,8 @@ class Image:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
         refreshed = [self._refresh_column(i, name, table) for i, name in enumerate(self.columns)]
         changed = any(refreshed)
-        if table.hyper_row is not self._seen_hyper_row:
-            self._seen_hyper_row = table.hyper_row
+        if table.hyper_row != self._seen_hyper_row:
+            self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
         changed |= _assign(self._hyper, np.asarray(hyper, dtype=np.float32).ravel())
         if changed:
@@ -84,7 +84,8 @@ class Image:
 
     def _refresh_column(self, column: int, name: str, table: Table) -> bool:
         tensors = table.columns[name]
-        seen = identity(tensors)
+        # only gradients come as lazy conjugates or negatives
+        seen = (*identity(tensors), lazy(tensors) if name == "grad" else None)
         changed = self._seen.get(name) != seen
         if changed:
             found = {i: stand_in(t, self._strides[i]) for i, t in enumerate(tensors) if t is not None}
@@ -102,7 +103,7 @@ class Image:
 
 def image_of(table: Table, columns: Sequence[str], hyper: Sequence[Sequence[float]] = ()) -> Image:
     """The table's image, made on the first call and brought up to date on every one."""
-    if table.image is None or table.image.hyper_rows != len(hyper):
+    if table.image is None or (table.image.columns, table.image.hyper_rows) != (tuple(columns), len(hyper)):
         table.image = Image(table, columns, len(hyper), len(hyper[0]) if hyper else 0)
     image: Image = table.image
     image.refresh(table, hyper)

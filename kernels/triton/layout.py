@@ -32,10 +32,11 @@ def walk(param: Tensor, split: bool) -> Strides:
 
 
 def stand_in(tensor: Tensor, strides: Strides) -> Tensor | None:
-    """None if the tensor already has these strides (where they matter), else an empty one that has."""
+    """None if a kernel can walk the tensor with these strides as it is, else an empty one that it can."""
+    plain = not (tensor.is_conj() or tensor.is_neg())
     tensor = real(tensor)
     agree = all(a == b or size == 1 for size, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))
-    if agree or tensor.numel() == 0:
+    if (agree and plain) or tensor.numel() == 0:
         return None
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
 

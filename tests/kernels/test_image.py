@@ -1,0 +1,138 @@
+"""The device image of a table: tiles of huge tensors, stale addresses, and what is uploaded when."""
+
+import numpy as np
+import pytest
+import torch
+from tables import ADAMW, HYPER, agree, make, uniform
+
+from fused_lwlr.kernels import Row, SGDHyper, triton
+from fused_lwlr.kernels.triton.image import image_of, tile_list
+
+BLOCK = 1024
+
+
+@pytest.mark.parametrize("numel", [[2**31 + 5], [10**9], [7, 2**31 + 5, 0, 10**9], [2**31, 1], [2**33]])
+@pytest.mark.parametrize("block", [BLOCK, 16 * BLOCK])
+def test_tiles_of_huge_tensors(numel, block):
+    tiles = tile_list(np.array(numel, dtype=np.int64), block)
+    assert tiles.dtype == np.int32
+    assert (np.diff(tiles[:, 0]) >= 0).all()
+    for row, size in enumerate(numel):
+        index = tiles[tiles[:, 0] == row, 1].astype(np.int64)
+        # consecutive from 0, and the last one is the first to reach the end: covered exactly once
+        assert (index == np.arange(len(index))).all()
+        assert len(index) * block >= size > (len(index) - 1) * block or size == len(index) == 0
+
+
+@pytest.mark.parametrize("numel", [[0], [0, 0, 5], [BLOCK, 0, BLOCK + 1], []])
+def test_tiles_of_empty_rows(numel):
+    sizes = np.array(numel, dtype=np.int64)
+    assert len(tile_list(sizes, BLOCK)) == sum(-(-n // BLOCK) for n in numel)
+    at_least_one = tile_list(sizes, BLOCK, at_least_one=True)
+    assert set(at_least_one[:, 0]) == set(range(len(numel)))
+
+
+@pytest.mark.gpu
+def test_beyond_int32_offsets(device):
+    table = make("sgd", [(1,)], torch.float32, device, absent=lambda name, _: name == "momentum_buffer")
+    numel = 2**31 + 5
+    table.columns["param"] = [torch.zeros(numel, dtype=torch.bfloat16, device=device)]
+    table.columns["grad"] = [torch.ones(1, dtype=torch.bfloat16, device=device).repeat(numel)]
+    triton.sgd(table, [SGDHyper(lr=0.5)])
+    assert (table.columns["param"][0][-2048:] == -0.5).all()
+    assert (table.columns["param"][0][:2048] == -0.5).all()
+    assert triton.statistics(table)[0, 0] == numel
+
+
+@pytest.fixture
+def uploads(monkeypatch):
+    """A function that says how often an image has been uploaded since it was last asked."""
+    count = 0
+    original = torch.Tensor.copy_
+
+    def copy_(self, source, non_blocking=False):
+        nonlocal count
+        count += self.dtype == torch.int64
+        return original(self, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+
+    def since():
+        nonlocal count
+        count, last = 0, count
+        return last
+
+    return since
+
+
+def test_uploaded_only_when_something_changed(uploads, device):
+    table = make("sgd", [(5,), (7, 3)], torch.float32, device)
+    hyper = [SGDHyper(lr=0.1, momentum=0.9)]
+    for _ in range(3):
+        triton.sgd(table, hyper)
+    assert uploads() == 1
+    for tensor in table.columns["grad"]:
+        tensor.mul_(2)
+    triton.sgd(table, [SGDHyper(lr=0.1, momentum=0.9)])
+    assert uploads() == 0
+    triton.sgd(table, [SGDHyper(lr=0.2, momentum=0.9)])
+    assert uploads() == 1
+    table.columns["grad"] = [tensor.clone() for tensor in table.columns["grad"]]
+    triton.sgd(table, [SGDHyper(lr=0.2, momentum=0.9)])
+    assert uploads() == 1
+
+
+def test_gradient_at_another_address(device):
+    table = make("sgd", [(5,), (40, 3)], torch.float32, device)
+    keep = []
+    for _ in range(3):
+        agree("sgd", table, HYPER["sgd"])
+        keep.append(table.columns["grad"])
+        table.columns["grad"] = [uniform(p.shape, p.dtype, device) for p in table.columns["param"]]
+
+
+def test_gradient_at_the_same_address_with_other_strides(device):
+    table = make("sgd", [(6, 10)], torch.float32, device)
+    memory = uniform((60,), torch.float32, device)
+    for view in (memory.view(6, 10), memory.view(10, 6).T, memory[:10].expand(6, 10), memory.view(6, 10)):
+        table.columns["grad"] = [view]
+        assert view.data_ptr() == memory.data_ptr()
+        agree("sgd", table, HYPER["sgd"])
+
+
+def test_state_replaced(device):
+    table = make("adamw", [(5,), (40, 3)], torch.float32, device)
+    for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+        agree("adamw", table, HYPER["adamw"])
+        table.columns[name] = [t.mul(0.5) for t in table.columns[name]]
+        agree("adamw", table, HYPER["adamw"])
+
+
+@pytest.mark.parametrize("counts", [(1, 3, 2), (3, 1), (2, 2, 1)])
+def test_number_of_hyper_rows_changes(counts, device):
+    table = make("adamw", [(5,), (40,), (3, 4)], torch.float32, device)
+    for step, count in enumerate(counts, 1):
+        table.hyper_row = [i % count for i in range(3)]
+        agree("adamw", table, [ADAMW._replace(lr=0.01 * (i + 1), step=step) for i in range(count)])
+
+
+def test_hyper_row_of_a_tensor_changes(device):
+    table = make("sgd", [(5,), (40,)], torch.float32, device)
+    options = [SGDHyper(lr=0.1, momentum=0.9), SGDHyper(lr=0.3, momentum=0.5, first=True)]
+    for hyper_row in ([0, 1], [1, 0], [1, 1]):
+        table.hyper_row = hyper_row
+        agree("sgd", table, options)
+    table.hyper_row[0] = 0
+    agree("sgd", table, options)
+
+
+def test_numbers_on_the_device(device):
+    rows = [Row(0, multiplier=1 / 3), Row(1, 0, 2, 0.1), Row(1, 2, 5, 1e-30)]
+    table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
+    image = image_of(table, ("param", "grad"), [(0.1, 1e10), (2 / 3, 5e-324)])
+    param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
+    expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]
+    assert image.addresses.tolist() == [*expected, 5, 6, 9, 0, 0, 0]
+    floats = np.array([1 / 3, 0.1, 1e-30, 0.1, 1e10, 2 / 3, 0.0], dtype=np.float32)
+    assert image.floats.dtype == torch.float32
+    assert (image.floats[:7].cpu().numpy() == floats).all()

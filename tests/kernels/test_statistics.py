@@ -1,0 +1,161 @@
+"""The statistics against float64, and what holds for every launch: one of them, fixed bits, exact bytes."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tables import COLUMNS, HYPER, SHAPES, equal, make, twin, uniform
+from tolerances import STATISTICS, same
+
+from fused_lwlr.kernels import STATISTICS as NAMES
+from fused_lwlr.kernels import Row, Table, reference, triton
+from fused_lwlr.kernels.triton import launch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BACKENDS = {"triton": triton.statistics, "torch": reference.statistics}
+TILE = 16384
+INF, NAN = math.inf, math.nan
+
+
+def closed_form(table):
+    """Each row in float64, and the sum of the magnitudes of its terms, which bounds the rounding."""
+    values, scales = [], []
+    for row in table.rows:
+        whole = (table.columns[name][row.tensor].double().cpu() for name in ("param", "grad"))
+        w, g = (t.numpy() if row.stop is None else t.numpy()[row.start : row.stop] for t in whole)
+        a = np.abs(g)
+        largest = a.max() if a.size else 0.0
+        values.append([a.sum(), (g * g).sum(), largest, (w * w).sum(), (g * w).sum(), (~np.isfinite(g)).sum()])
+        scales.append([a.sum(), (g * g).sum(), 0.0, (w * w).sum(), np.abs(g * w).sum(), 0.0])
+    return np.array(values), np.array(scales)
+
+
+def check(table, function):
+    result = function(table)
+    assert result.dtype == torch.float64
+    assert result.shape == (len(table.rows), len(NAMES))
+    values, scales = closed_form(table)
+    error = np.abs(result.cpu().numpy() - values)
+    # max|g| and the count have no terms to round: exact
+    assert (error <= STATISTICS * scales).all(), (error / np.maximum(scales, 1e-300)).max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_against_float64(backend, dtype, device):
+    shapes = [*SHAPES, (TILE - 1,), (TILE,), (TILE + 1,), (3, TILE)]
+    rows = [*(Row(i) for i in range(len(shapes))), Row(len(shapes) - 1, 1, 3), Row(4, 2, 3)]
+    check(make("statistics", shapes, dtype, device, rows), BACKENDS[backend])
+
+
+def test_more_tiles_than_one_read_of_partials(device):
+    check(make("statistics", [(129 * TILE + 5,), (5,)], torch.float32, device), triton.statistics)
+
+
+def test_largest_and_count_are_exact(device):
+    grad = torch.zeros(2 * TILE + 3, device=device)
+    grad[[0, TILE, -1]] = torch.tensor([INF, -INF, NAN], device=device)
+    grad[5] = -7.0
+    other = torch.zeros(TILE + 1, device=device)
+    other[-1] = -3.25
+    result = triton.statistics(Table({"param": [grad, other], "grad": [grad, other]})).tolist()
+    assert result[0][5] == 3
+    assert result[1] == [3.25, 3.25**2, 3.25, 3.25**2, 3.25**2, 0]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter, where inf meets -inf
+@pytest.mark.parametrize("at", [0, 1023, TILE, TILE + 1])
+@pytest.mark.parametrize(
+    ("special", "expected"),
+    [
+        # Σ|g|, Σg², max|g|, Σg·w with w = 1, count of non-finite
+        ([NAN], [NAN, NAN, NAN, NAN, 1]),
+        ([INF], [INF, INF, INF, INF, 1]),
+        ([-INF], [INF, INF, INF, -INF, 1]),
+        ([INF, -INF], [INF, INF, INF, NAN, 2]),
+        ([NAN, INF], [NAN, NAN, NAN, NAN, 2]),
+        ([INF, NAN], [NAN, NAN, NAN, NAN, 2]),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_gradients(backend, special, expected, at, device):
+    grad = uniform((TILE + 3,), torch.float32, device)
+    grad[at : at + len(special)] = torch.tensor(special, device=device)
+    rest = uniform((3,), torch.float32, device)
+    table = Table({"param": [torch.ones_like(grad), rest], "grad": [grad, rest]})
+    result = BACKENDS[backend](table)
+    expected = torch.tensor(expected, dtype=torch.float64, device=device)
+    same(result[0, [0, 1, 2, 4, 5]], expected)
+    assert result[0, 3] == grad.numel()
+    assert result[1].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_weight(backend, device):
+    table = make("statistics", [(TILE + 3,)], torch.float32, device)
+    table.columns["param"][0][7] = NAN
+    result = BACKENDS[backend](table)[0]
+    assert result.isnan().tolist() == [False, False, False, True, True, False]
+    assert result[5] == 0
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty_tensors(backend, shape, device):
+    assert BACKENDS[backend](make("statistics", [shape], torch.float32, device)).tolist() == [[0.0] * 6]
+    assert BACKENDS[backend](make("statistics", [shape, (2,)], torch.float32, device))[0].tolist() == [0.0] * 6
+
+
+@pytest.mark.parametrize("operation", COLUMNS)
+@pytest.mark.parametrize("programs", [lambda n: 1, lambda n: 2, lambda n: 3, lambda n: 7, lambda n: n])
+def test_same_bits_for_any_number_of_programs(operation, programs, device, monkeypatch):
+    size = 3 * TILE + 9 if operation == "statistics" else 5 * 1024 + 9
+    table = make(operation, [(5,), (size,), (), (2, 1025)], torch.float32, device)
+    other = twin(table)
+    arguments = (HYPER[operation],) if HYPER[operation] else ()
+    expected = getattr(triton, operation)(table, *arguments)
+    seen = []
+    monkeypatch.setattr(launch, "programs", lambda tiles: seen.append(tiles) or programs(tiles))
+    result = getattr(triton, operation)(other, *arguments)
+    assert len(seen) == 1
+    equal(other, table, same)
+    if operation == "statistics":
+        same(result, expected)
+
+
+def test_workspace_is_ready_for_the_next_call(device):
+    table = make("statistics", [(2 * TILE,), (5,), (TILE + 1,)], torch.float32, device)
+    for _ in range(3):
+        check(table, triton.statistics)
+        same(triton.statistics(table), triton.statistics(twin(table)))
+        for grad in table.columns["grad"]:
+            grad.copy_(uniform(grad.shape, grad.dtype, device))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("operation", "passes"), [("statistics", 2), ("sgd", 5), ("adamw", 9)])
+def test_one_launch_and_its_bytes(operation, passes, dtype, device):
+    table = make(operation, [(7,), (TILE + 1,), (0,), (30, 20)], dtype, device)
+    arguments = (HYPER[operation],) if HYPER[operation] else ()
+    for _ in range(2):
+        triton.counters.reset()
+        getattr(triton, operation)(table, *arguments)
+        assert triton.counters.launches == 1
+        assert triton.counters.bytes == passes * (7 + TILE + 1 + 600) * dtype.itemsize
+
+
+def test_absent_state_is_not_counted(device):
+    table = make(
+        "sgd", [(100,), (10,)], torch.float32, device, absent=lambda name, i: (name, i) == (COLUMNS["sgd"][2], 0)
+    )
+    triton.counters.reset()
+    triton.sgd(table, HYPER["sgd"])
+    assert triton.counters.bytes == (3 * 100 + 5 * 10) * 4
+
+
+@pytest.mark.parametrize("operation", ["sgd", "adamw"])
+def test_nothing_to_do_launches_nothing(operation, device):
+    triton.counters.reset()
+    getattr(triton, operation)(make(operation, [(0,)], torch.float32, device), HYPER[operation])
+    assert triton.counters.launches == triton.counters.bytes == 0

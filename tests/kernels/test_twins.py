@@ -1,0 +1,154 @@
+"""Each Triton operation against its PyTorch twin."""
+
+import inspect
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import ADAMW, HYPER, SHAPES, agree, make, uniform
+
+from fused_lwlr.kernels import Row, SGDHyper, Table, reference, triton
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OPERATIONS = ("sgd", "adamw", "statistics")
+STEPS = ("sgd", "adamw")
+SGD_OPTIONS = [
+    SGDHyper(0.1, momentum, dampening, weight_decay, nesterov, maximize, first)
+    for momentum, dampening, nesterov in ((0.0, 0.0, False), (0.9, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True))
+    for weight_decay, maximize, first in product((0.0, 0.1), (False, True), (False, True))
+]
+ADAMW_OPTIONS = [
+    ADAMW._replace(beta1=beta1, beta2=beta2, weight_decay=weight_decay, maximize=maximize, amsgrad=amsgrad, step=step)
+    for (beta1, beta2), weight_decay, maximize, amsgrad, step in product(
+        ((0.9, 0.999), (0.0, 0.0), (0.3, 0.4), (0.5, 0.9)), (0.0, 0.1), (False, True), (False, True), (1, 1000)
+    )
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_same_signature_and_docstring(operation):
+    one, other = getattr(reference, operation), getattr(triton, operation)
+    assert inspect.signature(one) == inspect.signature(other)
+    assert inspect.getdoc(one) == inspect.getdoc(other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("operation", STEPS)
+def test_shapes(operation, shape, dtype, device):
+    agree(operation, make(operation, [shape], dtype, device), HYPER[operation])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operation", STEPS)
+def test_all_shapes_in_one_table(operation, dtype, device):
+    rows = [Row(i, multiplier=0.25 * i) for i in range(len(SHAPES))]
+    agree(operation, make(operation, SHAPES, dtype, device, rows), HYPER[operation])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hyper", SGD_OPTIONS)
+def test_sgd_options(hyper, dtype, device):
+    agree("sgd", make("sgd", [(5,), (1030,)], dtype, device, absent=lambda name, _: _absent(name, hyper)), [hyper])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hyper", ADAMW_OPTIONS)
+def test_adamw_options(hyper, dtype, device):
+    agree("adamw", make("adamw", [(5,), (1030,)], dtype, device, absent=lambda name, _: _absent(name, hyper)), [hyper])
+
+
+def _absent(name, hyper):
+    return (name == "momentum_buffer" and hyper.momentum == 0) or (name == "max_exp_avg_sq" and not hyper.amsgrad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operation", STEPS)
+def test_state_of_some_tensors_only(operation, dtype, device):
+    last = {"sgd": "momentum_buffer", "adamw": "max_exp_avg_sq"}[operation]
+    table = make(operation, [(9,), (1024,), (3, 700)], dtype, device, absent=lambda name, i: name == last and i == 1)
+    agree(operation, table, HYPER[operation])
+
+
+@pytest.mark.parametrize(("operation", "options"), [("sgd", SGD_OPTIONS[4:]), ("adamw", ADAMW_OPTIONS)])
+def test_every_tensor_its_own_hyper_row(operation, options, device):
+    table = make(operation, [(5,)] * len(options), torch.float32, device)
+    table.hyper_row = list(reversed(range(len(options))))
+    agree(operation, table, options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operation", STEPS)
+def test_slices(operation, dtype, device):
+    # the last tensor has a row for its middle only
+    rows = [Row(0, 0, 2, 0.5), Row(0, 2, 6, 2.0), Row(1), Row(2, 1, 3, 0.0), Row(2, 3, 4, 1.5)]
+    agree(operation, make(operation, [(6, 301), (5,), (5, 7)], dtype, device, rows), HYPER[operation])
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_every_column_its_own_dtype(half, device):
+    columns = {
+        name: [uniform((1030,), dtype, device).square()]
+        for name, dtype in (
+            ("param", half), ("grad", torch.float32), ("exp_avg", half), ("exp_avg_sq", torch.float32),
+            ("max_exp_avg_sq", half),
+        )
+    }  # fmt: skip
+    agree("adamw", Table(columns), [ADAMW])
+
+
+def test_one_table_serves_several_operations(device):
+    table = make("adamw", [(5,), (1030,)], torch.float32, device)
+    table.columns["momentum_buffer"] = [uniform(p.shape, p.dtype, device) for p in table.columns["param"]]
+    for operation in ("adamw", "sgd", "adamw"):
+        agree(operation, table, HYPER[operation])
+    assert triton.statistics(table).shape == (2, 6)
+    agree("sgd", table, HYPER["sgd"])
+
+
+@pytest.mark.parametrize("operation", STEPS)
+def test_multiplier_zero_leaves_the_parameter(operation, device):
+    table = make(operation, [(1030,)], torch.float32, device, [Row(0, multiplier=0.0)])
+    before = table.columns["param"][0].clone()
+    getattr(triton, operation)(table, HYPER[operation])
+    assert torch.equal(table.columns["param"][0], before)
+
+
+@pytest.mark.parametrize("backend", [reference, triton])
+def test_betas_of_zero_forget_exactly(backend, device):
+    table = make("adamw", [(1030,)], torch.float32, device)
+    # so small that m + (g − m) would round
+    table.columns["grad"][0].div_(3000)
+    backend.adamw(table, [ADAMW._replace(beta1=0.0, beta2=0.0)])
+    (grad,), (exp_avg,), (exp_avg_sq,) = (table.columns[name] for name in ("grad", "exp_avg", "exp_avg_sq"))
+    assert torch.equal(exp_avg, grad)
+    assert torch.equal(exp_avg_sq, grad.square())
+
+
+@pytest.mark.parametrize("operation", STEPS)
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_any_shapes_offsets_and_slices(operation, data):
+    torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shapes = data.draw(st.lists(st.lists(st.integers(0, 40), max_size=3), min_size=1, max_size=6))
+    offsets = data.draw(st.lists(st.integers(0, 5), min_size=5, max_size=5))
+    table = make(operation, shapes, data.draw(st.sampled_from(DTYPES)), device)
+    for offset, column in zip(offsets, table.columns.values(), strict=False):
+        column[:] = [_shifted(t, offset) for t in column]
+    cuts = [data.draw(st.integers(1, shape[0] - 1)) if shape and shape[0] > 1 else None for shape in shapes]
+    table.rows = [
+        row
+        for i, cut in enumerate(cuts)
+        for row in ([Row(i)] if cut is None else [Row(i, 0, cut, 0.5), Row(i, cut, shapes[i][0], 2.0)])
+    ]
+    agree(operation, table, HYPER[operation])
+
+
+def _shifted(tensor, offset):
+    """The same numbers, `offset` elements into a buffer."""
+    buffer = tensor.new_full((tensor.numel() + offset,), float("nan"))
+    buffer[offset:] = tensor.flatten()
+    return buffer[offset:].view(tensor.shape)

@@ -1,0 +1,230 @@
+"""Every option against torch.optim's own single-tensor steps."""
+
+from copy import deepcopy
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, identical, parameters, train, twin, uniform
+from tolerances import close, same
+from torch.optim import lr_scheduler
+
+from fused_lwlr.kernels import triton
+
+STEPS = 25
+BACKENDS = ("torch", "triton")
+NAMES = ("sgd", "adamw")
+CASES = [
+    ("sgd", {"lr": 0.05, "momentum": m, "dampening": d, "nesterov": n, "weight_decay": wd, "maximize": up})
+    for (m, d, n), wd, up in product(
+        ((0.0, 0.0, False), (0.9, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True)), (0.0, 0.1), (False, True)
+    )
+] + [
+    ("adamw", {"lr": 0.01, "betas": betas, "weight_decay": wd, "amsgrad": ams, "maximize": up, "eps": eps})
+    for (betas, eps), wd, ams, up in product(
+        (((0.9, 0.999), 1e-8), ((0.0, 0.3), 1e-3)), (0.0, 0.1), (False, True), (False, True)
+    )
+]
+
+
+def pair(name, options, named, expected, backend, **more):
+    ours = OURS[name](named, **options, **more, backend=backend)
+    return ours, TORCH[name](expected, **options, foreach=False)
+
+
+def check_of(backend):
+    return same if backend == "torch" else partial(close, steps=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [("torch", torch.float32), ("torch", torch.float64), ("triton", torch.float32)],
+)
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_every_option(name, options, backend, dtype, device):
+    named = parameters(SHAPES, dtype, device)
+    expected = twin(named)
+    ours, torchs = pair(name, options, named, expected, backend)
+    train((ours, torchs), (named, expected), STEPS)
+    compare(check_of(backend), ours, torchs, named, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "options"), CASES[::5])
+def test_complex(name, options, backend, device):
+    named = parameters([(6, 5), (), (70,), (0,)], torch.complex64, device)
+    expected = twin(named)
+    ours, torchs = pair(name, options, named, expected, backend)
+    train((ours, torchs), (named, expected), STEPS)
+    # the same numbers, as pairs of reals or as complex arithmetic
+    compare(partial(close, steps=STEPS), ours, torchs, named, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "options"), CASES[::3])
+def test_half_precision_rounds_once(name, options, backend, dtype, device):
+    """torch on float32 copies of parameter, gradient and state, rounded back after every step."""
+    named = parameters(SHAPES, dtype, device)
+    ours = OURS[name](named, **options, backend=backend)
+    for _ in range(10):
+        gradients(named)
+        wide = [(key, torch.nn.Parameter(p.detach().float())) for key, p in named]
+        torchs = TORCH[name](wide, **options, foreach=False)
+        # torch keeps the step tensors of the dict as they are
+        torchs.load_state_dict(deepcopy(ours.state_dict()))
+        for (_, p), (_, q) in zip(named, wide, strict=True):
+            q.grad = p.grad.float()
+        ours.step()
+        torchs.step()
+        for (_, p), (_, q) in zip(named, wide, strict=True):
+            check = same if backend == "torch" else close
+            check(p.detach(), q.detach().to(dtype))
+            assert ours.state.get(p, {}).keys() == torchs.state.get(q, {}).keys()
+            for key, value in ours.state.get(p, {}).items():
+                assert value.dtype == (torch.float32 if key == "step" else dtype)
+                check(value, torchs.state[q][key].to(value.dtype))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_multipliers_are_groups(name, backend, device):
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    etas = {key: 0.5 * i for i, (key, _) in enumerate(named) if i != 2}
+    ours = OURS[name](named, **OPTIONS[name], multipliers=etas, backend=backend)
+    lr = OPTIONS[name]["lr"]
+    groups = [{"params": [(key, p)], "lr": lr * etas.get(key, 1.0)} for key, p in expected]
+    torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
+    train((ours, torchs), (named, expected), STEPS)
+    compare(check_of(backend), ours, torchs, named, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_slices_are_groups(name, backend, device):
+    (key, param), other = parameters([(6, 300), (5,)], torch.float32, device)
+    pieces = [torch.nn.Parameter(t.detach().clone()) for t in (param[:1], param[1:4], param[4:], other[1])]
+    ours = OURS[name](
+        [(key, param), other], **OPTIONS[name], multipliers={f"{key}[4:6]": 0.5, f"{key}[0:1]": 3.0}, backend=backend
+    )
+    groups = [
+        {"params": [p], "lr": OPTIONS[name]["lr"] * eta} for p, eta in zip(pieces, (3.0, 1.0, 0.5, 1.0), strict=True)
+    ]
+    torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
+    for _ in range(STEPS):
+        gradients([(key, param), other])
+        for piece, grad in zip(pieces, (*param.grad.split([1, 3, 2]), other[1].grad), strict=True):
+            piece.grad = grad.clone()
+        ours.step()
+        torchs.step()
+    check = check_of(backend)
+    check(torch.cat([*pieces[:3]]).detach(), param.detach())
+    check(pieces[3].detach(), other[1].detach())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_tensor_hyper_parameters(name, backend, device):
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    options = {**OPTIONS[name], "lr": torch.tensor(0.03)}
+    if name == "adamw":
+        options["betas"] = (torch.tensor(0.8), torch.tensor(0.95))
+    ours, torchs = pair(name, options, named, expected, backend)
+    for _ in range(3):
+        train((ours, torchs), (named, expected), 3)
+        options["lr"].mul_(0.5)
+    # torch computes with such numbers in float32, ours are doubles
+    compare(partial(close, steps=9), ours, torchs, named, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_closure(name, backend, device):
+    named = parameters([(5,), (3, 2)], torch.float32, device)
+    expected = twin(named)
+    for optimizer, params in zip(pair(name, OPTIONS[name], named, expected, backend), (named, expected), strict=True):
+
+        def closure(optimizer=optimizer, params=params):
+            optimizer.zero_grad()
+            loss = sum((p * p).sum() for _, p in params)
+            loss.backward()
+            return loss
+
+        losses = [optimizer.step(closure).item() for _ in range(4)]
+        assert losses == sorted(losses, reverse=True)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        check_of(backend)(p.detach(), q.detach())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_groups_of_different_options_share_a_launch(name, backend, device):
+    named = parameters([(5,), (1030,), (3, 2), (7,)], torch.float32, device)
+    expected = twin(named)
+    special = {
+        "sgd": [{"momentum": 0.0}, {"nesterov": True}, {"maximize": True, "lr": 0.2}, {"dampening": 0.5}],
+        "adamw": [{"amsgrad": True}, {"betas": (0.3, 0.4)}, {"maximize": True, "lr": 0.2}, {"weight_decay": 0.0}],
+    }[name]
+    groups = [[{"params": [p], **o} for p, o in zip(t, special, strict=True)] for t in (named, expected)]
+    ours, torchs = pair(name, OPTIONS[name], *groups, backend)
+    triton.counters.reset()
+    train((ours, torchs), (named, expected), STEPS)
+    assert triton.counters.launches == (STEPS if backend == "triton" else 0)
+    compare(check_of(backend), ours, torchs, named, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_launch_for_each_combination_of_dtypes(name, device):
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
+    named = [(f"{dtype}.{i}", torch.nn.Parameter(uniform((9,), dtype, device))) for i in range(3) for dtype in dtypes]
+    expected = twin(named)
+    ours = OURS[name](named, **OPTIONS[name], backend="triton")
+    oracle = OURS[name](expected, **OPTIONS[name], backend="torch")
+    triton.counters.reset()
+    for _ in range(3):
+        gradients(named, expected)
+        ours.step()
+    assert triton.counters.launches == 3 * len(dtypes)
+    assert [p.dtype for _, p in named] == [p.dtype for _, p in expected]
+    gradients(named, expected)
+    oracle.load_state_dict(ours.state_dict())
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        q.data.copy_(p.data)
+    ours.step()
+    oracle.step()
+    compare(close, ours, oracle, named, expected)
+
+
+SCHEDULERS = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, [g["lr"] for g in o.param_groups], total_steps=STEPS),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1, factor=0.5),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_schedulers_see_one_group(scheduler, name, device):
+    named = parameters([(3,)] * 161, torch.float32, device)
+    expected = twin(named)
+    etas = {key: 0.01 * (i + 1) for i, (key, _) in enumerate(named)}
+    lr = OPTIONS[name]["lr"]
+    ours = OURS[name](named, **OPTIONS[name], multipliers=etas, backend="torch")
+    groups = [{"params": [(key, p)], "lr": lr * etas[key]} for key, p in expected]
+    torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
+    schedulers = [SCHEDULERS[scheduler](optimizer) for optimizer in (ours, torchs)]
+    assert len(ours.param_groups) == 1
+    for step in range(STEPS):
+        train((ours, torchs), (named, expected), 1)
+        for s in schedulers:
+            s.step(*([1.0 + (step > 5)] if scheduler == "ReduceLROnPlateau" else []))
+    assert ours.param_groups[0]["lr"] != lr
+    # OneCycleLR also moves momentum or beta1, in every group alike
+    assert identical(ours.param_groups[0].get("momentum"), torchs.param_groups[0].get("momentum"))
+    # lr · η is rounded before or after the schedule's factor
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach())

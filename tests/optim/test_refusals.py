@@ -1,0 +1,234 @@
+"""What is refused: arguments that cannot be honoured, and steps that could not be right."""
+
+import math
+
+import pytest
+import torch
+from steps import OPTIONS, OURS, TORCH, gradients, identical, parameters, snapshot, train
+
+import fused_lwlr
+
+BACKENDS = ("torch", "triton")
+SHAPES = [(5,), (3, 4), (1030,), ()]
+CASES = [(name, backend) for name in OURS for backend in BACKENDS]
+every_case = pytest.mark.parametrize(("name", "backend"), CASES)
+every_name = pytest.mark.parametrize("name", OURS)
+
+
+@pytest.fixture
+def params(device):
+    return parameters([(6, 2), (3,)], torch.float32, device)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"foreach": True}, "foreach=True is not supported"), ({"differentiable": True}, "differentiable=True is not"),
+        ({"fused": False}, "contradicts backend='auto'"), ({"fused": True, "backend": "torch"}, "contradicts backend"),
+        ({"fused": False, "backend": "triton"}, "contradicts backend"), ({"backend": "cuda"}, "is not one of 'auto'"),
+    ],
+)  # fmt: skip
+@every_name
+def test_arguments_that_cannot_be_honoured(name, options, message, params):
+    with pytest.raises(ValueError, match=message):
+        OURS[name](params, **options)
+
+
+def test_capturable_is_refused(params):
+    with pytest.raises(ValueError, match="capturable=True is not supported"):
+        fused_lwlr.AdamW(params, capturable=True)
+
+
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"differentiable": True}, {"capturable": True}, {"fused": False}]
+)
+@every_name
+def test_arguments_of_a_group_that_cannot_be_honoured(name, options, params):
+    with pytest.raises(ValueError, match=r"is not supported|contradicts"):
+        OURS[name]([{"params": params, **options}])
+    optimizer = OURS[name](params[:1])
+    with pytest.raises(ValueError, match=r"is not supported|contradicts"):
+        optimizer.add_param_group({"params": params[1:], **options})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "backend"),
+    [({"fused": True}, "auto"), ({"fused": True}, "triton"), ({"fused": False}, "torch"), ({"foreach": False}, "auto")],
+)
+@every_name
+def test_arguments_that_are_honoured_as_they_are(name, options, backend, params):
+    optimizer = OURS[name](params, **options, backend=backend)
+    train((optimizer,), (params,), 1)
+
+
+@pytest.mark.parametrize(
+    ("multipliers", "message"),
+    [
+        ({"p0": -0.1}, "must be finite and not negative"), ({"p0": math.nan}, "must be finite"),
+        ({"p0": math.inf}, "must be finite"), ({"p0": "fast"}, "'fast', not a number"),
+        ({"p0": None}, "not a number"),
+        ({"p00": 1.0}, "names 'p00', which is no parameter of this optimizer; did you mean 'p0'"),
+        ({"p00[0:1]": 1.0}, r"names 'p00', .*did you mean 'p0'"),
+        ({"something else": 1.0}, "is no parameter of this optimizer$"),
+        ({"p0[0:3]": 1.0, "p0[2:4]": 1.0}, "2:4 of 'p0' is empty, overlaps"),
+        ({"p0[0:7]": 1.0}, "leaves its first dimension"),
+        ({"p0[3:3]": 1.0}, "is empty"),
+        ({"p0[4:2]": 1.0}, "is empty"),
+        ({"p0": 1.0, "p0[0:2]": 1.0}, "give one or the other"),
+    ],
+)  # fmt: skip
+@every_name
+def test_multipliers_that_do_not_fit(name, multipliers, message, params):
+    with pytest.raises(ValueError, match=message):
+        OURS[name](params, multipliers=multipliers)
+    with pytest.raises(ValueError, match=message):
+        OURS[name]([{"params": params, "multipliers": multipliers}])
+
+
+@every_name
+def test_multipliers_need_names(name, params):
+    for source in ([p for _, p in params], [{"params": [p for _, p in params]}]):
+        with pytest.raises(ValueError, match="given without names"):
+            OURS[name](source, multipliers={"p0": 1.0})
+
+
+@every_name
+def test_multipliers_are_given_once(name, params):
+    with pytest.raises(ValueError, match="given twice"):
+        OURS[name]([{"params": params, "multipliers": {"p0": 2.0}}], multipliers={"p1": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sgd", {"lr": -0.1}), ("sgd", {"momentum": -0.1}), ("sgd", {"weight_decay": -0.1}),
+        ("sgd", {"nesterov": True}),
+        ("sgd", {"nesterov": True, "momentum": 0.9, "dampening": 0.1}), ("adamw", {"lr": -0.1}),
+        ("adamw", {"betas": (1.0, 0.9)}), ("adamw", {"betas": (0.9, -0.1)}), ("adamw", {"eps": -1e-8}),
+        ("adamw", {"weight_decay": -0.1}), ("adamw", {"lr": torch.tensor([0.1, 0.2])}), ("sgd", {"params": []}),
+    ],
+)  # fmt: skip
+def test_errors_of_torch(name, options, params):
+    with pytest.raises(ValueError) as expected:  # noqa: PT011
+        TORCH[name](**{"params": params, **options})
+    with pytest.raises(ValueError) as raised:  # noqa: PT011
+        OURS[name](**{"params": params, **options})
+    assert str(raised.value) == str(expected.value)
+
+
+@every_name
+def test_add_param_group(name, params):
+    optimizer = OURS[name](params[:1], **OPTIONS[name], multipliers={"p0": 0.0})
+    extra = parameters([(2,), (2,), (4,)], torch.float32, params[0][1].device)
+    extra = [(f"extra{i}", p) for i, (_, p) in enumerate(extra)]
+    optimizer.add_param_group({"params": params[1:]})
+    optimizer.add_param_group({"params": extra, "multipliers": {"extra1": 0.0, "extra2[1:3]": 0.0}, "lr": 0.1})
+    with pytest.raises(ValueError, match="is no parameter"):
+        optimizer.add_param_group({"params": [("new", torch.nn.Parameter(torch.ones(1)))], "multipliers": {"p0": 1.0}})
+    assert [group["multipliers"] for group in optimizer.param_groups] == [[0.0], None, [1.0, 0.0, [(1, 3, 0.0)]]]
+    before = [p.detach().clone() for _, p in params + extra]
+    train((optimizer,), (params + extra,), 1)
+    moved = [(p != q).flatten().tolist() for (_, p), q in zip(params + extra, before, strict=True)]
+    assert moved == [[False] * 12, [True] * 3, [True] * 2, [False] * 2, [True, False, False, True]]
+
+
+@pytest.fixture
+def stepped(name, backend, device):
+    """An optimizer after its first step, and its parameters."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    train((ours,), (named,), 1)
+    gradients(named)
+    return ours, named
+
+
+def sparse(ours, params):
+    params[1].grad = params[1].grad.to_sparse()
+
+
+def wrong_state(ours, params):
+    state = ours.state[params[1]]
+    key = next(key for key in state if key != "step")
+    state[key] = torch.zeros(7, device=params[1].device)
+
+
+def expanded(ours, params):
+    params[1].data = params[1].data[:1].expand(3, 4)
+
+
+def resized(ours, params):
+    for p in params:
+        p.data = torch.cat((p.data.flatten(), p.data.flatten()))
+        p.grad = p.data.clone()
+
+
+def double(ours, params):
+    for p in params:
+        p.data, p.grad = p.data.double(), p.grad.double()
+
+
+def wrong_multiplier(ours, params):
+    ours.param_groups[0]["multipliers"] = [1.0, -1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (sparse, "does not support sparse gradients.*'p1'"), (wrong_state, "of parameter 'p1' is"),
+        (resized, "of parameter 'p0' is"), (expanded, "elements of parameter 'p1' share memory"),
+        (double, "converts the state|cannot work on"),
+        (wrong_multiplier, "must be finite and not negative"),
+    ],
+)  # fmt: skip
+@every_case
+def test_refused_before_anything_is_written(stepped, spoil, message):
+    ours, named = stepped
+    spoil(ours, [p for _, p in named])
+    before = snapshot(ours, named)
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        ours.step()
+    assert identical(snapshot(ours, named), before)
+
+
+@pytest.mark.parametrize("spoil", [sparse, expanded])
+@every_case
+def test_refused_on_the_first_step(name, backend, spoil, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    gradients(named)
+    spoil(ours, [p for _, p in named])
+    before = snapshot(ours, named)
+    with pytest.raises(RuntimeError, match="'p1'"):
+        ours.step()
+    assert not ours.state
+    assert identical(snapshot(ours, named), before)
+
+
+@every_name
+def test_auto_takes_the_reference_for_double(name, device):
+    named = parameters([(3,)], torch.float64, device)
+    train((OURS[name](named, **OPTIONS[name]),), (named,), 1)
+    with pytest.raises(ValueError, match=r"cannot work on torch\.float64"):
+        train((OURS[name](named, **OPTIONS[name], backend="triton"),), (named,), 1)
+
+
+@every_name
+def test_one_parameter_that_triton_cannot_take_stops_all(name, device):
+    named = parameters([(3,)], torch.float32, device) + parameters([(3,)], torch.float64, device)
+    ours = OURS[name](named, **OPTIONS[name], backend="triton")
+    gradients(named)
+    before = snapshot(ours, named)
+    with pytest.raises(ValueError, match=r"cannot work on torch\.float64"):
+        ours.step()
+    assert not ours.state
+    assert identical(snapshot(ours, named), before)
+
+
+@every_name
+def test_integer_parameter_is_refused(name, device):
+    param = torch.ones(3, device=device, dtype=torch.int32)
+    param.grad = torch.ones_like(param)
+    with pytest.raises(RuntimeError, match=r"cannot optimize parameter .* torch.int32"):
+        OURS[name]([param], lr=1.0).step()
+    assert param.tolist() == [1, 1, 1]

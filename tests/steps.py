@@ -1,0 +1,73 @@
+"""Optimizers of ours and of torch's on twin parameters, stepped with the same random gradients."""
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fused_lwlr
+
+OURS = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}
+TORCH = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+OPTIONS = {
+    "sgd": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
+    "adamw": {"lr": 0.01, "weight_decay": 0.1},
+}
+SHAPES = [(6, 5), (), (1030,), (0,), (1,)]
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+def uniform(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return (torch.rand(shape, dtype=dtype) * (1 + 1j if dtype.is_complex else 1) * 2 - 1).to(device)
+
+
+def parameters(shapes: Iterable[Sequence[int]], dtype: torch.dtype, device: torch.device) -> Named:
+    return [(f"p{i}", nn.Parameter(uniform(shape, dtype, device))) for i, shape in enumerate(shapes)]
+
+
+def twin(named: Named) -> Named:
+    return deepcopy(named)
+
+
+def gradients(*twins: Named) -> None:
+    """The same new random gradient for each parameter of each twin."""
+    for pairs in zip(*twins, strict=True):
+        grad = uniform(pairs[0][1].shape, pairs[0][1].dtype, pairs[0][1].device)
+        for _, param in pairs:
+            param.grad = grad.clone()
+
+
+def train(optimizers: Sequence[torch.optim.Optimizer], twins: Sequence[Named], steps: int) -> None:
+    for _ in range(steps):
+        gradients(*twins)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def compare(check: Callable[[Tensor, Tensor], None], ours: Any, other: Any, named: Named, expected: Named) -> None:
+    """Parameters and all of their state; state that torch keeps on another device counts by its value."""
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        check(p.detach(), q.detach())
+        a, b = ours.state.get(p, {}), other.state.get(q, {})
+        assert a.keys() == b.keys()
+        for name in a:
+            check(a[name], b[name].to(a[name].device))
+
+
+def snapshot(optimizer: torch.optim.Optimizer, named: Named) -> Any:
+    """Everything that a refused call must leave as it was, as a copy."""
+    return deepcopy((optimizer.state_dict(), [p.detach() for _, p in named]))
+
+
+def identical(a: Any, b: Any) -> bool:
+    """Whether two nested structures hold equal values and bit-equal tensors."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(identical(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(identical, a, b))
+    return bool(a == b)

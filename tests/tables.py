@@ -1,0 +1,68 @@
+"""Tables of random numbers for the tests of the kernels."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from tolerances import close
+from torch import Tensor
+
+from fused_lwlr.kernels import AdamWHyper, Row, SGDHyper, Table, reference, triton
+
+COLUMNS = {
+    "sgd": ("param", "grad", "momentum_buffer"),
+    "adamw": ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "statistics": ("param", "grad"),
+}
+ADAMW = AdamWHyper(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, step=3)
+HYPER = {"sgd": [SGDHyper(lr=0.1, momentum=0.9, weight_decay=0.1)], "adamw": [ADAMW], "statistics": []}
+SHAPES = [(), (0,), (1,), (7,), (3, 5), (1023,), (1024,), (1025,), (2, 3, 500)]
+
+
+def uniform(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return (2 * torch.rand(shape) - 1).to(dtype).to(device)
+
+
+def make(
+    operation: str,
+    shapes: Sequence[Sequence[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    rows: Sequence[Row] | None = None,
+    absent: Callable[[str, int], bool] = lambda name, tensor: False,
+) -> Table:
+    """Numbers in [-1, 1] for every column of an operation, second moments in [0, 1]; `absent` ones are None."""
+    columns: dict[str, list[Tensor | None]] = {}
+    for name in COLUMNS[operation]:
+        column = [uniform(shape, dtype, device) for shape in shapes]
+        if name.endswith("_sq"):
+            column = [t.square() for t in column]
+        columns[name] = [None if absent(name, i) else t for i, t in enumerate(column)]
+    return Table(columns, rows)
+
+
+def twin(table: Table) -> Table:
+    """A table of contiguous copies."""
+    clone = torch.contiguous_format
+    columns = {
+        name: [t if t is None else t.clone(memory_format=clone) for t in column]
+        for name, column in table.columns.items()
+    }
+    other = Table(columns, table.rows)
+    other.hyper_row = table.hyper_row
+    return other
+
+
+def equal(table: Table, other: Table, check: Callable[[Tensor, Tensor], None] = close) -> None:
+    for name, column in table.columns.items():
+        for a, b in zip(column, other.columns[name], strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                check(a, b)
+
+
+def agree(operation: str, table: Table, hyper: Sequence[SGDHyper | AdamWHyper]) -> None:
+    """Triton on the table, the reference on a contiguous copy: same results, and the gradient untouched."""
+    expected = twin(table)
+    getattr(triton, operation)(table, hyper)
+    getattr(reference, operation)(expected, hyper)
+    equal(table, expected)

@@ -1,0 +1,33 @@
+"""How far apart two right answers may be. Values in these tests are drawn from [-1, 1] and stay below 2."""
+
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
+
+TOLERANCE = {
+    # four operations on numbers below 2, of which one side contracts some to a fused multiply-add: half an
+    # ulp of 2, that is one EPS, for each; the relative part is for sums of squares and the like, above 2
+    torch.float32: {"rtol": 2 * EPS[torch.float32], "atol": 4 * EPS[torch.float32]},
+    # computed as float32 and rounded once: where the two sides fall on either side of a tie, one ulp
+    torch.bfloat16: {"rtol": EPS[torch.bfloat16], "atol": 4 * EPS[torch.float32]},
+    torch.float16: {"rtol": EPS[torch.float16], "atol": 4 * EPS[torch.float32]},
+    torch.float64: {"rtol": 2 * EPS[torch.float64], "atol": 4 * EPS[torch.float64]},
+}
+
+# of the sum of the magnitudes of the terms: 16 passes over a tile and a tree of 10 levels round 27 times by
+# half an EPS, in whatever order; beyond a tile it is double precision
+STATISTICS = 16 * EPS[torch.float32]
+
+
+def close(actual: Tensor, expected: Tensor, steps: int = 1) -> None:
+    """Equal within the tolerance of the dtype; errors of successive steps add up."""
+    dtype = actual.dtype.to_real() if actual.dtype.is_complex else actual.dtype
+    tolerance = TOLERANCE[dtype]
+    assert_close(actual, expected, rtol=tolerance["rtol"], atol=tolerance["atol"] * steps, equal_nan=True)
+
+
+def same(actual: Tensor, expected: Tensor) -> None:
+    """Equal bit for bit."""
+    assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
