@@ -84,7 +84,7 @@ class StatisticsPass:
     def __init__(self, layers: list[Layer], backend: ops.Backend = "auto"):
         self._layers = layers
         self._backend = backend
-        self._key: list[torch.dtype | None] = []
+        self._absent: list[bool] = []
         self._parts: list[tuple[Table, list[int]]] = []
 
     def __call__(self) -> tuple[list[int], Tensor]:
@@ -94,14 +94,16 @@ class StatisticsPass:
             Their indices, and float64 values of shape [len(indices), 6], in the order of `STATISTICS`, on
             the device of the first. One launch for each device and combination of dtypes.
         """
-        key = [None if layer.param.grad is None else layer.param.grad.dtype for layer in self._layers]
-        if key != self._key:
-            self._parts, self._key = self._build(), key
+        absent = [layer.param.grad is None for layer in self._layers]
+        if absent != self._absent or not all(
+            t.replace("grad", [p.grad for p in t.columns["param"]]) for t, _ in self._parts
+        ):
+            self._parts, self._absent = self._build(), absent
         results = []
         for table, _ in self._parts:
-            table.columns["grad"] = [param.grad for param in table.columns["param"]]
-            backend = ops.pick(self._backend, table.columns["param"][0].device, table.columns["param"][0].dtype)
-            results.append(backend.statistics(table))
+            param = table.columns["param"][0]
+            results.append(ops.pick(self._backend, param.device, param.dtype).statistics(table))
+            table.release()
         indices = [i for _, members in self._parts for i in members]
         if len(results) == 1:
             return indices, results[0]

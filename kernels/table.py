@@ -1,6 +1,7 @@
 """The table: what one launch works on, as parallel columns of tensors and a list of rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,19 +30,43 @@ class Table:
         rows: contiguous slices of parameters, each with its learning-rate multiplier. One whole-tensor
             row for each parameter when not given.
 
-    Parameters must stay where they are while a table is in use; gradients and state may be replaced
-    between calls, by others of the same dtypes.
+    Parameters must stay where they are while a table is in use; gradients and state are replaced by `replace`.
 
     Attributes:
+        columns: name -> tensors, read-only.
+        keys: for each column, what tells its tensors from others: a new object whenever they moved.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
         image: the backend's own copy of the table, kept from call to call.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
-        self.columns: dict[str, list[Any]] = {name: list(tensors) for name, tensors in columns.items()}
+        self._columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
+        self._kinds = {name: _kinds(tensors) for name, tensors in self._columns.items()}
+        self.columns = MappingProxyType(self._columns)
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
+        self.keys = {name: _key(name, tensors) for name, tensors in self._columns.items()}
         self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
         self.image: Any = None
+
+    def replace(self, name: str, tensors: Sequence[Any]) -> bool:
+        """Put other tensors into a column; False, with nothing changed, if they do not fit this table.
+
+        They do not if one is sparse, or has another dtype or shape than the one that was in its place.
+        """
+        try:
+            key = _key(name, tensors)
+        except RuntimeError:  # a sparse tensor has neither address nor strides
+            return False
+        if key != self.keys[name]:
+            if _kinds(tensors) != self._kinds[name]:
+                return False
+            self.keys[name] = key
+        self._columns[name] = tuple(tensors)
+        return True
+
+    def release(self) -> None:
+        """Let go of the gradients: held here, they would outlive `zero_grad()`."""
+        self._columns["grad"] = ()
 
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:
         """Each row with its view of each named column (complex tensors as pairs of reals)."""
@@ -61,17 +86,23 @@ def real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def lazy(tensors: Sequence[Tensor]) -> list[bool]:
-    """Which tensors of a column hold the conjugate or the negative of their values in memory."""
-    return list(map(Tensor.is_conj if tensors[0].is_complex() else Tensor.is_neg, tensors))
-
-
-def identity(tensors: Sequence[Tensor | None]) -> tuple[list[object], ...]:
-    """What tells one column of tensors from another: addresses alone would not, allocators reuse them."""
+def identity(tensors: Sequence[Tensor | None]) -> tuple[list[Any], ...]:
+    """What tells some tensors from others: addresses alone would not, allocators reuse them."""
     present = [t for t in tensors if t is not None]
     return (
-        [t is None for t in tensors],
+        [t is not None for t in tensors],
         list(map(Tensor.data_ptr, present)),
         list(map(Tensor.stride, present)),
         list(map(Tensor.numel, present)),
     )
+
+
+def _key(name: str, tensors: Sequence[Any]) -> tuple[list[Any], ...]:
+    """The identity of a column; of gradients also which hold the conjugate or the negative of what they mean."""
+    if name != "grad" or not tensors:
+        return *identity(tensors), []
+    return *identity(tensors), list(map(Tensor.is_conj if tensors[0].is_complex() else Tensor.is_neg, tensors))
+
+
+def _kinds(tensors: Sequence[Tensor | None]) -> list[tuple[torch.dtype, torch.Size] | None]:
+    return [None if t is None else (t.dtype, t.shape) for t in tensors]

@@ -7,7 +7,7 @@ import torch
 
 from fused_lwlr.ops import Backend, check_backend
 from fused_lwlr.optim import multipliers as multiplier
-from fused_lwlr.optim.plan import Live, Plan
+from fused_lwlr.optim.plan import Plan
 
 UNSUPPORTED = {
     "foreach": "the step is one launch for all tensors already; leave foreach=None",
@@ -90,17 +90,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found = [
-            (p, p.grad, i, at)
-            for i, group in enumerate(self.param_groups)
-            for at, p in enumerate(group["params"])
-            if p.grad is not None
-        ]
-        if found:
-            live = Live(*map(list, zip(*found, strict=True)))
-            if self._plan is None or not self._plan.holds(self, live):
-                self._plan = Plan(self, live)
-            self._plan.run(self, live.grads)
+        params = [param for group in self.param_groups for param in group["params"]]
+        grads = [param.grad for param in params]
+        if self._plan is None or not self._plan.take(self, params, grads):
+            self._plan = Plan(self, params, grads)
+        self._plan.run(self)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -21,22 +21,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Live:
-    """The parameters that have a gradient, in the order of the param groups."""
-
-    params: list[Tensor]
-    grads: list[Tensor]
-    group: list[int]
-    """Index of each parameter's group."""
-    position: list[int]
-    """Index of each parameter within its group."""
-
-
-@dataclass(frozen=True)
 class Part:
     """Parameters of one device and one combination of dtypes: one table, one launch."""
 
-    members: list[int]
+    members: list[int] | None
+    """Which of the plan's parameters; None for all of them."""
     table: Table
     backend: ModuleType
 
@@ -50,37 +39,46 @@ class Plan:
         steps: for each parameter, the number of steps taken; the memory of `state["step"]` where there is one.
     """
 
-    def __init__(self, optimizer: "FusedOptimizer", live: Live):
-        self._params = live.params
-        self.group = live.group
-        self._facts = _facts(optimizer, live)
+    def __init__(self, optimizer: "FusedOptimizer", params: list[Tensor], grads: list[Tensor | None]):
+        self._all = params
+        self._absent = [grad is None for grad in grads]
+        self._facts = _facts(optimizer)
         for group in optimizer.param_groups:
             multipliers.check(group["multipliers"], group["params"])
-        labels = [_label(optimizer.param_groups[g], at) for g, at in zip(live.group, live.position, strict=True)]
-        for label, param, grad in zip(labels, live.params, live.grads, strict=True):
+        places = [(i, at) for i, group in enumerate(optimizer.param_groups) for at in range(len(group["params"]))]
+        live = [(p, g, *place) for p, g, place in zip(params, grads, places, strict=True) if g is not None]
+        self._params: list[Tensor] = [param for param, *_ in live]
+        self.group: list[int] = [group for *_, group, _ in live]
+        labels = [_label(optimizer.param_groups[group], at) for *_, group, at in live]
+        for label, (param, grad, *_) in zip(labels, live, strict=True):
             _validate(type(optimizer).__name__, label, param, grad)
+        self._where = identity(self._params)
         self._gather_state(optimizer, labels)
-        self._parts = list(self._partition(optimizer, live))
+        self._parts = list(self._partition(optimizer, [grad for _, grad, *_ in live], [at for *_, at in live]))
 
-    def holds(self, optimizer: "FusedOptimizer", live: Live) -> bool:
-        """Whether this plan still describes the optimizer, its state, and the parameters and their gradients."""
-        return (
-            _same(live.params, self._params)
+    def take(self, optimizer: "FusedOptimizer", params: list[Tensor], grads: list[Tensor | None]) -> bool:
+        """Take in the gradients of the next step; False if this plan no longer describes what they belong to."""
+        if not (
+            _same(params, self._all)
+            and [grad is None for grad in grads] == self._absent
+            and _facts(optimizer) == self._facts
+            and identity(self._params) == self._where
             and _same(list(optimizer.state.values()), self._all_states)
-            and all(_same([s.get(name) for s in self._states], tensors) for name, tensors in self._stored.items())
-            and _facts(optimizer, live) == self._facts
-        )
+            and all(_addresses([s.get(name) for s in self._states]) == at for name, at in self._state_at.items())
+        ):
+            return False
+        present = [grad for grad in grads if grad is not None]
+        return all(part.table.replace("grad", _of(part, present)) for part in self._parts)
 
-    def run(self, optimizer: "FusedOptimizer", grads: list[Tensor]) -> None:
+    def run(self, optimizer: "FusedOptimizer") -> None:
         """Step every part, then store what the step created."""
+        if not self._parts:
+            return
         hyper, rows = optimizer.hyper_rows(self)
         for part in self._parts:
-            whole = len(part.members) == len(grads)
-            part.table.columns["grad"] = grads if whole else [grads[i] for i in part.members]
-            part.table.hyper_row = rows if whole else [rows[i] for i in part.members]
+            part.table.hyper_row = _of(part, rows)
             getattr(part.backend, optimizer.operation)(part.table, hyper)
-            # a gradient that is held here would outlive zero_grad()
-            part.table.columns["grad"] = []
+            part.table.release()
         self.steps += 1
         if self._unstored:
             self._store(optimizer)
@@ -125,6 +123,7 @@ class Plan:
         if optimizer.counts_steps:
             self._stored["step"] = list(steps.unbind())
         self._unstored = True
+        self._watch()
 
     def _store(self, optimizer: "FusedOptimizer") -> None:
         for i, param in enumerate(self._params):
@@ -133,38 +132,53 @@ class Plan:
             if entries:
                 optimizer.state[param].update(entries)
         self._states = [optimizer.state.get(param, {}) for param in self._params]
-        self._stored = {name: [s.get(name) for s in self._states] for name in self._stored}
+        self._watch()
         self._all_states = list(optimizer.state.values())
         self.fresh = np.zeros_like(self.fresh)
         self._unstored = False
 
-    def _partition(self, optimizer: "FusedOptimizer", live: Live) -> Iterable[Part]:
+    def _watch(self) -> None:
+        """Remember where the state is, which may be replaced from outside between steps."""
+        self._state_at = {name: _addresses([s.get(name) for s in self._states]) for name in self._stored}
+
+    def _partition(self, optimizer: "FusedOptimizer", grads: list[Tensor], position: list[int]) -> Iterable[Part]:
         kinds: dict[tuple[Any, ...], list[int]] = {}
-        for i, (param, grad) in enumerate(zip(live.params, live.grads, strict=True)):
+        for i, (param, grad) in enumerate(zip(self._params, grads, strict=True)):
             state = (column[i] for column in self._columns.values())
             dtypes = (param.dtype if t is None else t.dtype for t in (param, grad, *state))
             kinds.setdefault((param.device, *dtypes), []).append(i)
         for (device, dtype, *_), members in kinds.items():
-            columns: dict[str, Sequence[Tensor | None]] = {"param": live.params, "grad": live.grads, **self._columns}
+            columns: dict[str, Sequence[Tensor | None]] = {"param": self._params, "grad": grads, **self._columns}
             rows: list[Row] = []
             for tensor, i in enumerate(members):
-                entries = optimizer.param_groups[live.group[i]]["multipliers"]
-                entry = 1.0 if entries is None else entries[live.position[i]]
-                rows += multipliers.rows(tensor, live.params[i], entry)
+                entries = optimizer.param_groups[self.group[i]]["multipliers"]
+                entry = 1.0 if entries is None else entries[position[i]]
+                rows += multipliers.rows(tensor, self._params[i], entry)
             table = Table({name: [column[i] for i in members] for name, column in columns.items()}, rows)
-            yield Part(members, table, ops.pick(optimizer.backend, device, dtype))
+            whole = len(members) == len(grads)
+            yield Part(None if whole else members, table, ops.pick(optimizer.backend, device, dtype))
 
 
-def _facts(optimizer: "FusedOptimizer", live: Live) -> tuple[Any, ...]:
-    """What a plan depends on, to compare from step to step."""
-    return (
-        live.group,
-        [(optimizer.state_columns(group), deepcopy(group["multipliers"])) for group in optimizer.param_groups],
-        [param.dtype for param in live.params],
-        [grad.dtype for grad in live.grads],
-        [grad.layout for grad in live.grads],
-        identity(live.params),
-    )
+def _of(part: Part, values: Sequence[Any]) -> Any:
+    """Those of some values, one for each parameter of the plan, that belong to a part."""
+    return values if part.members is None else [values[i] for i in part.members]
+
+
+def _facts(optimizer: "FusedOptimizer") -> list[tuple[Any, ...]]:
+    """What a plan depends on of every param group."""
+    return [
+        (len(group["params"]), optimizer.state_columns(group), _frozen(group["multipliers"]))
+        for group in optimizer.param_groups
+    ]
+
+
+def _frozen(entries: Any) -> Any:
+    """A copy of multipliers that edits of the original do not reach: slices are lists within the list."""
+    return [entry if type(entry) is float else deepcopy(entry) for entry in entries] if entries else entries
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    return [0 if t is None else t.data_ptr() for t in tensors]
 
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels.table import Row, Table, identity, lazy, real
+from fused_lwlr.kernels.table import Row, Table, real
 from fused_lwlr.kernels.triton.layout import stand_in, walk
 
 
@@ -48,6 +48,8 @@ class Image:
         self.addresses = self.buffer[:integers]
         self.floats = self.buffer[integers:].view(torch.float32)
         self._seen: dict[str, object] = {}
+        self._layouts: dict[str, object] = {}
+        self._offsets: dict[str, np.ndarray] = {}
         self._seen_hyper_row: list[int] | None = None
         self._scratch: dict[str, dict[int, Tensor]] = {}
         self._tiles: dict[int, Tensor] = {}
@@ -55,8 +57,13 @@ class Image:
 
     def refresh(self, table: Table, hyper: Sequence[Sequence[float]]) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
-        refreshed = [self._refresh_column(i, name, table) for i, name in enumerate(self.columns)]
-        changed = any(refreshed)
+        moved = [column for column, name in enumerate(self.columns) if table.keys[name] is not self._seen.get(name)]
+        for column in moved:
+            self._point(column, table)
+        for name, scratch in self._scratch.items():
+            for index, tensor in scratch.items():
+                tensor.copy_(real(table.columns[name][index]))
+        changed = bool(moved)
         if table.hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
@@ -70,8 +77,8 @@ class Image:
 
     def finish(self, table: Table, written: Sequence[str]) -> None:
         """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""
+        increment_version(table.columns["param"])
         for name in written:
-            increment_version([t for t in table.columns[name] if t is not None])
             for index, scratch in self._scratch[name].items():
                 real(table.columns[name][index]).copy_(scratch)
 
@@ -82,23 +89,26 @@ class Image:
             self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
         return self._tiles[block]
 
-    def _refresh_column(self, column: int, name: str, table: Table) -> bool:
-        tensors = table.columns[name]
-        # only gradients come as lazy conjugates or negatives
-        seen = (*identity(tensors), lazy(tensors) if name == "grad" else None)
-        changed = self._seen.get(name) != seen
-        if changed:
+    def _point(self, column: int, table: Table) -> None:
+        """Write the addresses of one column, its scratch tensors made first if its layout is new."""
+        name = self.columns[column]
+        tensors, key = table.columns[name], table.keys[name]
+        present, addresses, strides, _, lazy = key
+        if self._layouts.get(name) != (present, strides, lazy):
+            self._layouts[name] = (present, strides, lazy)
             found = {i: stand_in(t, self._strides[i]) for i, t in enumerate(tensors) if t is not None}
             self._scratch[name] = {i: t for i, t in found.items() if t is not None}
-            walked = [self._scratch[name].get(i, t) for i, t in enumerate(tensors)]
-            base = np.array([0 if t is None else t.data_ptr() for t in walked], dtype=np.int64)[self._tensor]
             itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
-            self._addresses[column] = np.where(base == 0, 0, base + self._first * itemsize)
-            self.bytes[name] = int(self._numel[base != 0].sum()) * itemsize
-            self._seen[name] = seen
-        for index, scratch in self._scratch[name].items():
-            scratch.copy_(real(tensors[index]))
-        return changed
+            self._offsets[name] = self._first * itemsize
+            self.bytes[name] = int(self._numel[np.array(present)[self._tensor]].sum()) * itemsize
+        base = np.zeros(len(tensors), dtype=np.int64)
+        base[present] = addresses
+        for i, scratch in self._scratch[name].items():
+            base[i] = scratch.data_ptr()
+        base = base[self._tensor]
+        # an absent tensor and an empty one have the address 0, which stays 0
+        self._addresses[column] = np.where(base == 0, 0, base + self._offsets[name])
+        self._seen[name] = key
 
 
 def image_of(table: Table, columns: Sequence[str], hyper: Sequence[Sequence[float]] = ()) -> Image:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tables import ADAMW, HYPER, agree, make, uniform
 
-from fused_lwlr.kernels import Row, SGDHyper, triton
+from fused_lwlr.kernels import Row, SGDHyper, Table, triton
 from fused_lwlr.kernels.triton.image import image_of, tile_list
 
 BLOCK = 1024
@@ -34,10 +34,9 @@ def test_tiles_of_empty_rows(numel):
 
 @pytest.mark.gpu
 def test_beyond_int32_offsets(device):
-    table = make("sgd", [(1,)], torch.float32, device, absent=lambda name, _: name == "momentum_buffer")
     numel = 2**31 + 5
-    table.columns["param"] = [torch.zeros(numel, dtype=torch.bfloat16, device=device)]
-    table.columns["grad"] = [torch.ones(1, dtype=torch.bfloat16, device=device).repeat(numel)]
+    param = torch.zeros(numel, dtype=torch.bfloat16, device=device)
+    table = Table({"param": [param], "grad": [torch.ones_like(param)], "momentum_buffer": [None]})
     triton.sgd(table, [SGDHyper(lr=0.5)])
     assert (table.columns["param"][0][-2048:] == -0.5).all()
     assert (table.columns["param"][0][:2048] == -0.5).all()
@@ -77,7 +76,7 @@ def test_uploaded_only_when_something_changed(uploads, device):
     assert uploads() == 0
     triton.sgd(table, [SGDHyper(lr=0.2, momentum=0.9)])
     assert uploads() == 1
-    table.columns["grad"] = [tensor.clone() for tensor in table.columns["grad"]]
+    assert table.replace("grad", [tensor.clone() for tensor in table.columns["grad"]])
     triton.sgd(table, [SGDHyper(lr=0.2, momentum=0.9)])
     assert uploads() == 1
 
@@ -88,14 +87,14 @@ def test_gradient_at_another_address(device):
     for _ in range(3):
         agree("sgd", table, HYPER["sgd"])
         keep.append(table.columns["grad"])
-        table.columns["grad"] = [uniform(p.shape, p.dtype, device) for p in table.columns["param"]]
+        assert table.replace("grad", [uniform(p.shape, p.dtype, device) for p in table.columns["param"]])
 
 
 def test_gradient_at_the_same_address_with_other_strides(device):
     table = make("sgd", [(6, 10)], torch.float32, device)
     memory = uniform((60,), torch.float32, device)
     for view in (memory.view(6, 10), memory.view(10, 6).T, memory[:10].expand(6, 10), memory.view(6, 10)):
-        table.columns["grad"] = [view]
+        assert table.replace("grad", [view])
         assert view.data_ptr() == memory.data_ptr()
         agree("sgd", table, HYPER["sgd"])
 
@@ -104,7 +103,7 @@ def test_state_replaced(device):
     table = make("adamw", [(5,), (40, 3)], torch.float32, device)
     for name in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
         agree("adamw", table, HYPER["adamw"])
-        table.columns[name] = [t.mul(0.5) for t in table.columns[name]]
+        assert table.replace(name, [t.mul(0.5) for t in table.columns[name]])
         agree("adamw", table, HYPER["adamw"])
 
 

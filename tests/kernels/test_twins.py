@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import ADAMW, HYPER, SHAPES, agree, make, uniform
+from tables import ADAMW, COLUMNS, HYPER, SHAPES, agree, make, uniform
 
 from fused_lwlr.kernels import Row, SGDHyper, Table, reference, triton
 
@@ -100,8 +100,9 @@ def test_every_column_its_own_dtype(half, device):
 
 
 def test_one_table_serves_several_operations(device):
-    table = make("adamw", [(5,), (1030,)], torch.float32, device)
-    table.columns["momentum_buffer"] = [uniform(p.shape, p.dtype, device) for p in table.columns["param"]]
+    shapes = [(5,), (1030,)]
+    table = make("adamw", shapes, torch.float32, device)
+    table = Table({**table.columns, "momentum_buffer": [uniform(shape, torch.float32, device) for shape in shapes]})
     for operation in ("adamw", "sgd", "adamw"):
         agree(operation, table, HYPER[operation])
     assert triton.statistics(table).shape == (2, 6)
@@ -136,8 +137,8 @@ def test_any_shapes_offsets_and_slices(operation, data):
     shapes = data.draw(st.lists(st.lists(st.integers(0, 40), max_size=3), min_size=1, max_size=6))
     offsets = data.draw(st.lists(st.integers(0, 5), min_size=5, max_size=5))
     table = make(operation, shapes, data.draw(st.sampled_from(DTYPES)), device)
-    for offset, column in zip(offsets, table.columns.values(), strict=False):
-        column[:] = [_shifted(t, offset) for t in column]
+    for offset, name in zip(offsets, COLUMNS[operation], strict=False):
+        assert table.replace(name, [_shifted(t, offset) for t in table.columns[name]])
     cuts = [data.draw(st.integers(1, shape[0] - 1)) if shape and shape[0] > 1 else None for shape in shapes]
     table.rows = [
         row

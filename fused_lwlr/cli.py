@@ -1,0 +1,277 @@
+"""The command `fused-lwlr`: calibrate, train, demo.
+
+What takes long to import is imported inside the commands, so that --help is quick.
+"""
+
+import importlib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+try:
+    import typer
+except ModuleNotFoundError:
+    raise SystemExit("fused-lwlr needs typer, which is not installed: pip install 'fused_lwlr[cli]'") from None
+from rich.console import Console
+from rich.text import Text
+
+from fused_lwlr.train import options as option
+from fused_lwlr.train.errors import errors_in_red
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="fused-lwlr")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fused-lwlr {version('fused_lwlr')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Layer-wise learning rates (LWLR): measure them for a model, and train with them.
+
+    Each layer gets a multiplier on the learning rate: the smaller its gradient
+    is at initialization, the higher.
+
+    Start with [bold]fused-lwlr demo[/bold]: it trains two small models on real images
+    in a few minutes.
+    """
+
+
+@app.command()
+def calibrate(
+    model: option.Model = "resnet",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, a folder of images with one sub-folder per class, or synthetic (random images, to try out).",
+            metavar="NAME|PATH",
+        ),
+    ] = "digits",
+    image_size: option.ImageSize = None,
+    batch_size: option.BatchSize = 64,
+    steps: Annotated[
+        int,
+        typer.Option(
+            help="Minibatches to measure gradients on; the more, the steadier the result.", min=1, metavar="N"
+        ),
+    ] = 10,
+    seed: option.Seed = 0,
+    init: Annotated[
+        bool,
+        typer.Option(
+            "--init/--no-init", help="Measure at weights drawn as the paper does, or at those the model comes with."
+        ),
+    ] = True,
+    out: Annotated[
+        Path, typer.Option(help="JSON file for the result; [bold]train --rates[/bold] takes it.", metavar="FILE")
+    ] = Path("rates.json"),
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the multipliers against depth to this PNG, PDF or SVG file.", metavar="FILE"),
+    ] = None,
+    device: option.Device = "auto",
+    backend: option.Backend = option.Backends.auto,
+) -> None:
+    """Measure the learning-rate multiplier of every layer of a model.
+
+    Prints a table with a row for each layer (number of parameters, mean
+    gradient G, multiplier η) and writes it to a file.
+
+    Examples:
+
+      fused-lwlr calibrate --model vit --plot rates.png
+
+      fused-lwlr calibrate --model timm:resnet50 --data photos/ --steps 4
+    """
+    with errors_in_red():
+        if plot is not None:
+            importlib.import_module("matplotlib")
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        import fused_lwlr
+        from fused_lwlr.train import data as datasets
+        from fused_lwlr.train.loop import pick_device
+        from fused_lwlr.train.models import build
+
+        console = Console()
+        place = pick_device(device)
+        size = _image_size(model, image_size)
+        if data == "synthetic":
+            source = datasets.synthetic(steps * batch_size, size or 224)
+        else:
+            source = datasets.load(data, size)
+        torch.manual_seed(seed)
+        network = build(model, image_size=source.image_size, channels=source.channels, classes=len(source.classes))
+        batches = datasets.Batches(source.train, batch_size, place, seed=seed)
+        rates = fused_lwlr.calibrate(
+            network.to(place), batches, cross_entropy, steps=steps, init=init, progress=True, backend=backend.value
+        )
+        typer.echo(str(rates))
+        what = f"{model} on {source.name}, {steps} minibatches of {batches.size}"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        rates.to_json(out)
+        if plot is not None:
+            plot.parent.mkdir(parents=True, exist_ok=True)
+            rates.plot(plot, title=what)
+        written = f"{out} and {plot}" if plot is not None else str(out)
+        console.print(Text(f"{what}. Wrote {written}."), soft_wrap=True)
+
+
+@app.command()
+def train(
+    model: option.Model = "resnet",
+    data: option.Data = "digits",
+    image_size: option.ImageSize = None,
+    optimizer: Annotated[option.Optimizers, typer.Option(help="SGD with momentum, or AdamW.")] = option.Optimizers.sgd,
+    rates: Annotated[
+        str,
+        typer.Option(
+            help="layerwise measures multipliers first, single has none; or a file that [bold]calibrate[/bold] wrote.",
+            metavar="layerwise|single|FILE",
+        ),
+    ] = "layerwise",
+    lr: Annotated[
+        float | None,
+        typer.Option(
+            help="Base learning rate, reached after warm-up.",
+            min=0,
+            metavar="RATE",
+            show_default="what suits model and optimizer",
+        ),
+    ] = None,
+    weight_decay: Annotated[
+        float | None,
+        typer.Option(help="Weight decay.", min=0, metavar="RATE", show_default="1e-4 for sgd, 0.1 for adamw"),
+    ] = None,
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD.", min=0, max=1, metavar="0..1")] = 0.9,
+    epochs: Annotated[int, typer.Option(help="Passes over the training images.", min=1, metavar="N")] = 20,
+    warmup: Annotated[
+        float,
+        typer.Option(
+            help="Part of training in which the learning rate rises to --lr; it falls along a cosine after that.",
+            metavar="0..1",
+        ),
+    ] = 0.1,
+    batch_size: option.BatchSize = 64,
+    seed: option.Seed = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder for checkpoint.pt, history.json and rates.json.", metavar="FOLDER")
+    ] = Path("runs/train"),
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue the training in --out after its last whole epoch; repeat its other options."
+        ),
+    ] = False,
+    device: option.Device = "auto",
+    backend: option.Backend = option.Backends.auto,
+) -> None:
+    """Train a model with layer-wise learning rates or a single one.
+
+    Weights start from the initialization of the paper either way. There is a
+    checkpoint after every epoch.
+
+    Examples:
+
+      fused-lwlr train --model vit --optimizer adamw
+
+      fused-lwlr train --model timm:resnet50 --data photos/ --epochs 90
+    """
+    with errors_in_red():
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        from fused_lwlr.train.checkpoint import finish, start
+        from fused_lwlr.train.loop import Config, Epoch
+        from fused_lwlr.train.recipes import WEIGHT_DECAY, learning_rate
+
+        config = Config(
+            model=model,
+            data=data,
+            image_size=_image_size(model, image_size),
+            optimizer=optimizer.value,
+            rates=rates,
+            lr=learning_rate(model, optimizer.value) if lr is None else lr,
+            weight_decay=WEIGHT_DECAY[optimizer.value] if weight_decay is None else weight_decay,
+            momentum=momentum,
+            epochs=epochs,
+            warmup=warmup,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+            backend=backend.value,
+        )
+        console = Console()
+        training = start(config, out, resume=resume, progress=True)
+        columns = (BarColumn(), MofNCompleteColumn(), "epochs", TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("", total=epochs, completed=len(training.history))
+
+            def show(epoch: Epoch) -> None:
+                progress.advance(task)
+                console.print(
+                    f"epoch {len(training.history):3}  training loss {epoch.train_loss:.4f}  "
+                    f"test accuracy {epoch.test_accuracy:.2%}  {epoch.seconds:.1f} s",
+                    highlight=False,
+                )
+
+            finish(training, out, show)
+        console.print(
+            Text(f"Test accuracy {training.history[-1].test_accuracy:.2%}. Everything is in {out}."), soft_wrap=True
+        )
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        list[option.Models] | None, typer.Option(help="Only this model; may be repeated.", show_default="both")
+    ] = None,
+    optimizer: Annotated[
+        list[option.Optimizers] | None, typer.Option(help="Only this optimizer; may be repeated.", show_default="both")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Trainings of each kind, with seeds 0, 1, ...", min=1, metavar="N")] = 3,
+    epochs: Annotated[int, typer.Option(help="Passes over the training images.", min=1, metavar="N")] = 16,
+    out: Annotated[Path, typer.Option(help="Folder for demo.png and results.json.", metavar="FOLDER")] = Path(
+        "runs/demo"
+    ),
+    device: option.Device = "auto",
+) -> None:
+    """Compare layer-wise rates with a single one on real images, in minutes.
+
+    Trains a small ResNet and a small ViT with SGD and with AdamW on the 1797
+    handwritten digits that come with scikit-learn, several times each, and
+    ends with a table and a picture.
+    """
+    with errors_in_red():
+        from fused_lwlr.train.demo import demo as run_demo
+
+        run_demo(
+            [m.value for m in model or option.Models],
+            [o.value for o in optimizer or option.Optimizers],
+            seeds=seeds,
+            epochs=epochs,
+            device=device,
+            out=out,
+            console=Console(),
+        )
+
+
+def _image_size(model: str, asked: int | None) -> int | None:
+    return 224 if asked is None and model.startswith("timm:") else asked

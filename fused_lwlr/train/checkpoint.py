@@ -1,0 +1,75 @@
+"""A training in a folder: a checkpoint after every epoch, and how to go on from it.
+
+Checkpoints are written in one piece or not at all, and read without running code from the file.
+"""
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fused_lwlr import LayerRates
+from fused_lwlr.train.loop import Config, Epoch, Training
+
+
+def start(config: Config, out: Path, *, resume: bool = False, progress: bool = False) -> Training:
+    """A new training whose files will be in the folder `out`, or with `resume` the one that is there.
+
+    Raises:
+        FileExistsError: there is one, and `resume` was not asked for.
+        FileNotFoundError: there is none to resume.
+    """
+    saved, rates = out / "checkpoint.pt", out / "rates.json"
+    if resume:
+        state = load(saved)
+        training = Training(config, rates=LayerRates.from_json(rates) if config.rates != "single" else None)
+        training.load_state_dict(state)
+        return training
+    if saved.exists():
+        raise FileExistsError(f"{out} holds a run already: resume it (--resume) or choose another folder (--out)")
+    training = Training(config, progress=progress)
+    out.mkdir(parents=True, exist_ok=True)
+    if training.rates is not None:
+        training.rates.to_json(rates)
+    return training
+
+
+def finish(training: Training, out: Path, on_epoch: Callable[[Epoch], None] = lambda epoch: None) -> None:
+    """Train what is left of the epochs, with a checkpoint and the history in `out` after each."""
+    while len(training.history) < training.config.epochs:
+        epoch = training.run_epoch()
+        save(out / "checkpoint.pt", training.state_dict())
+        content = {"config": asdict(training.config), "history": [asdict(epoch) for epoch in training.history]}
+        (out / "history.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        on_epoch(epoch)
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Replace the checkpoint at `path`: after a crash there is the old one or the new one, whole."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint into the memory of the CPU.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: the file is no checkpoint.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no checkpoint to resume from at {path}")
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is not a checkpoint of fused-lwlr: {error}") from error
+    return state

@@ -1,0 +1,32 @@
+"""What the command line says when something cannot be done."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+EXTRA_CLI = {"matplotlib": "matplotlib", "sklearn": "scikit-learn", "PIL": "Pillow"}
+
+
+@contextmanager
+def errors_in_red() -> Iterator[None]:
+    """Show what the user can put right as one line (exit code 2); anything else is a bug and keeps its traceback."""
+    try:
+        yield
+        return
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA_CLI:
+            raise
+        message, code = f"{EXTRA_CLI[error.name]} is not installed: pip install 'fused_lwlr[cli]'", 2
+    except (ImportError, OSError, ValueError) as error:
+        message, code = str(error), 2
+    except RuntimeError as error:
+        from fused_lwlr.train.loop import DivergedError
+
+        if not isinstance(error, DivergedError):
+            raise
+        message, code = str(error), 1
+    Console(stderr=True).print(Text(f"Error: {message}", style="red"), soft_wrap=True)
+    raise typer.Exit(code)

@@ -1,0 +1,223 @@
+"""Train one configuration: with a single learning rate, or with calibrated layer-wise ones."""
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+
+from fused_lwlr import SGD, AdamW, LayerRates, calibrate, lwlr_init_
+from fused_lwlr.ops import Backend
+from fused_lwlr.train.data import Batches, Data, load
+from fused_lwlr.train.models import build
+
+OPTIMIZERS = ("sgd", "adamw")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What to train and how.
+
+    `rates` is "single", "layerwise" (calibrated over the first epoch's minibatches, at the weights that
+    training starts from) or the path of a JSON file with rates. `warmup` is the part of training in which
+    the learning rate rises linearly to `lr`; a cosine takes it to 0 from there. `momentum` is that of SGD.
+    """
+
+    model: str = "resnet"
+    data: str = "digits"
+    image_size: int | None = None
+    optimizer: str = "sgd"
+    rates: str = "layerwise"
+    lr: float = 0.1
+    weight_decay: float = 1e-4
+    momentum: float = 0.9
+    epochs: int = 20
+    warmup: float = 0.1
+    batch_size: int = 64
+    seed: int = 0
+    device: str = "auto"
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        checks = {
+            f"optimizer must be one of {', '.join(OPTIMIZERS)}": self.optimizer in OPTIMIZERS,
+            "epochs must be at least 1": self.epochs >= 1,
+            "batch_size must be at least 2": self.batch_size >= 2,
+            "warmup must be a part of training, at least 0 and below 1": 0 <= self.warmup < 1,
+            "seed must not be negative": self.seed >= 0,
+        }
+        for rule, held in checks.items():
+            if not held:
+                raise ValueError(f"{rule}, not {getattr(self, rule.split()[0])!r}")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Mean training loss over an epoch, test accuracy after it (0 to 1), and the seconds that both took."""
+
+    train_loss: float
+    test_accuracy: float
+    seconds: float
+
+
+class DivergedError(RuntimeError):
+    """The training loss is not finite any more."""
+
+
+class Training:
+    """A model on its way: parameters, optimizer, schedule and history.
+
+    The initial weights and the order of minibatches depend on the seed alone, not on the optimizer or the
+    rates: runs that differ in these start from the same weights.
+
+    Args:
+        config: what to train and how.
+        rates: layer-wise rates to take instead of calibrating or reading them.
+        progress: show a progress bar while calibrating.
+    """
+
+    def __init__(self, config: Config, *, rates: LayerRates | None = None, progress: bool = False) -> None:
+        self.config = config
+        self.device = pick_device(config.device)
+        self.data = load(config.data, config.image_size)
+        self.model = initial_model(config.model, self.data, config.seed).to(self.device)
+        self.rates = rates or self._find_rates(progress)
+        self.optimizer = self._new_optimizer()
+        self.scheduler = self._new_scheduler()
+        self.history: list[Epoch] = []
+
+    def _find_rates(self, progress: bool) -> LayerRates | None:
+        if self.config.rates == "single":
+            return None
+        if self.config.rates != "layerwise":
+            if not Path(self.config.rates).is_file():
+                raise FileNotFoundError(
+                    f"rates must be single, layerwise or a file of rates, not {self.config.rates!r}"
+                )
+            return LayerRates.from_json(self.config.rates)
+        # not drawn anew: the weights are those of the paper's initialization, and training starts from them
+        batches = self._batches(epoch=0)
+        return calibrate(self.model, batches, cross_entropy, init=False, progress=progress, backend=self.config.backend)
+
+    def _new_optimizer(self) -> SGD | AdamW:
+        config, params = self.config, self.model.named_parameters()
+        common: dict[str, Any] = {
+            "lr": config.lr,
+            "weight_decay": config.weight_decay,
+            "multipliers": self.rates,
+            "backend": config.backend,
+        }
+        return SGD(params, momentum=config.momentum, **common) if config.optimizer == "sgd" else AdamW(params, **common)
+
+    def _new_scheduler(self) -> LRScheduler:
+        steps = self.config.epochs * len(self._batches(epoch=0))
+        warmup = int(self.config.warmup * steps)
+        cosine = CosineAnnealingLR(self.optimizer, T_max=steps - warmup)
+        if warmup == 0:
+            return cosine
+        linear = LinearLR(self.optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
+        return SequentialLR(self.optimizer, [linear, cosine], milestones=[warmup])
+
+    def _batches(self, epoch: int) -> Batches:
+        return Batches(self.data.train, self.config.batch_size, self.device, seed=self.config.seed, epoch=epoch)
+
+    def run_epoch(self) -> Epoch:
+        """Train for one epoch, test, and add both to the history.
+
+        Raises:
+            DivergedError: the training loss is not finite.
+        """
+        start = time.perf_counter()
+        self.model.train()
+        batches = self._batches(len(self.history))
+        # summed on the device: reading every loss would make a GPU wait for the CPU at each step
+        total = torch.zeros((), device=self.device)
+        for inputs, targets in batches:
+            self.optimizer.zero_grad()
+            loss = cross_entropy(self.model(inputs), targets)
+            loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            total += loss.detach()
+        mean = total.item() / len(batches)
+        if not math.isfinite(mean):
+            raise DivergedError(
+                f"the training loss became {mean} in epoch {len(self.history) + 1} "
+                f"({self.config.optimizer}, lr {self.config.lr:g}): try a lower learning rate, or a longer warm-up"
+            )
+        accuracy = self.test()
+        self.history.append(Epoch(mean, accuracy, time.perf_counter() - start))
+        return self.history[-1]
+
+    @torch.no_grad()
+    def test(self) -> float:
+        """The part of the test images that the model classifies correctly, 0 to 1."""
+        self.model.eval()
+        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        count = 0
+        for inputs, targets in Batches(self.data.test, 512, self.device):
+            right += (self.model(inputs).argmax(1) == targets).sum()
+            count += len(targets)
+        return right.item() / count
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that training depends on from here, multipliers included."""
+        return {
+            "config": asdict(self.config),
+            "history": [asdict(epoch) for epoch in self.history],
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from where `state_dict` was taken.
+
+        Raises:
+            ValueError: the state belongs to another configuration.
+        """
+        mine, theirs = asdict(self.config), state["config"]
+        changed = [
+            f"{key} {theirs.get(key)} -> {mine[key]}"
+            for key in mine
+            if mine[key] != theirs.get(key) and key != "device"
+        ]
+        if changed:
+            raise ValueError(f"the checkpoint is of another configuration: {', '.join(changed)}")
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.history = [Epoch(**epoch) for epoch in state["history"]]
+        torch.set_rng_state(state["rng"])
+        if torch.cuda.device_count() == len(state["cuda_rng"]):
+            torch.cuda.set_rng_state_all(state["cuda_rng"])
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; "auto" is the GPU where there is one.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return torch.device(name)
+
+
+def initial_model(name: str, data: Data, seed: int) -> nn.Module:
+    """A model for a data set with the paper's initialization, drawn from `seed` on the CPU."""
+    torch.manual_seed(seed)
+    model = build(name, image_size=data.image_size, channels=data.channels, classes=len(data.classes))
+    lwlr_init_(model)
+    return model

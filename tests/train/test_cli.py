@@ -1,0 +1,151 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fused_lwlr import LayerRates
+from fused_lwlr.cli import app
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the command in an empty folder, with a terminal wide enough not to break lines."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    runner = CliRunner()
+
+    def run(line, code=0):
+        result = runner.invoke(app, line.split(), prog_name="fused-lwlr")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("line", "texts"),
+    [
+        ("--help", ["calibrate", "train", "demo", "--version", "Start with fused-lwlr demo"]),
+        ("calibrate --help", ["Examples:", "--steps", "--no-init", "--plot", "one sub-folder per class", "synthetic"]),
+        ("train --help", ["Examples:", "--rates", "--resume", "1e-4 for sgd, 0.1 for adamw", "runs/train"]),
+        ("demo --help", ["--seeds", "1797", "runs/demo"]),
+    ],
+)
+def test_help(run, line, texts):
+    output = run(line).output
+    for text in texts:
+        assert text in output
+
+
+def test_help_does_not_wait_for_matplotlib_or_scikit_learn():
+    code = "import sys, fused_lwlr.cli; print({'matplotlib', 'sklearn', 'timm', 'PIL'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_version(run):
+    assert run("--version").output == "fused-lwlr 0.1.0\n"
+
+
+def test_calibrate_then_train_with_its_rates(run, tmp_path):
+    output = run("calibrate --model vit --steps 2 --out a/rates.json --plot a/rates.png --device cpu").output
+    rates = LayerRates.from_json(tmp_path / "a" / "rates.json")
+    assert rates.steps == 2
+    assert all(f"{layer.name} " in output and f"{layer.eta:.4f}" in output for layer in rates.layers)
+    assert "vit on digits, 2 minibatches of 64. Wrote a/rates.json and a/rates.png." in output
+    assert (tmp_path / "a" / "rates.png").read_bytes().startswith(PNG)
+
+    output = run("train --model vit --rates a/rates.json --epochs 1 --device cpu").output
+    assert "epoch   1" in output
+    assert dict(LayerRates.from_json(tmp_path / "runs/train/rates.json")) == dict(rates)
+    assert "holds a run already" in run("train --model vit --rates a/rates.json --epochs 1 --device cpu", 2).stderr
+    assert (
+        "Everything is in runs/train"
+        in run("train --model vit --rates a/rates.json --epochs 1 --resume --device cpu").output
+    )
+
+
+def test_calibrate_without_drawing_weights(run, tmp_path):
+    run("calibrate --steps 1 --out drawn.json --device cpu")
+    run("calibrate --steps 1 --no-init --out own.json --device cpu")
+    drawn, own = (dict(LayerRates.from_json(tmp_path / name)) for name in ("drawn.json", "own.json"))
+    assert drawn.keys() == own.keys()
+    assert drawn != own
+
+
+def test_synthetic_images_are_named_and_not_for_training(run):
+    line = "calibrate --data synthetic --image-size 16 --batch-size 4 --steps 1 --device cpu"
+    assert "resnet on synthetic (random images and labels), 1 minibatches of 4" in run(line).output
+    assert "synthetic is not a folder" in run("train --data synthetic", 2).stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("calibrate --model nope", "there is no model 'nope': choose from resnet, vit or timm:NAME"),
+        ("calibrate --data nowhere", "nowhere is not a folder of images"),
+        ("calibrate --device toaster", "device 'toaster' cannot be used here"),
+        ("calibrate --steps 23 --device cpu", "22 minibatches"),
+        ("train --rates nowhere.json", "rates must be single, layerwise or a file of rates, not 'nowhere.json'"),
+        ("train --warmup 2", "warmup must be a part of training"),
+        ("train --resume", "there is no checkpoint to resume from"),
+    ],
+)
+def test_bad_input_is_one_line_without_a_traceback(run, line, message):
+    stderr = run(line, 2).stderr.strip()
+    assert stderr.startswith("Error: ")
+    assert message in stderr
+    assert "\n" not in stderr
+
+
+def test_divergence_is_one_line_too(run):
+    stderr = run("train --rates single --lr 1e12 --warmup 0 --epochs 1 --device cpu", 1).stderr
+    assert "try a lower learning rate" in stderr
+
+
+@pytest.mark.parametrize("line", ["demo", "calibrate --plot rates.png"])
+def test_a_missing_extra_is_named(run, monkeypatch, line):
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] == "matplotlib" or name == "fused_lwlr.train.figure"
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "fused_lwlr.train.demo", raising=False)
+
+    class Hidden:
+        def find_spec(self, name, path=None, target=None):
+            if name == "matplotlib":
+                raise ModuleNotFoundError("No module named 'matplotlib'", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    assert run(line, 2).stderr.strip() == "Error: matplotlib is not installed: pip install 'fused_lwlr[cli]'"
+
+
+def test_demo(run, tmp_path):
+    output = run("demo --model resnet --optimizer adamw --seeds 2 --epochs 1 --out here --device cpu").output
+    for text in (
+        "layer-wise",
+        "single",
+        "difference",
+        "accuracy in %",
+        "calibrated multipliers",
+        "Wrote here/demo.png",
+    ):
+        assert text in output
+    assert (tmp_path / "here" / "demo.png").read_bytes().startswith(PNG)
+    runs = json.loads((tmp_path / "here" / "results.json").read_text())["runs"]
+    assert [(r["config"]["rates"], r["config"]["seed"]) for r in runs] == [
+        ("single", 0), ("single", 1), ("layerwise", 0), ("layerwise", 1),
+    ]  # fmt: skip
+    assert {r["config"]["lr"] for r in runs} == {0.01}
+    assert [r["multipliers"] is None for r in runs] == [True, True, False, False]
+    accuracy = sum(100 * r["history"][-1]["test_accuracy"] for r in runs[:2]) / 2
+    assert f"{accuracy:.2f} ± " in output
