@@ -74,7 +74,9 @@ def main() -> None:
         module: Any = importlib.import_module(f"fused_lwlr.kernels.triton.{operation}")
         module.launch = nothing
     print(f"torch {torch.__version__}, one thread; µs per step, median of {ROUNDS} x {STEPS}")
-    print(f"{'':5} {'tensors':>7} {'gradients':>9} {'ours':>7} {'fused':>7} {'ratio':>6}   fused, a group for each tensor")
+    print(
+        f"{'':5} {'tensors':>7} {'gradients':>9} {'ours':>7} {'fused':>7} {'ratio':>6}   fused, a group for each tensor"
+    )
     for name in OPTIONS:
         for count in (16, 161, 2000):
             for reallocate in (False, True):

@@ -51,7 +51,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     fused = set(_fused_qkv(model))
     layers = []
     for name, param in model.named_parameters():
-        if name in fused and param.shape[0] % 3 == 0:
+        if name in fused and param.numel() > 0 and param.shape[0] % 3 == 0:
             third = param.shape[0] // 3
             ranges = [(i * third, (i + 1) * third) for i in range(3)]
             layers += [Layer(f"{name}[{start}:{stop}]", param, start, stop) for start, stop in ranges]

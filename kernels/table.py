@@ -36,7 +36,7 @@ class Table:
         columns: name -> tensors, read-only.
         keys: for each column, what tells its tensors from others: a new object whenever they moved.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
-        image: the backend's own copy of the table, kept from call to call.
+        images: the backend's own copies of the table, one for each operation, kept from call to call.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
@@ -46,7 +46,7 @@ class Table:
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
         self.keys = {name: _key(name, tensors) for name, tensors in self._columns.items()}
         self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
-        self.image: Any = None
+        self.images: dict[Any, Any] = {}
 
     def replace(self, name: str, tensors: Sequence[Any]) -> bool:
         """Put other tensors into a column; False, with nothing changed, if they do not fit this table.

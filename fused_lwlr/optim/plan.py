@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Part:
     """Parameters of one device and one combination of dtypes: one table, one launch."""
 
-    members: list[int] | None
-    """Which of the plan's parameters; None for all of them."""
+    members: list[int]
+    """Which of the plan's parameters, in order."""
     table: Table
     backend: ModuleType
 
@@ -40,6 +40,7 @@ class Plan:
     """
 
     def __init__(self, optimizer: "FusedOptimizer", params: list[Tensor], grads: list[Tensor | None]):
+        self._new = True
         self._all = params
         self._absent = [grad is None for grad in grads]
         self._facts = _facts(optimizer)
@@ -79,9 +80,13 @@ class Plan:
             part.table.hyper_row = _of(part, rows)
             getattr(part.backend, optimizer.operation)(part.table, hyper)
             part.table.release()
-        self.steps += 1
-        if self._unstored:
-            self._store(optimizer)
+            # at once, so that a part that fails leaves those before it stepped in full
+            self.steps[part.members] += 1
+            if self._new:
+                self._store(optimizer, part.members)
+        if self._new:
+            self._new = False
+            self._watch(optimizer)
 
     def cohorts(self, marks: np.ndarray) -> tuple[list[tuple[int, Any]], Sequence[int]]:
         """The distinct (group, mark) pairs of the parameters, and which of them each parameter has."""
@@ -92,14 +97,12 @@ class Plan:
         return list(number), [number[pair] for pair in pairs]
 
     def _gather_state(self, optimizer: "FusedOptimizer", labels: list[str]) -> None:
-        """Find every parameter's state and make what is missing; `_store` keeps it once the step is done."""
-        # get() and not []: a look-up in optimizer.state would create an entry
-        self._states = [optimizer.state.get(param, {}) for param in self._params]
-        self._all_states = list(optimizer.state.values())
+        """Find every parameter's state and make what is missing; `_store` keeps it once a step is done."""
+        states = [optimizer.state.get(param, {}) for param in self._params]
         used = [optimizer.state_columns(group) for group in optimizer.param_groups]
         self._columns: dict[str, list[Tensor | None]] = {name: [] for name in optimizer.state_names}
         fresh = []
-        for label, param, group, state in zip(labels, self._params, self.group, self._states, strict=True):
+        for label, param, group, state in zip(labels, self._params, self.group, states, strict=True):
             fresh.append(all(state.get(name) is None for name in used[group]))
             for name, column in self._columns.items():
                 tensor = state.get(name) if name in used[group] else None
@@ -117,29 +120,29 @@ class Plan:
                     )
                 column.append(tensor)
         self.fresh = np.array(fresh)
-        self._stored: dict[str, list[Tensor | None]] = dict(self._columns)
-        steps = torch.tensor([float(state.get("step", 0)) for state in self._states], dtype=torch.float32)
+        entries: dict[str, list[Tensor | None]] = dict(self._columns)
+        steps = torch.tensor([float(state.get("step", 0)) for state in states], dtype=torch.float32)
         self.steps = steps.numpy()
         if optimizer.counts_steps:
-            self._stored["step"] = list(steps.unbind())
-        self._unstored = True
-        self._watch()
+            entries["step"] = list(steps.unbind())
+        self._entries = entries
+        self._watch(optimizer)
 
-    def _store(self, optimizer: "FusedOptimizer") -> None:
-        for i, param in enumerate(self._params):
-            entries = {name: tensors[i] for name, tensors in self._stored.items() if tensors[i] is not None}
+    def _store(self, optimizer: "FusedOptimizer", members: Sequence[int]) -> None:
+        """Put the state of stepped parameters where it belongs."""
+        self.fresh[members] = False
+        for i in members:
+            entries = {name: tensors[i] for name, tensors in self._entries.items() if tensors[i] is not None}
             # without momentum SGD has none, and makes no entry in optimizer.state
             if entries:
-                optimizer.state[param].update(entries)
-        self._states = [optimizer.state.get(param, {}) for param in self._params]
-        self._watch()
-        self._all_states = list(optimizer.state.values())
-        self.fresh = np.zeros_like(self.fresh)
-        self._unstored = False
+                optimizer.state[self._params[i]].update(entries)
 
-    def _watch(self) -> None:
+    def _watch(self, optimizer: "FusedOptimizer") -> None:
         """Remember where the state is, which may be replaced from outside between steps."""
-        self._state_at = {name: _addresses([s.get(name) for s in self._states]) for name in self._stored}
+        self._all_states = list(optimizer.state.values())
+        # get() and not []: a look-up in optimizer.state would create an entry
+        self._states = [optimizer.state.get(param, {}) for param in self._params]
+        self._state_at = {name: _addresses([s.get(name) for s in self._states]) for name in self._entries}
 
     def _partition(self, optimizer: "FusedOptimizer", grads: list[Tensor], position: list[int]) -> Iterable[Part]:
         kinds: dict[tuple[Any, ...], list[int]] = {}
@@ -155,13 +158,12 @@ class Plan:
                 entry = 1.0 if entries is None else entries[position[i]]
                 rows += multipliers.rows(tensor, self._params[i], entry)
             table = Table({name: [column[i] for i in members] for name, column in columns.items()}, rows)
-            whole = len(members) == len(grads)
-            yield Part(None if whole else members, table, ops.pick(optimizer.backend, device, dtype))
+            yield Part(members, table, ops.pick(optimizer.backend, device, dtype))
 
 
 def _of(part: Part, values: Sequence[Any]) -> Any:
     """Those of some values, one for each parameter of the plan, that belong to a part."""
-    return values if part.members is None else [values[i] for i in part.members]
+    return values if len(part.members) == len(values) else [values[i] for i in part.members]
 
 
 def _facts(optimizer: "FusedOptimizer") -> list[tuple[Any, ...]]:

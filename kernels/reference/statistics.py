@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fused_lwlr.kernels.reference.precision import wide
 from fused_lwlr.kernels.table import STATISTICS, Table
 
 
@@ -11,6 +12,7 @@ def statistics(table: Table) -> Tensor:
     """Σ|g|, Σg², max|g|, Σw², Σg·w and the number of non-finite g, for every row of the table.
 
     A NaN gradient makes Σ|g|, Σg², max|g| and Σg·w NaN; an infinite one makes the first three infinite.
+    Squares and products are float32 (float64 of float64), so |g| above 1.8e19 makes Σg² infinite as well.
     Nothing is copied to the host.
 
     Args:
@@ -26,18 +28,8 @@ def statistics(table: Table) -> Tensor:
     for values, (_, (param, grad)) in zip(out, table.views("param", "grad"), strict=True):
         if grad.numel() == 0:
             continue
-        w, g = param.to(dtype), grad.to(dtype)
-        magnitude = g.abs()
-        values.copy_(
-            torch.stack(
-                (
-                    magnitude.sum(),
-                    g.square().sum(),
-                    magnitude.amax(),
-                    w.square().sum(),
-                    (g * w).sum(),
-                    (~g.isfinite()).sum().to(dtype),
-                )
-            )
-        )
+        w, g = wide(param), wide(grad)
+        sums = (g.abs(), g.square(), w.square(), g * w, ~g.isfinite())
+        abs_sum, sq_sum, weight_sq_sum, dot, nonfinite = (terms.sum(dtype=dtype) for terms in sums)
+        values.copy_(torch.stack((abs_sum, sq_sum, g.abs().amax().to(dtype), weight_sq_sum, dot, nonfinite)))
     return out

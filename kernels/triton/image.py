@@ -34,10 +34,12 @@ class Image:
         extents = np.array([_extent(params[row.tensor], row) for row in table.rows], dtype=np.int64).reshape(-1, 2)
         self._first, self._numel = extents.T
 
-        integers = (len(columns) + 2) * self.rows
+        used = (len(columns) + 2) * self.rows
+        # even, for an alignment of 16 bytes behind it
+        integers = used + used % 2
         floats = self.rows + hyper_rows * hyper_width
         self._staging = np.zeros(integers + (floats + 1) // 2, dtype=np.int64)
-        staged = self._staging[:integers].reshape(-1, self.rows)
+        staged = self._staging[:used].reshape(-1, self.rows)
         self._addresses, self._hyper_row = staged[: len(columns)], staged[-1]
         staged[-2] = self._numel
         staged_floats = self._staging[integers:].view(np.float32)
@@ -45,7 +47,7 @@ class Image:
         self._hyper = staged_floats[self.rows : floats]
 
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
-        self.addresses = self.buffer[:integers]
+        self.addresses = self.buffer[:used]
         self.floats = self.buffer[integers:].view(torch.float32)
         self._seen: dict[str, object] = {}
         self._layouts: dict[str, object] = {}
@@ -113,9 +115,9 @@ class Image:
 
 def image_of(table: Table, columns: Sequence[str], hyper: Sequence[Sequence[float]] = ()) -> Image:
     """The table's image, made on the first call and brought up to date on every one."""
-    if table.image is None or (table.image.columns, table.image.hyper_rows) != (tuple(columns), len(hyper)):
-        table.image = Image(table, columns, len(hyper), len(hyper[0]) if hyper else 0)
-    image: Image = table.image
+    image: Image | None = table.images.get(tuple(columns))
+    if image is None or image.hyper_rows != len(hyper):
+        image = table.images[tuple(columns)] = Image(table, columns, len(hyper), len(hyper[0]) if hyper else 0)
     image.refresh(table, hyper)
     return image
 

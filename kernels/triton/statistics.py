@@ -124,6 +124,7 @@ def statistics(table: Table) -> Tensor:
     """Σ|g|, Σg², max|g|, Σw², Σg·w and the number of non-finite g, for every row of the table.
 
     A NaN gradient makes Σ|g|, Σg², max|g| and Σg·w NaN; an infinite one makes the first three infinite.
+    Squares and products are float32 (float64 of float64), so |g| above 1.8e19 makes Σg² infinite as well.
     Nothing is copied to the host.
 
     Args:

@@ -159,3 +159,15 @@ def test_nothing_to_do_launches_nothing(operation, device):
     triton.counters.reset()
     getattr(triton, operation)(make(operation, [(0,)], torch.float32, device), HYPER[operation])
     assert triton.counters.launches == triton.counters.bytes == 0
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_squares_are_float32(backend, device):
+    """1e20² is beyond float32 and 1e-30² below it; the twins agree that they are."""
+    grads = [torch.tensor([1e20, 1.0], device=device), torch.tensor([1e-30], device=device)]
+    table = Table({"param": [torch.ones_like(g) for g in grads], "grad": grads})
+    large, small = BACKENDS[backend](table).tolist()
+    assert large[0] == pytest.approx(1e20)
+    assert large[1:] == [INF, pytest.approx(1e20), 2.0, pytest.approx(1e20), 0.0]
+    assert small == [pytest.approx(1e-30), 0.0, pytest.approx(1e-30), 1.0, pytest.approx(1e-30), 0.0]

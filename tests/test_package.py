@@ -1,0 +1,69 @@
+"""What is installed, and what importing it needs."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def python(code, *, cwd=ROOT):
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_kernels_is_no_package_of_its_own():
+    result = python("import kernels")
+    assert "ImportError: this package is fused_lwlr.kernels, but it was imported as 'kernels'" in result.stderr
+
+
+def test_import_without_triton():
+    """The package and its reference backend; asking for the other says what to install."""
+    result = python(
+        "import sys; sys.modules['triton'] = None\n"
+        "import fused_lwlr, torch\n"
+        "p = torch.nn.Parameter(torch.ones(2)); p.grad = torch.ones(2)\n"
+        "fused_lwlr.SGD([p], lr=0.5).step(); print(p.tolist())\n"
+        "fused_lwlr.SGD([p], lr=0.5, backend='triton').step()"
+    )
+    assert result.stdout == "[0.5, 0.5]\n"
+    assert result.stderr.strip().endswith(
+        "ImportError: backend='triton' on cpu tensors needs Triton, which is not installed: "
+        "pip install triton, or pass backend='torch'"
+    )
+
+
+def test_import_imports_no_triton_and_no_extras():
+    result = python("import sys, fused_lwlr; print({'triton', 'matplotlib', 'rich', 'sklearn'} & set(sys.modules))")
+    assert result.stdout == "set()\n"
+
+
+def test_wheel_holds_one_package(tmp_path):
+    pytest.importorskip("setuptools", minversion="77")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path]
+    subprocess.run([*build, _copy(tmp_path / "source")], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].partition("-")[0] for name in names} == {"fused_lwlr"}
+    for name in ("py.typed", "kernels/triton/sgd.py", "kernels/reference/sgd.py", "methods/lwlr/calibrate.py"):
+        assert f"fused_lwlr/{name}" in names
+    sources = {str(p.relative_to(ROOT)) for folder in ("fused_lwlr", "kernels") for p in (ROOT / folder).rglob("*.py")}
+    installed = {f"fused_lwlr/{s}" if s.startswith("kernels/") else s for s in sources}
+    assert installed - {f for f in installed if "/__pycache__/" in f} <= set(names)
+
+
+def _copy(target):
+    """The sources that a wheel is made of: building in place would leave files behind."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not files:
+        pytest.skip("not a git checkout")
+    for name in files:
+        source, copy = ROOT / name, target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            copy.symlink_to(source.readlink())
+        elif source.exists():
+            copy.write_bytes(source.read_bytes())
+    return target
