@@ -14,13 +14,17 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 COLUMNS = {"sgd": (2, 1), "sgd momentum": (3, 2), "adamw": (4, 3), "adamw amsgrad": (5, 4), "statistics": (2, 0)}
 
 
+def lines(*command):
+    """What a script prints; compiling and interpreting exclude each other within one process."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "0"}
+    result = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
 @pytest.fixture(scope="module")
 def reports():
-    # compiling and interpreting exclude each other within one process
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "0"}
-    command = [sys.executable, SCRIPT, "--json", "sm_80", "sm_90"]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    return [json.loads(line) for line in output.splitlines()]
+    return [json.loads(line) for line in lines(SCRIPT, "--json", "sm_80", "sm_90")]
 
 
 def test_every_variant_was_compiled(reports):
@@ -37,3 +41,14 @@ def test_full_tiles_move_128_bits_at_a_time(reports):
         loads, stores = COLUMNS[r["kernel"]]
         assert r["loads"]["128"] == loads * vectors, r
         assert r["stores"].get("128", 0) == stores * vectors, r
+
+
+def test_launches_bind_and_compile():
+    """From a table to a compiled kernel, through the arguments that a real launch passes."""
+    assert lines(Path(__file__).with_name("launch_without_gpu.py")) == [
+        "sgd_kernel 4 4 False",
+        "sgd_kernel 4 4 False",
+        "adamw_kernel 4 4 False",
+        "adamw_kernel 4 4 False",
+        "statistics_kernel 2 4 False",
+    ]
