@@ -16,6 +16,8 @@ class Block(nn.Module):
         self.pos_embed = nn.Parameter(torch.randn(1, 5, 8))
         self.relative_position_bias_table = nn.Parameter(torch.randn(9, 2))
         self.gamma = nn.Parameter(torch.randn(8))
+        self.gain = nn.Parameter(torch.randn(8, 1, 1, 1))
+        self.attention_biases = nn.Parameter(torch.randn(2, 9))
         self.norm = nn.LayerNorm(8)
         self.act = nn.PReLU()
 
@@ -66,9 +68,10 @@ def test_ones_and_zeros():
         nn.init.normal_(p)
     model[2].running_mean.fill_(3.0)
     lwlr_init_(model)
-    ones = ["0.gamma", "0.norm.weight", "2.weight", "3.weight", "4.weight"]
+    ones = ["0.gamma", "0.gain", "0.norm.weight", "2.weight", "3.weight", "4.weight"]
     zeros = [
-        "0.cls_token", "0.pos_embed", "0.relative_position_bias_table", "0.norm.bias", "1.bias", "2.bias", "3.bias",
+        "0.cls_token", "0.pos_embed", "0.relative_position_bias_table", "0.attention_biases",
+        "0.norm.bias", "1.bias", "2.bias", "3.bias",
     ]  # fmt: skip
     for name, param in model.named_parameters():
         if name in ones + zeros:

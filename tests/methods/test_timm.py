@@ -1,19 +1,19 @@
 """Calibration of timm's models at 224 x 224, on photographs, against the patterns and values of the paper."""
 
 import importlib.util
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
-from fused_lwlr import calibrate
-
+SCRIPT = Path(__file__).parents[2] / "bench" / "calibrate_timm.py"
 SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 @pytest.fixture(scope="module")
-def timm():
+def rates_of():
     if importlib.util.find_spec("timm") is None:
         pytest.skip("timm is not installed")
     try:
@@ -22,27 +22,12 @@ def timm():
         # a CPU build of torch beside a torchvision whose compiled operators do not load: give it their schemas
         for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", SCHEMA)
-    return pytest.importorskip("timm")
+    pytest.importorskip("sklearn")
+    return runpy.run_path(str(SCRIPT))["rates_of"]
 
 
-@pytest.fixture(scope="module")
-def photographs():
-    """Two minibatches of eight 224 x 224 crops of the photographs that scikit-learn ships."""
-    images = pytest.importorskip("sklearn.datasets").load_sample_images().images
-    rng = np.random.default_rng(0)
-    crops = []
-    for _ in range(16):
-        image = images[rng.integers(2)]
-        top, left = rng.integers(image.shape[0] - 224), rng.integers(image.shape[1] - 224)
-        crops.append(image[top : top + 224, left : left + 224])
-    inputs = torch.from_numpy(np.stack(crops)).permute(0, 3, 1, 2).float().div(127.5).sub(1)
-    targets = torch.from_numpy(rng.integers(1000, size=16))
-    return list(zip(inputs.split(8), targets.split(8), strict=True))
-
-
-def test_resnet50(timm, photographs, tmp_path):
-    torch.manual_seed(0)
-    rates = calibrate(timm.create_model("resnet50"), photographs, cross_entropy)
+def test_resnet50(rates_of, tmp_path):
+    rates = rates_of("resnet50", steps=2, batch_size=8)
     weights = [layer for layer in rates.layers if layer.kind == "weight"]
     assert len(rates) == 161
     # timm starts the last scale of each block at 0, which would leave a hundred parameters without a gradient
@@ -60,9 +45,8 @@ def test_resnet50(timm, photographs, tmp_path):
     assert (tmp_path / "resnet50.png").stat().st_size > 10_000
 
 
-def test_vit_small(timm, photographs):
-    torch.manual_seed(0)
-    rates = calibrate(timm.create_model("vit_small_patch16_224"), photographs, cross_entropy)
+def test_vit_small(rates_of):
+    rates = rates_of("vit_small_patch16_224", steps=2, batch_size=8)
     # paper: 0.012, 0.16 and 0.092
     assert rates["cls_token"] == pytest.approx(0.012, rel=0.5)
     assert rates["pos_embed"] == pytest.approx(0.16, rel=0.5)

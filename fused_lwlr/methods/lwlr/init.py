@@ -22,8 +22,8 @@ KINDS = ("weight", "scale", "bias", "other")
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 # class and register tokens, position embeddings, relative-position tables
-_ADDED = re.compile(r"token|pos_?emb|position|rel_pos")
-_SCALES = re.compile(r"gamma|scale|ls\d")
+_ADDED = re.compile(r"token|class_emb|pos_?emb|position|rel_pos")
+_SCALES = re.compile(r"gamma|gain|scale|layer_?scale|ls\d")
 
 
 def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
@@ -40,9 +40,10 @@ def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
 def _kind(module: nn.Module, name: str, param: Tensor) -> Kind | None:
     if isinstance(module, nn.PReLU):
         return "other"
-    if name.endswith("bias") or name.startswith("bias") or _ADDED.search(name):
+    if name.endswith(("bias", "biases")) or name.startswith("bias") or _ADDED.search(name):
         return "bias"
-    if isinstance(module, _NORMS) or (param.dim() <= 1 and (name == "weight" or _SCALES.match(name))):
+    vector = param.numel() == max(param.shape, default=1)
+    if isinstance(module, _NORMS) or (param.dim() <= 1 and name == "weight") or (vector and _SCALES.match(name)):
         return "scale"
     if param.dim() >= 2 and (name.endswith("weight") or name.startswith("weight")):
         return "weight"
