@@ -51,8 +51,12 @@ class Plan:
         self._params: list[Tensor] = [param for param, *_ in live]
         self.group: list[int] = [group for *_, group, _ in live]
         labels = [_label(optimizer.param_groups[group], at) for *_, group, at in live]
+        seen: set[Tensor] = set()
         for label, (param, grad, *_) in zip(labels, live, strict=True):
             _validate(type(optimizer).__name__, label, param, grad)
+            if param in seen:
+                raise RuntimeError(f"parameter {label} is in its group twice: one launch would step it twice at once")
+            seen.add(param)
         self._where = identity(self._params)
         self._gather_state(optimizer, labels)
         self._parts = list(self._partition(optimizer, [grad for _, grad, *_ in live], [at for *_, at in live]))

@@ -232,3 +232,15 @@ def test_integer_parameter_is_refused(name, device):
     with pytest.raises(RuntimeError, match=r"cannot optimize parameter .* torch.int32"):
         OURS[name]([param], lr=1.0).step()
     assert param.tolist() == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", OURS)
+def test_a_parameter_given_twice_is_refused(name, backend, device):
+    param = torch.nn.Parameter(torch.ones(3, device=device))
+    ours = OURS[name]([param, param], lr=0.1, backend=backend)
+    param.grad = torch.ones_like(param)
+    with pytest.raises(RuntimeError, match="number 1 of its group is in its group twice"):
+        ours.step()
+    assert (param == 1).all()
