@@ -19,6 +19,9 @@ from fused_lwlr.train.loop import Config, Training, pick_device
 from fused_lwlr.train.recipes import WEIGHT_DECAY, learning_rate
 from fused_lwlr.train.runs import NAMES, Run, cells, rates_of
 
+FACTORS = (1, 3)
+"""Multiples of the base learning rate: the one that suits a single rate best, and one that is too high for some."""
+
 
 def demo(
     models: Sequence[str],
@@ -30,9 +33,9 @@ def demo(
     out: Path,
     console: Console,
 ) -> list[Run]:
-    """Train every model with every optimizer, both kinds of rates and several seeds; show and save the results.
+    """Train every model with every optimizer, learning rate and kind of rates, several seeds each; show and save.
 
-    Both kinds start from the same weights, see the same minibatches, and have the same base learning rate.
+    Both kinds of rates start from the same weights, see the same minibatches, and have the same base learning rate.
     Writes `results.json` and `demo.png` to `out`.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -40,7 +43,9 @@ def demo(
     # models this small gain nothing from a second thread, and lose much when the cores are busy
     torch.set_num_threads(1)
     try:
-        runs = _run_all([_config(m, o, epochs, device) for m, o in product(models, optimizers)], seeds, console)
+        runs = _run_all(
+            [_config(*which, epochs, device) for which in product(models, optimizers, FACTORS)], seeds, console
+        )
     finally:
         torch.set_num_threads(threads)
     console.print(results_table(runs), rates_table(runs))
@@ -50,8 +55,8 @@ def demo(
     return runs
 
 
-def _config(model: str, optimizer: str, epochs: int, device: str) -> Config:
-    lr, decay = learning_rate(model, optimizer), WEIGHT_DECAY[optimizer]
+def _config(model: str, optimizer: str, factor: int, epochs: int, device: str) -> Config:
+    lr, decay = round(factor * learning_rate(model, optimizer), 6), WEIGHT_DECAY[optimizer]
     return Config(model=model, optimizer=optimizer, lr=lr, weight_decay=decay, epochs=epochs, device=device)
 
 
@@ -62,7 +67,9 @@ def _run_all(configs: Sequence[Config], seeds: int, console: Console) -> list[Ru
         task = progress.add_task("", total=len(configs) * len(NAMES) * seeds * configs[0].epochs)
         for config, rates in product(configs, NAMES):
             for seed in range(seeds):
-                progress.update(task, description=f"{config.model} {config.optimizer} {NAMES[rates]} seed {seed}")
+                progress.update(
+                    task, description=f"{config.model} {config.optimizer} {config.lr:g} {NAMES[rates]} seed {seed}"
+                )
                 start = time.perf_counter()
                 training = Training(replace(config, rates=rates, seed=seed))
                 for _ in range(config.epochs):
@@ -72,7 +79,8 @@ def _run_all(configs: Sequence[Config], seeds: int, console: Console) -> list[Ru
                 runs.append(Run(training.config, tuple(training.history), training.rates, seconds))
             done = runs[-seeds:]
             console.print(
-                f"{config.model:6}  {config.optimizer:5}  {NAMES[rates]:10}  test accuracy {_accuracy(done)} %"
+                f"{config.model:6}  {config.optimizer:5}  lr {config.lr:<4g}  {NAMES[rates]:10}  "
+                f"test accuracy {_accuracy(done)} %"
             )
     return runs
 
@@ -90,9 +98,9 @@ def results_table(runs: Sequence[Run]) -> Table:
         table.add_column(name)
     for name in ("test accuracy", "train loss", "s/run"):
         table.add_column(name, justify="right")
-    for (model, optimizer), arms in cells(runs).items():
+    for (model, optimizer, lr), arms in cells(runs).items():
         for arm, of in arms.items():
-            label = (model, optimizer, f"{of[0].config.lr:g}", NAMES[arm])
+            label = (model, optimizer, f"{lr:g}", NAMES[arm])
             loss = _spread([run.final.train_loss for run in of], "{:.4f}")
             table.add_row(*label, _accuracy(of), loss, f"{mean(run.seconds for run in of):.1f}")
         pairs = list(zip(arms["single"], arms["layerwise"], strict=True))

@@ -12,21 +12,23 @@ from fused_lwlr.train.runs import Run, cells, rates_of
 
 MODELS = {"resnet": "small ResNet", "vit": "small ViT"}
 OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
-ARMS = {"single": ("single rate", "0.45"), "layerwise": ("layer-wise rates (LWLR)", "#d1495b")}
+ARMS = {"single": ("single", "0.45"), "layerwise": ("layer-wise", "#d1495b")}
+STYLES = ({"linestyle": "-", "label": "base lr"}, {"linestyle": "--", "label": "3 x lr"})
 GRAY, BLUE = "0.78", "#00798c"
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
     """A row for each model: training loss for each optimizer, and η against depth; saved as an image."""
     found, rates = cells(runs), rates_of(runs)
-    optimizers = list(dict.fromkeys(optimizer for _, optimizer in found))
+    optimizers = list(dict.fromkeys(optimizer for _, optimizer, _ in found))
     columns = len(optimizers) + 1
     figure = Figure(figsize=(4.2 * columns, 3.3 * len(rates) + 0.5))
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)
     grid = figure.subplots(len(rates), columns, squeeze=False)
     for row, (model, of_model) in zip(grid, rates.items(), strict=True):
         for axes, optimizer in zip(row, optimizers, strict=False):
-            _losses(axes, found[model, optimizer])
+            _losses(axes, [arms for (m, o, _), arms in found.items() if (m, o) == (model, optimizer)])
+            axes.set_title(f"{MODELS[model]}, {OPTIMIZERS[optimizer]}", fontsize="medium")
         _multipliers(row[-1], of_model)
         row[-1].set_title(f"{MODELS[model]}: calibrated multipliers", fontsize="medium")
     for axes in grid[:, 0]:
@@ -41,18 +43,23 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _losses(axes: Any, arms: dict[str, list[Run]]) -> None:
-    for arm, runs in arms.items():
-        label, color = ARMS[arm]
-        loss = np.array([[epoch.train_loss for epoch in run.history] for run in runs])  # (seeds, epochs)
-        epochs = np.arange(1, loss.shape[1] + 1)
-        axes.fill_between(epochs, loss.min(0), loss.max(0), color=color, alpha=0.2, linewidth=0)
-        axes.plot(epochs, loss.mean(0), color=color, label=label, marker="o", markersize=2.5, linewidth=1.5)
-    single, layerwise = (100 * np.mean([run.final.test_accuracy for run in arms[arm]]) for arm in ARMS)
-    note = f"test accuracy {single:.1f} % single, {layerwise:.1f} % layer-wise"
-    axes.text(0.98, 0.97, note, transform=axes.transAxes, ha="right", va="top", fontsize="small", color="0.35")
-    config = runs[0].config
-    axes.set_title(f"{MODELS[config.model]}, {OPTIMIZERS[config.optimizer]}, base lr {config.lr:g}", fontsize="medium")
+def _losses(axes: Any, by_rate: Sequence[dict[str, list[Run]]]) -> None:
+    notes = ["test accuracy in %, single / layer-wise"]
+    for arms, style in zip(by_rate, STYLES, strict=False):
+        lr = arms["single"][0].config.lr
+        for arm, runs in arms.items():
+            label, color = ARMS[arm]
+            loss = np.array([[epoch.train_loss for epoch in run.history] for run in runs])  # (seeds, epochs)
+            epochs = np.arange(1, loss.shape[1] + 1)
+            axes.fill_between(epochs, loss.min(0), loss.max(0), color=color, alpha=0.12, linewidth=0)
+            axes.plot(
+                epochs, loss.mean(0), color=color, label=f"{label}, {style['label']}", linestyle=style["linestyle"]
+            )
+        accuracies = (f"{100 * np.mean([run.final.test_accuracy for run in arms[arm]]):.1f}" for arm in ARMS)
+        notes.append(f"lr {lr:g}: {' / '.join(accuracies)}")
+    axes.text(
+        0.98, 0.98, "\n".join(notes), transform=axes.transAxes, ha="right", va="top", fontsize="small", color="0.35"
+    )  # fmt: skip
     axes.set_yscale("log")
     axes.set_xlabel("epoch")
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -24,11 +24,11 @@ class Run:
         return self.history[-1]
 
 
-def cells(runs: Sequence[Run]) -> dict[tuple[str, str], dict[str, list[Run]]]:
-    """Runs by (model, optimizer) and by kind of rates, in the order of their seeds."""
-    found: dict[tuple[str, str], dict[str, list[Run]]] = {}
+def cells(runs: Sequence[Run]) -> dict[tuple[str, str, float], dict[str, list[Run]]]:
+    """Runs by (model, optimizer, learning rate) and by kind of rates, in the order of their seeds."""
+    found: dict[tuple[str, str, float], dict[str, list[Run]]] = {}
     for run in runs:
-        cell = found.setdefault((run.config.model, run.config.optimizer), {})
+        cell = found.setdefault((run.config.model, run.config.optimizer, run.config.lr), {})
         cell.setdefault(run.config.rates, []).append(run)
     return found
 

@@ -142,10 +142,9 @@ def test_demo(run, tmp_path):
         assert text in output
     assert (tmp_path / "here" / "demo.png").read_bytes().startswith(PNG)
     runs = json.loads((tmp_path / "here" / "results.json").read_text())["runs"]
-    assert [(r["config"]["rates"], r["config"]["seed"]) for r in runs] == [
-        ("single", 0), ("single", 1), ("layerwise", 0), ("layerwise", 1),
-    ]  # fmt: skip
-    assert {r["config"]["lr"] for r in runs} == {0.01}
-    assert [r["multipliers"] is None for r in runs] == [True, True, False, False]
+    assert [(r["config"]["lr"], r["config"]["rates"], r["config"]["seed"]) for r in runs] == [
+        (lr, rates, seed) for lr in (0.03, 0.09) for rates in ("single", "layerwise") for seed in (0, 1)
+    ]
+    assert [r["multipliers"] is None for r in runs] == [True, True, False, False] * 2
     accuracy = sum(100 * r["history"][-1]["test_accuracy"] for r in runs[:2]) / 2
     assert f"{accuracy:.2f} ± " in output
