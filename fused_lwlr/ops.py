@@ -39,8 +39,8 @@ def pick(backend: Backend, device: torch.device, dtype: torch.dtype) -> ModuleTy
         ) from error
     if not triton.supports(device, dtype):
         raise ValueError(
-            f"backend='triton' cannot work on {dtype} tensors on {device.type}: it takes float32, bfloat16 and "
-            "float16 on a GPU (on a CPU only with TRITON_INTERPRET=1 set before the first import of triton); "
-            "pass backend='torch' or 'auto'"
+            f"backend={backend!r} cannot work on {dtype} tensors on {device.type}: Triton takes float32, bfloat16 "
+            "and float16, on a GPU, or on a CPU with TRITON_INTERPRET=1 set before triton is first imported; "
+            "pass backend='torch'"
         )
     return triton

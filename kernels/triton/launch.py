@@ -28,9 +28,10 @@ counters = Counters()
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels run on such tensors: on GPUs, and on a CPU through TRITON_INTERPRET=1."""
+    """Whether the kernels run on such tensors: on a GPU, or with TRITON_INTERPRET=1 on a CPU."""
     real_dtype = dtype.to_real() if dtype.is_complex else dtype
-    return real_dtype in DTYPES and (device.type == "cuda" or knobs.runtime.interpret)
+    # the interpreter follows addresses in the memory of the CPU
+    return real_dtype in DTYPES and device.type == ("cpu" if knobs.runtime.interpret else "cuda")
 
 
 def launch(kernel: Any, image: Image, tiles: Tensor, *args: Any, passes: Sequence[str], **meta: Any) -> None:
@@ -46,7 +47,7 @@ def launch(kernel: Any, image: Image, tiles: Tensor, *args: Any, passes: Sequenc
     if count == 0:
         return
     with torch.cuda.device_of(image.buffer):
-        # without contraction to FMA a GPU rounds as the interpreter does: same bits, on every device and version
+        # without contraction to FMA rounding is that of the operations as written, on every device and version
         kernel[(programs(count),)](
             image.addresses, image.floats, tiles, count, image.rows, *args, **meta, enable_fp_fusion=False
         )
