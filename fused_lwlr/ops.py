@@ -2,7 +2,7 @@
 
 import importlib
 from types import ModuleType
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -13,8 +13,8 @@ Backend = Literal["auto", "triton", "torch"]
 
 def check_backend(backend: str) -> None:
     """Raise ValueError unless `backend` is one of "auto", "triton" and "torch"."""
-    if backend not in ("auto", "triton", "torch"):
-        raise ValueError(f"backend={backend!r} is not one of 'auto', 'triton', 'torch'")
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend={backend!r} is not one of {', '.join(map(repr, get_args(Backend)))}")
 
 
 def pick(backend: Backend, device: torch.device, dtype: torch.dtype) -> ModuleType:

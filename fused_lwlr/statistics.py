@@ -85,32 +85,35 @@ class StatisticsPass:
         self._layers = layers
         self._backend = backend
         self._absent: list[bool] = []
-        self._parts: list[tuple[Table, list[int]]] = []
+        self._tables: list[Table] = []
+        self.layers: list[Layer] = []
+        """Those of the last call, in order."""
+        self.index: Tensor
+        """Their places among all layers, on the device of the values."""
 
-    def __call__(self) -> tuple[list[int], Tensor]:
-        """Statistics of the layers that have a gradient now.
+    def __call__(self) -> Tensor:
+        """Statistics of the layers that have a gradient now, which `layers` and `index` then name.
 
         Returns:
-            Their indices, and float64 values of shape [len(indices), 6], in the order of `STATISTICS`, on
-            the device of the first. One launch for each device and combination of dtypes.
+            float64 of shape [layers, 6], in the order of `STATISTICS`, on the device of the first. One
+            launch for each device and combination of dtypes.
         """
         absent = [layer.param.grad is None for layer in self._layers]
         if absent != self._absent or not all(
-            t.replace("grad", [p.grad for p in t.columns["param"]]) for t, _ in self._parts
+            table.replace("grad", [param.grad for param in table.columns["param"]]) for table in self._tables
         ):
-            self._parts, self._absent = self._build(), absent
-        results = []
-        for table, _ in self._parts:
+            self._build()
+            self._absent = absent
+        results: list[Tensor] = []
+        for table in self._tables:
             param = table.columns["param"][0]
             results.append(ops.pick(self._backend, param.device, param.dtype).statistics(table))
             table.release()
-        indices = [i for _, members in self._parts for i in members]
         if len(results) == 1:
-            return indices, results[0]
-        order = sorted(range(len(indices)), key=indices.__getitem__)
-        return sorted(indices), torch.cat([r.to(results[0].device, non_blocking=True) for r in results])[order]
+            return results[0]
+        return torch.cat([result.to(results[0].device, non_blocking=True) for result in results])[self._order]
 
-    def _build(self) -> list[tuple[Table, list[int]]]:
+    def _build(self) -> None:
         kinds: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
         for i, layer in enumerate(self._layers):
             grad = layer.param.grad
@@ -121,11 +124,16 @@ class StatisticsPass:
             kinds.setdefault((layer.param.device, layer.param.dtype, grad.dtype), []).append(i)
         if not kinds:
             raise ValueError("no parameter has a gradient: call loss.backward() first")
-        parts = []
+        self._tables = []
         for members in kinds.values():
             params, rows = rows_of(self._layers[i] for i in members)
-            parts.append((Table({"param": params, "grad": [p.grad for p in params]}, rows), members))
-        return parts
+            self._tables.append(Table({"param": params, "grad": [param.grad for param in params]}, rows))
+        # here and not at every call: to index with a list is to upload it, and to wait for that
+        places = torch.tensor([i for members in kinds.values() for i in members])
+        ordered, order = places.sort()
+        device = self._tables[0].columns["param"][0].device
+        self.layers = [self._layers[i] for i in ordered.tolist()]
+        self.index, self._order = ordered.to(device), order.to(device)
 
 
 def layer_statistics(
@@ -141,7 +149,7 @@ def layer_statistics(
     Raises:
         ValueError: no tensor has a gradient, or one has a sparse gradient.
     """
-    layers = named_layers(source)
-    indices, values = StatisticsPass(layers, backend)()
-    chosen = [layers[i] for i in indices]
-    return LayerStatistics(tuple(layer.name for layer in chosen), tuple(layer.numel for layer in chosen), values)
+    statistics = StatisticsPass(named_layers(source), backend)
+    values = statistics()
+    layers = statistics.layers
+    return LayerStatistics(tuple(layer.name for layer in layers), tuple(layer.numel for layer in layers), values)

@@ -23,6 +23,5 @@ class AdamWHyper(NamedTuple):
     beta2: float
     eps: float
     weight_decay: float
-    amsgrad: bool = False
     maximize: bool = False
     step: float = 1.0

@@ -82,7 +82,6 @@ def _hyper(group: dict[str, Any], step: float) -> AdamWHyper:
         beta2=float(beta2),
         eps=float(group["eps"]),
         weight_decay=float(group["weight_decay"]),
-        amsgrad=group["amsgrad"],
         maximize=group["maximize"],
         step=step,
     )

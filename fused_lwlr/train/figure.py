@@ -13,7 +13,7 @@ from fused_lwlr.train.runs import Run, cells, rates_of
 MODELS = {"resnet": "small ResNet", "vit": "small ViT"}
 OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
 ARMS = {"single": ("single", "0.45"), "layerwise": ("layer-wise", "#d1495b")}
-STYLES = ({"linestyle": "-", "label": "base lr"}, {"linestyle": "--", "label": "3 x lr"})
+STYLES = ("-", "--", ":")
 GRAY, BLUE = "0.78", "#00798c"
 
 
@@ -47,14 +47,14 @@ def _losses(axes: Any, by_rate: Sequence[dict[str, list[Run]]]) -> None:
     notes = ["test accuracy in %, single / layer-wise"]
     for arms, style in zip(by_rate, STYLES, strict=False):
         lr = arms["single"][0].config.lr
+        factor = lr / by_rate[0]["single"][0].config.lr
+        rate = "base lr" if factor == 1 else f"{factor:g} x lr"
         for arm, runs in arms.items():
             label, color = ARMS[arm]
             loss = np.array([[epoch.train_loss for epoch in run.history] for run in runs])  # (seeds, epochs)
             epochs = np.arange(1, loss.shape[1] + 1)
             axes.fill_between(epochs, loss.min(0), loss.max(0), color=color, alpha=0.12, linewidth=0)
-            axes.plot(
-                epochs, loss.mean(0), color=color, label=f"{label}, {style['label']}", linestyle=style["linestyle"]
-            )
+            axes.plot(epochs, loss.mean(0), color=color, label=f"{label}, {rate}", linestyle=style)
         accuracies = (f"{100 * np.mean([run.final.test_accuracy for run in arms[arm]]):.1f}" for arm in ARMS)
         notes.append(f"lr {lr:g}: {' / '.join(accuracies)}")
     axes.text(

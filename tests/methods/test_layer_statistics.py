@@ -9,9 +9,16 @@ from fused_lwlr import layer_statistics
 
 def model_with_gradients(device):
     torch.manual_seed(0)
-    model = nn.ModuleDict({"linear": nn.Linear(7, 5), "low": nn.Linear(5, 3).bfloat16(), "idle": nn.Linear(2, 2)})
+    model = nn.ModuleDict(
+        {
+            "linear": nn.Linear(7, 5),
+            "low": nn.Linear(5, 3).bfloat16(),
+            "idle": nn.Linear(2, 2),
+            "last": nn.Linear(3, 1, bias=False),
+        }
+    )
     model.to(device)
-    for name in ("linear", "low"):
+    for name in ("linear", "low", "last"):
         for p in model[name].parameters():
             p.grad = torch.randn_like(p)
     model["linear"].bias.grad[1] = float("inf")
@@ -24,8 +31,8 @@ def test_against_torch(form, backend, device):
     model = model_with_gradients(device)
     source = {"model": model, "pairs": model.named_parameters(), "mapping": dict(model.named_parameters())}[form]
     stats = layer_statistics(source, backend=backend)
-    assert stats.names == ("linear.weight", "linear.bias", "low.weight", "low.bias")
-    assert stats.numel == (35, 5, 15, 3)
+    assert stats.names == ("linear.weight", "linear.bias", "low.weight", "low.bias", "last.weight")
+    assert stats.numel == (35, 5, 15, 3, 3)
     for i, name in enumerate(stats.names):
         w, g = model.get_parameter(name).detach().double(), model.get_parameter(name).grad.double()
         expected = [g.abs().sum(), g.norm(), g.abs().max(), w.norm(), (g * w).sum(), (~g.isfinite()).sum()]
@@ -33,7 +40,7 @@ def test_against_torch(form, backend, device):
         found = [getattr(stats, column)[i] for column in columns]
         torch.testing.assert_close(torch.stack(found), torch.stack(expected).to(found[0]), rtol=1e-6, atol=1e-6)
         assert list(stats.to_dict()[name]) == ["numel", *columns]
-    assert len(str(stats).splitlines()) == 5
+    assert len(str(stats).splitlines()) == 6
 
 
 def test_refused():

@@ -73,11 +73,11 @@ def calibrate(
             if loss.dim() != 0:
                 raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
             loss.backward()
-            indices, values = reduction()
-            values = values.to(totals.device, torch.float64)
-            totals[0, indices] += values[:, STATISTICS.index("abs_sum")] * weight[indices]
-            totals[1, indices] += values[:, STATISTICS.index("nonfinite")]
-            totals[2, indices] += 1
+            values = reduction().to(totals.device, torch.float64)
+            index = reduction.index.to(totals.device)
+            totals[0, index] += values[:, STATISTICS.index("abs_sum")] * weight[index]
+            totals[1, index] += values[:, STATISTICS.index("nonfinite")]
+            totals[2, index] += 1
             taken += 1
     if taken == 0 or (steps is not None and taken < steps):
         raise ValueError(f"batches ended after {taken} minibatches, but steps={steps} were asked for")

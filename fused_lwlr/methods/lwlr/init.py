@@ -7,7 +7,7 @@ gradients on their way back; scales are 1 and biases 0.
 import math
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from fused_lwlr.layers import layers_of
 
 Kind = Literal["weight", "scale", "bias", "other"]
-KINDS = ("weight", "scale", "bias", "other")
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -105,6 +104,6 @@ def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
     for name, kind in kinds.items():
         if name not in names:
             raise ValueError(f"kinds= names {name!r}, which is no parameter of the model")
-        if kind not in KINDS:
-            raise ValueError(f"kinds={{{name!r}: {kind!r}}} is not one of {', '.join(map(repr, KINDS))}")
+        if kind not in get_args(Kind):
+            raise ValueError(f"kinds={{{name!r}: {kind!r}}} is not one of {', '.join(map(repr, get_args(Kind)))}")
     return kinds
