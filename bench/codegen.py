@@ -21,9 +21,12 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from fused_lwlr import ELR
+
 # the modules: the package exports functions of these names
-adamw, sgd, statistics = (
-    importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("adamw", "sgd", "statistics")
+adamw, sgd, statistics, queue, update, formula = (
+    importlib.import_module(f"fused_lwlr.kernels.triton.{n}")
+    for n in ("adamw", "sgd", "statistics", "queue", "update", "formula")
 )
 
 TARGETS = {
@@ -33,31 +36,55 @@ TARGETS = {
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
 DTYPES = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
-POINTERS = {
+TYPES = {
     "addresses": "*i64",
     "floats": "*fp32",
-    "tiles": "*i32",
+    "items": "*i32",
+    "counters": "*i32",
     "partials": "*fp32",
+    "prints": "*i32",
+    "factors": "*fp32",
     "arrivals": "*i32",
     "out": "*fp64",
+    "totals": "*fp64",
+    "next_totals": "*fp64",
+    "max_norm": "fp32",
 }
 
 
 def kernels(dtype: Any) -> Iterator[tuple[str, Any, dict[str, Any], int]]:
     """Name, kernel, compile-time arguments and warps of every variant that is launched."""
-    for name, buffer in (("sgd", None), ("sgd momentum", dtype)):
-        yield name, sgd.sgd_kernel, {"W": dtype, "G": dtype, "B": buffer, "BLOCK": sgd.BLOCK}, sgd.WARPS
-    for name, largest in (("adamw", None), ("adamw amsgrad", dtype)):
-        constants = {**dict.fromkeys("WGMV", dtype), "U": largest, "BLOCK": adamw.BLOCK}
-        yield name, adamw.adamw_kernel, constants, adamw.WARPS
-    constants = {"W": dtype, "G": dtype}
+    rules = {
+        "sgd": (sgd, "", 9),
+        "sgd momentum": (sgd, "X", 9),
+        "adamw": (adamw, "XY", 14),
+        "adamw amsgrad": (adamw, "XYZ", 14),
+    }
+    variants = {}
+    for name, (rule, states, width) in rules.items():
+        constants = {**dict.fromkeys("WGXYZ"), **dict.fromkeys("WG" + states, dtype)}
+        constants |= {"RULE": rule._rule, "BLOCK": update.BLOCK, "WIDTH": width}
+        variants[name] = (rule, constants)
+        yield name, update.step_kernel, constants, update.WARPS
+    for name, place in (("sgd momentum", "gradient"), ("adamw", "direction")):
+        rule, constants = variants[name]
+        scaled = {
+            **constants, "STEP": None, "NUMBERS_OF": rule._numbers, "WIDTH": constants["WIDTH"] + 2,
+            "FORMULA": formula.compiled(ELR.formula), "PLACE": place, "NUMBERS": 2,
+            "GATED": False, "SKIP": False, "RESCALE": False, "PASSES": queue.PASSES, "SLOTS": queue.SLOTS,
+        }  # fmt: skip
+        yield f"{name}, ELR", queue.queue_kernel, scaled, update.WARPS
+        everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
+        yield f"{name}, all", queue.queue_kernel, {**scaled, **everything}, update.WARPS
+    constants = {"W": dtype, "G": dtype, "TOTALS": False}
     constants |= {"BLOCK": statistics.BLOCK, "PASSES": statistics.PASSES, "SLOTS": statistics.SLOTS}
     yield "statistics", statistics.statistics_kernel, constants, statistics.WARPS
+    yield "totals", statistics.statistics_kernel, {**constants, "W": None, "TOTALS": True}, statistics.WARPS
 
 
 def report(kernel: Any, constants: dict[str, Any], warps: int, target: GPUTarget) -> dict[str, Any]:
     """Registers and spilled bytes per thread, and how many loads and stores of each width in bits."""
-    signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in kernel.arg_names}
+    signature = {name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in kernel.arg_names}
     places = {name: (i,) for i, name in enumerate(kernel.arg_names)}
     compiled = triton.compile(
         ASTSource(
@@ -125,7 +152,7 @@ def main() -> None:
     if not options.json:
         print(f"triton {triton.__version__}")
         print(
-            f"{'kernel':14} {'dtype':5} {'target':7} {'registers':>9} {'spilled':>7}  loads / stores, as count x bits"
+            f"{'kernel':17} {'dtype':5} {'target':7} {'registers':>9} {'spilled':>7}  loads / stores, as count x bits"
         )
     for dtype, tl_dtype in DTYPES.items():
         for name, kernel, constants, warps in kernels(tl_dtype):
@@ -144,7 +171,7 @@ def main() -> None:
                 widths = " / ".join(
                     ", ".join(f"{n}x{bits}" for bits, n in r[key].items()) for key in ("loads", "stores")
                 )
-                print(f"{name:14} {dtype:5} {target:7} {r['registers']:9} {r['spilled']:7}  {widths}")
+                print(f"{name:17} {dtype:5} {target:7} {r['registers']:9} {r['spilled']:7}  {widths}")
 
 
 if __name__ == "__main__":

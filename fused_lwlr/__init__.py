@@ -1,18 +1,39 @@
 """Layer-wise learning rates, and fused optimizers that apply them in one launch."""
 
+from fused_lwlr.methods.elr import ScaleInvariant, scale_invariant
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
-from fused_lwlr.optim import SGD, AdamW
+from fused_lwlr.optim import SGD, AdamW, LayerStatsLogger, StepStatistics
+from fused_lwlr.scaling import (
+    ELR,
+    LAMB,
+    LARC,
+    LARS,
+    ClipByLayer,
+    NormalizedGradient,
+    NormalizedGradientAdaptive,
+)
 from fused_lwlr.statistics import LayerStatistics, layer_statistics
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ELR",
+    "LAMB",
+    "LARC",
+    "LARS",
     "SGD",
     "AdamW",
+    "ClipByLayer",
     "LayerRate",
     "LayerRates",
     "LayerStatistics",
+    "LayerStatsLogger",
+    "NormalizedGradient",
+    "NormalizedGradientAdaptive",
+    "ScaleInvariant",
+    "StepStatistics",
     "calibrate",
     "layer_statistics",
     "lwlr_init_",
+    "scale_invariant",
 ]

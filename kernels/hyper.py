@@ -16,7 +16,10 @@ class SGDHyper(NamedTuple):
 
 
 class AdamWHyper(NamedTuple):
-    """One row of `torch.optim.AdamW` options; `step` counts from 1 and includes this step."""
+    """One row of `torch.optim.AdamW` options; `step` counts from 1 and includes this step.
+
+    `bias_correction` says whether 1 − βᵗ stands as it is, or is 1.
+    """
 
     lr: float
     beta1: float
@@ -25,3 +28,4 @@ class AdamWHyper(NamedTuple):
     weight_decay: float
     maximize: bool = False
     step: float = 1.0
+    bias_correction: bool = True

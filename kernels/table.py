@@ -12,12 +12,23 @@ STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite
 
 
 class Row(NamedTuple):
-    """Elements `start:stop` along the first dimension of tensor number `tensor`; `stop=None` is all of it."""
+    """Elements `start:stop` along the first dimension of tensor number `tensor`; `stop=None` is all of it.
+
+    Attributes:
+        multiplier: of the learning rate, η.
+        scaled: whether a `Scale` acts on this row.
+        power: p of the division by Ŵᵖ that ends the step, with Ŵ the largest ‖w‖ of the rows that are anchors; 0 for
+            none. The momentum buffer goes along.
+        anchor: whether this row counts for Ŵ.
+    """
 
     tensor: int
     start: int = 0
     stop: int | None = None
     multiplier: float = 1.0
+    scaled: bool = False
+    power: int = 0
+    anchor: bool = False
 
 
 class Table:
@@ -26,7 +37,10 @@ class Table:
     Args:
         columns: name -> one tensor for each parameter, in one order. `"param"` and `"grad"` are always
             there; state columns are named as in `optimizer.state` and hold None where a parameter has
-            no such state. Within a column all tensors share one dtype, and all columns share one device.
+            no such state, or are left out. Within a column all tensors share one dtype, and all columns share
+            one device. A parameter without a gradient is not stepped (its hyper row must say lr 0), but is
+            divided by Ŵᵖ if its row says so. "step" holds the steps taken, float32 of no dimension, where the
+            device counts them.
         rows: contiguous slices of parameters, each with its learning-rate multiplier. One whole-tensor
             row for each parameter when not given.
 
@@ -71,14 +85,18 @@ class Table:
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:
         """Each row with its view of each named column (complex tensors as pairs of reals)."""
         for row in self.rows:
-            yield row, tuple(_view(self.columns[name][row.tensor], row) for name in columns)
+            yield row, tuple(_view(self.column(name)[row.tensor], row) for name in columns)
+
+    def column(self, name: str) -> Sequence[Any]:
+        """The tensors of a column, None for each where there is no such column."""
+        return self._columns.get(name, (None,) * len(self._columns["param"]))
 
 
 def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
     if tensor is None:
         return None
     tensor = real(tensor)
-    return tensor if row.stop is None else tensor[row.start : row.stop]
+    return tensor if row.stop is None or tensor.dim() == 0 else tensor[row.start : row.stop]
 
 
 def real(tensor: Tensor) -> Tensor:
@@ -99,9 +117,10 @@ def identity(tensors: Sequence[Tensor | None]) -> tuple[list[Any], ...]:
 
 def _key(name: str, tensors: Sequence[Any]) -> tuple[list[Any], ...]:
     """The identity of a column; of gradients also which hold the conjugate or the negative of what they mean."""
-    if name != "grad" or not tensors:
+    present = [t for t in tensors if t is not None]
+    if name != "grad" or not present:
         return *identity(tensors), []
-    return *identity(tensors), list(map(Tensor.is_conj if tensors[0].is_complex() else Tensor.is_neg, tensors))
+    return *identity(tensors), list(map(Tensor.is_conj if present[0].is_complex() else Tensor.is_neg, present))
 
 
 def _kinds(tensors: Sequence[Tensor | None]) -> list[tuple[torch.dtype, torch.Size] | None]:

@@ -10,7 +10,9 @@ from torch.optim.optimizer import ParamsT
 from fused_lwlr.kernels import AdamWHyper
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.gate import Nonfinite
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.scaling import Scaling
 
 
 class AdamW(FusedOptimizer, torch.optim.AdamW):
@@ -30,6 +32,13 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         multipliers: layer name -> η, such as `fused_lwlr.calibrate` returns; needs named parameters
             (`model.named_parameters()`). A parameter that is not named gets 1. They are part of
             `state_dict()`. Initializing the Layer-wise Learning Rate, Eq. 2.
+        scaling: one factor for each layer from norms of this step: `ELR`, `LARS`, `LARC`, `LAMB`, ... Still one launch.
+        clip_global_norm: the largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` before the
+            step would have it, but `.grad` stays as it is. Costs a launch that reads the gradients.
+        nonfinite: what a NaN or infinite gradient does. "propagate": it is used, as in torch.optim. "skip": the
+            device skips the step; no parameter, state or step count changes. "raise": it is skipped, and reported
+            at once or, on a GPU, by the next step. The last two keep step counts on the device, as `state["step"]`,
+            and cost the same launch as clipping.
         backend: "auto" takes Triton on a GPU and the PyTorch reference elsewhere; "triton" and "torch"
             insist.
 
@@ -57,6 +66,9 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         differentiable: bool = False,
         fused: bool | None = None,
         multipliers: Mapping[str, float] | None = None,
+        scaling: Scaling | None = None,
+        clip_global_norm: float | None = None,
+        nonfinite: Nonfinite = "propagate",
         backend: Backend = "auto",
     ) -> None:
         self._start(backend, fused)
@@ -65,16 +77,18 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
             maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
         )  # fmt: skip
         self._set_multipliers(multipliers)
+        self._set_control(scaling, clip_global_norm, nonfinite)
 
     def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
         return self.state_names if group["amsgrad"] else self.state_names[:2]
 
     def hyper_rows(self, plan: Plan) -> tuple[list[AdamWHyper], Sequence[int]]:
         cohorts, rows = plan.cohorts(plan.steps)
-        return [_hyper(self.param_groups[group], float(taken) + 1) for group, taken in cohorts], rows
+        correct = self.scaling is None or self.scaling.bias_correction
+        return [_hyper(self.param_groups[group], float(taken) + 1, correct) for group, taken in cohorts], rows
 
 
-def _hyper(group: dict[str, Any], step: float) -> AdamWHyper:
+def _hyper(group: dict[str, Any], step: float, bias_correction: bool) -> AdamWHyper:
     beta1, beta2 = group["betas"]
     return AdamWHyper(
         lr=float(group["lr"]),
@@ -84,4 +98,5 @@ def _hyper(group: dict[str, Any], step: float) -> AdamWHyper:
         weight_decay=float(group["weight_decay"]),
         maximize=group["maximize"],
         step=step,
+        bias_correction=bias_correction,
     )

@@ -1,13 +1,22 @@
 """What SGD and AdamW share: they collect parameters, gradients and state into tables and launch one step."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from fused_lwlr.ops import Backend, check_backend
 from fused_lwlr.optim import multipliers as multiplier
+from fused_lwlr.optim.gate import GlobalGate, Nonfinite
+from fused_lwlr.optim.layer_stats import StepStatistics, step_statistics
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.rescale import Rescaling
+from fused_lwlr.optim.validate import check_control
+from fused_lwlr.scaling import Scaling
+
+if TYPE_CHECKING:
+    from fused_lwlr.methods.elr import ScaleInvariant
 
 UNSUPPORTED = {
     "foreach": "the step is one launch for all tensors already; leave foreach=None",
@@ -28,12 +37,34 @@ class FusedOptimizer(torch.optim.Optimizer):
     """All columns of state that the operation takes."""
     counts_steps: bool
     """Whether `state["step"]` is kept."""
+    idle: Any
+    """The hyper row of a tensor that is only rescaled."""
 
     def _start(self, backend: Backend, fused: bool | None) -> None:
         check_backend(backend)
         self.backend: Backend = backend
         self._check_fused(fused)
         self._plan: Plan | None = None
+
+    def _set_control(
+        self,
+        scaling: Scaling | None,
+        clip_global_norm: float | None,
+        nonfinite: Nonfinite,
+        rescale_weights: "ScaleInvariant | Literal[False]" = False,
+    ) -> None:
+        """Take the options that act on whole layers; once the param groups are there."""
+        check_control(scaling, clip_global_norm, nonfinite, rescale_weights)
+        self.scaling = scaling
+        self.rescaling = Rescaling(rescale_weights) if rescale_weights is not False else None
+        self.counts_on_device = nonfinite != "propagate"
+        self.gate: GlobalGate | None = None
+        if clip_global_norm is not None or self.counts_on_device or self.rescaling is not None:
+            max_norm = math.inf if clip_global_norm is None else float(clip_global_norm)
+            self.gate = GlobalGate(max_norm, nonfinite, rescales=self.rescaling is not None)
+        if scaling is not None:
+            named = all("param_names" in group for group in self.param_groups)
+            scaling.check([name for group in self.param_groups for name in group["param_names"]] if named else None)
 
     def _check_fused(self, fused: bool | None) -> None:
         if fused is not None and fused != (self.backend != "torch"):
@@ -82,10 +113,14 @@ class FusedOptimizer(torch.optim.Optimizer):
             closure: reevaluates the model and returns the loss.
 
         Raises:
+            FloatingPointError: with `nonfinite="raise"`, a gradient of this step (on a GPU: of the one before) that is
+                not finite. Nothing was changed by the step that it is of.
             RuntimeError: sparse gradients, or a parameter whose elements share memory.
             ValueError: a backend that cannot work on a parameter, or state that does not fit one.
                 All are raised before anything is written.
         """
+        if self.gate is not None:
+            self.gate.report(wait=True)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -95,7 +130,25 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._plan is None or not self._plan.take(self, params, grads):
             self._plan = Plan(self, params, grads)
         self._plan.run(self)
+        if self.gate is not None:
+            self.gate.report(wait=False)
         return loss
+
+    def layer_stats(self) -> StepStatistics:
+        """Norms, ELR and trust ratio of every layer in the last step, from what the step computed anyway.
+
+        A copy, on the device until asked for.
+
+        Raises:
+            RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
+        """
+        return step_statistics(self.scaling, self._plan.parts if self._plan is not None else [])
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `torch.optim`'s, with multipliers; a step that was skipped because of a gradient is reported first."""
+        if self.gate is not None:
+            self.gate.report(wait=True)
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of its `torch.optim` namesake.
@@ -118,7 +171,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                     state[name] = value.clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "backend": self.backend}
+        own = ("backend", "scaling", "rescaling", "counts_on_device", "gate")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

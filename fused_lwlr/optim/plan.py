@@ -15,12 +15,14 @@ from fused_lwlr import ops
 from fused_lwlr.kernels import Row, Table
 from fused_lwlr.kernels.table import identity
 from fused_lwlr.optim import multipliers
+from fused_lwlr.optim.rescale import Target
+from fused_lwlr.optim.validate import label_of, same_width, validate
 
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
     """Parameters of one device and one combination of dtypes: one table, one launch."""
 
@@ -28,15 +30,27 @@ class Part:
     """Which of the plan's parameters, in order."""
     table: Table
     backend: ModuleType
+    live: list[int]
+    """Those members that have a gradient."""
+    names: list[str]
+    """What each row of the table is called; empty for what is only rescaled."""
+    statistics: Tensor | None = None
+    """What the last step returned."""
 
 
 class Plan:
     """Live parameters, their state, and the tables over both.
 
+    Tensors that are only rescaled (parameters without a gradient, running statistics) come after the live
+    parameters.
+
     Attributes:
-        group: for each parameter, the index of its param group.
-        fresh: for each parameter, whether the next step is its first.
-        steps: for each parameter, the number of steps taken; the memory of `state["step"]` where there is one.
+        group: for each live parameter, the index of its param group.
+        labels: for each live parameter, what messages call it.
+        fresh: for each live parameter, whether the next step is its first.
+        steps: for each live parameter, the number of steps taken; the memory of `state["step"]` where there is
+            one. Where the device counts steps, it holds neither.
+        parts: what is launched.
     """
 
     def __init__(self, optimizer: "FusedOptimizer", params: list[Tensor], grads: list[Tensor | None]):
@@ -48,18 +62,22 @@ class Plan:
             multipliers.check(group["multipliers"], group["params"])
         places = [(i, at) for i, group in enumerate(optimizer.param_groups) for at in range(len(group["params"]))]
         live = [(p, g, *place) for p, g, place in zip(params, grads, places, strict=True) if g is not None]
-        self._params: list[Tensor] = [param for param, *_ in live]
         self.group: list[int] = [group for *_, group, _ in live]
-        labels = [_label(optimizer.param_groups[group], at) for *_, group, at in live]
+        self._position: list[int] = [at for *_, at in live]
+        self.labels = [label_of(optimizer.param_groups[group], at) for *_, group, at in live]
         seen: set[Tensor] = set()
-        for label, (param, grad, *_) in zip(labels, live, strict=True):
-            _validate(type(optimizer).__name__, label, param, grad)
+        for label, (param, grad, *_) in zip(self.labels, live, strict=True):
+            validate(type(optimizer).__name__, label, param, grad)
             if param in seen:
                 raise RuntimeError(f"parameter {label} is in its group twice: one launch would step it twice at once")
             seen.add(param)
+        self._targets = optimizer.rescaling.targets() if optimizer.rescaling is not None and live else []
+        idle = [target.tensor for target in self._targets if target.tensor not in seen]
+        self._params: list[Tensor] = [param for param, *_ in live] + idle
+        self._idle: list[None] = [None] * len(idle)
         self._where = identity(self._params)
-        self._gather_state(optimizer, labels)
-        self._parts = list(self._partition(optimizer, [grad for _, grad, *_ in live], [at for *_, at in live]))
+        self._gather_state(optimizer)
+        self.parts = list(self._partition(optimizer, [*(grad for _, grad, *_ in live), *self._idle]))
 
     def take(self, optimizer: "FusedOptimizer", params: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Take in the gradients of the next step; False if this plan no longer describes what they belong to."""
@@ -67,27 +85,33 @@ class Plan:
             _same(params, self._all)
             and [grad is None for grad in grads] == self._absent
             and _facts(optimizer) == self._facts
+            and (optimizer.rescaling is None or _same(*map(_tensors, (optimizer.rescaling.targets(), self._targets))))
             and identity(self._params) == self._where
             and _same(list(optimizer.state.values()), self._all_states)
             and all(_addresses([s.get(name) for s in self._states]) == at for name, at in self._state_at.items())
         ):
             return False
-        present = [grad for grad in grads if grad is not None]
-        return all(part.table.replace("grad", _of(part, present)) for part in self._parts)
+        present = [grad for grad in grads if grad is not None] + self._idle
+        return all(part.table.replace("grad", _of(part, present)) for part in self.parts)
 
     def run(self, optimizer: "FusedOptimizer") -> None:
         """Step every part, then store what the step created."""
-        if not self._parts:
+        if not self.parts:
             return
         hyper, rows = optimizer.hyper_rows(self)
-        for part in self._parts:
+        if self._idle:
+            hyper, rows = [*hyper, optimizer.idle], [*rows, *[len(hyper)] * len(self._idle)]
+        scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
+        gates = optimizer.gate.of(self.parts) if optimizer.gate is not None else [None] * len(self.parts)
+        for part, gate in zip(self.parts, gates, strict=True):
             part.table.hyper_row = _of(part, rows)
-            getattr(part.backend, optimizer.operation)(part.table, hyper)
+            part.statistics = getattr(part.backend, optimizer.operation)(part.table, hyper, scale, gate)
             part.table.release()
             # at once, so that a part that fails leaves those before it stepped in full
-            self.steps[part.members] += 1
+            if not optimizer.counts_on_device:
+                self.steps[part.live] += 1
             if self._new:
-                self._store(optimizer, part.members)
+                self._store(optimizer, part.live)
         if self._new:
             self._new = False
             self._watch(optimizer)
@@ -100,13 +124,13 @@ class Plan:
         number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
         return list(number), [number[pair] for pair in pairs]
 
-    def _gather_state(self, optimizer: "FusedOptimizer", labels: list[str]) -> None:
+    def _gather_state(self, optimizer: "FusedOptimizer") -> None:
         """Find every parameter's state and make what is missing; `_store` keeps it once a step is done."""
-        states = [optimizer.state.get(param, {}) for param in self._params]
+        states = [optimizer.state.get(param, {}) for param in self._params[: len(self.group)]]
         used = [optimizer.state_columns(group) for group in optimizer.param_groups]
         self._columns: dict[str, list[Tensor | None]] = {name: [] for name in optimizer.state_names}
         fresh = []
-        for label, param, group, state in zip(labels, self._params, self.group, states, strict=True):
+        for label, param, group, state in zip(self.labels, self._params, self.group, states, strict=False):
             fresh.append(all(state.get(name) is None for name in used[group]))
             for name, column in self._columns.items():
                 tensor = state.get(name) if name in used[group] else None
@@ -117,19 +141,33 @@ class Plan:
                         f"state {name!r} of parameter {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
                         f"parameter is {tuple(param.shape)} on {param.device}: load a state dict of this model"
                     )
-                if tensor is not None and not _same_width(tensor, param):
+                if tensor is not None and not same_width(tensor, param):
                     raise ValueError(
                         f"state {name!r} of parameter {label} is {tensor.dtype}, but the parameter is {param.dtype}: "
                         "optimizer.load_state_dict(optimizer.state_dict()) converts the state"
                     )
                 column.append(tensor)
+        for param in self._params[len(self.group) :]:
+            for name, column in self._columns.items():
+                column.append(optimizer.state.get(param, {}).get(name))
         self.fresh = np.array(fresh)
-        entries: dict[str, list[Tensor | None]] = dict(self._columns)
-        steps = torch.tensor([float(state.get("step", 0)) for state in states], dtype=torch.float32)
-        self.steps = steps.numpy()
-        if optimizer.counts_steps:
-            entries["step"] = list(steps.unbind())
-        self._entries = entries
+        self._entries: dict[str, list[Tensor | None]] = dict(self._columns)
+        if optimizer.counts_on_device:
+            # a buffer without a count is one of a gradient that was taken
+            taken = [state.get("step", float(not new)) for state, new in zip(states, fresh, strict=True)]
+            self._columns["step"] = [
+                torch.as_tensor(count).to(param.device, torch.float32, copy=True)
+                for param, count in zip(self._params, taken, strict=False)
+            ]
+            self._entries["step"] = list(self._columns["step"])
+            self._columns["step"] += self._idle
+            self.steps = np.zeros(len(fresh), dtype=np.float32)
+            self.fresh[:] = False
+        else:
+            steps = torch.tensor([float(state.get("step", 0)) for state in states], dtype=torch.float32)
+            self.steps = steps.numpy()
+            if optimizer.counts_steps:
+                self._entries["step"] = list(steps.unbind())
         self._watch(optimizer)
 
     def _store(self, optimizer: "FusedOptimizer", members: Sequence[int]) -> None:
@@ -148,21 +186,42 @@ class Plan:
         self._states = [optimizer.state.get(param, {}) for param in self._params]
         self._state_at = {name: _addresses([s.get(name) for s in self._states]) for name in self._entries}
 
-    def _partition(self, optimizer: "FusedOptimizer", grads: list[Tensor], position: list[int]) -> Iterable[Part]:
+    def _partition(self, optimizer: "FusedOptimizer", grads: list[Tensor | None]) -> Iterable[Part]:
         kinds: dict[tuple[Any, ...], list[int]] = {}
         for i, (param, grad) in enumerate(zip(self._params, grads, strict=True)):
-            state = (column[i] for column in self._columns.values())
+            # counts are float32 wherever they are
+            state = (column[i] for name, column in self._columns.items() if name != "step")
             dtypes = (param.dtype if t is None else t.dtype for t in (param, grad, *state))
             kinds.setdefault((param.device, *dtypes), []).append(i)
         for (device, dtype, *_), members in kinds.items():
             columns: dict[str, Sequence[Tensor | None]] = {"param": self._params, "grad": grads, **self._columns}
-            rows: list[Row] = []
-            for tensor, i in enumerate(members):
-                entries = optimizer.param_groups[self.group[i]]["multipliers"]
-                entry = 1.0 if entries is None else entries[position[i]]
-                rows += multipliers.rows(tensor, self._params[i], entry)
+            rows = [row for tensor, i in enumerate(members) for row in self._rows(optimizer, tensor, i)]
+            names = [self._name(optimizer, members[row.tensor], row) for row in rows]
             table = Table({name: [column[i] for i in members] for name, column in columns.items()}, rows)
-            yield Part(members, table, ops.pick(optimizer.backend, device, dtype))
+            live = [i for i in members if grads[i] is not None]
+            yield Part(members, table, ops.pick(optimizer.backend, device, dtype), live, names)
+
+    def _rows(self, optimizer: "FusedOptimizer", tensor: int, i: int) -> Iterable[Row]:
+        """The rows of the plan's parameter i, which is number `tensor` of its table."""
+        param = self._params[i]
+        target = next((t for t in self._targets if t.tensor is param), None)
+        power, anchor = (target.power, target.anchor) if target is not None else (0, False)
+        if i >= len(self.group):
+            return [Row(tensor, power=power, anchor=anchor)]
+        group, at = optimizer.param_groups[self.group[i]], self._position[i]
+        entry = 1.0 if group["multipliers"] is None else group["multipliers"][at]
+        name = group["param_names"][at] if "param_names" in group else None
+        scaled = optimizer.scaling is not None and optimizer.scaling.selects(name, param)
+        return [
+            row._replace(scaled=scaled, power=power, anchor=anchor) for row in multipliers.rows(tensor, param, entry)
+        ]
+
+    def _name(self, optimizer: "FusedOptimizer", i: int, row: Row) -> str:
+        if i >= len(self.group):
+            return ""
+        group, at = optimizer.param_groups[self.group[i]], self._position[i]
+        name = group["param_names"][at] if "param_names" in group else f"{self.group[i]}.{at}"
+        return name if row.stop is None else f"{name}[{row.start}:{row.stop}]"
 
 
 def _of(part: Part, values: Sequence[Any]) -> Any:
@@ -170,17 +229,24 @@ def _of(part: Part, values: Sequence[Any]) -> Any:
     return values if len(part.members) == len(values) else [values[i] for i in part.members]
 
 
-def _facts(optimizer: "FusedOptimizer") -> list[tuple[Any, ...]]:
-    """What a plan depends on of every param group."""
+def _facts(optimizer: "FusedOptimizer") -> list[Any]:
+    """What a plan depends on of the optimizer and every param group."""
     return [
-        (len(group["params"]), optimizer.state_columns(group), _frozen(group["multipliers"]))
-        for group in optimizer.param_groups
+        (optimizer.scaling, optimizer.counts_on_device),
+        *(
+            (len(group["params"]), optimizer.state_columns(group), _frozen(group["multipliers"]))
+            for group in optimizer.param_groups
+        ),
     ]
 
 
 def _frozen(entries: Any) -> Any:
     """A copy of multipliers that edits of the original do not reach: slices are lists within the list."""
     return [entry if type(entry) is float else deepcopy(entry) for entry in entries] if entries else entries
+
+
+def _tensors(targets: Sequence[Target]) -> list[Tensor]:
+    return [target.tensor for target in targets]
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
@@ -190,39 +256,3 @@ def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Whether two sequences hold the same objects (tensors must not be compared by value here)."""
     return len(a) == len(b) and all(map(is_, a, b))
-
-
-def _same_width(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors go into one computation: both complex or neither, both double precision or neither."""
-    double = (torch.float64, torch.complex128)
-    return a.is_complex() == b.is_complex() and (a.dtype in double) == (b.dtype in double)
-
-
-def _label(group: dict[str, Any], position: int) -> str:
-    return repr(group["param_names"][position]) if "param_names" in group else f"number {position} of its group"
-
-
-def _validate(optimizer: str, label: str, param: Tensor, grad: Tensor) -> None:
-    if param.layout != torch.strided or grad.layout != torch.strided:
-        raise RuntimeError(
-            f"{optimizer} does not support sparse gradients: that of parameter {label} is {grad.layout}; "
-            "use sparse=False in its layer, or torch.optim.SparseAdam for it"
-        )
-    if not (param.is_floating_point() or param.is_complex()):
-        raise RuntimeError(f"{optimizer} cannot optimize parameter {label} of dtype {param.dtype}")
-    if (grad.shape, grad.device) != (param.shape, param.device):
-        raise RuntimeError(
-            f"the gradient of parameter {label} is {tuple(grad.shape)} on {grad.device}, "
-            f"but the parameter is {tuple(param.shape)} on {param.device}"
-        )
-    if not _same_width(grad, param):
-        raise RuntimeError(f"the gradient of parameter {label} is {grad.dtype}, but the parameter is {param.dtype}")
-    if param.is_conj() or param.is_neg():
-        raise RuntimeError(
-            f"parameter {label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"
-        )
-    if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
-        raise RuntimeError(
-            f"elements of parameter {label} share memory (strides {param.stride()}), so they cannot be "
-            "updated in place: clone() it first"
-        )

@@ -1,7 +1,7 @@
 """SGD with momentum, and a multiplier for every layer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,12 @@ from torch.optim.optimizer import ParamsT
 from fused_lwlr.kernels import SGDHyper
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.gate import Nonfinite
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.scaling import Scaling
+
+if TYPE_CHECKING:
+    from fused_lwlr.methods.elr import ScaleInvariant
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
@@ -27,6 +32,16 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         multipliers: layer name -> η, such as `fused_lwlr.calibrate` returns; needs named parameters
             (`model.named_parameters()`). A parameter that is not named gets 1. They are part of
             `state_dict()`. Initializing the Layer-wise Learning Rate, Eq. 2.
+        scaling: one factor for each layer from norms of this step: `ELR`, `LARS`, `LARC`, `LAMB`, ... Still one launch.
+        clip_global_norm: the largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` before the
+            step would have it, but `.grad` stays as it is. Costs a launch that reads the gradients.
+        nonfinite: what a NaN or infinite gradient does. "propagate": it is used, as in torch.optim. "skip": the
+            device skips the step; no parameter, state or step count changes. "raise": it is skipped, and reported
+            at once or, on a GPU, by the next step. The last two keep step counts on the device, as `state["step"]`,
+            and cost the same launch as clipping.
+        rescale_weights: what `fused_lwlr.scale_invariant` returns, to divide the weights of scale-invariant layers by
+            the largest of their norms in every step, and what depends on them with them, so that the function of the
+            network stays as it is, up to the eps of its normalizations.
         backend: "auto" takes Triton on a GPU and the PyTorch reference elsewhere; "triton" and "torch"
             insist.
 
@@ -38,6 +53,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     operation = "sgd"
     state_names = ("momentum_buffer",)
     counts_steps = False
+    idle = SGDHyper(lr=0.0, momentum=1.0, dampening=1.0)
 
     def __init__(
         self,
@@ -53,6 +69,10 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         differentiable: bool = False,
         fused: bool | None = None,
         multipliers: Mapping[str, float] | None = None,
+        scaling: Scaling | None = None,
+        clip_global_norm: float | None = None,
+        nonfinite: Nonfinite = "propagate",
+        rescale_weights: "ScaleInvariant | Literal[False]" = False,
         backend: Backend = "auto",
     ) -> None:
         self._start(backend, fused)
@@ -61,6 +81,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             maximize=maximize, foreach=foreach, differentiable=differentiable,
         )  # fmt: skip
         self._set_multipliers(multipliers)
+        if scaling is not None and not scaling.bias_correction:
+            raise ValueError(f"scaling={scaling!r}: SGD has no moments whose bias could be corrected or not")
+        self._set_control(scaling, clip_global_norm, nonfinite, rescale_weights)
 
     def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
         return self.state_names if group["momentum"] != 0 else ()

@@ -3,6 +3,6 @@
 from fused_lwlr.kernels.triton.adamw import adamw
 from fused_lwlr.kernels.triton.launch import counters, supports
 from fused_lwlr.kernels.triton.sgd import sgd
-from fused_lwlr.kernels.triton.statistics import statistics
+from fused_lwlr.kernels.triton.statistics import statistics, totals
 
-__all__ = ["adamw", "counters", "sgd", "statistics", "supports"]
+__all__ = ["adamw", "counters", "sgd", "statistics", "supports", "totals"]

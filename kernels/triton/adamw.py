@@ -1,118 +1,103 @@
 """AdamW in one launch.
 
-w ← w · (1 − lr · η · weight_decay)
+g ← ± clip · s · g
 m ← m + (1 − β₁) · (g − m)           v ← β₂ · v + (1 − β₂) · g²           u ← max(u, v)
-w ← w − lr · η / (1 − β₁ᵗ) · m / (√(u | v) / √(1 − β₂ᵗ) + eps)
+w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · m / (1 − β₁ᵗ) / (√(u | v) / √(1 − β₂ᵗ) + eps)
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from fused_lwlr.kernels.control import Gate, Scale
 from fused_lwlr.kernels.hyper import AdamWHyper
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton.image import image_of
-from fused_lwlr.kernels.triton.launch import launch
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, dtype_of, load, store
-
-COLUMNS = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-BLOCK = 1024
-WARPS = 4
+from fused_lwlr.kernels.triton.step import step
+from fused_lwlr.kernels.triton.update import HEADER
 
 
 @triton.jit
-def _adamw_tile(
-    w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper,
-    W: tl.constexpr, G: tl.constexpr, M: tl.constexpr, V: tl.constexpr, U: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    rate = tl.load(hyper) * multiplier
-    decay = tl.load(hyper + 1) * multiplier
-    sign = tl.load(hyper + 2)
-    lerp1 = tl.load(hyper + 3)
-    beta2 = tl.load(hyper + 4)
-    gain2 = tl.load(hyper + 5)
-    correction2 = tl.load(hyper + 6)
-    eps = tl.load(hyper + 7)
-    w = load(w_at, offs, numel, W, FULL)
-    g = load(g_at, offs, numel, G, FULL) * sign
-    m = load(m_at, offs, numel, M, FULL)
-    v = load(v_at, offs, numel, V, FULL)
-    u = load(u_at, offs, numel, U, FULL)
-    w = tl.where(decay != 0, w * (1 - decay), w)
+def _one_minus_power(beta, exponent):
+    """1 − βᵗ in double precision, by squaring."""
+    power = beta * 0 + 1
+    left = exponent
+    while left > 0:
+        power = tl.where(left % 2 == 1, power * beta, power)
+        beta = beta * beta
+        left = left // 2
+    return 1 - power
+
+
+@triton.jit
+def _numbers(hyper, taken):
+    """1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ), by the number of steps taken; of the step that comes, t is one more."""
+    t = taken.to(tl.int64) + 1
+    beta1 = tl.load(hyper + HEADER + 4).to(tl.float64) + tl.load(hyper + HEADER + 5).to(tl.float64)
+    beta2 = tl.load(hyper + HEADER + 6).to(tl.float64) + tl.load(hyper + HEADER + 7).to(tl.float64)
+    return (1 / _one_minus_power(beta1, t)).to(tl.float32), tl.sqrt(_one_minus_power(beta2, t)).to(tl.float32)
+
+
+@triton.jit
+def _rule(w, g, m, v, u, has_m, has_u, scale, gain, correction2, hyper):
+    lerp1 = tl.load(hyper + HEADER)
+    beta2 = tl.load(hyper + HEADER + 1)
+    gain2 = tl.load(hyper + HEADER + 2)
+    eps = tl.load(hyper + HEADER + 3)
+    g = g * scale
     # the form of lerp that rounds less on either side of 1/2, as torch.lerp chooses
     m = tl.where(lerp1 < 0.5, m + lerp1 * (g - m), g - (g - m) * (1 - lerp1))
     v = v * beta2 + gain2 * g * g
     u = tl.maximum(u, v, propagate_nan=tl.PropagateNan.ALL)
-    second = tl.where(u_at != 0, u, v)
-    denom = tl.div_rn(tl.sqrt_rn(second), correction2) + eps
-    store(w_at, offs, numel, w - tl.div_rn(rate * m, denom), W, FULL)
-    store(m_at, offs, numel, m, M, FULL)
-    store(v_at, offs, numel, v, V, FULL)
-    store(u_at, offs, numel, u, U, FULL)
+    denom = tl.div_rn(tl.sqrt_rn(tl.where(has_u, u, v)), correction2) + eps
+    return tl.div_rn(gain * m, denom), m, v, u
 
 
-@triton.jit(do_not_specialize=["tile_count", "rows"])
-def adamw_kernel(
-    addresses, floats, tiles, tile_count, rows,
-    W: tl.constexpr, G: tl.constexpr, M: tl.constexpr, V: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    tile = tl.program_id(0)
-    while tile < tile_count:
-        row = tl.load(tiles + 2 * tile)
-        start = tl.load(tiles + 2 * tile + 1).to(tl.int64) * BLOCK
-        w_at = tl.load(addresses + row)
-        g_at = tl.load(addresses + rows + row)
-        m_at = tl.load(addresses + 2 * rows + row)
-        v_at = tl.load(addresses + 3 * rows + row)
-        u_at = tl.load(addresses + 4 * rows + row)
-        numel = tl.load(addresses + 5 * rows + row)
-        hyper = floats + rows + 8 * tl.load(addresses + 6 * rows + row)
-        multiplier = tl.load(floats + row)
-        offs = start + tl.arange(0, BLOCK)
-        if (start + BLOCK <= numel) & ((w_at | g_at | m_at | v_at | u_at) % ALIGNMENT == 0):
-            _adamw_tile(w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper, W, G, M, V, U, True)
-        else:
-            _adamw_tile(w_at, g_at, m_at, v_at, u_at, offs, numel, multiplier, hyper, W, G, M, V, U, False)
-        tile += tl.num_programs(0)
-
-
-def adamw(table: Table, hyper: Sequence[AdamWHyper]) -> None:
+def adamw(
+    table: Table, hyper: Sequence[AdamWHyper], scale: Scale | None = None, gate: Gate | None = None
+) -> Tensor | None:
     """One AdamW step on every row of the table, in place, each row with its own multiplier η.
 
-        g ← ±g                                       (− with maximize)
-        w ← w · (1 − lr · η · weight_decay)
+        g ← ± clip · s · g                           (− with maximize)
         m ← m + (1 − β₁) · (g − m)
         v ← β₂ · v + (1 − β₂) · g²
         u ← max(u, v)  with amsgrad,  v  without
-        w ← w − lr · η / (1 − β₁ᵗ) · m / (√u / √(1 − β₂ᵗ) + eps)
+        d ← m / (1 − β₁ᵗ) / (√u / √(1 − β₂ᵗ) + eps)
+        w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · d
 
-    The multiplier acts on the decay too, as a parameter group of its own with rate lr · η would.
-    Half precision is computed in float32 and rounded once when stored.
+    with clip from the gate and s from the scale (at one of the two places, 1 at the other; the norm of the
+    direction is ‖d + weight_decay · w‖). The multiplier acts on the decay too, as a parameter group of its own
+    with rate lr · η would. Half precision is computed in float32 and rounded once when stored.
 
     Args:
-        table: columns "param", "grad", "exp_avg", "exp_avg_sq" and "max_exp_avg_sq" (None without amsgrad).
-        hyper: the rows that `table.hyper_row` points into, with the step count t of each.
+        table: columns "param", "grad", "exp_avg", "exp_avg_sq" and "max_exp_avg_sq" (None without amsgrad),
+            and "step" where the device counts steps.
+        hyper: the rows that `table.hyper_row` points into, with the step count t of each, which "step" overrides.
+        scale: one factor for each row.
+        gate: clipping and skipping.
+
+    Returns:
+        With a scale, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
-    image = image_of(table, COLUMNS, [_numbers(h) for h in hyper])
-    launch(
-        adamw_kernel,
-        image,
-        image.tiles(BLOCK),
-        passes=("grad", *2 * ("param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
-        W=dtype_of(table, "param"),
-        G=dtype_of(table, "grad"),
-        M=dtype_of(table, "exp_avg"),
-        V=dtype_of(table, "exp_avg_sq"),
-        U=dtype_of(table, "max_exp_avg_sq"),
-        BLOCK=BLOCK,
-        num_warps=WARPS,
-    )
-    image.finish(table, ("param", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"))
+    columns = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    return step(table, columns, _rule, _numbers, [_hyper(h) for h in hyper], scale, gate)
 
 
-def _numbers(h: AdamWHyper) -> tuple[float, ...]:
-    """lr / (1 − β₁ᵗ), lr · weight_decay, sign, 1 − β₁, β₂, 1 − β₂, √(1 − β₂ᵗ), eps: in double, rounded once."""
-    correction1, correction2 = 1 - h.beta1**h.step, (1 - h.beta2**h.step) ** 0.5
-    sign = -1.0 if h.maximize else 1.0
-    return h.lr / correction1, h.lr * h.weight_decay, sign, 1 - h.beta1, h.beta2, 1 - h.beta2, correction2, h.eps
+def _hyper(h: AdamWHyper) -> tuple[float, ...]:
+    """lr, sign, 0, weight_decay, 1 / (1 − β₁ᵗ), √(1 − β₂ᵗ); 1 − β₁, β₂, 1 − β₂, eps, and both β as two floats each.
+
+    In double precision, rounded once.
+    """
+    # 1 − 0ᵗ is 1
+    beta1, beta2 = (h.beta1, h.beta2) if h.bias_correction else (0.0, 0.0)
+    gain, correction2 = 1 / (1 - beta1**h.step), (1 - beta2**h.step) ** 0.5
+    header = (h.lr, -1.0 if h.maximize else 1.0, 0.0, h.weight_decay, gain, correction2)
+    return *header, 1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2)
+
+
+def _two_floats(x: float) -> tuple[float, float]:
+    """A double as the sum of two singles."""
+    high = float(np.float32(x))
+    return high, x - high

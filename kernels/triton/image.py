@@ -1,47 +1,61 @@
 """The device image of a table: addresses, sizes and numbers that a kernel reads, in one small buffer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Row, Table, real
+from fused_lwlr.kernels.triton.carried import versions
 from fused_lwlr.kernels.triton.layout import stand_in, walk
+
+# bits of a row's traits, and the bit at which p of Ŵᵖ begins
+SCALED, ANCHOR, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(3)
 
 
 class Image:
     """One int64 buffer on the device, uploaded in a single copy whenever anything in it changed.
 
-    Its parts, for R rows and C columns: addresses [C, R] · numel [R] · hyper row [R], all int64;
-    then multipliers [R] and hyper rows [H, K], as float32. An address of 0 stands for an absent tensor.
+    Its parts, for R rows and C columns: addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R],
+    all int64; then multipliers [R] and hyper rows [H, K], as float32. An address of 0 stands for an absent tensor.
+    Tiles are numbered over all rows, in tiles of `tile` elements; traits are the bits below.
 
     A kernel walks a row in storage order, so all columns of a row must have the same strides and fill
     one run of memory. Where one does not, a scratch tensor stands in for it: filled before the launch,
     and copied back after it if the kernel writes that column.
     """
 
-    def __init__(self, table: Table, columns: Sequence[str], hyper_rows: int, hyper_width: int):
+    def __init__(self, table: Table, columns: Sequence[str], hyper_rows: int, hyper_width: int, tile: int):
         params = [real(p) for p in table.columns["param"]]
         split = {row.tensor for row in table.rows if row.stop is not None}
         self.columns = tuple(columns)
-        self.hyper_rows = hyper_rows
+        self.hyper_rows, self.hyper_width = hyper_rows, hyper_width
         self.rows = len(table.rows)
-        self.bytes: dict[str, int] = {}
+        self.sizes: dict[str, np.ndarray] = {}
+        """Bytes of each row in each column."""
         self._strides = [walk(p, i in split) for i, p in enumerate(params)]
         self._tensor = np.array([row.tensor for row in table.rows], dtype=np.int64)
         extents = np.array([_extent(params[row.tensor], row) for row in table.rows], dtype=np.int64).reshape(-1, 2)
-        self._first, self._numel = extents.T
+        self._first, self.numel = extents.T
+        self._own_traits = np.array(
+            [SCALED.value * row.scaled | ANCHOR.value * row.anchor | row.power << POWER.value for row in table.rows],
+            dtype=np.int64,
+        )
 
-        used = (len(columns) + 2) * self.rows
+        used = (len(columns) + 4) * self.rows
         # even, for an alignment of 16 bytes behind it
         integers = used + used % 2
         floats = self.rows + hyper_rows * hyper_width
         self._staging = np.zeros(integers + (floats + 1) // 2, dtype=np.int64)
         staged = self._staging[:used].reshape(-1, self.rows)
-        self._addresses, self._hyper_row = staged[: len(columns)], staged[-1]
-        staged[-2] = self._numel
+        self._addresses, (numel, self._hyper_row, first, self._traits) = staged[: len(columns)], staged[-4:]
+        numel[:], self._traits[:] = self.numel, self._own_traits
+        counts = -(-self.numel // tile)
+        first[:] = np.cumsum(counts) - counts
         staged_floats = self._staging[integers:].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._hyper = staged_floats[self.rows : floats]
@@ -55,11 +69,13 @@ class Image:
         self._seen_hyper_row: list[int] | None = None
         self._scratch: dict[str, dict[int, Tensor]] = {}
         self._tiles: dict[int, Tensor] = {}
-        self.workspace: tuple[Tensor, ...] | None = None
+        self._versions: list[int] | None = None
+        self.workspace: Any = None
+        """What an operation keeps from launch to launch."""
 
     def refresh(self, table: Table, hyper: Sequence[Sequence[float]]) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
-        moved = [column for column, name in enumerate(self.columns) if table.keys[name] is not self._seen.get(name)]
+        moved = [i for i, name in enumerate(self.columns) if table.keys.get(name) is not self._seen.get(name)]
         for column in moved:
             self._point(column, table)
         for name, scratch in self._scratch.items():
@@ -70,6 +86,8 @@ class Image:
             self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
         changed |= _assign(self._hyper, np.asarray(hyper, dtype=np.float32).ravel())
+        if self._versions is not None:
+            changed |= _assign(self._traits, self._own_traits | KNOWN.value * self.known(table))
         if changed:
             host = torch.from_numpy(self._staging)
             if self.buffer.is_cuda:
@@ -81,13 +99,23 @@ class Image:
         """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""
         increment_version(table.columns["param"])
         for name in written:
-            for index, scratch in self._scratch[name].items():
+            for index, scratch in self._scratch.get(name, {}).items():
                 real(table.columns[name][index]).copy_(scratch)
+
+    def remember(self, table: Table) -> None:
+        """Note that what an operation carries from this launch to the next is of the parameters as they are now."""
+        self._versions = versions(table)
+
+    def known(self, table: Table) -> np.ndarray:
+        """For each row, whether its parameter is as it was when `remember` was called, by its version counter."""
+        if self._versions is None:
+            return np.zeros(self.rows, dtype=bool)
+        return np.equal(self._versions, versions(table))[self._tensor]
 
     def tiles(self, block: int, *, at_least_one: bool = False) -> Tensor:
         """(row, index) of every run of `block` elements, int32 [n, 2], rows in order."""
         if block not in self._tiles:
-            tiles = tile_list(self._numel, block, at_least_one=at_least_one)
+            tiles = tile_list(self.numel, block, at_least_one=at_least_one)
             self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
         return self._tiles[block]
 
@@ -98,11 +126,11 @@ class Image:
         present, addresses, strides, _, lazy = key
         if self._layouts.get(name) != (present, strides, lazy):
             self._layouts[name] = (present, strides, lazy)
-            found = {i: stand_in(t, self._strides[i]) for i, t in enumerate(tensors) if t is not None}
+            found = {i: stand_in(t, self._strides[i]) for i, t in enumerate(tensors) if t is not None and t.dim()}
             self._scratch[name] = {i: t for i, t in found.items() if t is not None}
             itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
-            self._offsets[name] = self._first * itemsize
-            self.bytes[name] = int(self._numel[np.array(present)[self._tensor]].sum()) * itemsize
+            self._offsets[name] = self._first * (itemsize if name != "step" else 0)
+            self.sizes[name] = np.where(np.array(present)[self._tensor], self.numel * itemsize, 0)
         base = np.zeros(len(tensors), dtype=np.int64)
         base[present] = addresses
         for i, scratch in self._scratch[name].items():
@@ -113,11 +141,12 @@ class Image:
         self._seen[name] = key
 
 
-def image_of(table: Table, columns: Sequence[str], hyper: Sequence[Sequence[float]] = ()) -> Image:
+def image_of(table: Table, columns: Sequence[str], hyper: Sequence[Sequence[float]] = (), *, tile: int) -> Image:
     """The table's image, made on the first call and brought up to date on every one."""
     image: Image | None = table.images.get(tuple(columns))
-    if image is None or image.hyper_rows != len(hyper):
-        image = table.images[tuple(columns)] = Image(table, columns, len(hyper), len(hyper[0]) if hyper else 0)
+    width = len(hyper[0]) if hyper else 0
+    if image is None or (image.hyper_rows, image.hyper_width) != (len(hyper), width):
+        image = table.images[tuple(columns)] = Image(table, columns, len(hyper), width, tile)
     image.refresh(table, hyper)
     return image
 
@@ -131,6 +160,10 @@ def tile_list(numel: np.ndarray, block: int, *, at_least_one: bool = False) -> n
     row = np.repeat(np.arange(len(numel)), counts)
     index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.stack((row, index), axis=1).astype(np.int32)
+
+
+def _versions(table: Table) -> list[int]:
+    return [param._version for param in table.columns["param"]]
 
 
 def _extent(param: Tensor, row: Row) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,18 +11,26 @@ from triton import knobs
 
 from fused_lwlr.kernels.triton.image import Image
 
+PER_PROCESSOR = 8
+"""Programs of 4 warps that a multiprocessor holds at 64 registers a thread."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
 class Counters:
-    """Launches, and the bytes of rows that they read and wrote, since the last `reset`."""
+    """Launches, and the bytes of rows that they read and wrote, since the last `reset`.
+
+    Attributes:
+        bytes: from and to memory.
+        cached: read once more by the same launch, so soon that they are still in L2.
+    """
 
     launches: int = 0
     bytes: int = 0
+    cached: int = 0
 
     def reset(self) -> None:
-        self.launches = self.bytes = 0
+        self.launches = self.bytes = self.cached = 0
 
 
 counters = Counters()
@@ -34,27 +43,38 @@ def supports(device: torch.device, dtype: torch.dtype) -> bool:
     return real_dtype in DTYPES and device.type == ("cpu" if knobs.runtime.interpret else "cuda")
 
 
-def launch(kernel: Any, image: Image, tiles: Tensor, *args: Any, passes: Sequence[str], **meta: Any) -> None:
-    """Run a kernel over a list of tiles, once.
+def launch(
+    kernel: Any, image: Image, items: Tensor, *args: Any, programs: int, passes: Sequence[str], **meta: Any
+) -> None:
+    """Run a kernel over a list of items, once.
 
     Args:
-        tiles: int32 [n, 2], the (row, index) of each tile.
+        items: int32 [n, 2], as the kernel reads them.
         args: what the kernel takes after the table.
+        programs: how many share the items.
         passes: a column's name for each time that it is read or written, for the byte count.
         meta: compile-time arguments.
     """
-    count = tiles.shape[0]
+    count = items.shape[0]
     if count == 0:
         return
     with torch.cuda.device_of(image.buffer):
         # without contraction to FMA rounding is that of the operations as written, on every device and version
-        kernel[(programs(count),)](
-            image.addresses, image.floats, tiles, count, image.rows, *args, **meta, enable_fp_fusion=False
+        kernel[(grid(programs),)](
+            image.addresses, image.floats, items, count, image.rows, *args, **meta, enable_fp_fusion=False
         )
     counters.launches += 1
-    counters.bytes += sum(image.bytes[column] for column in passes)
+    counters.bytes += sum(int(image.sizes[column].sum()) for column in passes if column in image.sizes)
 
 
-def programs(tiles: int) -> int:
-    """How many programs share a list of tiles: any number gives the same bits. One for each tile."""
-    return tiles
+def grid(programs: int) -> int:
+    """How many programs are started: any number gives the same bits."""
+    return programs
+
+
+@cache
+def residents(device: torch.device) -> int:
+    """About as many programs as a device runs at once."""
+    if device.type != "cuda":
+        return 1
+    return PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count

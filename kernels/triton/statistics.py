@@ -4,13 +4,16 @@ Each tile writes its partial sums to slots of its own; the program that complete
 row sums that row's slots. No float atomics: two runs agree bit for bit, whatever the grid.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.image import image_of
+from fused_lwlr.kernels.triton.carried import carried_of
+from fused_lwlr.kernels.triton.image import ANCHOR, Image, image_of
 from fused_lwlr.kernels.triton.launch import launch
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, dtype_of, load
 
@@ -21,6 +24,8 @@ PASSES = 16
 SLOTS = 128
 """Partials that are read at once by the program that sums a row."""
 WARPS = 4
+TAIL = tl.constexpr(32 * WARPS)
+"""Elements at a time where a block is not full or not aligned: one for each thread."""
 
 
 @triton.jit
@@ -67,40 +72,45 @@ def _max_slots(partials, first, count, SLOTS: tl.constexpr):
     return tl.max(largest, axis=0).to(tl.float64)
 
 
-@triton.jit(do_not_specialize=["tile_count", "rows"])
+@triton.jit(do_not_specialize=["item_count", "rows"])
 def statistics_kernel(
-    addresses, floats, tiles, tile_count, rows, partials, arrivals, out,
+    addresses, floats, items, item_count, rows, partials, arrivals, out, totals,
     W: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
+    TOTALS: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
-    while tile < tile_count:
-        row = tl.load(tiles + 2 * tile)
-        index = tl.load(tiles + 2 * tile + 1)
+    while tile < item_count:
+        row = tl.load(items + 2 * tile)
+        index = tl.load(items + 2 * tile + 1)
         w_at = tl.load(addresses + row)
         g_at = tl.load(addresses + rows + row)
         numel = tl.load(addresses + 2 * rows + row)
         start = index.to(tl.int64) * (BLOCK * PASSES)
         stop = tl.minimum(start + BLOCK * PASSES, numel)
         zero = tl.zeros([BLOCK], tl.float32)
+        rest = tl.zeros([TAIL], tl.float32)
         abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = zero, zero, zero, zero, zero, zero
+        abs_rest, sq_rest, max_rest, weight_rest, dot_rest, nonfinite_rest = rest, rest, rest, rest, rest, rest
         begin = start
         while begin < stop:
-            offs = begin + tl.arange(0, BLOCK)
-            if (begin + BLOCK <= numel) & ((w_at | g_at) % ALIGNMENT == 0):
+            if (begin + BLOCK <= stop) & ((w_at | g_at) % ALIGNMENT == 0):
                 abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = _accumulate(
-                    w_at, g_at, offs, numel, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite, W, G, True
-                )
+                    w_at, g_at, begin + tl.arange(0, BLOCK), stop,
+                    abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite, W, G, True,
+                )  # fmt: skip
+                begin += BLOCK
             else:
-                abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = _accumulate(
-                    w_at, g_at, offs, numel, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite, W, G, False
-                )
-            begin += BLOCK
-        tl.store(partials + tile, tl.sum(abs_sum, axis=0))
-        tl.store(partials + tile_count + tile, tl.sum(sq_sum, axis=0))
-        tl.store(partials + 2 * tile_count + tile, tl.max(abs_max, axis=0))
-        tl.store(partials + 3 * tile_count + tile, tl.sum(weight_sq_sum, axis=0))
-        tl.store(partials + 4 * tile_count + tile, tl.sum(dot, axis=0))
-        tl.store(partials + 5 * tile_count + tile, tl.sum(nonfinite, axis=0))
+                abs_rest, sq_rest, max_rest, weight_rest, dot_rest, nonfinite_rest = _accumulate(
+                    w_at, g_at, begin + tl.arange(0, TAIL), stop,
+                    abs_rest, sq_rest, max_rest, weight_rest, dot_rest, nonfinite_rest, W, G, False,
+                )  # fmt: skip
+                begin += TAIL
+        tl.store(partials + tile, tl.sum(abs_sum, axis=0) + tl.sum(abs_rest, axis=0))
+        tl.store(partials + item_count + tile, tl.sum(sq_sum, axis=0) + tl.sum(sq_rest, axis=0))
+        tl.store(partials + 2 * item_count + tile, tl.maximum(tl.max(abs_max, axis=0), tl.max(max_rest, axis=0)))
+        tl.store(partials + 3 * item_count + tile, tl.sum(weight_sq_sum, axis=0) + tl.sum(weight_rest, axis=0))
+        tl.store(partials + 4 * item_count + tile, tl.sum(dot, axis=0) + tl.sum(dot_rest, axis=0))
+        tl.store(partials + 5 * item_count + tile, tl.sum(nonfinite, axis=0) + tl.sum(nonfinite_rest, axis=0))
         count = tl.maximum(tl.cdiv(numel, BLOCK * PASSES), 1).to(tl.int32)
         arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
         if arrived == count - 1:
@@ -109,15 +119,45 @@ def statistics_kernel(
             first = tile - index
             result = out + 6 * row
             total = _sum_slots(partials, first, count, SLOTS)
-            largest = _max_slots(partials + 2 * tile_count, first, count, SLOTS)
+            largest = _max_slots(partials + 2 * item_count, first, count, SLOTS)
             tl.store(result, total)
-            tl.store(result + 1, _sum_slots(partials + tile_count, first, count, SLOTS))
+            tl.store(result + 1, _sum_slots(partials + item_count, first, count, SLOTS))
             # the maximum skips NaN, the sum does not
             tl.store(result + 2, tl.where(total == total, largest, total))
-            tl.store(result + 3, _sum_slots(partials + 3 * tile_count, first, count, SLOTS))
-            tl.store(result + 4, _sum_slots(partials + 4 * tile_count, first, count, SLOTS))
-            tl.store(result + 5, _sum_slots(partials + 5 * tile_count, first, count, SLOTS))
+            tl.store(result + 3, _sum_slots(partials + 3 * item_count, first, count, SLOTS))
+            tl.store(result + 4, _sum_slots(partials + 4 * item_count, first, count, SLOTS))
+            tl.store(result + 5, _sum_slots(partials + 5 * item_count, first, count, SLOTS))
         tile += tl.num_programs(0)
+    if TOTALS:
+        left = tl.atomic_add(arrivals + rows, 1, sem="acq_rel")
+        if left == tl.num_programs(0) - 1:
+            tl.store(arrivals + rows, 0)
+            _sum_rows(addresses, rows, out, totals, W, G, SLOTS)
+
+
+@triton.jit
+def _sum_rows(addresses, rows, out, totals, W: tl.constexpr, G: tl.constexpr, SLOTS: tl.constexpr):
+    """The totals of all rows that were asked for: of the gradients if they were read, of the weights if they were."""
+    zero = tl.zeros([SLOTS], tl.float64)
+    sq_sum, nonfinite, largest, unordered = zero, zero, zero, zero
+    begin = 0
+    while begin < rows:
+        row = begin + tl.arange(0, SLOTS)
+        mask = row < rows
+        sq_sum += tl.load(out + 6 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        nonfinite += tl.load(out + 6 * row + 5, mask=mask, other=0.0, cache_modifier=".cg")
+        anchor = (tl.load(addresses + 5 * rows + row, mask=mask, other=0) & ANCHOR) != 0
+        weight_sq_sum = tl.load(out + 6 * row + 3, mask=mask & anchor, other=0.0, cache_modifier=".cg")
+        largest = tl.maximum(largest, weight_sq_sum)
+        unordered += tl.where(weight_sq_sum == weight_sq_sum, 0.0, 1.0)
+        begin += SLOTS
+    if G is not None:
+        tl.store(totals, tl.sum(sq_sum, axis=0))
+        tl.store(totals + 1, tl.sum(nonfinite, axis=0))
+    if W is not None:
+        # the maximum skips NaN
+        any_nan = tl.sum(unordered, axis=0) > 0
+        tl.store(totals + 2, tl.where(any_nan, float("nan"), tl.max(largest, axis=0)))
 
 
 def statistics(table: Table) -> Tensor:
@@ -133,27 +173,58 @@ def statistics(table: Table) -> Tensor:
     Returns:
         float64 of shape [rows, 6] on the table's device, columns in the order of `STATISTICS`.
     """
-    image = image_of(table, COLUMNS)
+    image = image_of(table, COLUMNS, tile=BLOCK * PASSES)
+    device = image.buffer.device
+    out = torch.empty(image.rows, len(STATISTICS), dtype=torch.float64, device=device)
+    _launch(table, image, COLUMNS, out, out, totals=False)
+    return out
+
+
+def totals(table: Table, *, grad: bool, weight: bool) -> tuple[Tensor, Tensor]:
+    """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, and max Σw².
+
+    Args:
+        table: columns "param" and "grad".
+        grad: whether the first two are wanted.
+        weight: whether the last is wanted; it is over the rows with `Row.anchor`.
+
+    Returns:
+        float64 [3] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
+        has any value. Valid until the next step of the table.
+    """
+    carried = carried_of(table)
+    # what the last step left is good while no weight was changed
+    wanted = [name for name, want in (("param", weight and not carried.valid(table)), ("grad", grad)) if want]
+    if wanted:
+        image = image_of(table, COLUMNS, tile=BLOCK * PASSES)
+        if carried.rows is None:
+            carried.rows = torch.zeros(image.rows, len(STATISTICS), dtype=torch.float64, device=image.buffer.device)
+        _launch(table, image, wanted, carried.rows, carried.totals, totals=True)
+    return carried.totals, carried.totals if carried.rows is None else carried.rows[:, 5]
+
+
+def _launch(table: Table, image: Image, read: Sequence[str], out: Tensor, sums: Tensor, *, totals: bool) -> None:
     tiles = image.tiles(BLOCK * PASSES, at_least_one=True)
     device = image.buffer.device
     if image.workspace is None:
         image.workspace = (
-            torch.empty(len(STATISTICS) * tiles.shape[0], dtype=torch.float32, device=device),
-            torch.zeros(image.rows, dtype=torch.int32, device=device),
+            torch.empty(len(STATISTICS) * len(tiles), dtype=torch.float32, device=device),
+            torch.zeros(image.rows + 1, dtype=torch.int32, device=device),
         )
-    out = torch.empty(image.rows, len(STATISTICS), dtype=torch.float64, device=device)
     launch(
         statistics_kernel,
         image,
         tiles,
         *image.workspace,
         out,
-        passes=("param", "grad"),
-        W=dtype_of(table, "param"),
-        G=dtype_of(table, "grad"),
+        sums,
+        programs=len(tiles),
+        passes=read,
+        W=dtype_of(table, "param") if "param" in read else None,
+        G=dtype_of(table, "grad") if "grad" in read else None,
         BLOCK=BLOCK,
         PASSES=PASSES,
         SLOTS=SLOTS,
+        TOTALS=totals,
         num_warps=WARPS,
     )
-    return out

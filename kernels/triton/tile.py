@@ -14,7 +14,16 @@ _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16
 
 def dtype_of(table: Table, column: str) -> tl.dtype | None:
     """The Triton dtype of a column, None where all of it is absent."""
-    return next((_DTYPES[real(t).dtype] for t in table.columns[column] if t is not None), None)
+    return next((_DTYPES[real(t).dtype] for t in table.column(column) if t is not None), None)
+
+
+@triton.jit
+def tile_at(addresses, row, start, DTYPE: tl.constexpr):
+    """Where a row's elements from `start` on are in a column, 0 if the tensor is absent."""
+    address = tl.load(addresses + row)
+    if DTYPE is not None:
+        address = tl.where(address != 0, address + start * (DTYPE.primitive_bitwidth // 8), 0)
+    return address
 
 
 @triton.jit

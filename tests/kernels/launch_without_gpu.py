@@ -10,7 +10,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from fused_lwlr.kernels import AdamWHyper, SGDHyper, Table
+from fused_lwlr import LAMB, LARC
+from fused_lwlr.kernels import AdamWHyper, Gate, Row, SGDHyper, Table
 
 
 class Driver:
@@ -41,18 +42,28 @@ class CompiledOnly:
 
 
 driver.set_active(Driver())
-sgd, adamw, statistics = (
-    importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("sgd", "adamw", "statistics")
+sgd, adamw, statistics, update, queue = (
+    importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("sgd", "adamw", "statistics", "update", "queue")
 )
-sgd.sgd_kernel, adamw.adamw_kernel = CompiledOnly(sgd.sgd_kernel), CompiledOnly(adamw.adamw_kernel)
+update.step_kernel, queue.queue_kernel = CompiledOnly(update.step_kernel), CompiledOnly(queue.queue_kernel)
 statistics.statistics_kernel = CompiledOnly(statistics.statistics_kernel)
 
 some, none = [torch.ones(3000), torch.ones(5)], [None, None]
 both = {"param": some, "grad": some}
+momentum = SGDHyper(lr=0.1, momentum=0.9)
 sgd.sgd(Table({**both, "momentum_buffer": none}), [SGDHyper(lr=0.1)])
-sgd.sgd(Table({**both, "momentum_buffer": [some[0], None]}), [SGDHyper(lr=0.1, momentum=0.9)])
+sgd.sgd(Table({**both, "momentum_buffer": [some[0], None]}), [momentum])
 moments = {"exp_avg": some, "exp_avg_sq": some}
 options = AdamWHyper(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
 adamw.adamw(Table({**both, **moments, "max_exp_avg_sq": none}), [options])
 adamw.adamw(Table({**both, **moments, "max_exp_avg_sq": [some[0], None]}), [options])
 statistics.statistics(Table(both))
+
+sgd.sgd(Table({**both, "momentum_buffer": some}), [momentum], LAMB().scale("sgd"))
+adamw.adamw(Table({**both, **moments}), [options], LAMB().scale("adamw"))
+steps = {"step": [torch.zeros(()), torch.zeros(())]}
+rows = [Row(0, scaled=True, power=1, anchor=True), Row(1, scaled=True)]
+for operation, columns, hyper in ((sgd.sgd, {"momentum_buffer": some}, momentum), (adamw.adamw, moments, options)):
+    table = Table({**both, **columns, **steps}, rows)
+    totals, _ = statistics.totals(table, grad=True, weight=True)
+    operation(table, [hyper], LARC().scale(operation.__name__), Gate(totals, 1.0, skip=True))

@@ -116,7 +116,7 @@ def test_same_bits_for_any_number_of_programs(operation, programs, device, monke
     arguments = (HYPER[operation],) if HYPER[operation] else ()
     expected = getattr(triton, operation)(table, *arguments)
     seen = []
-    monkeypatch.setattr(launch, "programs", lambda tiles: seen.append(tiles) or programs(tiles))
+    monkeypatch.setattr(launch, "grid", lambda n: seen.append(n) or programs(n))
     result = getattr(triton, operation)(other, *arguments)
     assert len(seen) == 1
     equal(other, table, same)

@@ -1,8 +1,6 @@
 """Algorithm 1: measure every layer's mean gradient magnitude, and turn it into learning-rate multipliers."""
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any
 
@@ -14,6 +12,7 @@ from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
+from fused_lwlr.model import as_it_was, loss_of
 from fused_lwlr.ops import Backend
 from fused_lwlr.statistics import StatisticsPass
 
@@ -63,13 +62,13 @@ def calibrate(
     totals = torch.zeros(3, len(layers), dtype=torch.float64, device="cpu" if device.type == "mps" else device)
     weight = 1 / numel.to(totals.device).clamp(min=1)
     taken = 0
-    with _as_it_was(model), torch.enable_grad():
+    with as_it_was(model), torch.enable_grad():
         if init:
             lwlr_init_(model)
         model.train()
         for batch in _shown(islice(batches, steps), _length(batches, steps), progress):
             model.zero_grad(set_to_none=True)
-            loss = _loss(model, batch, loss_fn, device)
+            loss = loss_of(model, batch, loss_fn, device)
             if loss.dim() != 0:
                 raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
             loss.backward()
@@ -95,25 +94,6 @@ def calibrate(
     )
 
 
-def _loss(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device) -> Tensor:
-    batch = _to(batch, device)
-    if isinstance(batch, Mapping):
-        return loss_fn(model(**batch), batch)
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return loss_fn(model(batch[0]), batch[1])
-    raise ValueError(f"a minibatch must be a pair (inputs, targets) or a mapping, not {type(batch).__name__}")
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: _to(item, device) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_to(item, device) for item in value]
-    return value
-
-
 def _length(batches: Iterable[Any], steps: int | None) -> int | None:
     return steps if steps is not None or not isinstance(batches, Sized) else len(batches)
 
@@ -124,31 +104,3 @@ def _shown(batches: Iterator[Any], total: int | None, progress: bool) -> Iterabl
     from rich.progress import track
 
     return track(batches, description="calibrating", total=total)
-
-
-@contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put weights, buffers, gradients, modes and random number generators back, whatever happens inside."""
-    params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    modes = [(module, module.training) for module in model.modules()]
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    devices = sorted({param.device.index for param, _, _ in params if param.device.type == "cuda"})
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        with torch.no_grad():
-            for param, value, grad in params:
-                param.copy_(value)
-                param.grad = grad
-            for module, name, buffer, value in buffers:
-                module._buffers[name] = buffer.copy_(value)
-        for module, training in modes:
-            module.training = training

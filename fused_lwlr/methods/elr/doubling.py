@@ -1,0 +1,221 @@
+"""The structural check: what changes when weights are doubled, and by which powers of two the rest follows."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fused_lwlr.model import as_it_was, loss_of
+
+# Doubling is exact in floating point, so where it should change nothing it mostly changes no bit. Gradients
+# get more room: kernels of the backward pass may add in any order, and halves of small float16 numbers round.
+_OUTPUTS, _GRADIENTS = 1e-4, 1e-2
+# The eps meanwhile: far below variances that matter, and yet the noise of a constant channel stays noise, for
+# which 1e-30 would be no bound.
+_EPS = 1e-12
+
+NO_POWER = "a bias or running statistics would follow its scale by no one power"
+Exponents = dict[Tensor | nn.Module, int | None]  # None: no power of two, or not the same one in every call
+
+
+def examined(param: Tensor) -> bool:
+    """Whether a parameter may be scale-invariant: it is trained, and a weight."""
+    return param.requires_grad and param.dim() >= 2
+
+
+class Trial(NamedTuple):
+    """What doubling some weights changed that it should not ("" for nothing), and the powers that follow."""
+
+    problem: str
+    exponents: Exponents
+
+
+class Doubling:
+    """The model in training mode with some weights doubled: what changes, and by which power the rest follows."""
+
+    def __init__(self, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor]) -> None:
+        self._model, self._batch, self._loss_fn = model, batch, loss_fn
+        self._device = next(model.parameters()).device
+        norms = {module for module in model.modules() if isinstance(module, _NormBase)}
+        self._norms = [module for module in norms if module.running_mean is not None]
+        biases = ((module, module._parameters.get("bias")) for module in model.modules() if module not in norms)
+        self._biases = {module: bias for module, bias in biases if bias is not None}
+        eps = ((m, name, vars(m).get(name)) for m in model.modules() for name in ("eps", "variance_epsilon"))
+        self._eps = [(m, name, value) for m, name, value in eps if isinstance(value, float) and 0 < value < 0.01]
+        self._paused = False
+        self._recorded: dict[nn.Module, list[Tensor]] = {}
+        self._calls: Counter[nn.Module] = Counter()
+        self._values: dict[Tensor, Tensor] = {}
+        self._found: Exponents = {}
+
+    def __enter__(self) -> "Doubling":
+        with ExitStack() as stack:
+            stack.callback(torch.clear_autocast_cache)
+            stack.callback(self._set_eps, None)
+            hooks = [(module, self._before_biased) for module in self._biases]
+            for module, hook in [*hooks, *((module, self._before_norm) for module in self._norms)]:
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            self._set_eps(_EPS)
+            self._outputs, self._grads = self._run([])
+            if not all(tensor.isfinite().all() for tensor in (*self._outputs, *self._grads.values())):
+                # such as a module that adds eps to variances in half precision, where it is too little
+                self._set_eps(None)
+                self._outputs, self._grads = self._run([])
+            if not any(tensor.isfinite().any() for tensor in self._outputs):
+                raise ValueError("the model's outputs hold no finite floating-point number to compare")
+            self._evaluation = self._evaluate([], {})
+            self._close = stack.pop_all().close
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._close()
+
+    def alone(self, weights: list[Tensor]) -> Trial:
+        """Double them in training mode."""
+        outputs, grads = self._run(weights)
+        if not _same(outputs, self._outputs, _OUTPUTS):
+            return Trial("outputs change with its scale", self._found)
+        # not where a weight is 0: a filter of zeros leaves nothing but eps in the variance, which does not double
+        halved, base = (
+            [of.get(weight, torch.zeros_like(weight)) * (weight != 0) for weight in weights]
+            for of in (grads, self._grads)
+        )
+        if not _same([2 * grad for grad in halved], base, _GRADIENTS):
+            return Trial("its gradient does not halve when it is doubled", self._found)
+        return Trial("", self._found)
+
+    def together(self, weights: list[Tensor]) -> Trial:
+        """Double them in training mode, and with the powers that this gives in evaluation mode."""
+        trial = self.alone(weights)
+        if trial.problem:
+            return trial
+        if None in trial.exponents.values():
+            return Trial(NO_POWER, trial.exponents)
+        if not _same(self._evaluate(weights, trial.exponents), self._evaluation, _OUTPUTS):
+            return Trial("outputs in evaluation mode change with its scale", trial.exponents)
+        return trial
+
+    def _run(self, weights: list[Tensor]) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
+        """Outputs and the gradients of all that is examined; nothing doubled is the base to compare with."""
+        if not weights:
+            self._recorded = {module: [] for module in (*self._biases, *self._norms)}
+        self._recording = not weights
+        self._calls.clear()
+        self._found = {}
+        outputs: list[Tensor] = []
+
+        def loss_fn(output: Any, targets: Any) -> Tensor:
+            outputs.extend(tensor.detach().clone() for tensor in tensors_in(output) if tensor.is_floating_point())
+            return self._loss_fn(output, targets)
+
+        with as_it_was(self._model):
+            for weight in weights:
+                _set(weight, 2 * weight)
+            self._values = {bias: bias.detach().clone() for bias in self._biases.values()}
+            # not torch.autograd.grad, which checkpointed activations refuse
+            loss_of(self._model, self._batch, loss_fn, self._device).backward()
+            grads: dict[Tensor, Tensor] = {}
+            grads.update((p, p.grad) for p in self._model.parameters() if examined(p) and p.grad is not None)
+        return outputs, grads
+
+    def _evaluate(self, weights: list[Tensor], exponents: Exponents) -> list[Tensor]:
+        self._paused = True
+        with as_it_was(self._model), torch.no_grad():
+            self._model.eval()
+            for weight in weights:
+                _set(weight, 2 * weight)
+            for key, power in exponents.items():
+                if isinstance(key, Tensor):
+                    _set(key, key * 2.0 ** (power or 0))
+                else:
+                    key.get_buffer("running_mean").mul_(2.0 ** (power or 0))
+                    key.get_buffer("running_var").mul_(4.0 ** (power or 0))
+            output = loss_of(self._model, self._batch, lambda output, _: output, self._device)
+            outputs = [tensor.clone() for tensor in tensors_in(output) if tensor.is_floating_point()]
+        self._paused = False
+        return outputs
+
+    def _before_biased(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Scale the bias by the power of two by which the output would be scaled if it were zero."""
+        if self._paused:
+            return
+        bias = self._biases[module]
+        with torch.no_grad():
+            _set(bias, torch.zeros_like(bias))
+            power = self._observe(bias, module, module.forward(*args, **kwargs))
+        _set(bias, self._values[bias] * 2.0**power)
+
+    def _before_norm(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._paused:
+            self._observe(module, module, (args, kwargs))
+
+    def _observe(self, key: Tensor | nn.Module, module: nn.Module, value: Any) -> int:
+        """The power of two between what the module sees in this call and what it saw in the base; note it."""
+        tensor = next((t for t in tensors_in(value) if t.is_floating_point()), None)
+        if tensor is None:
+            return 0
+        recorded = self._recorded[module]
+        if self._recording:
+            recorded.append(tensor.detach().clone())
+            return 0
+        call = self._calls[module]
+        self._calls[module] += 1
+        power = _power(tensor.detach(), recorded[call]) if call < len(recorded) else None
+        self._found[key] = power if self._found.get(key, power) == power else None
+        return power or 0
+
+    def _set_eps(self, eps: float | None) -> None:
+        for module, name, value in self._eps:
+            setattr(module, name, value if eps is None else min(value, eps))
+
+
+def _power(scaled: Tensor, base: Tensor) -> int | None:
+    """The i of scaled = 2^i · base, 0 where both are zero, None where there is none."""
+    if scaled.shape != base.shape:
+        return None
+    scaled, base = (tensor if tensor.dtype == torch.float64 else tensor.float() for tensor in (scaled, base))
+    large, small = scaled.norm().item(), base.norm().item()
+    if large == small == 0:
+        return 0
+    if not (math.isfinite(large) and math.isfinite(small) and large and small):
+        return None
+    power = round(math.log2(large / small))
+    return power if (scaled - base * 2.0**power).norm().item() <= _OUTPUTS * large else None
+
+
+def _same(new: list[Tensor], old: list[Tensor], tolerance: float) -> bool:
+    return len(new) == len(old) and all(_close(a, b, tolerance) for a, b in zip(new, old, strict=True))
+
+
+def _close(new: Tensor, old: Tensor, tolerance: float) -> bool:
+    if new.shape != old.shape or not torch.equal(new.isfinite(), old.isfinite()):
+        return False
+    new, old = (t.detach().nan_to_num(0, 0, 0).to(torch.promote_types(t.dtype, torch.float32)) for t in (new, old))
+    return bool((new - old).norm() <= tolerance * old.norm())
+
+
+def _set(param: Tensor, value: Tensor) -> None:
+    # past autograd's count of changes, since the graph may hold the parameter; and autocast holds casts of it
+    param.data.copy_(value)
+    torch.clear_autocast_cache()
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested mappings, sequences and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from tensors_in(getattr(value, field.name))

@@ -1,0 +1,213 @@
+"""Which weights a network is invariant to the scale of, and what must be rescaled with them."""
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr.kernels import STATISTICS
+from fused_lwlr.layers import Layer
+from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined, tensors_in
+from fused_lwlr.model import as_it_was, loss_of
+from fused_lwlr.ops import Backend
+from fused_lwlr.statistics import StatisticsPass
+
+_NO_GRADIENT = 1e-10  # of ‖g‖·‖w‖, relative to the largest: a branch may start with a scale as small as 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleInvariant:
+    """The weights that a network in training mode is invariant to the scale of, each by itself.
+
+    The network does not change, neither in training nor in evaluation mode (but for the eps of its
+    normalizations), if for one c > 0 all of `weights` are divided by c, each of `biases` by c^exponent, and of
+    each of `norms` running_mean by c^exponent and running_var by c^(2·exponent).
+
+    Attributes:
+        names: the invariant layers, in the order of the model's parameters.
+        weights: their parameters, in the same order.
+        biases: parameters that lie between such weights and the normalization, and their exponents.
+        norms: the modules with running statistics of what such weights compute, and their exponents.
+        cosines: layer -> cosine between gradient and weight in each half of the minibatch, of all layers that
+            were examined; NaN where there is none.
+        reasons: layer -> why it is not invariant, of all others that were examined.
+    """
+
+    names: tuple[str, ...]
+    weights: tuple[Tensor, ...]
+    biases: tuple[tuple[Tensor, int], ...]
+    norms: tuple[tuple[nn.Module, int], ...]
+    cosines: Mapping[str, tuple[float, float]]
+    reasons: Mapping[str, str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __str__(self) -> str:
+        width = max(map(len, self.cosines), default=5)
+        lines = [f"{'layer':{width}}  {'cos(g,w)':>9}  {'':9}  scale-invariant"]
+        for name, (first, second) in self.cosines.items():
+            lines.append(f"{name:{width}}  {first:9.1e}  {second:9.1e}  {self.reasons.get(name, 'yes')}")
+        follow = f"{len(self.biases)} biases and the running statistics of {len(self.norms)} normalizations"
+        return "\n".join([*lines, f"{len(self)} of {len(self.cosines)}; {follow} are rescaled with them"])
+
+
+def scale_invariant(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Callable[[Any, Any], Tensor],
+    *,
+    tolerance: float = 1e-2,
+    backend: Backend = "auto",
+) -> ScaleInvariant:
+    """The weights that the model in training mode is invariant to the scale of, found and not guessed.
+
+    Examined are the parameters of two or more dimensions that require a gradient. An invariant one is
+    perpendicular to its gradient, ⟨∂L/∂W, W⟩ = 0 (Spreads in Effective Learning Rates, Eq. 2). Those that are,
+    up to `tolerance`, in both halves of the minibatch are then doubled, each alone: the outputs must stay and
+    its gradient must halve. Last, all that passed are doubled at once, which shows by which power the biases
+    and running statistics after them follow; a weight is left out if one of these follows by no power, or if
+    outputs in evaluation mode change when all are scaled.
+
+    Biases that are not zero take part in the scale before a LayerNorm or GroupNorm, and a weight is then not
+    perpendicular by itself: examine such a model as it is initialized.
+
+    One forward and backward pass over half of the minibatch for each weight that passes Eq. 2, and a copy of
+    what every normalization with running statistics and every module with a bias computes. A model in
+    training mode is taken with the modes of its modules, so that a BatchNorm in evaluation mode counts as
+    frozen; a model in evaluation mode is put in training mode. When this returns or raises, weights, buffers,
+    `.grad`, modes, hooks, eps and the random number generators are as they were.
+
+    Args:
+        model: runs on the device that its parameters are on.
+        batch: of a pair (inputs, targets) the loss is `loss_fn(model(inputs), targets)`; of a mapping,
+            `loss_fn(model(**batch), batch)`. Tensors of the most frequent first size, which must be at least
+            4, are cut in halves; other values go to both halves as they are.
+        loss_fn: returns the mean loss over the minibatch, a scalar.
+        tolerance: of the cosine. It is near eps / variance, and not 0, where eps of the normalization counts.
+        backend: "auto", "triton" or "torch", for the reduction.
+
+    Raises:
+        ValueError: a minibatch that is too small or no minibatch, a loss that is no scalar, a gradient or
+            outputs that are not finite, no tensor among the outputs, or no parameter to examine.
+    """
+    layers = [Layer(name, param) for name, param in model.named_parameters() if examined(param)]
+    if not layers:
+        raise ValueError("model has no parameter of two or more dimensions that requires a gradient")
+    halves = _halves(batch)
+    # hooks put into a model that is compiled already are not seen, unless it runs as if it were not
+    compiled = "torch._dynamo" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), as_it_was(model), torch.enable_grad():
+        if not model.training:
+            model.train()
+        model.zero_grad(set_to_none=True)
+        statistics = [_statistics(model, half, loss_fn, layers, backend) for half in halves]
+        norms, dots = torch.stack(statistics).unbind(2)  # [half, layer]
+        reasons = _not_perpendicular(layers, norms, dots / norms, tolerance)
+        candidates = {layer.name: layer.param for layer in layers if layer.name not in reasons}
+        exponents: Exponents = {}
+        if candidates:
+            with Doubling(model, halves[0], loss_fn) as doubling:
+                exponents = _select(doubling, candidates, reasons)
+    names = tuple(name for name in candidates if name not in reasons)
+    first, second = (dots / norms).tolist()
+    return ScaleInvariant(
+        names,
+        tuple(candidates[name] for name in names),
+        tuple((param, power) for param in model.parameters() if (power := exponents.get(param))),
+        tuple((module, power) for module in model.modules() if (power := exponents.get(module))),
+        {layer.name: (a, b) for layer, a, b in zip(layers, first, second, strict=True)},
+        {layer.name: reasons[layer.name] for layer in layers if layer.name in reasons},
+    )
+
+
+def _halves(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, Mapping) and not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        raise ValueError(f"batch must be a pair (inputs, targets) or a mapping, not {type(batch).__name__}")
+    sizes = Counter(len(tensor) for tensor in tensors_in(batch) if tensor.dim() > 0)
+    size = max(sizes, key=sizes.__getitem__, default=0)
+    if size < 4:
+        raise ValueError(f"batch has {size} samples: at least 4 are needed for two halves")
+
+    def cut(value: Any, part: slice) -> Any:
+        if isinstance(value, Tensor):
+            return value[part] if value.dim() > 0 and len(value) == size else value
+        if isinstance(value, Mapping):
+            return {key: cut(item, part) for key, item in value.items()}
+        return [cut(item, part) for item in value] if isinstance(value, (tuple, list)) else value
+
+    return cut(batch, slice(size // 2)), cut(batch, slice(size // 2, None))
+
+
+def _statistics(
+    model: nn.Module, half: Any, loss_fn: Callable[[Any, Any], Tensor], layers: list[Layer], backend: Backend
+) -> Tensor:
+    """‖g‖·‖w‖ and ⟨g, w⟩ of each layer, of shape [layers, 2]; NaN without a gradient."""
+    reduction = StatisticsPass(layers, backend)
+    # the same random numbers for every pass, so that what one leaves out by chance all leave out
+    with as_it_was(model):
+        loss = loss_of(model, half, loss_fn, layers[0].param.device)
+        if loss.dim() != 0:
+            raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
+        loss.backward()
+        values = dict(zip(STATISTICS, reduction().cpu().unbind(1), strict=True))
+    bad = [repr(layer.name) for layer, count in zip(reduction.layers, values["nonfinite"], strict=True) if count]
+    if bad:
+        raise ValueError(f"the gradient of {', '.join(bad[:5])} is not finite: check the loss and the data")
+    result = torch.full((len(layers), 2), math.nan, dtype=torch.float64)
+    norms = values["sq_sum"].sqrt() * values["weight_sq_sum"].sqrt()
+    result[reduction.index.cpu()] = torch.stack([norms, values["dot"]], dim=1)
+    return result
+
+
+def _not_perpendicular(layers: list[Layer], norms: Tensor, cosines: Tensor, tolerance: float) -> dict[str, str]:
+    reasons = {}
+    floor = _NO_GRADIENT * norms.nan_to_num().max().item()
+    for layer, norm, cosine in zip(layers, norms.T.tolist(), cosines.T.tolist(), strict=True):
+        if math.isnan(sum(norm)):
+            reasons[layer.name] = "it has no gradient"
+        elif min(norm) <= floor:
+            zero = "its gradient is zero but for rounding, which tells nothing"
+            reasons[layer.name] = zero if layer.param.detach().any() else "it is zero"
+        elif max(map(abs, cosine)) > tolerance:
+            reasons[layer.name] = "it is not perpendicular to its gradient"
+    return reasons
+
+
+def _select(doubling: Doubling, candidates: dict[str, Tensor], reasons: dict[str, str]) -> Exponents:
+    """Add the candidates that are out to `reasons`; return the powers for all others at once."""
+    trials = {name: doubling.alone([weight]) for name, weight in candidates.items()}
+    reasons.update((name, trial.problem) for name, trial in trials.items() if trial.problem)
+    chosen = [name for name in candidates if name not in reasons]
+    result = Trial("", {})
+    while chosen:
+        result = doubling.together([candidates[name] for name in chosen])
+        # out with all that reach what has no power; then what has one may have changed
+        lost = {key for key, power in result.exponents.items() if power is None}
+        out = [name for name in chosen if any(trials[name].exponents.get(key, 0) != 0 for key in lost)]
+        if not out:
+            break
+        reasons.update(dict.fromkeys(out, NO_POWER))
+        chosen = [name for name in chosen if name not in out]
+    if not result.problem:
+        return result.exponents
+    # what remains is state that is not known here: as many as go together, in order
+    kept: list[str] = []
+    exponents: Exponents = {}
+    for name in chosen:
+        result = doubling.together([candidates[other] for other in (*kept, name)])
+        if result.problem:
+            reasons[name] = result.problem
+        else:
+            kept.append(name)
+            exponents = result.exponents
+    return exponents

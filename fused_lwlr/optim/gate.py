@@ -1,0 +1,96 @@
+"""Decisions that all layers share: clipping by the global norm, and what to do about gradients that are not finite."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels import Gate
+
+if TYPE_CHECKING:
+    from fused_lwlr.optim.plan import Part
+
+Nonfinite = Literal["propagate", "skip", "raise"]
+
+
+@dataclass
+class _Verdict:
+    """On its way from the device: whether a step was skipped, and the non-finite elements of each row of each part."""
+
+    skipped: Tensor
+    arrived: torch.cuda.Event | None
+    counts: list[tuple[Tensor, list[str]]]
+
+
+class GlobalGate:
+    """Makes the `Gate` of each part of a step. One more launch for each part, if gradients are to be read first.
+
+    Attributes:
+        max_norm: for clipping, infinite for none.
+        nonfinite: whether a gradient that is not finite is used, skips the step, or skips it and is reported.
+        rescales: whether Ŵ is needed.
+    """
+
+    def __init__(self, max_norm: float, nonfinite: Nonfinite, *, rescales: bool):
+        self.max_norm = max_norm
+        self.nonfinite = nonfinite
+        self.rescales = rescales
+        self._verdict: _Verdict | None = None
+
+    def of(self, parts: Sequence["Part"]) -> list[Gate]:
+        """The gates of the next step, from one pass over all gradients where that is needed."""
+        skip = self.nonfinite != "propagate"
+        grad = skip or self.max_norm < math.inf
+        found = [part.backend.totals(part.table, grad=grad, weight=self.rescales) for part in parts]
+        totals = found[0][0] if len(found) == 1 else _together([sums for sums, _ in found])
+        if self.nonfinite == "raise":
+            counts = [(rows, part.names) for (_, rows), part in zip(found, parts, strict=True)]
+            self._verdict = _send(totals[1], counts)
+        return [Gate(totals.to(sums.device, non_blocking=True), self.max_norm, skip) for sums, _ in found]
+
+    def report(self, *, wait: bool) -> None:
+        """Raise if the last step was skipped because of a gradient; on a GPU only when told to wait for its verdict.
+
+        Called after a step without waiting and before the next one with it: by then forward and backward passes are
+        queued behind the verdict, so the device does not run dry.
+
+        Raises:
+            FloatingPointError: naming the layers.
+        """
+        verdict = self._verdict
+        if verdict is None or (verdict.arrived is not None and not wait):
+            return
+        if verdict.arrived is not None and not verdict.arrived.query():
+            verdict.arrived.synchronize()
+        self._verdict = None
+        if verdict.skipped.item():
+            bad = [
+                name
+                for rows, names in verdict.counts
+                for name, count in zip(names, rows.tolist(), strict=True)
+                if count
+            ]
+            more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+            raise FloatingPointError(
+                f"the gradient of {', '.join(map(repr, bad[:5]))}{more} is not finite: the step was skipped, and "
+                "neither parameters nor state were changed"
+            )
+
+
+def _send(nonfinite: Tensor, counts: list[tuple[Tensor, list[str]]]) -> _Verdict:
+    if not nonfinite.is_cuda:
+        return _Verdict(nonfinite, None, counts)
+    host = torch.empty((), dtype=nonfinite.dtype, pin_memory=True)
+    host.copy_(nonfinite, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(nonfinite.device))
+    return _Verdict(host, arrived, counts)
+
+
+def _together(totals: Sequence[Tensor]) -> Tensor:
+    """The totals of all parts: sums, and the largest."""
+    table = torch.stack([t.to(totals[0].device, non_blocking=True) for t in totals])
+    return torch.cat((table[:, :2].sum(0), table[:, 2:].amax(0)))

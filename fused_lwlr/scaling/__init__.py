@@ -1,0 +1,21 @@
+"""Scalings: one factor for each layer and step, from norms that the step computes anyway."""
+
+from fused_lwlr.scaling.base import Scaling, everything, weights
+from fused_lwlr.scaling.clip import ClipByLayer
+from fused_lwlr.scaling.elr import ELR
+from fused_lwlr.scaling.lamb import LAMB
+from fused_lwlr.scaling.lars import LARC, LARS
+from fused_lwlr.scaling.normalized import NormalizedGradient, NormalizedGradientAdaptive
+
+__all__ = [
+    "ELR",
+    "LAMB",
+    "LARC",
+    "LARS",
+    "ClipByLayer",
+    "NormalizedGradient",
+    "NormalizedGradientAdaptive",
+    "Scaling",
+    "everything",
+    "weights",
+]

@@ -1,0 +1,117 @@
+"""What a scaling is: a formula over norms, the place of its factor, and the layers that it acts on.
+
+A new one needs a new class and nothing else:
+
+    @dataclass(frozen=True)
+    class Fixed(Scaling):
+        length: float
+        places = ("gradient", "gradient")
+
+        @staticmethod
+        def formula(norm, weight_norm, lr, weight_decay, length):
+            return where(norm > 0, length / where(norm > 0, norm, 1.0), 1.0)
+
+The formula is written once, in operators and in `where`, `minimum` and `maximum` of `fused_lwlr.kernels.formula`:
+the reference runs it, and Triton compiles the same source into the step.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from typing import ClassVar
+
+from torch import Tensor
+
+from fused_lwlr.kernels.control import Place, Scale
+
+Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
+
+
+def weights(name: str, param: Tensor) -> bool:
+    """Weights of convolutions, linear layers and embeddings: whatever has two dimensions or more."""
+    return param.dim() >= 2
+
+
+def everything(name: str, param: Tensor) -> bool:
+    """Every parameter."""
+    return True
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One factor for each layer.
+
+    Attributes:
+        select: the parameters it acts on: a predicate of name and parameter, names, or patterns of names with
+            `*` and `?`.
+        places: what the factor multiplies with SGD and with AdamW, see `fused_lwlr.kernels.Scale`.
+        formula: (norm, weight_norm, lr, weight_decay, *numbers) -> factor. `norm` is ‖g‖ of the clipped gradient, or
+            ‖d‖ of the direction, by the place; `weight_norm` is ‖w‖ before the step; lr includes the layer's
+            multiplier; weight_decay is that of its group.
+        bias_correction: whether AdamW corrects its moments for their start at 0.
+    """
+
+    select: Selector = field(default=weights, kw_only=True)
+
+    places: ClassVar[tuple[Place, Place]]
+    formula: ClassVar[Callable[..., Tensor]]
+    bias_correction: ClassVar[bool] = True
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """What the formula takes last: the fields in order, save for the selector."""
+        return tuple(float(getattr(self, f.name)) for f in fields(self) if f.name != "select")
+
+    def scale(self, rule: str) -> Scale:
+        """What a backend takes, for "sgd" or "adamw"."""
+        return Scale(type(self).formula, self.places[("sgd", "adamw").index(rule)], self.numbers)
+
+    def selects(self, name: str | None, param: Tensor) -> bool:
+        """Whether this acts on a parameter."""
+        if callable(self.select):
+            return bool(self.select(name or "", param))
+        return name is not None and any(_matches(name, pattern) for pattern in self._patterns)
+
+    def check(self, names: Iterable[str] | None) -> None:
+        """Raise ValueError if the selector cannot work on parameters of these names, or None for no names."""
+        if callable(self.select):
+            return
+        if names is None:
+            raise ValueError(
+                f"{type(self).__name__}(select=...) goes by names, but the parameters were given without: "
+                "pass model.named_parameters(), or groups of named parameters"
+            )
+        known = list(names)
+        for pattern in self._patterns:
+            if not any(_matches(name, pattern) for name in known):
+                close = difflib.get_close_matches(pattern, known, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise ValueError(
+                    f"{type(self).__name__}(select=...) has {pattern!r}, which is no parameter of this optimizer{hint}"
+                )
+
+    @property
+    def _patterns(self) -> list[str]:
+        return [self.select] if isinstance(self.select, str) else list(self.select)  # type: ignore[arg-type]
+
+    def __post_init__(self) -> None:
+        if not (callable(self.select) or isinstance(self.select, str)):
+            # patterns may be an iterator, which can be read only once
+            object.__setattr__(self, "select", tuple(self.select))
+            if not all(isinstance(pattern, str) for pattern in self.select):
+                raise ValueError(f"select={self.select!r} must be a predicate, a name, or names and patterns")
+
+
+def require(scaling: Scaling, *, positive: Iterable[str] = (), not_negative: Iterable[str] = ()) -> None:
+    """Raise ValueError unless these fields are finite numbers, above zero or at least zero."""
+    for names, least in ((positive, "above 0"), (not_negative, "0 or above")):
+        for name in names:
+            value = getattr(scaling, name)
+            if not (math.isfinite(value) and (value > 0 or (value == 0 and least[0] == "0"))):
+                raise ValueError(f"{type(scaling).__name__}({name}={value}): it must be finite and {least}")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)

@@ -1,0 +1,36 @@
+"""Clipping by layer."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fused_lwlr.kernels.formula import minimum
+from fused_lwlr.scaling.base import Scaling, Selector, everything, require
+
+
+@dataclass(frozen=True)
+class ClipByLayer(Scaling):
+    """No layer's gradient longer than a given norm.
+
+        g ← g · min(1, max_norm / (‖g‖ + 1e-6))
+
+    as `torch.nn.utils.clip_grad_norm_` does to all layers together.
+
+    Args:
+        max_norm: the largest ‖g‖.
+        select: the layers it acts on; all by default.
+    """
+
+    max_norm: float
+    select: Selector = field(default=everything, kw_only=True)
+
+    places = ("gradient", "gradient")
+
+    def __post_init__(self) -> None:
+        require(self, positive=("max_norm",))
+        super().__post_init__()
+
+    @staticmethod
+    def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor, max_norm: Tensor) -> Tensor:
+        """1, or less where ‖g‖ is too large."""
+        return minimum(max_norm / (norm + 1e-6), 1.0)

@@ -1,0 +1,44 @@
+"""Constrained effective learning rates."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fused_lwlr.kernels.formula import where
+from fused_lwlr.scaling.base import Scaling, Selector, require, weights
+
+
+@dataclass(frozen=True)
+class ELR(Scaling):
+    """Every layer at the same effective learning rate E = ‖g‖ / ‖w‖.
+
+        g ← g · goal / (E + eps)
+
+    (Spreads in Effective Learning Rates, Eq. 14.) With SGD on the gradient, before weight decay and momentum.
+    With AdamW on the direction, weight decay included, with E = ‖d‖ / ‖w‖: so ‖Δw‖ / ‖w‖ = lr · goal for every
+    constrained layer, to eps / E. A layer whose weight is all zero is left as it is.
+
+    Args:
+        goal: E_goal.
+        eps: added to E.
+        select: the layers that are constrained; weights, and neither biases nor normalizations, by default.
+    """
+
+    goal: float
+    eps: float = 1e-5
+    select: Selector = field(default=weights, kw_only=True)
+
+    places = ("gradient", "direction")
+
+    def __post_init__(self) -> None:
+        require(self, positive=("goal",), not_negative=("eps",))
+        super().__post_init__()
+
+    @staticmethod
+    def formula(
+        norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor, goal: Tensor, eps: Tensor
+    ) -> Tensor:
+        """Eq. 14."""
+        # multiplied through by ‖w‖, and never 0 / 0
+        denom = norm + eps * weight_norm
+        return where((weight_norm > 0) & (denom > 0), goal * weight_norm / where(denom > 0, denom, 1.0), 1.0)

@@ -1,0 +1,61 @@
+"""LAMB."""
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fused_lwlr.kernels.formula import maximum, minimum, where
+from fused_lwlr.scaling.base import Scaling, Selector, require, weights
+
+
+@dataclass(frozen=True)
+class LAMB(Scaling):
+    """A trust ratio of the direction, for AdamW (and, with SGD, of its direction).
+
+        w ← w − lr · min(φ(‖w‖) / ‖d‖, max_ratio) · d,    φ(z) = min(max(z, min_norm), max_norm)
+
+    with d = m̂ / (√v̂ + eps) + weight_decay · w (Large Batch Optimization for Deep Learning, Algorithm 2). A layer
+    for which φ(‖w‖) or ‖d‖ is zero moves by lr · d.
+
+    Args:
+        min_norm, max_norm: the bounds of φ; none by default, so that φ(z) = z.
+        max_ratio: the largest trust ratio; none by default, 1 in timm's `trust_clip`.
+        bias_correction: whether the moments are corrected for their start at 0.
+        select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+    """
+
+    min_norm: float = 0.0
+    max_norm: float = math.inf
+    max_ratio: float = math.inf
+    bias_correction: bool = True  # type: ignore[misc]
+    select: Selector = field(default=weights, kw_only=True)
+
+    places = ("direction", "direction")
+
+    def __post_init__(self) -> None:
+        require(self, not_negative=("min_norm",))
+        if not self.max_norm >= max(self.min_norm, 1e-30):
+            raise ValueError(f"LAMB(max_norm={self.max_norm}): it must be above 0 and at least {self.min_norm=}")
+        if not self.max_ratio > 0:
+            raise ValueError(f"LAMB(max_ratio={self.max_ratio}): it must be above 0")
+        super().__post_init__()
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        return self.min_norm, self.max_norm, self.max_ratio
+
+    @staticmethod
+    def formula(
+        norm: Tensor,
+        weight_norm: Tensor,
+        lr: Tensor,
+        weight_decay: Tensor,
+        min_norm: Tensor,
+        max_norm: Tensor,
+        max_ratio: Tensor,
+    ) -> Tensor:
+        """The trust ratio."""
+        phi = minimum(maximum(weight_norm, min_norm), max_norm)
+        both = (phi > 0) & (norm > 0)
+        return where(both, minimum(phi / where(both, norm, 1.0), max_ratio), 1.0)

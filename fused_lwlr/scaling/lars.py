@@ -1,0 +1,68 @@
+"""Layer-wise adaptive rate scaling, plain and clipped."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fused_lwlr.kernels.formula import minimum, where
+from fused_lwlr.scaling.base import Scaling, Selector, require, weights
+
+
+@dataclass(frozen=True)
+class LARS(Scaling):
+    """A trust ratio for each layer.
+
+        g ← trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖ + eps) · (g + weight_decay · w)
+
+    (Large Batch Training of Convolutional Networks, Algorithm 1.) Before momentum. With AdamW, whose decay is
+    not part of the gradient, the factor acts on g alone. A layer whose weight or gradient is all zero is left
+    as it is.
+
+    Args:
+        trust_coefficient: how far a layer moves at lr 1, relative to its norm.
+        eps: added to the denominator.
+        select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+    """
+
+    trust_coefficient: float = 0.001
+    eps: float = 1e-8
+    select: Selector = field(default=weights, kw_only=True)
+
+    places = ("decayed", "gradient")
+
+    def __post_init__(self) -> None:
+        require(self, positive=("trust_coefficient",), not_negative=("eps",))
+        super().__post_init__()
+
+    @staticmethod
+    def formula(
+        norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor, trust_coefficient: Tensor, eps: Tensor
+    ) -> Tensor:
+        """The trust ratio."""
+        both = (norm > 0) & (weight_norm > 0)
+        denom = where(both, norm + weight_decay * weight_norm + eps, 1.0)
+        return where(both, trust_coefficient * weight_norm / denom, 1.0)
+
+
+@dataclass(frozen=True)
+class LARC(LARS):
+    """LARS, clipped: no layer moves faster than at the rate of the optimizer.
+
+        g ← min(trust ratio / lr, 1) · (g + weight_decay · w)
+
+    with the trust ratio of `LARS`, and lr with the layer's multiplier.
+
+    Args:
+        trust_coefficient: how far a layer moves at most, relative to its norm.
+        eps: added to the denominator.
+        select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+    """
+
+    @staticmethod
+    def formula(
+        norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor, trust_coefficient: Tensor, eps: Tensor
+    ) -> Tensor:
+        """The clipped trust ratio over lr."""
+        some = (norm > 0) & (weight_norm > 0) & (lr > 0)
+        denom = where(some, (norm + weight_decay * weight_norm + eps) * lr, 1.0)
+        return minimum(where(some, trust_coefficient * weight_norm / denom, 1.0), 1.0)

@@ -1,0 +1,55 @@
+"""Normalized gradients."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fused_lwlr.kernels.formula import where
+from fused_lwlr.scaling.base import Scaling, Selector, everything, weights
+
+
+@dataclass(frozen=True)
+class NormalizedGradient(Scaling):
+    """Every layer's gradient at norm 1: SGD-NG, and Adam-NG with AdamW.
+
+        g ← g / ‖g‖
+
+    (Block-Normalized Gradient Method, Algorithm 1.) Before weight decay, momentum and moments. A gradient that
+    is all zero stays so.
+
+    Args:
+        select: the layers it acts on; all by default.
+    """
+
+    select: Selector = field(default=everything, kw_only=True)
+
+    places = ("gradient", "gradient")
+
+    @staticmethod
+    def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
+        """1 / ‖g‖."""
+        return where(norm == 0, 1.0, 1.0 / where(norm == 0, 1.0, norm))
+
+
+@dataclass(frozen=True)
+class NormalizedGradientAdaptive(Scaling):
+    """Every layer's gradient at the norm of its weight: SGD-NG_adap.
+
+        g ← g · ‖w‖ / ‖g‖
+
+    (Block-Normalized Gradient Method, Section 3.) Before weight decay, momentum and moments. A layer whose weight
+    or gradient is all zero is left as it is.
+
+    Args:
+        select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+    """
+
+    select: Selector = field(default=weights, kw_only=True)
+
+    places = ("gradient", "gradient")
+
+    @staticmethod
+    def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
+        """‖w‖ / ‖g‖."""
+        zero = (norm == 0) | (weight_norm == 0)
+        return where(zero, 1.0, weight_norm / where(zero, 1.0, norm))

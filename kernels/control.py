@@ -1,0 +1,44 @@
+"""What a step may take besides its rule: a factor for each row, and decisions that all rows share."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+Place = Literal["gradient", "decayed", "direction"]
+
+STEP_STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "scale")
+"""Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor."""
+
+
+class Scale(NamedTuple):
+    """One factor for each row with `Row.scaled`, from norms of this step; 1 for the other rows.
+
+    Attributes:
+        formula: (norm, weight_norm, lr, weight_decay, *numbers) -> factor, written in operators and the names
+            of `kernels.formula`. lr includes the row's multiplier.
+        place: what the factor multiplies, and what `norm` is the ℓ2 norm of. "gradient": the gradient, clipped,
+            before any weight decay. "decayed": the gradient with SGD's weight decay added, by the norm without.
+            "direction": all that lr multiplies, decay included, by its own norm.
+        numbers: at most four, the last arguments of the formula.
+    """
+
+    formula: Callable[..., Tensor]
+    place: Place
+    numbers: tuple[float, ...] = ()
+
+
+class Gate(NamedTuple):
+    """Decisions for all rows at once, from what `totals` returned for every table of the step.
+
+    Attributes:
+        totals: float64 [3]: Σg², the number of non-finite gradient elements, and max Σw² over the rows with
+            `Row.anchor`.
+        max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
+        skip: whether one non-finite gradient element is enough for nothing to be written.
+    """
+
+    totals: Tensor
+    max_norm: float = math.inf
+    skip: bool = False

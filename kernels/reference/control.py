@@ -1,0 +1,110 @@
+"""Scales and gates in plain PyTorch, shared by the rules."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels.control import STEP_STATISTICS, Gate, Scale
+from fused_lwlr.kernels.reference.precision import wide
+from fused_lwlr.kernels.table import Row, Table
+
+Factor = float | Tensor
+
+
+@torch.no_grad()
+def totals(table: Table, *, grad: bool, weight: bool) -> tuple[Tensor, Tensor]:
+    """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, and max Σw².
+
+    Args:
+        table: columns "param" and "grad".
+        grad: whether the first two are wanted.
+        weight: whether the last is wanted; it is over the rows with `Row.anchor`.
+
+    Returns:
+        float64 [3] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
+        has any value. Valid until the next step of the table.
+    """
+    device = table.columns["param"][0].device
+    sq_sums, nonfinite, largest = torch.zeros(3, len(table.rows), dtype=torch.float64, device=device)
+    for i, (row, (param, g)) in enumerate(table.views("param", "grad")):
+        if grad and g is not None:
+            sq_sums[i] = wide(g).square().sum(dtype=torch.float64)
+            nonfinite[i] = (~g.isfinite()).sum()
+        if weight and row.anchor:
+            largest[i] = wide(param).square().sum(dtype=torch.float64)
+    return torch.stack((sq_sums.sum(), nonfinite.sum(), largest.amax())), nonfinite
+
+
+class Control:
+    """The factors of each row of one step, from a `Scale` and a `Gate`, and how results are stored."""
+
+    def __init__(self, table: Table, scale: Scale | None, gate: Gate | None):
+        self._scale = scale
+        self.place = scale.place if scale is not None else None
+        self._clip: Factor = 1.0
+        self._shrink = torch.ones((), dtype=torch.float64, device=table.columns["param"][0].device)
+        self._skip: Tensor | None = None
+        device = table.columns["param"][0].device
+        if gate is not None:
+            norm = gate.totals[0].sqrt()
+            self._clip = (gate.max_norm / (norm + 1e-6)).clamp(max=1.0)
+            self._shrink = torch.where(gate.totals[2] > 0, gate.totals[2].rsqrt(), 1.0)
+            self._skip = gate.totals[1] != 0 if gate.skip else None
+        self.statistics = (
+            torch.zeros(len(table.rows), len(STEP_STATISTICS), dtype=torch.float64, device=device)
+            if scale is not None
+            else None
+        )
+        self._row = -1
+
+    def gradient(self, row: Row, param: Tensor, grad: Tensor | None, lr: float, weight_decay: float) -> Tensor:
+        """The gradient of the next row, clipped and scaled; zeros where there is none."""
+        w, g = wide(param), wide(grad) if grad is not None else torch.zeros_like(wide(param))
+        self._row += 1
+        self._dtype = w.dtype
+        self._factor: Factor = 1.0
+        self._arguments: tuple[Any, ...] = ()
+        if self._scale is not None and self.statistics is not None:
+            sums = (g.abs(), g.square(), ~g.isfinite(), w.square())
+            values = torch.stack([terms.sum(dtype=torch.float64) for terms in sums])
+            self.statistics[self._row, :4] = values
+            self.statistics[self._row, 4] = 1.0
+            self._arguments = (values[3].sqrt(), lr, weight_decay)
+            if self._scale.place != "direction":
+                self._factor = self._measure(row, values[1].sqrt() * self._clip)
+        if not isinstance(self._clip, float):
+            g = g * self._clip.to(g.dtype)
+        return g * self._factor if self.place == "gradient" else g
+
+    def decayed(self, grad: Tensor) -> Tensor:
+        """The gradient with its weight decay, scaled."""
+        return grad * self._factor if self.place == "decayed" else grad
+
+    def direction(self, row: Row, direction: Tensor) -> Factor:
+        """The factor of the direction, a number or of no dimension."""
+        if self.place != "direction":
+            return 1.0
+        return self._measure(row, direction.square().sum(dtype=torch.float64).sqrt())
+
+    def store(self, stored: Tensor, computed: Tensor, power: int = 0) -> None:
+        """Round a result to where it belongs, divided by Ŵᵖ; not if the step is skipped."""
+        if power:
+            computed = computed * (self._shrink**power).to(computed.dtype)
+        stored.copy_(computed if self._skip is None else torch.where(self._skip, stored.to(computed.dtype), computed))
+
+    def count(self, steps: Sequence[Tensor | None]) -> None:
+        """One more step taken, where the device counts them; not if the step is skipped."""
+        for step in steps:
+            if step is not None:
+                self.store(step, step + 1)
+
+    def _measure(self, row: Row, norm: Tensor) -> Factor:
+        if not row.scaled or self._scale is None or self.statistics is None:
+            return 1.0
+        weight_norm, lr, weight_decay = self._arguments
+        numbers = [norm.new_tensor(x) for x in (lr, weight_decay, *self._scale.numbers)]
+        factor = self._scale.formula(norm, weight_norm, *numbers)
+        self.statistics[self._row, 4] = factor
+        return factor.to(self._dtype)

@@ -1,0 +1,41 @@
+"""Totals of a table that one step leaves for the next."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels.table import Table
+
+
+@dataclass
+class Carried:
+    """Totals, float64 [3] as `totals` returns them, and the version counters of the parameters that the last is of.
+
+    `rows` is what `statistics` returns, of the last pass for totals.
+    """
+
+    totals: Tensor
+    rows: Tensor | None = None
+    versions: list[int] | None = None
+
+    def valid(self, table: Table) -> bool:
+        """Whether the largest Σw² is that of the weights as they are now."""
+        return self.versions == versions(table)
+
+    def remember(self, table: Table) -> None:
+        self.versions = versions(table)
+
+
+def carried_of(table: Table) -> Carried:
+    """What is carried for a table, made on the first call."""
+    if "carried" not in table.images:
+        device = table.columns["param"][0].device
+        table.images["carried"] = Carried(torch.zeros(3, dtype=torch.float64, device=device))
+    carried: Carried = table.images["carried"]
+    return carried
+
+
+def versions(table: Table) -> list[int]:
+    """The version counter of every parameter: it moves whenever one is written to, save through `.data`."""
+    return [param._version for param in table.columns["param"]]

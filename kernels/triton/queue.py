@@ -1,0 +1,318 @@
+"""A step with per-row statistics in one launch: norms and updates are items of one queue.
+
+Programs take tickets from a counter. An update item waits until its row is settled, that is until the row's norm
+items are done and the last of them has turned their sums into factors. Items are in an order in which every update
+comes after the norms of its row, so whoever waits, waits for a ticket that a running program already holds: no grid
+barrier, no cooperative launch, any number of programs, in any order.
+
+Partials have fixed places and are summed in a fixed order: no float atomics, the same bits every time. Counters are
+back at zero when a launch ends.
+"""
+
+import triton
+import triton.language as tl
+
+from fused_lwlr.kernels.triton.image import ANCHOR, KNOWN, POWER, SCALED
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, load, tile_at
+from fused_lwlr.kernels.triton.update import TAIL, new_values, step_block
+
+PASSES = 4
+"""Blocks in a tile; every item is one tile, of its norms or of its update."""
+SLOTS = 1024
+"""Partials that are read at once by the program that settles a row."""
+FOLD = tl.constexpr(4)
+SAMPLE = tl.constexpr(32)
+"""Weights of a tile that tell whether it was changed behind autograd's back."""
+
+
+@triton.jit
+def _fingerprint(w_at, stop, W: tl.constexpr):
+    """A number that differs if any of the first weights of a tile do."""
+    bits = load(w_at, tl.arange(0, SAMPLE), stop, W, False).to(tl.int32, bitcast=True)
+    return tl.sum(bits * (2 * tl.arange(0, SAMPLE) + 1), axis=0)
+
+
+@triton.jit
+def _fold(x, FULL: tl.constexpr):
+    """Sums of FOLD neighbours, which one thread holds: accumulators of a full block take a quarter of the registers."""
+    return tl.sum(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL else x
+
+
+@triton.jit
+def _norms(
+    w_at, g_at, x_at, y_at, z_at, offs, numel, factor, c1, c2, hyper, abs_sum, sq_sum, nonfinite, direction_sum,
+    W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, RULE: tl.constexpr,
+    DIRECTION: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    magnitude = tl.abs(load(g_at, offs, numel, G, FULL))
+    abs_sum += _fold(magnitude, FULL)
+    sq_sum += _fold(magnitude * magnitude, FULL)
+    # false for NaN as well as for infinity
+    nonfinite += _fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
+    if DIRECTION:
+        w, d, _, _, _ = new_values(
+            w_at, g_at, x_at, y_at, z_at, offs, numel, factor, 1.0, c1, c2, hyper, W, G, X, Y, Z, RULE, FULL
+        )
+        d += tl.load(hyper + 3) * w
+        if not FULL:
+            d = tl.where(offs < numel, d, 0.0)
+        direction_sum += _fold(d * d, FULL)
+    return abs_sum, sq_sum, nonfinite, direction_sum
+
+
+@triton.jit
+def _weights(w_at, offs, numel, weight_sum, W: tl.constexpr, FULL: tl.constexpr):
+    w = load(w_at, offs, numel, W, FULL)
+    return weight_sum + _fold(w * w, FULL)
+
+
+@triton.jit
+def _total(partials, first, count, SLOTS: tl.constexpr):
+    total = tl.zeros([SLOTS], tl.float64)
+    slot = 0
+    while slot < count:
+        offs = slot + tl.arange(0, SLOTS)
+        # .cg: written by other programs, so not from this one's L1
+        total += tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg").to(tl.float64)
+        slot += SLOTS
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def _factor(norm, weight_norm, lr, weight_decay, numbers, FORMULA: tl.constexpr, NUMBERS: tl.constexpr):
+    """The formula of up to four numbers, in double precision."""
+    if NUMBERS == 0:
+        return FORMULA(norm, weight_norm, lr, weight_decay)
+    elif NUMBERS == 1:
+        return FORMULA(norm, weight_norm, lr, weight_decay, tl.load(numbers).to(tl.float64))
+    elif NUMBERS == 2:
+        a, b = tl.load(numbers).to(tl.float64), tl.load(numbers + 1).to(tl.float64)
+        return FORMULA(norm, weight_norm, lr, weight_decay, a, b)
+    elif NUMBERS == 3:
+        a, b = tl.load(numbers).to(tl.float64), tl.load(numbers + 1).to(tl.float64)
+        return FORMULA(norm, weight_norm, lr, weight_decay, a, b, tl.load(numbers + 2).to(tl.float64))
+    else:
+        a, b = tl.load(numbers).to(tl.float64), tl.load(numbers + 1).to(tl.float64)
+        c, d = tl.load(numbers + 2).to(tl.float64), tl.load(numbers + 3).to(tl.float64)
+        return FORMULA(norm, weight_norm, lr, weight_decay, a, b, c, d)
+
+
+@triton.jit
+def _settle(
+    row, first, count, traits, lr, clip, hyper, partials, tiles, factors, rows, out,
+    FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Sum the partials of a row, and store its statistics and factors."""
+    sq_sum = _total(partials + tiles, first, count, SLOTS)
+    weight_sq_sum = _total(partials + 4 * tiles, first, count, SLOTS)
+    if PLACE == "direction":
+        norm = tl.sqrt(_total(partials + 3 * tiles, first, count, SLOTS))
+    else:
+        norm = tl.sqrt(sq_sum) * clip
+    weight_decay = tl.load(hyper + 2) + tl.load(hyper + 3)
+    s = _factor(
+        norm, tl.sqrt(weight_sq_sum), lr.to(tl.float64), weight_decay.to(tl.float64), hyper + WIDTH - NUMBERS,
+        FORMULA, NUMBERS,
+    ).to(tl.float64)  # fmt: skip
+    s = tl.where((traits & SCALED) != 0, s, 1.0)
+    scale = s.to(tl.float32)
+    tl.store(factors + row, clip * scale if PLACE == "gradient" else clip)
+    tl.store(factors + rows + row, scale if PLACE == "decayed" else 1.0)
+    tl.store(factors + 2 * rows + row, scale if PLACE == "direction" else 1.0)
+    tl.store(out + 5 * row, _total(partials, first, count, SLOTS))
+    tl.store(out + 5 * row + 1, sq_sum)
+    tl.store(out + 5 * row + 2, _total(partials + 2 * tiles, first, count, SLOTS))
+    tl.store(out + 5 * row + 3, weight_sq_sum)
+    tl.store(out + 5 * row + 4, s)
+
+
+@triton.jit
+def _power(x, exponent):
+    result = x * 0 + 1
+    while exponent > 0:
+        result *= x
+        exponent -= 1
+    return result
+
+
+@triton.jit
+def _leave(
+    counters,
+    rows,
+    addresses,
+    skipped,
+    next_totals,
+    peak,
+    STEP: tl.constexpr,
+    RESCALE: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """What the last program does: count the step, hand on the largest norm, and make ready for the next launch."""
+    if RESCALE:
+        largest = tl.atomic_xchg(peak, 0)
+        if not skipped:
+            tl.store(next_totals + 2, largest.to(tl.float32, bitcast=True).to(tl.float64))
+    begin = 0
+    while begin < rows:
+        row = begin + tl.arange(0, SLOTS)
+        tl.store(counters + 2 + rows + row, 0, mask=row < rows)
+        if STEP is not None:
+            # of a tensor cut into rows only the first counts
+            step_at = tl.load(addresses + 5 * rows + row, mask=row < rows, other=0)
+            before = tl.load(addresses + 5 * rows + row - 1, mask=(row < rows) & (row > 0), other=0)
+            mask = (step_at != 0) & (step_at != before)
+            taken = step_at.to(tl.pointer_type(STEP))
+            tl.store(taken, tl.load(taken, mask=mask, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=mask)
+        begin += SLOTS
+    tl.store(counters, 0)
+    tl.store(counters + 1, 0)
+
+
+@triton.jit(do_not_specialize=["item_count", "rows", "tiles", "max_norm"])
+def queue_kernel(
+    addresses, floats, items, item_count, rows, tiles, counters, partials, prints, factors, out, totals,
+    next_totals, max_norm,
+    W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, STEP: tl.constexpr,
+    RULE: tl.constexpr, NUMBERS_OF: tl.constexpr, WIDTH: tl.constexpr, FORMULA: tl.constexpr, PLACE: tl.constexpr,
+    NUMBERS: tl.constexpr, GATED: tl.constexpr, SKIP: tl.constexpr, RESCALE: tl.constexpr,
+    BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    # counters: ticket, programs that left, then for each row norm items done, settled, update items done
+    arrivals, settled, updated = counters + 2, counters + 2 + rows, counters + 2 + 2 * rows
+    peak = counters + 2 + 3 * rows
+    carried = partials + 4 * tiles
+    clip, shrink, skipped = 1.0, 1.0, False
+    if GATED:
+        # as torch.nn.utils.clip_grad_norm_, which lets NaN through
+        clip = (max_norm / (tl.sqrt(tl.load(totals)) + 1e-6)).to(tl.float32)
+        clip = tl.where(clip > 1, 1.0, clip)
+    if RESCALE:
+        largest = tl.load(totals + 2)
+        shrink = tl.where(largest > 0, 1 / tl.sqrt(tl.where(largest > 0, largest, 1.0)), 1.0).to(tl.float32)
+    if SKIP:
+        skipped = tl.load(totals + 1) != 0
+    ticket = tl.atomic_add(counters, 1, sem="relaxed")
+    while ticket < item_count:
+        row = tl.load(items + 2 * ticket)
+        code = tl.load(items + 2 * ticket + 1)
+        slot = code >> 1
+        start = (slot - tl.load(addresses + 8 * rows + row)) * (BLOCK * PASSES)
+        # within a tile 32 bits are enough
+        stop = tl.minimum(tl.load(addresses + 6 * rows + row) - start, BLOCK * PASSES).to(tl.int32)
+        w_at = tile_at(addresses, row, start, W)
+        g_at = tile_at(addresses + rows, row, start, G)
+        x_at = tile_at(addresses + 2 * rows, row, start, X)
+        y_at = tile_at(addresses + 3 * rows, row, start, Y)
+        z_at = tile_at(addresses + 4 * rows, row, start, Z)
+        hyper = floats + rows + WIDTH * tl.load(addresses + 7 * rows + row)
+        aligned = (w_at | g_at | x_at | y_at | z_at) % ALIGNMENT == 0
+        lr = tl.load(hyper) * tl.load(floats + row)
+        sign = tl.load(hyper + 1)
+        c1 = tl.load(hyper + 4)
+        c2 = tl.load(hyper + 5)
+        if STEP is not None:
+            step_at = tl.load(addresses + 5 * rows + row)
+            if step_at != 0:
+                c1, c2 = NUMBERS_OF(hyper, tl.load(step_at.to(tl.pointer_type(STEP))))
+        zero = tl.zeros([BLOCK // FOLD], tl.float32)
+        rest = tl.zeros([TAIL], tl.float32)
+        begin = tl.zeros([], tl.int32)
+        if code % 2 == 0:
+            abs_sum, sq_sum, nonfinite, direction_sum = zero, zero, zero, zero
+            abs_tail, sq_tail, nonfinite_tail, direction_tail = rest, rest, rest, rest
+            while begin < stop:
+                if (begin + BLOCK <= stop) & aligned:
+                    abs_sum, sq_sum, nonfinite, direction_sum = _norms(
+                        w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, BLOCK), stop, sign * clip, c1, c2, hyper,
+                        abs_sum, sq_sum, nonfinite, direction_sum, W, G, X, Y, Z, RULE, PLACE == "direction", True,
+                    )  # fmt: skip
+                    begin += BLOCK
+                else:
+                    abs_tail, sq_tail, nonfinite_tail, direction_tail = _norms(
+                        w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, TAIL), stop, sign * clip, c1, c2, hyper,
+                        abs_tail, sq_tail, nonfinite_tail, direction_tail,
+                        W, G, X, Y, Z, RULE, PLACE == "direction", False,
+                    )  # fmt: skip
+                    begin += TAIL
+            tl.store(partials + slot, tl.sum(abs_sum, axis=0) + tl.sum(abs_tail, axis=0))
+            tl.store(partials + tiles + slot, tl.sum(sq_sum, axis=0) + tl.sum(sq_tail, axis=0))
+            tl.store(partials + 2 * tiles + slot, tl.sum(nonfinite, axis=0) + tl.sum(nonfinite_tail, axis=0))
+            tl.store(partials + 3 * tiles + slot, tl.sum(direction_sum, axis=0) + tl.sum(direction_tail, axis=0))
+            # Σw² is carried from the last step, unless the weights were changed since
+            traits = tl.load(addresses + 9 * rows + row)
+            known = (traits & KNOWN) != 0
+            if known:
+                known = tl.load(prints + slot) == _fingerprint(w_at, stop, W)
+            if not known:
+                weight_sum, weight_tail = zero, rest
+                begin = tl.zeros([], tl.int32)
+                while begin < stop:
+                    if (begin + BLOCK <= stop) & aligned:
+                        weight_sum = _weights(w_at, begin + tl.arange(0, BLOCK), stop, weight_sum, W, True)
+                        begin += BLOCK
+                    else:
+                        weight_tail = _weights(w_at, begin + tl.arange(0, TAIL), stop, weight_tail, W, False)
+                        begin += TAIL
+                tl.store(carried + slot, tl.sum(weight_sum, axis=0) + tl.sum(weight_tail, axis=0))
+                tl.store(prints + slot, _fingerprint(w_at, stop, W))
+            # loaded here and not before the loops, where they would take registers
+            first = tl.load(addresses + 8 * rows + row).to(tl.int32)
+            count = tl.cdiv(tl.load(addresses + 6 * rows + row), BLOCK * PASSES).to(tl.int32)
+            done = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
+            if done == count - 1:
+                tl.store(arrivals + row, 0)
+                if FORMULA is not None:
+                    _settle(
+                        row, first, count, traits, lr, clip, hyper, partials, tiles, factors, rows, out,
+                        FORMULA, PLACE, NUMBERS, WIDTH, SLOTS,
+                    )  # fmt: skip
+                tl.atomic_xchg(settled + row, 1, sem="release")
+        elif not skipped:
+            factor, scale, ratio = clip, 1.0, 1.0
+            if FORMULA is not None:
+                ready = tl.atomic_add(settled + row, 0, sem="acquire")
+                while ready == 0:
+                    ready = tl.atomic_add(settled + row, 0, sem="acquire")
+                factor = tl.load(factors + row, cache_modifier=".cg")
+                scale = tl.load(factors + rows + row, cache_modifier=".cg")
+                ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
+            rate = lr * ratio
+            decay = rate * tl.load(hyper + 3)
+            divisor = 1.0
+            if RESCALE:
+                divisor = _power(shrink, tl.load(addresses + 9 * rows + row) >> POWER)
+            weight_sum, weight_tail = zero, rest
+            while begin < stop:
+                if (begin + BLOCK <= stop) & aligned:
+                    w = step_block(
+                        w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, BLOCK), stop, rate, decay, sign * factor,
+                        scale, divisor, c1, c2, hyper, W, G, X, Y, Z, RULE, True,
+                    )  # fmt: skip
+                    weight_sum += _fold(w * w, True)
+                    begin += BLOCK
+                else:
+                    few = step_block(
+                        w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, TAIL), stop, rate, decay, sign * factor,
+                        scale, divisor, c1, c2, hyper, W, G, X, Y, Z, RULE, False,
+                    )  # fmt: skip
+                    weight_tail += few * few
+                    begin += TAIL
+            # for the next step
+            tl.store(carried + slot, tl.sum(weight_sum, axis=0) + tl.sum(weight_tail, axis=0))
+            # other threads wrote what the fingerprint reads
+            tl.debug_barrier()
+            tl.store(prints + slot, _fingerprint(w_at, stop, W))
+            if RESCALE:
+                first = tl.load(addresses + 8 * rows + row).to(tl.int32)
+                count = tl.cdiv(tl.load(addresses + 6 * rows + row), BLOCK * PASSES).to(tl.int32)
+                done = tl.atomic_add(updated + row, 1, sem="acq_rel")
+                if done == count - 1:
+                    tl.store(updated + row, 0)
+                    if (tl.load(addresses + 9 * rows + row) & ANCHOR) != 0:
+                        # bits of floats that are not negative are in the order of the floats
+                        row_sum = _total(carried, first, count, SLOTS).to(tl.float32)
+                        tl.atomic_max(peak, row_sum.to(tl.int32, bitcast=True), sem="relaxed")
+        ticket = tl.atomic_add(counters, 1, sem="relaxed")
+    left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
+    if left == tl.num_programs(0) - 1:
+        _leave(counters, rows, addresses, skipped, next_totals, peak, STEP, RESCALE, SLOTS)

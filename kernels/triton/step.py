@@ -1,0 +1,80 @@
+"""The host side of every step: which kernel, over which items, with what workspace."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fused_lwlr.kernels.control import Gate, Scale
+from fused_lwlr.kernels.table import Table
+from fused_lwlr.kernels.triton import launch as launching
+from fused_lwlr.kernels.triton import queue, update
+from fused_lwlr.kernels.triton.carried import carried_of
+from fused_lwlr.kernels.triton.formula import compiled
+from fused_lwlr.kernels.triton.image import Image, image_of
+from fused_lwlr.kernels.triton.launch import launch, residents
+from fused_lwlr.kernels.triton.tile import dtype_of
+from fused_lwlr.kernels.triton.workspace import Workspace
+
+STATES = 3
+"""Columns of state that a rule has at most."""
+TILE = update.BLOCK * queue.PASSES
+
+
+def step(
+    table: Table,
+    states: Sequence[str],
+    rule: Any,
+    numbers: Any,
+    hyper: Sequence[tuple[float, ...]],
+    scale: Scale | None,
+    gate: Gate | None,
+) -> Tensor | None:
+    """One step of a rule (see `update`) on every row of a table, in one launch."""
+    columns = ("param", "grad", *states, *[""] * (STATES - len(states)), "step")
+    written = ("param", *states)
+    passes = (*written, *written, "grad")
+    extra = scale.numbers if scale is not None else ()
+    image = image_of(table, columns, [(*h, *extra) for h in hyper] if extra else hyper, tile=TILE)
+    meta = {key: dtype_of(table, name) for key, name in zip("WGXYZ", columns, strict=False)}
+    meta |= {"RULE": rule, "WIDTH": image.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
+    if scale is None and gate is None:
+        tiles = image.tiles(update.BLOCK)
+        launch(update.step_kernel, image, tiles, programs=len(tiles), passes=passes, **meta)
+        image.finish(table, written)
+        return None
+    work = image.workspace
+    if work is None or work.measured != (scale is not None):
+        work = image.workspace = Workspace(image, TILE, measured=scale is not None)
+    if scale is not None:
+        _count_second_reads(image, work, table, ("grad", *written) if scale.place == "direction" else ("grad",))
+    carried, rescale = carried_of(table), gate is not None and any(row.power for row in table.rows)
+    launch(
+        queue.queue_kernel, image, work.items, work.tiles, *work.buffers,
+        carried.totals if gate is None else gate.totals, carried.totals, math.inf if gate is None else gate.max_norm,
+        programs=min(len(work.items), residents(image.buffer.device)), passes=passes, **meta,
+        STEP=dtype_of(table, "step"), NUMBERS_OF=numbers,
+        FORMULA=compiled(scale.formula) if scale is not None else None,
+        PLACE=scale.place if scale is not None else "gradient", NUMBERS=len(extra),
+        GATED=gate is not None, SKIP=gate is not None and gate.skip,
+        RESCALE=rescale,
+        PASSES=queue.PASSES, SLOTS=queue.SLOTS,
+    )  # fmt: skip
+    image.finish(table, written)
+    image.remember(table)
+    if rescale:
+        carried.remember(table)
+    return work.statistics if scale is not None else None
+
+
+def _count_second_reads(image: Image, work: Workspace, table: Table, columns: Sequence[str]) -> None:
+    """Count what norm items read and update items read again: from memory only where a row exceeds the window."""
+    unknown = ~image.known(table)
+    for name in columns:
+        sizes = image.sizes.get(name, 0)
+        launching.counters.cached += int((sizes * work.within).sum())
+        launching.counters.bytes += int((sizes * ~work.within).sum())
+    if "param" not in columns:
+        launching.counters.cached += int((image.sizes["param"] * (unknown & work.within)).sum())
+        launching.counters.bytes += int((image.sizes["param"] * (unknown & ~work.within)).sum())
