@@ -28,7 +28,7 @@ SAMPLE = tl.constexpr(32)
 @triton.jit
 def _fingerprint(w_at, stop, W: tl.constexpr):
     """A number that differs if any of the first weights of a tile do."""
-    bits = load(w_at, tl.arange(0, SAMPLE), stop, W, False).to(tl.int32, bitcast=True)
+    bits = load(w_at, tl.arange(0, SAMPLE), stop, W, False, "").to(tl.int32, bitcast=True)
     return tl.sum(bits * (2 * tl.arange(0, SAMPLE) + 1), axis=0)
 
 
@@ -44,14 +44,34 @@ def _norms(
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, RULE: tl.constexpr,
     DIRECTION: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    magnitude = tl.abs(load(g_at, offs, numel, G, FULL))
+    # what an update item reads again is to stay in L2
+    magnitude = tl.abs(load(g_at, offs, numel, G, FULL, "evict_last"))
     abs_sum += _fold(magnitude, FULL)
     sq_sum += _fold(magnitude * magnitude, FULL)
     # false for NaN as well as for infinity
     nonfinite += _fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
     if DIRECTION:
         w, d, _, _, _ = new_values(
-            w_at, g_at, x_at, y_at, z_at, offs, numel, factor, 1.0, c1, c2, hyper, W, G, X, Y, Z, RULE, FULL
+            w_at,
+            g_at,
+            x_at,
+            y_at,
+            z_at,
+            offs,
+            numel,
+            factor,
+            1.0,
+            c1,
+            c2,
+            hyper,
+            W,
+            G,
+            X,
+            Y,
+            Z,
+            RULE,
+            FULL,
+            "evict_last",
         )
         d += tl.load(hyper + 3) * w
         if not FULL:
@@ -62,7 +82,7 @@ def _norms(
 
 @triton.jit
 def _weights(w_at, offs, numel, weight_sum, W: tl.constexpr, FULL: tl.constexpr):
-    w = load(w_at, offs, numel, W, FULL)
+    w = load(w_at, offs, numel, W, FULL, "evict_last")
     return weight_sum + _fold(w * w, FULL)
 
 
@@ -286,14 +306,14 @@ def queue_kernel(
                 if (begin + BLOCK <= stop) & aligned:
                     w = step_block(
                         w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, BLOCK), stop, rate, decay, sign * factor,
-                        scale, divisor, c1, c2, hyper, W, G, X, Y, Z, RULE, True,
+                        scale, divisor, c1, c2, hyper, W, G, X, Y, Z, RULE, True, "evict_first",
                     )  # fmt: skip
                     weight_sum += _fold(w * w, True)
                     begin += BLOCK
                 else:
                     few = step_block(
                         w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, TAIL), stop, rate, decay, sign * factor,
-                        scale, divisor, c1, c2, hyper, W, G, X, Y, Z, RULE, False,
+                        scale, divisor, c1, c2, hyper, W, G, X, Y, Z, RULE, False, "evict_first",
                     )  # fmt: skip
                     weight_tail += few * few
                     begin += TAIL

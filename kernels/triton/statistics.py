@@ -33,8 +33,8 @@ def _accumulate(
     w_at, g_at, offs, numel, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite,
     W: tl.constexpr, G: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    w = load(w_at, offs, numel, W, FULL)
-    g = load(g_at, offs, numel, G, FULL)
+    w = load(w_at, offs, numel, W, FULL, "")
+    g = load(g_at, offs, numel, G, FULL, "")
     magnitude = tl.abs(g)
     # false for NaN as well as for infinity
     finite = magnitude < float("inf")

@@ -27,11 +27,11 @@ def tile_at(addresses, row, start, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def load(address, offs, numel, DTYPE: tl.constexpr, FULL: tl.constexpr):
+def load(address, offs, numel, DTYPE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr):
     """Elements at `offs` of the tensor at `address`, as float32; zeros if it is absent (address 0).
 
     DTYPE is None where the whole column is absent. FULL promises an aligned address and all `offs`
-    below `numel`, which lets 128-bit loads through.
+    below `numel`, which lets 128-bit loads through. EVICT tells the cache whether this will be read again.
     """
     if DTYPE is None:
         return tl.zeros(offs.shape, tl.float32)
@@ -42,7 +42,7 @@ def load(address, offs, numel, DTYPE: tl.constexpr, FULL: tl.constexpr):
             pointer = tl.multiple_of(pointer, ALIGNMENT)
         else:
             mask = mask & (offs < numel)
-        return tl.load(pointer + offs, mask=mask, other=0.0).to(tl.float32)
+        return tl.load(pointer + offs, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
 
 
 @triton.jit

@@ -26,14 +26,14 @@ TAIL = tl.constexpr(32 * WARPS)
 def new_values(
     w_at, g_at, x_at, y_at, z_at, offs, numel, factor, scale, c1, c2, hyper,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, RULE: tl.constexpr,
-    FULL: tl.constexpr,
+    FULL: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Weight, direction and new state, as float32; `factor` is of the gradient, `scale` of the decayed one."""
-    w = load(w_at, offs, numel, W, FULL)
-    g = load(g_at, offs, numel, G, FULL) * factor
-    x = load(x_at, offs, numel, X, FULL)
-    y = load(y_at, offs, numel, Y, FULL)
-    z = load(z_at, offs, numel, Z, FULL)
+    w = load(w_at, offs, numel, W, FULL, EVICT)
+    g = load(g_at, offs, numel, G, FULL, EVICT) * factor
+    x = load(x_at, offs, numel, X, FULL, EVICT)
+    y = load(y_at, offs, numel, Y, FULL, EVICT)
+    z = load(z_at, offs, numel, Z, FULL, EVICT)
     d, x, y, z = RULE(w, g, x, y, z, x_at != 0, z_at != 0, scale, c1, c2, hyper)
     return w, d, x, y, z
 
@@ -42,14 +42,14 @@ def new_values(
 def step_block(
     w_at, g_at, x_at, y_at, z_at, offs, numel, rate, decay, factor, scale, shrink, c1, c2, hyper,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, RULE: tl.constexpr,
-    FULL: tl.constexpr,
+    FULL: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Step one block; returns the new weights as they were stored, 0 beyond the end.
 
     `rate` is lr · η · s, `decay` that times the weight decay of the weight, `shrink` 1 / Ŵᵖ.
     """
     w, d, x, y, z = new_values(
-        w_at, g_at, x_at, y_at, z_at, offs, numel, factor, scale, c1, c2, hyper, W, G, X, Y, Z, RULE, FULL
+        w_at, g_at, x_at, y_at, z_at, offs, numel, factor, scale, c1, c2, hyper, W, G, X, Y, Z, RULE, FULL, EVICT
     )
     w = ((w * (1 - decay) - rate * d) * shrink).to(W)
     store(w_at, offs, numel, w, W, FULL)
@@ -86,14 +86,14 @@ def step_kernel(
         if (stop == BLOCK) & ((w_at | g_at | x_at | y_at | z_at) % ALIGNMENT == 0):
             step_block(
                 w_at, g_at, x_at, y_at, z_at, tl.arange(0, BLOCK), stop, rate, decay, factor, 1.0, 1.0, c1, c2, hyper,
-                W, G, X, Y, Z, RULE, True,
+                W, G, X, Y, Z, RULE, True, "",
             )  # fmt: skip
         else:
             begin = tl.zeros([], tl.int32)
             while begin < stop:
                 step_block(
                     w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, TAIL), stop, rate, decay, factor, 1.0, 1.0,
-                    c1, c2, hyper, W, G, X, Y, Z, RULE, False,
+                    c1, c2, hyper, W, G, X, Y, Z, RULE, False, "",
                 )  # fmt: skip
                 begin += TAIL
         tile += tl.num_programs(0)

@@ -1,0 +1,168 @@
+"""The queue: the same bits for any number of programs in any order, one launch, and counters that are back at zero."""
+
+import numpy as np
+import pytest
+import torch
+from interleave import interleaved
+from tables import HYPER, equal, make, twin, uniform
+from tolerances import same
+
+from fused_lwlr import ELR, LAMB, LARS
+from fused_lwlr.kernels import Gate, Row, Table, reference, triton
+from fused_lwlr.kernels.triton import launch, step, workspace
+
+TILE = step.TILE
+SHAPES = [(5,), (2 * TILE + 9,), (), (3, 700), (0,), (TILE,), (17,)]
+SCALES = {"ELR": ELR(0.01), "LARS": LARS(), "LAMB": LAMB(max_ratio=3.0)}
+
+
+def scaled(operation, device, dtype=torch.float32):
+    """A table of which most rows are scaled, and some of SGD's are divided by powers of Ŵ."""
+    powers = [2, 1, 0, 1, 0, 0, 1] if operation == "sgd" else [0] * 7
+    rows = [Row(i, scaled=i != 3, power=p, anchor=p == 1, multiplier=1 + i / 4) for i, p in enumerate(powers)]
+    return make(operation, SHAPES, dtype, device, rows)
+
+
+def gated(table, backend, **options):
+    return Gate(backend.totals(table, grad=True, weight=True)[0], **options)
+
+
+@pytest.mark.parametrize("programs", [1, 2, 7])
+@pytest.mark.parametrize(("operation", "scale"), [("sgd", "LARS"), ("adamw", "LAMB")])
+def test_same_bits_for_any_number_of_programs(operation, scale, programs, device, monkeypatch):
+    table = scaled(operation, device)
+    tables, results = [table, twin(table)], []
+    for table, count in zip(tables, (64, programs), strict=True):
+        monkeypatch.setattr(launch, "grid", lambda _, count=count: count)
+        for _ in range(2):
+            gate = gated(table, triton, max_norm=3.0)
+            result = getattr(triton, operation)(table, HYPER[operation], SCALES[scale].scale(operation), gate)
+        results.append(result.clone())
+    equal(tables[0], tables[1], same)
+    same(*results)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("operation", "scale"), [("sgd", "LARS"), ("adamw", "ELR")])
+def test_same_bits_for_any_order(operation, scale, seed, monkeypatch):
+    """Programs overlap at random; an update that did not wait for its norms, or a lost arrival, would show."""
+    # updates as close behind their norms as they get
+    monkeypatch.setattr(workspace, "WINDOW", 0)
+    device = torch.device("cpu")
+    table = scaled(operation, device)
+    other = twin(table)
+    scale = SCALES[scale].scale(operation)
+    for t in (table, other):
+        gate = gated(t, triton, max_norm=3.0, skip=True)
+        if t is other:
+            monkeypatch.setattr(launch, "grid", lambda _: 2 + seed)
+            with interleaved(monkeypatch, seed) as turns:
+                again = getattr(triton, operation)(t, HYPER[operation], scale, gate)
+        else:
+            result = getattr(triton, operation)(t, HYPER[operation], scale, gate)
+    assert turns.switched > 10
+    equal(table, other, same)
+    same(again, result)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_statistics_in_any_order(seed, monkeypatch):
+    table = make("statistics", [(3 * 16384 + 5,), (7,), (40000,)], torch.float32, torch.device("cpu"))
+    expected, totals = triton.statistics(table), triton.totals(table, grad=True, weight=True)[0].clone()
+    with interleaved(monkeypatch, seed) as turns:
+        same(triton.statistics(table), expected)
+        same(triton.totals(twin(table), grad=True, weight=True)[0], totals)
+    assert turns.switched > 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("window", [0, 20_000, 1 << 40])
+def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
+    """Any order in which the norms of a row come before its updates will do."""
+    table = scaled("sgd", device)
+    other, third = twin(table), twin(table)
+    monkeypatch.setattr(workspace, "WINDOW", window)
+    scale = SCALES["ELR"].scale("sgd")
+    triton.sgd(table, HYPER["sgd"], scale)
+    make_list = workspace.item_list
+
+    def shuffled(*args, **kwargs):
+        items = make_list(*args, **kwargs)
+        rng = np.random.default_rng(seed)
+        place = rng.random(len(items))
+        # an update comes after the last of its row's norms
+        for row in np.unique(items[:, 0]):
+            norms, updates = ((items[:, 0] == row) & (items[:, 1] % 2 == kind) for kind in (0, 1))
+            place[updates] += place[norms].max()
+        return np.ascontiguousarray(items[np.argsort(place, kind="stable")])
+
+    monkeypatch.setattr(workspace, "item_list", shuffled)
+    triton.sgd(other, HYPER["sgd"], scale)
+    equal(other, table, same)
+    monkeypatch.undo()
+    reference.sgd(third, HYPER["sgd"], scale)
+    equal(other, third)
+
+
+def test_an_interleaving_that_deadlocks_is_noticed(monkeypatch):
+    """The test above can fail: with updates first, a single program waits for what nobody will do."""
+    table = scaled("sgd", torch.device("cpu"))
+    make_list = workspace.item_list
+    monkeypatch.setattr(workspace, "item_list", lambda *a, **k: np.ascontiguousarray(make_list(*a, **k)[::-1]))
+    monkeypatch.setattr("interleave.LIMIT", 200)
+    with pytest.raises(Exception, match="wait for one another"), interleaved(monkeypatch, 0):
+        triton.sgd(table, HYPER["sgd"], SCALES["ELR"].scale("sgd"))
+
+
+@pytest.mark.parametrize("operation", ["sgd", "adamw"])
+def test_counters_are_back_at_zero(operation, device, monkeypatch):
+    table = scaled(operation, device)
+    monkeypatch.setattr(launch, "grid", lambda _: 3)
+    for skipped in (False, True, False):
+        table.columns["grad"][0][0] = float("nan") if skipped else 0.5
+        getattr(triton, operation)(
+            table, HYPER[operation], SCALES["LAMB"].scale(operation), gated(table, triton, skip=True)
+        )
+        counters = next(i.workspace.buffers[0] for k, i in table.images.items() if "step" in k)
+        assert not counters.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_carried_norms_are_those_of_the_weights(dtype, device):
+    table = scaled("sgd", device, dtype)
+    for taken in range(3):
+        weights = [param.double().square().sum() for param in table.columns["param"]]
+        triton.counters.reset()
+        found = triton.sgd(table, HYPER["sgd"], SCALES["ELR"].scale("sgd"))[:, 3]
+        torch.testing.assert_close(found, torch.stack(weights), rtol=1e-6, atol=0)
+        # the gradient twice, and the weights only at first
+        size = sum(param.numel() for param in table.columns["param"]) * dtype.itemsize
+        assert triton.counters.cached == (2 if taken == 0 else 1) * size
+
+
+def test_item_list_of_a_large_tensor():
+    """2³⁴ elements as numbers only: every norm before its row's updates, in 32 bits."""
+    numel = np.array([10, 10**9, 0, 5000])
+    items = workspace.item_list(numel, numel * 20.0, TILE, measured=True)
+    assert items.dtype == np.int32
+    counts = -(-numel // TILE)
+    assert len(items) == 2 * counts.sum()
+    for row in (0, 1, 3):
+        kinds = items[items[:, 0] == row, 1] % 2
+        assert (np.diff(kinds) >= 0).all()
+        assert np.count_nonzero(kinds) == counts[row]
+    slots = items[:, 1] >> 1
+    assert slots.min() == 0
+    assert slots.max() == counts.sum() - 1
+
+
+def test_the_window_is_kept():
+    """Between the norms of a row and its updates, rows of at most WINDOW bytes wait."""
+    numel = np.full(500, 100_000)
+    footprint = numel * 20.0
+    items = workspace.item_list(numel, footprint, TILE, measured=True)
+    waiting, most = set(), 0
+    for row, code in items:
+        waiting.discard(row) if code % 2 else waiting.add(row)
+        most = max(most, len(waiting))
+    assert (most - 2) * 2_000_000 <= workspace.WINDOW < (most + 2) * 2_000_000

@@ -1,0 +1,222 @@
+"""Weight rescaling: the function of the network stays, in training and in evaluation mode, step after step."""
+
+import pickle
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fused_lwlr
+from fused_lwlr.kernels import triton
+from fused_lwlr.train.models import ResNet
+
+BATCH = 8
+# in float64, and what float32 leaves of it after some layers of rounding
+DOUBLE, SINGLE = 1e-9, 2e-3
+
+
+class Biased(nn.Module):
+    """Convolutions with biases, two of them in a row before one normalization."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 6, 3, bias=True), nn.BatchNorm2d(6), nn.ReLU())
+        self.chain = nn.Sequential(nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head(self.chain(self.stem(x)).mean((2, 3)))
+
+
+MODELS = {"resnet": lambda: ResNet(image_size=8, channels=1, classes=10), "biased": Biased}
+
+
+def prepared(name, dtype=torch.float64, eps=1e-30):
+    """A model whose eps does not count, what is invariant in it, and a batch."""
+    torch.manual_seed(0)
+    model = MODELS[name]().to(dtype)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = eps
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    for _ in range(3):
+        model(torch.randn(BATCH, 1, 8, 8, dtype=dtype))
+    batch = torch.randn(BATCH, 1, 8, 8, dtype=dtype), torch.randint(10, (BATCH,))
+    found = fused_lwlr.scale_invariant(model, batch, functional.cross_entropy, backend="torch")
+    if name == "biased":
+        for module in (model.stem[0], model.chain[0], model.chain[1]):
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    return model, found, batch
+
+
+def outputs(model, x):
+    """In training mode, with running statistics left alone, and in evaluation mode."""
+    copy = deepcopy(model)
+    return copy.train()(x), deepcopy(model).eval()(x)
+
+
+def backward(model, batch, optimizer):
+    optimizer.zero_grad()
+    functional.cross_entropy(model(batch[0]), batch[1]).backward()
+
+
+OPTIONS = [
+    {"lr": 0.1},
+    {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "nesterov": True},
+    {"lr": 0.1, "scaling": fused_lwlr.ELR(0.1)},
+    {"lr": 0.1, "momentum": 0.9, "scaling": fused_lwlr.ELR(0.1), "clip_global_norm": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_function_is_that_of_the_step_without(name, options):
+    """After each of many steps, a twin that took the same step without rescaling computes the same."""
+    model, found, batch = prepared(name)
+    optimizer = fused_lwlr.SGD(model.parameters(), rescale_weights=found, backend="torch", **options)
+    for _ in range(12):
+        backward(model, batch, optimizer)
+        twin = deepcopy(model)
+        plain = fused_lwlr.SGD(twin.parameters(), backend="torch", **options)
+        plain.load_state_dict(deepcopy(optimizer.state_dict()))
+        for p, q in zip(twin.parameters(), model.parameters(), strict=True):
+            p.grad = q.grad.clone()
+        plain.step()
+        largest = max(weight.norm() for weight in found.weights)
+        optimizer.step()
+        for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
+        torch.testing.assert_close(model.get_parameter(found.names[0]) * largest, twin.get_parameter(found.names[0]))
+        # what is not invariant is not touched
+        assert torch.equal(model.head.weight, twin.head.weight)
+        assert torch.equal(model.head.bias, twin.head.bias)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_constrained_run_is_the_same_run(name, momentum):
+    """With ELR held, gradients follow the scale of the weights: the whole trajectory computes the same functions."""
+    model, found, batch = prepared(name)
+    twin = deepcopy(model)
+    options = {"lr": 0.05, "momentum": momentum, "backend": "torch"}
+    scaling = fused_lwlr.ELR(0.1, eps=0.0, select=found.names)
+    rescaled = fused_lwlr.SGD(model.named_parameters(), scaling=scaling, rescale_weights=found, **options)
+    plain = fused_lwlr.SGD(twin.named_parameters(), scaling=scaling, **options)
+    biases = [param for param, _ in found.biases]
+    names = [name for name, param in model.named_parameters() if any(param is bias for bias in biases)]
+    for _ in range(15):
+        for net, optimizer in ((model, rescaled), (twin, plain)):
+            backward(net, batch, optimizer)
+            # a bias before a normalization moves nothing but running means, at a rate that is not held
+            for param_name, param in net.named_parameters():
+                if param_name in names:
+                    param.grad = torch.zeros_like(param)
+            optimizer.step()
+    for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-7)
+
+
+def test_the_backends_agree(device):
+    model, found, batch = prepared("biased", torch.float32, eps=1e-5)
+    model, found = deepcopy((model, found))
+    other, same_found = deepcopy((model, found))
+    batch = (batch[0].float(), batch[1])
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "scaling": fused_lwlr.LARS(0.1)}
+    ours = fused_lwlr.SGD(model.parameters(), rescale_weights=found, backend="triton", **options)
+    reference = fused_lwlr.SGD(other.parameters(), rescale_weights=same_found, backend="torch", **options)
+    for step in range(6):
+        backward(model, batch, ours)
+        for p, q in zip(other.parameters(), model.parameters(), strict=True):
+            p.grad = q.grad.clone()
+        with torch.no_grad():
+            other(batch[0])
+        if step == 3:
+            with torch.no_grad():
+                for net in (model, other):
+                    net.chain[1].weight.mul_(3)
+        triton.counters.reset()
+        ours.step()
+        reference.step()
+        # the largest norm is carried along; it is new at first, and where a weight was changed
+        assert triton.counters.launches == (2 if step in (0, 3) else 1)
+        for (name, a), (_, b) in zip(model.state_dict().items(), other.state_dict().items(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            a, b = ours.state[p]["momentum_buffer"], reference.state[q]["momentum_buffer"]
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_without_gradient_goes_along():
+    model, found, batch = prepared("biased")
+    optimizer = fused_lwlr.SGD(model.parameters(), lr=0.1, momentum=0.9, rescale_weights=found, backend="torch")
+    for frozen in (None, model.chain[0].weight, model.stem[0].weight):
+        backward(model, batch, optimizer)
+        if frozen is not None:
+            frozen.grad = None
+        twin = deepcopy(model)
+        plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+        plain.load_state_dict(deepcopy(optimizer.state_dict()))
+        for p, q in zip(twin.parameters(), model.parameters(), strict=True):
+            p.grad = None if q.grad is None else q.grad.clone()
+        plain.step()
+        optimizer.step()
+        for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
+
+
+def test_running_statistics_that_were_replaced():
+    """`module.to()` puts other tensors in the place of buffers."""
+    model, found, batch = prepared("resnet")
+    optimizer = fused_lwlr.SGD(model.parameters(), lr=0.1, rescale_weights=found, backend="torch")
+    for step in range(3):
+        backward(model, batch, optimizer)
+        if step == 1:
+            model.bn.running_mean = model.bn.running_mean.clone()
+        before = outputs(model, batch[0])
+        for param in model.parameters():
+            param.grad.zero_()
+        optimizer.step()
+        for actual, expected in zip(outputs(model, batch[0]), before, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
+
+
+def test_a_skipped_step_rescales_nothing(device):
+    model, found, batch = prepared("biased", torch.float32)
+    batch = (batch[0].float(), batch[1])
+    for backend in ("triton", "torch"):
+        net, layers = deepcopy((model, found))
+        optimizer = fused_lwlr.SGD(
+            net.parameters(), lr=0.1, momentum=0.9, rescale_weights=layers, nonfinite="skip", backend=backend
+        )
+        for bad in (True, False, True):
+            backward(net, batch, optimizer)
+            before = deepcopy((net.state_dict(), optimizer.state_dict()["state"]))
+            if bad:
+                net.head.bias.grad[0] = float("nan")
+            optimizer.step()
+            after = net.state_dict()
+            assert all(torch.equal(value, after[name]) for name, value in before[0].items()) == bad
+
+
+def test_survives_deepcopy_and_pickle():
+    model, found, batch = prepared("resnet")
+    optimizer = fused_lwlr.SGD(model.parameters(), lr=0.1, momentum=0.9, rescale_weights=found, backend="torch")
+    backward(model, batch, optimizer)
+    optimizer.step()
+    for other, again in (deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))):
+        expected = deepcopy((model, optimizer))
+        for net, opt in (expected, (other, again)):
+            backward(net, batch, opt)
+            opt.step()
+        for a, b in zip(expected[0].state_dict().values(), other.state_dict().values(), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("wrong", [True, None, ["conv.weight"]])
+def test_only_what_was_measured(wrong):
+    model = MODELS["biased"]()
+    with pytest.raises(ValueError, match="scale_invariant"):
+        fused_lwlr.SGD(model.parameters(), lr=0.1, rescale_weights=wrong)
