@@ -32,14 +32,17 @@ def parameters(count: int) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer]:
-    """Our optimizer with a multiplier for every tensor, and torch's fused one without and with a rate for each."""
+    """Ours with a multiplier for every tensor, without and with ELR; torch's fused without and with a rate for each."""
     options = OPTIONS[name]
-    ours, fused, grouped = (parameters(count) for _ in range(3))
+    ours, scaled, fused, grouped = (parameters(count) for _ in range(4))
     torch_class = getattr(torch.optim, name)
     groups = [{"params": [param], "lr": options["lr"] * 0.5} for _, param in grouped]
     multipliers = {layer: 0.5 for layer, _ in ours}
     return {
         "ours": getattr(fused_lwlr, name)(ours, multipliers=multipliers, backend="triton", **options),
+        "elr": getattr(fused_lwlr, name)(
+            scaled, multipliers=multipliers, scaling=fused_lwlr.ELR(0.01, select="*"), backend="triton", **options
+        ),
         "fused": torch_class([param for _, param in fused], fused=True, **options),
         "groups": torch_class(groups, fused=True, **options),
     }
@@ -69,11 +72,10 @@ def main() -> None:
     """Print the median over rounds for each optimizer, number of tensors, and kind of gradients."""
     torch.set_num_threads(1)
     # an interpreted kernel would take all the time; the reference's time is no host time
-    for operation in ("sgd", "adamw"):
-        module: Any = importlib.import_module(f"fused_lwlr.kernels.triton.{operation}")
-        module.launch = nothing
+    module: Any = importlib.import_module("fused_lwlr.kernels.triton.step")
+    module.launch = nothing
     print(f"torch {torch.__version__}, one thread; µs per step, median of {ROUNDS} x {STEPS}")
-    head = f"{'tensors':>7} {'gradients':>9} {'ours':>7} {'fused':>7} {'ratio':>6} {'groups':>8}"
+    head = f"{'tensors':>7} {'gradients':>9} {'ours':>7} {'+ ELR':>7} {'fused':>7} {'ratio':>6} {'groups':>8}"
     print(f"{'':5} {head}   (groups: fused, with a param group for each tensor)")
     for name in OPTIONS:
         for count in (16, 161, 2000):
@@ -83,12 +85,10 @@ def main() -> None:
                 for _ in range(ROUNDS):
                     for who, optimizer in optimizers.items():
                         timed[who].append(microseconds(optimizer, reallocate))
-                ours, fused, groups = (statistics.median(timed[who]) for who in ("ours", "fused", "groups"))
+                ours, elr, fused, groups = map(statistics.median, timed.values())
                 kind = "new" if reallocate else "kept"
-                print(
-                    f"{name:5} {count:7} {kind:>9} {ours:7.0f} {fused:7.0f} {ours / fused:6.2f} {groups:8.0f}",
-                    flush=True,
-                )
+                times = f"{ours:7.0f} {elr:7.0f} {fused:7.0f} {ours / fused:6.2f} {groups:8.0f}"
+                print(f"{name:5} {count:7} {kind:>9} {times}", flush=True)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def _common(
     Each layer gets a multiplier on the learning rate: the smaller its gradient
     is at initialization, the higher.
 
-    Start with [bold]fused-lwlr demo[/bold]: it trains two small models on real images
+    Start with [bold]fused-lwlr demo[/bold]: it trains three small models on real images
     in a few minutes.
     """
 
@@ -57,35 +57,14 @@ def _common(
 @app.command()
 def calibrate(
     model: option.Model = "resnet",
-    data: Annotated[
-        str,
-        typer.Option(
-            help="digits, a folder of images with one sub-folder per class, or synthetic (random images, to try out).",
-            metavar="NAME|PATH",
-        ),
-    ] = "digits",
+    data: option.CalibrationData = "digits",
     image_size: option.ImageSize = None,
     batch_size: option.BatchSize = 64,
-    steps: Annotated[
-        int,
-        typer.Option(
-            help="Minibatches to measure gradients on; the more, the steadier the result.", min=1, metavar="N"
-        ),
-    ] = 10,
+    steps: option.Steps = 10,
     seed: option.Seed = 0,
-    init: Annotated[
-        bool,
-        typer.Option(
-            "--init/--no-init", help="Measure at weights drawn as the paper does, or at those the model comes with."
-        ),
-    ] = True,
-    out: Annotated[
-        Path, typer.Option(help="JSON file for the result; [bold]train --rates[/bold] takes it.", metavar="FILE")
-    ] = Path("rates.json"),
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Also draw the multipliers against depth to this PNG, PDF or SVG file.", metavar="FILE"),
-    ] = None,
+    init: option.Init = True,
+    out: option.RatesFile = Path("rates.json"),
+    plot: option.Plot = None,
     device: option.Device = "auto",
     backend: option.Backend = option.Backends.auto,
 ) -> None:
@@ -140,51 +119,23 @@ def train(
     model: option.Model = "resnet",
     data: option.Data = "digits",
     image_size: option.ImageSize = None,
-    optimizer: Annotated[option.Optimizers, typer.Option(help="SGD with momentum, or AdamW.")] = option.Optimizers.sgd,
-    rates: Annotated[
-        str,
-        typer.Option(
-            help="layerwise measures multipliers first, single has none; or a file that [bold]calibrate[/bold] wrote.",
-            metavar="layerwise|single|FILE",
-        ),
-    ] = "layerwise",
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            help="Base learning rate, reached after warm-up.",
-            min=0,
-            metavar="RATE",
-            show_default="what suits model and optimizer",
-        ),
-    ] = None,
-    weight_decay: Annotated[
-        float | None,
-        typer.Option(help="Weight decay.", min=0, metavar="RATE", show_default="1e-4 for sgd, 0.1 for adamw"),
-    ] = None,
-    momentum: Annotated[float, typer.Option(help="Momentum of SGD.", min=0, max=1, metavar="0..1")] = 0.9,
-    epochs: Annotated[int, typer.Option(help="Passes over the training images.", min=1, metavar="N")] = 20,
-    warmup: Annotated[
-        float,
-        typer.Option(
-            help="Part of training in which the learning rate rises to --lr; it falls along a cosine after that.",
-            metavar="0..1",
-        ),
-    ] = 0.1,
+    optimizer: option.Optimizer = option.Optimizers.sgd,
+    rates: option.Rates = None,
+    scaling: option.Scaling = None,
+    goal: option.Goal = None,
+    lr: option.LearningRate = None,
+    weight_decay: option.WeightDecay = None,
+    momentum: option.Momentum = 0.9,
+    epochs: option.Epochs = 20,
+    warmup: option.Warmup = 0.1,
     batch_size: option.BatchSize = 64,
     seed: option.Seed = 0,
-    out: Annotated[
-        Path, typer.Option(help="Folder for checkpoint.pt, history.json and rates.json.", metavar="FOLDER")
-    ] = Path("runs/train"),
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue the training in --out after its last whole epoch; repeat its other options."
-        ),
-    ] = False,
+    out: option.RunFolder = Path("runs/train"),
+    resume: option.Resume = False,
     device: option.Device = "auto",
     backend: option.Backend = option.Backends.auto,
 ) -> None:
-    """Train a model with layer-wise learning rates or a single one.
+    """Train a model: with layer-wise learning rates, a single one, or one effective rate.
 
     Weights start from the initialization of the paper either way. There is a
     checkpoint after every epoch.
@@ -194,6 +145,8 @@ def train(
       fused-lwlr train --model vit --optimizer adamw
 
       fused-lwlr train --model timm:resnet50 --data photos/ --epochs 90
+
+      fused-lwlr train --model noshort --scaling elr --goal 0.15 --momentum 0
     """
     with errors_in_red():
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -207,7 +160,9 @@ def train(
             data=data,
             image_size=_image_size(model, image_size),
             optimizer=optimizer.value,
-            rates=rates,
+            rates=rates if rates is not None else "layerwise" if scaling is None else "single",
+            scaling=scaling.value if scaling is not None else None,
+            goal=goal,
             lr=learning_rate(model, optimizer.value) if lr is None else lr,
             weight_decay=WEIGHT_DECAY[optimizer.value] if weight_decay is None else weight_decay,
             momentum=momentum,
@@ -240,25 +195,20 @@ def train(
 
 @app.command()
 def demo(
-    model: Annotated[
-        list[option.Models] | None, typer.Option(help="Only this model; may be repeated.", show_default="both")
-    ] = None,
-    optimizer: Annotated[
-        list[option.Optimizers] | None, typer.Option(help="Only this optimizer; may be repeated.", show_default="both")
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Trainings of each kind, with seeds 0, 1, ...", min=1, metavar="N")] = 3,
-    epochs: Annotated[int, typer.Option(help="Passes over the training images.", min=1, metavar="N")] = 10,
-    out: Annotated[Path, typer.Option(help="Folder for demo.png and results.json.", metavar="FOLDER")] = Path(
-        "runs/demo"
-    ),
+    model: option.OnlyModels = None,
+    optimizer: option.OnlyOptimizers = None,
+    seeds: option.Seeds = 3,
+    epochs: option.Epochs = 10,
+    out: option.DemoFolder = Path("runs/demo"),
     device: option.Device = "auto",
 ) -> None:
     """Compare layer-wise rates with a single one on real images, in minutes.
 
     Trains a small ResNet and a small ViT with SGD and with AdamW on the 1797
     handwritten digits that come with scikit-learn: at the learning rate that
-    suits a single rate best and at three times that, several times each. Ends
-    with a table and a picture.
+    suits a single rate best and at three times that, several times each. Then
+    a deep network without shortcuts (noshort) with plain SGD, and with every
+    layer at one effective learning rate. Ends with tables and a picture.
     """
     with errors_in_red():
         from fused_lwlr.train.demo import demo as run_demo

@@ -1,5 +1,7 @@
 """Where the tests run: on the GPU where there is one, else through Triton's interpreter."""
 
+import importlib
+import importlib.util
 import os
 
 import pytest
@@ -14,6 +16,20 @@ if not HAS_GPU:
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda" if HAS_GPU else "cpu")
+
+
+@pytest.fixture(scope="session")
+def timm():
+    """The package, also beside a torchvision that was built for another torch."""
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        # a CPU build of torch beside a torchvision whose compiled operators do not load: give it their schemas
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return importlib.import_module("timm")
 
 
 @pytest.fixture(autouse=True)

@@ -53,7 +53,7 @@ class Turns:
         try:
             self._wait(me)
             function()
-        except BaseException as error:  # noqa: BLE001 - raised again by run()
+        except BaseException as error:
             self.error = self.error or error
         self.alive.remove(me)
         if self.alive:

@@ -131,7 +131,9 @@ class Plan:
         self._columns: dict[str, list[Tensor | None]] = {name: [] for name in optimizer.state_names}
         fresh = []
         for label, param, group, state in zip(self.labels, self._params, self.group, states, strict=False):
-            fresh.append(all(state.get(name) is None for name in used[group]))
+            # a count of 0 beside a buffer is that of a first step that was skipped, when the device counted
+            skipped = not optimizer.counts_on_device and not float(state.get("step", 1))
+            fresh.append(skipped or all(state.get(name) is None for name in used[group]))
             for name, column in self._columns.items():
                 tensor = state.get(name) if name in used[group] else None
                 if name in used[group] and tensor is None:
@@ -178,6 +180,9 @@ class Plan:
             # without momentum SGD has none, and makes no entry in optimizer.state
             if entries:
                 optimizer.state[self._params[i]].update(entries)
+            if "step" not in self._entries and self._params[i] in optimizer.state:
+                # of a time when the device counted: it would go stale
+                optimizer.state[self._params[i]].pop("step", None)
 
     def _watch(self, optimizer: "FusedOptimizer") -> None:
         """Remember where the state is, which may be replaced from outside between steps."""

@@ -81,9 +81,9 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             maximize=maximize, foreach=foreach, differentiable=differentiable,
         )  # fmt: skip
         self._set_multipliers(multipliers)
+        self._set_control(scaling, clip_global_norm, nonfinite, rescale_weights)
         if scaling is not None and not scaling.bias_correction:
             raise ValueError(f"scaling={scaling!r}: SGD has no moments whose bias could be corrected or not")
-        self._set_control(scaling, clip_global_norm, nonfinite, rescale_weights)
 
     def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
         return self.state_names if group["momentum"] != 0 else ()

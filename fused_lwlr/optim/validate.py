@@ -53,7 +53,7 @@ def check_control(scaling: Any, clip_global_norm: Any, nonfinite: Any, rescale_w
     if scaling is not None and not isinstance(scaling, Scaling):
         raise ValueError(f"scaling={scaling!r} must be a scaling such as fused_lwlr.ELR(goal=0.01), or None")
     if clip_global_norm is not None and not (
-        isinstance(clip_global_norm, (int, float)) and math.isfinite(clip_global_norm) and clip_global_norm > 0
+        type(clip_global_norm) in (int, float) and math.isfinite(clip_global_norm) and clip_global_norm > 0
     ):
         raise ValueError(f"clip_global_norm={clip_global_norm!r} must be a finite number above 0, or None")
     if nonfinite not in get_args(Nonfinite):

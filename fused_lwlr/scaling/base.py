@@ -66,6 +66,8 @@ class Scaling:
 
     def scale(self, rule: str) -> Scale:
         """What a backend takes, for "sgd" or "adamw"."""
+        if len(self.numbers) > 4:
+            raise ValueError(f"{type(self).__name__} has {len(self.numbers)} numbers: a formula takes at most four")
         return Scale(type(self).formula, self.places[("sgd", "adamw").index(rule)], self.numbers)
 
     def selects(self, name: str | None, param: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Train one configuration: with a single learning rate, or with calibrated layer-wise ones."""
+"""Train one configuration: with a single learning rate, calibrated layer-wise ones, or one effective rate."""
 
 import math
 import time
@@ -11,12 +11,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
-from fused_lwlr import SGD, AdamW, LayerRates, calibrate, lwlr_init_
+from fused_lwlr import ELR, SGD, AdamW, LayerRates, calibrate, lwlr_init_
 from fused_lwlr.ops import Backend
 from fused_lwlr.train.data import Batches, Data, load
 from fused_lwlr.train.models import build
 
 OPTIMIZERS = ("sgd", "adamw")
+SCALINGS = ("elr",)
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Config:
     `rates` is "single", "layerwise" (calibrated over the first epoch's minibatches, at the weights that
     training starts from) or the path of a JSON file with rates. `warmup` is the part of training in which
     the learning rate rises linearly to `lr`; a cosine takes it to 0 from there. `momentum` is that of SGD.
+    `scaling` is None or "elr": every layer's weight at one effective learning rate, `goal` (`fused_lwlr.ELR`).
     """
 
     model: str = "resnet"
@@ -36,6 +38,8 @@ class Config:
     lr: float = 0.1
     weight_decay: float = 1e-4
     momentum: float = 0.9
+    scaling: str | None = None
+    goal: float | None = None
     epochs: int = 20
     warmup: float = 0.1
     batch_size: int = 64
@@ -46,14 +50,22 @@ class Config:
     def __post_init__(self) -> None:
         checks = {
             f"optimizer must be one of {', '.join(OPTIMIZERS)}": self.optimizer in OPTIMIZERS,
+            f"scaling must be one of {', '.join(SCALINGS)}, or None": self.scaling in (*SCALINGS, None),
             "epochs must be at least 1": self.epochs >= 1,
             "batch_size must be at least 2": self.batch_size >= 2,
             "warmup must be a part of training, at least 0 and below 1": 0 <= self.warmup < 1,
             "seed must not be negative": self.seed >= 0,
+            "goal must be a finite number above 0": self.goal is None or 0 < self.goal < math.inf,
         }
         for rule, held in checks.items():
             if not held:
                 raise ValueError(f"{rule}, not {getattr(self, rule.split()[0])!r}")
+        if (self.scaling is None) != (self.goal is None):
+            raise ValueError(
+                f"scaling {self.scaling} needs a goal: the effective learning rate of every layer, which lr multiplies"
+                if self.goal is None
+                else f"goal {self.goal:g} is for scaling {SCALINGS[0]}, which was not chosen"
+            )
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,7 @@ class Training:
             "lr": config.lr,
             "weight_decay": config.weight_decay,
             "multipliers": self.rates,
+            "scaling": ELR(config.goal) if config.goal is not None else None,
             "backend": config.backend,
         }
         return SGD(params, momentum=config.momentum, **common) if config.optimizer == "sgd" else AdamW(params, **common)

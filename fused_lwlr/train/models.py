@@ -1,4 +1,4 @@
-"""A small ResNet, a small ViT, and the models of timm by name."""
+"""A small ResNet, a small ViT, a deep network without shortcuts, and the models of timm by name."""
 
 import difflib
 from collections.abc import Callable
@@ -88,7 +88,30 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])  # type: ignore[no-any-return]
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT}
+class NoShort(nn.Module):
+    """32 convolutions of 16 channels, each with batch normalization, and no shortcut: hard to train.
+
+    With batch normalization but no shortcuts, gradients at initialization grow by about 1.2 from each layer to the one
+    before it: here the first convolution's is some hundred times the last one's, against its weight.
+    """
+
+    depth, width = 32, 16
+
+    def __init__(self, *, image_size: int, channels: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i in range(self.depth):
+            # halved once, and early: most of the depth then costs a quarter
+            conv = nn.Conv2d(self.width if i else channels, self.width, 3, 2 if i == 1 else 1, padding=1, bias=False)
+            layers += [conv, nn.BatchNorm2d(self.width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(self.width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort}
 
 
 def build(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module:

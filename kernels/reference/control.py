@@ -1,5 +1,6 @@
 """Scales and gates in plain PyTorch, shared by the rules."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.control import STEP_STATISTICS, Gate, Scale
-from fused_lwlr.kernels.reference.precision import wide
+from fused_lwlr.kernels.reference.precision import sum_dtype, wide
 from fused_lwlr.kernels.table import Row, Table
 
 Factor = float | Tensor
@@ -27,13 +28,14 @@ def totals(table: Table, *, grad: bool, weight: bool) -> tuple[Tensor, Tensor]:
         has any value. Valid until the next step of the table.
     """
     device = table.columns["param"][0].device
-    sq_sums, nonfinite, largest = torch.zeros(3, len(table.rows), dtype=torch.float64, device=device)
+    dtype = sum_dtype(device)
+    sq_sums, nonfinite, largest = torch.zeros(3, len(table.rows), dtype=dtype, device=device)
     for i, (row, (param, g)) in enumerate(table.views("param", "grad")):
         if grad and g is not None:
-            sq_sums[i] = wide(g).square().sum(dtype=torch.float64)
+            sq_sums[i] = wide(g).square().sum(dtype=dtype)
             nonfinite[i] = (~g.isfinite()).sum()
         if weight and row.anchor:
-            largest[i] = wide(param).square().sum(dtype=torch.float64)
+            largest[i] = wide(param).square().sum(dtype=dtype)
     return torch.stack((sq_sums.sum(), nonfinite.sum(), largest.amax())), nonfinite
 
 
@@ -44,16 +46,17 @@ class Control:
         self._scale = scale
         self.place = scale.place if scale is not None else None
         self._clip: Factor = 1.0
-        self._shrink = torch.ones((), dtype=torch.float64, device=table.columns["param"][0].device)
-        self._skip: Tensor | None = None
         device = table.columns["param"][0].device
+        self._sums = sum_dtype(device)
+        self._shrink = torch.ones((), dtype=self._sums, device=device)
+        self._skip: Tensor | None = None
         if gate is not None:
-            norm = gate.totals[0].sqrt()
-            self._clip = (gate.max_norm / (norm + 1e-6)).clamp(max=1.0)
+            if gate.max_norm < math.inf:
+                self._clip = (gate.max_norm / (gate.totals[0].sqrt() + 1e-6)).clamp(max=1.0)
             self._shrink = torch.where(gate.totals[2] > 0, gate.totals[2].rsqrt(), 1.0)
             self._skip = gate.totals[1] != 0 if gate.skip else None
         self.statistics = (
-            torch.zeros(len(table.rows), len(STEP_STATISTICS), dtype=torch.float64, device=device)
+            torch.zeros(len(table.rows), len(STEP_STATISTICS), dtype=self._sums, device=device)
             if scale is not None
             else None
         )
@@ -68,7 +71,7 @@ class Control:
         self._arguments: tuple[Any, ...] = ()
         if self._scale is not None and self.statistics is not None:
             sums = (g.abs(), g.square(), ~g.isfinite(), w.square())
-            values = torch.stack([terms.sum(dtype=torch.float64) for terms in sums])
+            values = torch.stack([terms.sum(dtype=self._sums) for terms in sums])
             self.statistics[self._row, :4] = values
             self.statistics[self._row, 4] = 1.0
             self._arguments = (values[3].sqrt(), lr, weight_decay)
@@ -86,7 +89,7 @@ class Control:
         """The factor of the direction, a number or of no dimension."""
         if self.place != "direction":
             return 1.0
-        return self._measure(row, direction.square().sum(dtype=torch.float64).sqrt())
+        return self._measure(row, direction.square().sum(dtype=self._sums).sqrt())
 
     def store(self, stored: Tensor, computed: Tensor, power: int = 0) -> None:
         """Round a result to where it belongs, divided by Ŵᵖ; not if the step is skipped."""
@@ -104,7 +107,7 @@ class Control:
         if not row.scaled or self._scale is None or self.statistics is None:
             return 1.0
         weight_norm, lr, weight_decay = self._arguments
-        numbers = [norm.new_tensor(x) for x in (lr, weight_decay, *self._scale.numbers)]
+        numbers = [norm.new_full((), x) for x in (lr, weight_decay, *self._scale.numbers)]
         factor = self._scale.formula(norm, weight_norm, *numbers)
         self.statistics[self._row, 4] = factor
         return factor.to(self._dtype)

@@ -47,8 +47,10 @@ def sgd(table: Table, hyper: Sequence[SGDHyper], scale: Scale | None = None, gat
         d = g = control.decayed(g)
         if momentum_buffer is not None:
             b = wide(momentum_buffer)
-            first = torch.tensor(h.first) if step is None else step == 0
-            b = torch.where(first, g, b.mul(h.momentum).add_(g, alpha=1 - h.dampening))
+            later = b.mul(h.momentum).add_(g, alpha=1 - h.dampening)
+            b = g if h.first else later
+            if step is not None:
+                b = torch.where(step == 0, g, later)
             d = g.add(b, alpha=h.momentum) if h.nesterov else b
             control.store(momentum_buffer, b, row.power)
         d = d * control.direction(row, d)

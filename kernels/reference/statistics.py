@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.reference.precision import wide
+from fused_lwlr.kernels.reference.precision import sum_dtype, wide
 from fused_lwlr.kernels.table import STATISTICS, Table
 
 
@@ -22,8 +22,7 @@ def statistics(table: Table) -> Tensor:
         float64 of shape [rows, 6] on the table's device, columns in the order of `STATISTICS`.
     """
     device = table.columns["param"][0].device
-    # MPS has no float64
-    dtype = torch.float32 if device.type == "mps" else torch.float64
+    dtype = sum_dtype(device)
     out = torch.zeros(len(table.rows), len(STATISTICS), dtype=dtype, device=device)
     for values, (_, (param, grad)) in zip(out, table.views("param", "grad"), strict=True):
         if grad.numel() == 0:

@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 from fused_lwlr.kernels.table import Row, Table, real
 from fused_lwlr.kernels.triton.carried import versions
 from fused_lwlr.kernels.triton.layout import stand_in, walk
+from fused_lwlr.kernels.triton.tile import dtype_of
 
 # bits of a row's traits, and the bit at which p of Ŵᵖ begins
 SCALED, ANCHOR, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(3)
@@ -69,6 +70,7 @@ class Image:
         self._seen_hyper_row: list[int] | None = None
         self._scratch: dict[str, dict[int, Tensor]] = {}
         self._tiles: dict[int, Tensor] = {}
+        self.dtypes = {name: dtype_of(table, name) for name in columns}
         self._versions: list[int] | None = None
         self.workspace: Any = None
         """What an operation keeps from launch to launch."""

@@ -22,14 +22,18 @@ SLOTS = 1024
 """Partials that are read at once by the program that settles a row."""
 FOLD = tl.constexpr(4)
 SAMPLE = tl.constexpr(32)
-"""Weights of a tile that tell whether it was changed behind autograd's back."""
+"""Weights of a tile that tell whether it was changed behind autograd's back, as by way of `.data`."""
 
 
 @triton.jit
 def _fingerprint(w_at, stop, W: tl.constexpr):
-    """A number that differs if any of the first weights of a tile do."""
-    bits = load(w_at, tl.arange(0, SAMPLE), stop, W, False, "").to(tl.int32, bitcast=True)
-    return tl.sum(bits * (2 * tl.arange(0, SAMPLE) + 1), axis=0)
+    """A number that all but surely differs if any of a tile's samples, which lie all over it, do."""
+    lane = tl.arange(0, SAMPLE)
+    bits = load(w_at, lane * stop // SAMPLE, stop, W, False, "").to(tl.uint32, bitcast=True)
+    # mixed before they are summed: to double all weights is to add the same to the bits of each
+    bits = (bits ^ (bits >> 16)) * 0x45D9F3B
+    bits = (bits ^ (bits >> 16)) * (2 * lane + 1).to(tl.uint32)
+    return tl.sum(bits, axis=0).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -205,7 +209,7 @@ def queue_kernel(
     if GATED:
         # as torch.nn.utils.clip_grad_norm_, which lets NaN through
         clip = (max_norm / (tl.sqrt(tl.load(totals)) + 1e-6)).to(tl.float32)
-        clip = tl.where(clip > 1, 1.0, clip)
+        clip = tl.where((clip > 1) | (max_norm == float("inf")), 1.0, clip)
     if RESCALE:
         largest = tl.load(totals + 2)
         shrink = tl.where(largest > 0, 1 / tl.sqrt(tl.where(largest > 0, largest, 1.0)), 1.0).to(tl.float32)

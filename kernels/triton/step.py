@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from fused_lwlr.kernels.control import Gate, Scale
@@ -14,7 +15,6 @@ from fused_lwlr.kernels.triton.carried import carried_of
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.image import Image, image_of
 from fused_lwlr.kernels.triton.launch import launch, residents
-from fused_lwlr.kernels.triton.tile import dtype_of
 from fused_lwlr.kernels.triton.workspace import Workspace
 
 STATES = 3
@@ -37,24 +37,26 @@ def step(
     passes = (*written, *written, "grad")
     extra = scale.numbers if scale is not None else ()
     image = image_of(table, columns, [(*h, *extra) for h in hyper] if extra else hyper, tile=TILE)
-    meta = {key: dtype_of(table, name) for key, name in zip("WGXYZ", columns, strict=False)}
+    meta: dict[str, Any] = {key: image.dtypes[name] for key, name in zip("WGXYZ", columns, strict=False)}
     meta |= {"RULE": rule, "WIDTH": image.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
     if scale is None and gate is None:
         tiles = image.tiles(update.BLOCK)
         launch(update.step_kernel, image, tiles, programs=len(tiles), passes=passes, **meta)
         image.finish(table, written)
         return None
-    work = image.workspace
-    if work is None or work.measured != (scale is not None):
-        work = image.workspace = Workspace(image, TILE, measured=scale is not None)
+    first: tuple[str, ...] = ()
     if scale is not None:
-        _count_second_reads(image, work, table, ("grad", *written) if scale.place == "direction" else ("grad",))
+        first = ("grad", *written) if scale.place == "direction" else ("grad",)
+    work = image.workspace
+    if work is None or work.first != first:
+        work = image.workspace = Workspace(image, TILE, first)
+    _count_second_reads(image, work, table)
     carried, rescale = carried_of(table), gate is not None and any(row.power for row in table.rows)
     launch(
         queue.queue_kernel, image, work.items, work.tiles, *work.buffers,
         carried.totals if gate is None else gate.totals, carried.totals, math.inf if gate is None else gate.max_norm,
         programs=min(len(work.items), residents(image.buffer.device)), passes=passes, **meta,
-        STEP=dtype_of(table, "step"), NUMBERS_OF=numbers,
+        STEP=image.dtypes["step"], NUMBERS_OF=numbers,
         FORMULA=compiled(scale.formula) if scale is not None else None,
         PLACE=scale.place if scale is not None else "gradient", NUMBERS=len(extra),
         GATED=gate is not None, SKIP=gate is not None and gate.skip,
@@ -68,13 +70,11 @@ def step(
     return work.statistics if scale is not None else None
 
 
-def _count_second_reads(image: Image, work: Workspace, table: Table, columns: Sequence[str]) -> None:
-    """Count what norm items read and update items read again: from memory only where a row exceeds the window."""
-    unknown = ~image.known(table)
-    for name in columns:
-        sizes = image.sizes.get(name, 0)
-        launching.counters.cached += int((sizes * work.within).sum())
-        launching.counters.bytes += int((sizes * ~work.within).sum())
-    if "param" not in columns:
-        launching.counters.cached += int((image.sizes["param"] * (unknown & work.within)).sum())
-        launching.counters.bytes += int((image.sizes["param"] * (unknown & ~work.within)).sum())
+def _count_second_reads(image: Image, work: Workspace, table: Table) -> None:
+    """Count what norm items read and update items read again: from memory only where it has left L2 by then."""
+    again = sum(image.sizes.get(name, 0) for name in work.first)
+    if work.first and "param" not in work.first:
+        # the norm of a weight that was changed
+        again = again + np.where(image.known(table), 0, image.sizes["param"])
+    launching.counters.cached += int(np.sum(again * work.within))
+    launching.counters.bytes += int(np.sum(again * ~work.within))

@@ -1,6 +1,7 @@
 """What the queue keeps from launch to launch: its items in order, its counters and partial sums."""
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -9,27 +10,28 @@ from fused_lwlr.kernels.control import STEP_STATISTICS
 from fused_lwlr.kernels.triton.image import Image
 
 WINDOW = 16 << 20
-"""Bytes that may pass between the two reads of a gradient, for the second to hit L2 (40 MB and up)."""
+"""Bytes of rows that wait for their updates; of an L2 of 40 MB and up twice as much is counted on."""
 
 
 class Workspace:
-    """Items and buffers of `queue_kernel` for one image, with or without norm items.
+    """Items and buffers of `queue_kernel` for one image.
 
     Attributes:
+        first: the columns that norm items read; none where there are no norm items.
         items: int32 [n, 2], see `item_list`.
         tiles: how many tiles the rows have.
         buffers: counters, partials, prints, factors and statistics, in the order of the kernel's arguments.
         statistics: float64 [rows, 5], what the last launch found.
-        within: for each row, whether its second read hits L2.
+        within: for each row, whether what its norm items read is still in L2 when its update items read it again.
     """
 
-    def __init__(self, image: Image, tile: int, *, measured: bool):
+    def __init__(self, image: Image, tile: int, first: Sequence[str]):
         device = image.buffer.device
-        self.measured = measured
-        itemsize = sum(sizes.sum() for sizes in image.sizes.values()) / max(image.numel.sum(), 1)
-        footprint = image.numel * itemsize
-        self.within = footprint <= WINDOW
-        self.items = torch.from_numpy(item_list(image.numel, footprint, tile, measured=measured)).to(device)
+        self.first = tuple(first)
+        footprint = sum(image.sizes.values(), np.zeros_like(image.numel))
+        norms = sum((image.sizes[name] for name in first if name in image.sizes), np.zeros_like(image.numel))
+        segments, self.within = schedule(footprint, norms, measured=bool(first))
+        self.items = torch.from_numpy(item_list(segments, image.numel, tile)).to(device)
         self.tiles = int((-(-image.numel // tile)).sum())
         self.statistics = torch.zeros(image.rows, len(STEP_STATISTICS), dtype=torch.float64, device=device)
         # rows without elements have no item: their factor stays at 1
@@ -43,30 +45,50 @@ class Workspace:
         )
 
 
-def item_list(numel: np.ndarray, footprint: np.ndarray, tile: int, *, measured: bool) -> np.ndarray:
-    """(row, 2 · tile number + kind) of every item, int32 [n, 2]: kind 0 is of norms, 1 of updates.
+def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """In which order the norms (kind 0) and updates (kind 1) of rows are queued: (row, kind) for each.
 
-    The norms of a row come before its updates, and those of other rows between them, for as long as at most
-    `WINDOW` bytes of rows are waiting for their updates.
+    The norms of a row come before its updates, and those of other rows between them, so that nobody waits for
+    long; but no more than `WINDOW` bytes of rows have their norms and wait for their updates.
+
+    Args:
+        footprint: bytes of each row, over all columns.
+        norms: bytes of each row that its norm items read.
+        measured: whether there are norms at all.
+
+    Returns:
+        Also, for each row, whether at most 2 · `WINDOW` bytes pass until its update items have read again what
+        its norm items read.
     """
-    counts = -(-numel // tile)
-    first = np.cumsum(counts) - counts
+    if not measured:
+        return [(row, 1) for row in range(len(footprint))], np.ones(len(footprint), dtype=bool)
     segments: list[tuple[int, int]] = []
     waiting: deque[int] = deque()
-    behind = 0.0
-    for row in range(len(numel)):
-        if measured:
-            segments.append((row, 0))
-        waiting.append(row)
-        behind += footprint[row]
-        # never the newest: its norms have only just begun
-        while behind > WINDOW and len(waiting) > 1:
-            oldest = waiting.popleft()
-            behind -= footprint[oldest]
-            segments.append((oldest, 1))
-    segments += [(row, 1) for row in waiting]
+    large: int | None = None
+    for row, size in enumerate(footprint):
+        while waiting and footprint[list(waiting)].sum() + size > WINDOW:
+            segments.append((waiting.popleft(), 1))
+        segments.append((row, 0))
+        if large is not None:
+            # it is read from memory again in any case: time for its last norms, instead of waiting for them
+            segments.append((large, 1))
+        large = row if size > WINDOW else None
+        if large is None:
+            waiting.append(row)
+    segments += [(row, 1) for row in (*waiting, *([] if large is None else [large]))]
+    row, kind = np.array(segments, dtype=np.int64).reshape(-1, 2).T
+    passed = np.cumsum(np.where(kind == 0, norms[row], footprint[row]))
+    begin, end = np.zeros(len(footprint)), np.zeros(len(footprint))
+    begin[row[kind == 0]], end[row[kind == 1]] = (passed - norms[row])[kind == 0], passed[kind == 1]
+    return segments, end - begin <= 2 * WINDOW
+
+
+def item_list(segments: Sequence[tuple[int, int]], numel: np.ndarray, tile: int) -> np.ndarray:
+    """(row, 2 · tile number + kind) of every item, int32 [n, 2], for rows of these sizes."""
+    counts = -(-numel // tile)
+    first = np.cumsum(counts) - counts
     row, kind = np.array(segments, dtype=np.int64).reshape(-1, 2).T
     lengths = counts[row]
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    slots = np.repeat(first[row], lengths) + within
+    at = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    slots = np.repeat(first[row], lengths) + at
     return np.stack((np.repeat(row, lengths), 2 * slots + np.repeat(kind, lengths)), axis=1).astype(np.int32)

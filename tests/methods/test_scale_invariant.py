@@ -1,7 +1,6 @@
 """Which weights are scale-invariant, against sets known from the architecture, and against rescaled copies."""
 
 import copy
-import importlib.util
 import io
 import pickle
 import random
@@ -669,17 +668,7 @@ def test_compiled_model():
     assert result.names == ("_orig_mod.conv.weight",)
 
 
-def test_timm_resnet18():
-    if importlib.util.find_spec("timm") is None:
-        pytest.skip("timm is not installed")
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        # a CPU build of torch beside a torchvision whose compiled operators do not load: give it their schemas
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", SCHEMA)
-    import timm
-
+def test_timm_resnet18(timm):
     # zero_init_last would leave each block without a gradient
     model = timm.create_model("resnet18", num_classes=4, zero_init_last=False)
     names, biases, norms = found(model, scale_invariant(model, data(8, image=64), cross_entropy))

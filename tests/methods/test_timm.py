@@ -1,27 +1,16 @@
 """Calibration of timm's models at 224 x 224, on photographs, against the patterns and values of the paper."""
 
-import importlib.util
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "calibrate_timm.py"
-SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 @pytest.fixture(scope="module")
-def rates_of():
-    if importlib.util.find_spec("timm") is None:
-        pytest.skip("timm is not installed")
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        # a CPU build of torch beside a torchvision whose compiled operators do not load: give it their schemas
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", SCHEMA)
+def rates_of(timm):
     pytest.importorskip("sklearn")
     return runpy.run_path(str(SCRIPT))["rates_of"]
 

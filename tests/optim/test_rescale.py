@@ -95,6 +95,31 @@ def test_the_function_is_that_of_the_step_without(name, options):
         assert torch.equal(model.head.bias, twin.head.bias)
 
 
+def test_resnet18_of_timm(timm):
+    """In single precision and with its own eps, weights of norm 1 where they were up to 70."""
+    model = timm.create_model("resnet18", num_classes=10, in_chans=1, zero_init_last=False)
+    batch = torch.randn(BATCH, 1, 32, 32), torch.randint(10, (BATCH,))
+    found = fused_lwlr.scale_invariant(model, batch, functional.cross_entropy)
+    assert len(found) == 20
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-12
+    options = {"lr": 0.1, "momentum": 0.9, "scaling": fused_lwlr.ELR(0.1)}
+    optimizer = fused_lwlr.SGD(model.parameters(), rescale_weights=found, **options)
+    for _ in range(4):
+        backward(model, batch, optimizer)
+        twin = deepcopy(model)
+        plain = fused_lwlr.SGD(twin.parameters(), **options)
+        plain.load_state_dict(deepcopy(optimizer.state_dict()))
+        for p, q in zip(twin.parameters(), model.parameters(), strict=True):
+            p.grad = q.grad.clone()
+        plain.step()
+        optimizer.step()
+        for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=SINGLE, atol=SINGLE)
+    assert max(weight.norm() for weight in found.weights) < 1.1
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_constrained_run_is_the_same_run(name, momentum):

@@ -3,11 +3,11 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from fused_lwlr import LayerRates
 from fused_lwlr.cli import app
+from fused_lwlr.train.recipes import NOSHORT
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -26,10 +26,7 @@ def run(tmp_path, monkeypatch):
         assert result.exit_code == code, result.output
         return result
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield run
-    torch.set_num_threads(threads)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -37,7 +34,10 @@ def run(tmp_path, monkeypatch):
     [
         ("--help", ["calibrate", "train", "demo", "--version", "Start with fused-lwlr demo"]),
         ("calibrate --help", ["Examples:", "--steps", "--no-init", "--plot", "one sub-folder per class", "synthetic"]),
-        ("train --help", ["Examples:", "--rates", "--resume", "1e-4 for sgd, 0.1 for adamw", "runs/train"]),
+        (
+            "train --help",
+            ["Examples:", "--rates", "--scaling", "--goal", "--resume", "1e-4 for sgd, 0.1 for adamw", "runs/train"],
+        ),
         ("demo --help", ["--seeds", "1797", "runs/demo"]),
     ],
 )
@@ -91,12 +91,16 @@ def test_synthetic_images_are_named_and_not_for_training(run):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("calibrate --model nope", "there is no model 'nope': choose from resnet, vit or timm:NAME"),
+        ("calibrate --model nope", "there is no model 'nope': choose from resnet, vit, noshort or timm:NAME"),
         ("calibrate --data nowhere", "nowhere is not a folder of images"),
         ("calibrate --device toaster", "device 'toaster' cannot be used here"),
         ("calibrate --steps 23 --device cpu", "22 minibatches"),
         ("train --rates nowhere.json", "rates must be single, layerwise or a file of rates, not 'nowhere.json'"),
         ("train --warmup 2", "warmup must be a part of training"),
+        ("train --scaling elr", "scaling elr needs a goal: the effective learning rate of every layer"),
+        ("train --goal 0.1", "goal 0.1 is for scaling elr, which was not chosen"),
+        ("train --scaling elr --goal -1", "goal must be a finite number above 0, not -1.0"),
+        ("demo --model noshort --optimizer adamw", "trains noshort with sgd only"),
         ("train --resume", "there is no checkpoint to resume from"),
     ],
 )
@@ -105,6 +109,17 @@ def test_bad_input_is_one_line_without_a_traceback(run, line, message):
     assert stderr.startswith("Error: ")
     assert message in stderr
     assert "\n" not in stderr
+
+
+def test_train_with_one_effective_rate_and_resume(run, tmp_path):
+    line = "train --model noshort --scaling elr --goal 0.15 --momentum 0 --epochs 1 --device cpu"
+    assert "epoch   1" in run(line).output
+    config = json.loads((tmp_path / "runs/train/history.json").read_text())["config"]
+    assert {key: config[key] for key in ("scaling", "goal", "rates")} == {
+        "scaling": "elr", "goal": 0.15, "rates": "single",
+    }  # fmt: skip
+    assert "Everything is in runs/train" in run(f"{line} --resume").output
+    assert "goal 0.15 -> 0.2" in run(f"{line} --resume --goal 0.2", 2).stderr
 
 
 def test_divergence_is_one_line_too(run):
@@ -141,10 +156,26 @@ def test_demo(run, tmp_path):
     ):
         assert text in output
     assert (tmp_path / "here" / "demo.png").read_bytes().startswith(PNG)
-    runs = json.loads((tmp_path / "here" / "results.json").read_text())["runs"]
+    results = json.loads((tmp_path / "here" / "results.json").read_text())
+    runs = results["runs"]
+    assert results["elr"] == []
     assert [(r["config"]["lr"], r["config"]["rates"], r["config"]["seed"]) for r in runs] == [
         (lr, rates, seed) for lr in (0.03, 0.09) for rates in ("single", "layerwise") for seed in (0, 1)
     ]
     assert [r["multipliers"] is None for r in runs] == [True, True, False, False] * 2
     accuracy = sum(100 * r["history"][-1]["test_accuracy"] for r in runs[:2]) / 2
     assert f"{accuracy:.2f} ± " in output
+
+
+def test_demo_of_effective_rates(run, tmp_path):
+    output = run("demo --model noshort --optimizer sgd --seeds 1 --epochs 1 --out here --device cpu").output
+    for text in ("32 layers without shortcuts", "constrained ELR", "plain SGD", "goal", "Wrote here/results.json."):
+        assert text in output
+    assert not (tmp_path / "here" / "demo.png").exists()
+    results = json.loads((tmp_path / "here" / "results.json").read_text())
+    assert results["runs"] == []
+    configs = [r["config"] for r in results["elr"]]
+    assert len(configs) == len(NOSHORT)
+    assert {c["seed"] for c in configs} == {0}
+    assert [c["goal"] for c in configs if c["scaling"] == "elr"] == [NOSHORT[-1]["goal"]]
+    assert f"{100 * results['elr'][-1]['history'][-1]['test_accuracy']:.2f}" in output

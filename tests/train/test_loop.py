@@ -17,15 +17,8 @@ ROWS = [
     replace(BASE, model="resnet", optimizer="sgd", rates="layerwise"),
     replace(BASE, model="vit", optimizer="adamw", rates="layerwise"),
     replace(BASE, model="vit", optimizer="sgd", rates="single", warmup=0),
+    replace(BASE, model="resnet", optimizer="sgd", rates="single", lr=0.1, momentum=0.0, scaling="elr", goal=0.2),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def assert_same(a, b):
@@ -45,7 +38,7 @@ def assert_same(a, b):
         assert a == b
 
 
-@pytest.mark.parametrize("config", ROWS, ids=lambda c: f"{c.model}-{c.optimizer}-{c.rates}")
+@pytest.mark.parametrize("config", ROWS, ids=lambda c: f"{c.model}-{c.optimizer}-{c.scaling or c.rates}")
 def test_resumed_is_bit_identical_to_not_stopped(config, tmp_path):
     straight = start(config, tmp_path / "straight")
     finish(straight, tmp_path / "straight")
@@ -119,6 +112,39 @@ def test_the_multipliers_act_on_the_first_step():
         torch.testing.assert_close(layerwise, eta * single, rtol=1e-3, atol=1e-6 * max(1, eta))
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_with_elr_the_first_step_moves_every_weight_by_the_same_part_of_itself(optimizer):
+    config = replace(BASE, optimizer=optimizer, rates="single", momentum=0.0, weight_decay=0.0, warmup=0)
+    training = Training(replace(config, scaling="elr", goal=0.3))
+    before = {name: p.detach().clone() for name, p in training.model.named_parameters() if p.dim() >= 2}
+    inputs, targets = next(iter(Batches(training.data.train, 64, torch.device("cpu"), seed=0)))
+    cross_entropy(training.model(inputs), targets).backward()
+    training.optimizer.step()
+    for name, p in training.model.named_parameters():
+        if name in before:
+            moved = (p.detach() - before[name]).norm() / before[name].norm()
+            assert moved == pytest.approx(0.01 * 0.3, rel=1e-2), name
+
+
+def test_what_cannot_go_on_with_another_scaling_is_refused(tmp_path):
+    config = replace(BASE, rates="single", epochs=1, scaling="elr", goal=0.2)
+    finish(start(config, tmp_path), tmp_path)
+    assert json.loads((tmp_path / "history.json").read_text())["config"]["goal"] == 0.2
+    with pytest.raises(ValueError, match=r"another configuration: goal 0\.2 -> 0\.3"):
+        start(replace(config, goal=0.3), tmp_path, resume=True)
+    with pytest.raises(ValueError, match=r"scaling elr -> None, goal 0\.2 -> None"):
+        start(replace(config, scaling=None, goal=None), tmp_path, resume=True)
+
+
+def test_a_checkpoint_from_before_there_was_scaling_still_resumes(tmp_path):
+    config = replace(BASE, rates="single", epochs=1)
+    finish(start(config, tmp_path), tmp_path)
+    state = load(tmp_path / "checkpoint.pt")
+    del state["config"]["scaling"], state["config"]["goal"]
+    save(tmp_path / "checkpoint.pt", state)
+    assert len(start(config, tmp_path, resume=True).history) == 1
+
+
 def test_rates_from_a_file(tmp_path):
     calibrated = Training(BASE).rates
     calibrated.to_json(tmp_path / "rates.json")
@@ -171,8 +197,13 @@ def test_what_cannot_be_resumed_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"optimizer": "adam"}, {"epochs": 0}, {"batch_size": 1}, {"warmup": 1.0}, {"seed": -1}], ids=str
-)
+    "wrong",
+    [
+        {"optimizer": "adam"}, {"epochs": 0}, {"batch_size": 1}, {"warmup": 1.0}, {"seed": -1}, {"scaling": "lars"},
+        {"goal": 0.0}, {"goal": float("inf")},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_wrong_settings_are_refused(wrong):
     [(name, value)] = wrong.items()
     with pytest.raises(ValueError, match=rf"{name} must .*not {value!r}"):
