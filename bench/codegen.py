@@ -69,7 +69,7 @@ def kernels(dtype: Any) -> Iterator[tuple[str, Any, dict[str, Any], int]]:
     for name, place in (("sgd momentum", "gradient"), ("adamw", "direction")):
         rule, constants = variants[name]
         scaled = {
-            **constants, "STEP": None, "NUMBERS_OF": rule._numbers, "WIDTH": constants["WIDTH"] + 2,
+            **constants, "STEP": None, "COEFFICIENTS": rule._coefficients, "WIDTH": constants["WIDTH"] + 2,
             "FORMULA": formula.compiled(ELR.formula), "PLACE": place, "NUMBERS": 2,
             "GATED": False, "SKIP": False, "RESCALE": False, "PASSES": queue.PASSES, "SLOTS": queue.SLOTS,
         }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,38 @@ from fused_lwlr.kernels import STATISTICS, Table
 from fused_lwlr.layers import Layer, named_layers, rows_of
 
 
+class Columns:
+    """What statistics of layers have in common: float64 of shape [layers, columns], by name."""
+
+    columns: ClassVar[tuple[str, ...]]
+    values: Tensor
+
+    @property
+    def abs_sum(self) -> Tensor:
+        """Σ|g| of each layer."""
+        return self._column("abs_sum")
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """‖g‖₂ of each layer, of the gradient as it is in `.grad`."""
+        return self._column("sq_sum").sqrt()
+
+    @property
+    def weight_norm(self) -> Tensor:
+        """‖w‖₂ of each layer, in a step that before it."""
+        return self._column("weight_sq_sum").sqrt()
+
+    @property
+    def nonfinite(self) -> Tensor:
+        """How many elements of each layer's gradient are NaN or infinite."""
+        return self._column("nonfinite")
+
+    def _column(self, name: str) -> Tensor:
+        return self.values[:, self.columns.index(name)]
+
+
 @dataclass(frozen=True)
-class LayerStatistics:
+class LayerStatistics(Columns):
     """Statistics of some layers, on the device until asked for.
 
     Attributes:
@@ -25,15 +56,7 @@ class LayerStatistics:
     numel: tuple[int, ...]
     values: Tensor
 
-    @property
-    def abs_sum(self) -> Tensor:
-        """Σ|g| of each layer."""
-        return self._column("abs_sum")
-
-    @property
-    def grad_norm(self) -> Tensor:
-        """‖g‖₂ of each layer."""
-        return self._column("sq_sum").sqrt()
+    columns = STATISTICS
 
     @property
     def abs_max(self) -> Tensor:
@@ -41,19 +64,9 @@ class LayerStatistics:
         return self._column("abs_max")
 
     @property
-    def weight_norm(self) -> Tensor:
-        """‖w‖₂ of each layer."""
-        return self._column("weight_sq_sum").sqrt()
-
-    @property
     def dot(self) -> Tensor:
         """⟨g, w⟩ of each layer."""
         return self._column("dot")
-
-    @property
-    def nonfinite(self) -> Tensor:
-        """How many elements of each layer's gradient are NaN or infinite."""
-        return self._column("nonfinite")
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Layer name -> its numbers by name. One transfer from the device."""
@@ -73,9 +86,6 @@ class LayerStatistics:
             cells = "  ".join(f"{number:10.3e}" for number in numbers)
             lines.append(f"{name:{width}}  {numel:10,d}  {cells}  {nonfinite:10.0f}")
         return "\n".join(lines)
-
-    def _column(self, name: str) -> Tensor:
-        return self.values[:, STATISTICS.index(name)]
 
 
 class StatisticsPass:

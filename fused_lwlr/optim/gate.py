@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -78,6 +78,10 @@ class GlobalGate:
                 f"the gradient of {', '.join(map(repr, bad[:5]))}{more} is not finite: the step was skipped, and "
                 "neither parameters nor state were changed"
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a verdict belongs to the device and to this process
+        return {**vars(self), "_verdict": None}
 
 
 def _send(nonfinite: Tensor, counts: list[tuple[Tensor, list[str]]]) -> _Verdict:

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from fused_lwlr.kernels import STEP_STATISTICS
 from fused_lwlr.scaling import Scaling
+from fused_lwlr.statistics import Columns
 
 if TYPE_CHECKING:
     from fused_lwlr.optim.plan import Part
 
 
 @dataclass(frozen=True)
-class StepStatistics:
+class StepStatistics(Columns):
     """Statistics of one step for every layer that had a gradient, on the device until asked for.
 
     Attributes:
@@ -28,30 +29,17 @@ class StepStatistics:
     constrained: tuple[bool, ...]
     values: Tensor
 
-    @property
-    def abs_sum(self) -> Tensor:
-        """Σ|g| of each layer."""
-        return self._column("abs_sum")
-
-    @property
-    def grad_norm(self) -> Tensor:
-        """‖g‖₂ of each layer, before clipping and scaling."""
-        return self._column("sq_sum").sqrt()
-
-    @property
-    def weight_norm(self) -> Tensor:
-        """‖w‖₂ of each layer, before the step."""
-        return self._column("weight_sq_sum").sqrt()
-
-    @property
-    def nonfinite(self) -> Tensor:
-        """How many elements of each layer's gradient are NaN or infinite."""
-        return self._column("nonfinite")
+    columns = STEP_STATISTICS
 
     @property
     def trust_ratio(self) -> Tensor:
         """The factor of each layer, 1 where the scaling does not act."""
         return self._column("scale")
+
+    @property
+    def found_inf(self) -> Tensor:
+        """Whether any gradient element was NaN or infinite, of no dimension."""
+        return self.nonfinite.sum() > 0
 
     @property
     def elr(self) -> Tensor:
@@ -82,9 +70,6 @@ class StepStatistics:
             lines.append(f"{name:{width}}  " + "  ".join(f"{number:11.3e}" for number in row.values()))
         lines.append(f"ELR of constrained layers: mean {self.elr_mean:.3e}, spread {self.elr_spread:.3e}")
         return "\n".join(lines)
-
-    def _column(self, name: str) -> Tensor:
-        return self.values[:, STEP_STATISTICS.index(name)]
 
     def _constrained_elr(self) -> Tensor:
         elr = self.elr

@@ -32,7 +32,7 @@ def _one_minus_power(beta, exponent):
 
 
 @triton.jit
-def _numbers(hyper, taken):
+def _coefficients(hyper, taken):
     """1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ), by the number of steps taken; of the step that comes, t is one more."""
     t = taken.to(tl.int64) + 1
     beta1 = tl.load(hyper + HEADER + 4).to(tl.float64) + tl.load(hyper + HEADER + 5).to(tl.float64)
@@ -82,7 +82,7 @@ def adamw(
         With a scale, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
     columns = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    return step(table, columns, _rule, _numbers, [_hyper(h) for h in hyper], scale, gate)
+    return step(table, columns, _rule, _coefficients, [_hyper(h) for h in hyper], scale, gate)
 
 
 def _hyper(h: AdamWHyper) -> tuple[float, ...]:

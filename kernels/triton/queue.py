@@ -12,142 +12,16 @@ back at zero when a launch ends.
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels.triton.image import ANCHOR, KNOWN, POWER, SCALED
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, load, tile_at
-from fused_lwlr.kernels.triton.update import TAIL, new_values, step_block
+from fused_lwlr.kernels.triton.image import ANCHOR, KNOWN, POWER
+from fused_lwlr.kernels.triton.norms import FOLD, add_norms, add_weights, fingerprint, fold, settle
+from fused_lwlr.kernels.triton.statistics import sum_slots
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, tile_at
+from fused_lwlr.kernels.triton.update import TAIL, step_block
 
 PASSES = 4
 """Blocks in a tile; every item is one tile, of its norms or of its update."""
 SLOTS = 1024
 """Partials that are read at once by the program that settles a row."""
-FOLD = tl.constexpr(4)
-SAMPLE = tl.constexpr(32)
-"""Weights of a tile that tell whether it was changed behind autograd's back, as by way of `.data`."""
-
-
-@triton.jit
-def _fingerprint(w_at, stop, W: tl.constexpr):
-    """A number that all but surely differs if any of a tile's samples, which lie all over it, do."""
-    lane = tl.arange(0, SAMPLE)
-    bits = load(w_at, lane * stop // SAMPLE, stop, W, False, "").to(tl.uint32, bitcast=True)
-    # mixed before they are summed: to double all weights is to add the same to the bits of each
-    bits = (bits ^ (bits >> 16)) * 0x45D9F3B
-    bits = (bits ^ (bits >> 16)) * (2 * lane + 1).to(tl.uint32)
-    return tl.sum(bits, axis=0).to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _fold(x, FULL: tl.constexpr):
-    """Sums of FOLD neighbours, which one thread holds: accumulators of a full block take a quarter of the registers."""
-    return tl.sum(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL else x
-
-
-@triton.jit
-def _norms(
-    w_at, g_at, x_at, y_at, z_at, offs, numel, factor, c1, c2, hyper, abs_sum, sq_sum, nonfinite, direction_sum,
-    W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, RULE: tl.constexpr,
-    DIRECTION: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    # what an update item reads again is to stay in L2
-    magnitude = tl.abs(load(g_at, offs, numel, G, FULL, "evict_last"))
-    abs_sum += _fold(magnitude, FULL)
-    sq_sum += _fold(magnitude * magnitude, FULL)
-    # false for NaN as well as for infinity
-    nonfinite += _fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
-    if DIRECTION:
-        w, d, _, _, _ = new_values(
-            w_at,
-            g_at,
-            x_at,
-            y_at,
-            z_at,
-            offs,
-            numel,
-            factor,
-            1.0,
-            c1,
-            c2,
-            hyper,
-            W,
-            G,
-            X,
-            Y,
-            Z,
-            RULE,
-            FULL,
-            "evict_last",
-        )
-        d += tl.load(hyper + 3) * w
-        if not FULL:
-            d = tl.where(offs < numel, d, 0.0)
-        direction_sum += _fold(d * d, FULL)
-    return abs_sum, sq_sum, nonfinite, direction_sum
-
-
-@triton.jit
-def _weights(w_at, offs, numel, weight_sum, W: tl.constexpr, FULL: tl.constexpr):
-    w = load(w_at, offs, numel, W, FULL, "evict_last")
-    return weight_sum + _fold(w * w, FULL)
-
-
-@triton.jit
-def _total(partials, first, count, SLOTS: tl.constexpr):
-    total = tl.zeros([SLOTS], tl.float64)
-    slot = 0
-    while slot < count:
-        offs = slot + tl.arange(0, SLOTS)
-        # .cg: written by other programs, so not from this one's L1
-        total += tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg").to(tl.float64)
-        slot += SLOTS
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def _factor(norm, weight_norm, lr, weight_decay, numbers, FORMULA: tl.constexpr, NUMBERS: tl.constexpr):
-    """The formula of up to four numbers, in double precision."""
-    if NUMBERS == 0:
-        return FORMULA(norm, weight_norm, lr, weight_decay)
-    elif NUMBERS == 1:
-        return FORMULA(norm, weight_norm, lr, weight_decay, tl.load(numbers).to(tl.float64))
-    elif NUMBERS == 2:
-        a, b = tl.load(numbers).to(tl.float64), tl.load(numbers + 1).to(tl.float64)
-        return FORMULA(norm, weight_norm, lr, weight_decay, a, b)
-    elif NUMBERS == 3:
-        a, b = tl.load(numbers).to(tl.float64), tl.load(numbers + 1).to(tl.float64)
-        return FORMULA(norm, weight_norm, lr, weight_decay, a, b, tl.load(numbers + 2).to(tl.float64))
-    else:
-        a, b = tl.load(numbers).to(tl.float64), tl.load(numbers + 1).to(tl.float64)
-        c, d = tl.load(numbers + 2).to(tl.float64), tl.load(numbers + 3).to(tl.float64)
-        return FORMULA(norm, weight_norm, lr, weight_decay, a, b, c, d)
-
-
-@triton.jit
-def _settle(
-    row, first, count, traits, lr, clip, hyper, partials, tiles, factors, rows, out,
-    FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
-    """Sum the partials of a row, and store its statistics and factors."""
-    sq_sum = _total(partials + tiles, first, count, SLOTS)
-    weight_sq_sum = _total(partials + 4 * tiles, first, count, SLOTS)
-    if PLACE == "direction":
-        norm = tl.sqrt(_total(partials + 3 * tiles, first, count, SLOTS))
-    else:
-        norm = tl.sqrt(sq_sum) * clip
-    weight_decay = tl.load(hyper + 2) + tl.load(hyper + 3)
-    s = _factor(
-        norm, tl.sqrt(weight_sq_sum), lr.to(tl.float64), weight_decay.to(tl.float64), hyper + WIDTH - NUMBERS,
-        FORMULA, NUMBERS,
-    ).to(tl.float64)  # fmt: skip
-    s = tl.where((traits & SCALED) != 0, s, 1.0)
-    scale = s.to(tl.float32)
-    tl.store(factors + row, clip * scale if PLACE == "gradient" else clip)
-    tl.store(factors + rows + row, scale if PLACE == "decayed" else 1.0)
-    tl.store(factors + 2 * rows + row, scale if PLACE == "direction" else 1.0)
-    tl.store(out + 5 * row, _total(partials, first, count, SLOTS))
-    tl.store(out + 5 * row + 1, sq_sum)
-    tl.store(out + 5 * row + 2, _total(partials + 2 * tiles, first, count, SLOTS))
-    tl.store(out + 5 * row + 3, weight_sq_sum)
-    tl.store(out + 5 * row + 4, s)
 
 
 @triton.jit
@@ -161,16 +35,9 @@ def _power(x, exponent):
 
 @triton.jit
 def _leave(
-    counters,
-    rows,
-    addresses,
-    skipped,
-    next_totals,
-    peak,
-    STEP: tl.constexpr,
-    RESCALE: tl.constexpr,
-    SLOTS: tl.constexpr,
-):
+    counters, rows, addresses, skipped, next_totals, peak,
+    STEP: tl.constexpr, RESCALE: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
     """What the last program does: count the step, hand on the largest norm, and make ready for the next launch."""
     if RESCALE:
         largest = tl.atomic_xchg(peak, 0)
@@ -197,11 +64,17 @@ def queue_kernel(
     addresses, floats, items, item_count, rows, tiles, counters, partials, prints, factors, out, totals,
     next_totals, max_norm,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, STEP: tl.constexpr,
-    RULE: tl.constexpr, NUMBERS_OF: tl.constexpr, WIDTH: tl.constexpr, FORMULA: tl.constexpr, PLACE: tl.constexpr,
+    RULE: tl.constexpr, COEFFICIENTS: tl.constexpr, WIDTH: tl.constexpr, FORMULA: tl.constexpr, PLACE: tl.constexpr,
     NUMBERS: tl.constexpr, GATED: tl.constexpr, SKIP: tl.constexpr, RESCALE: tl.constexpr,
     BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    # counters: ticket, programs that left, then for each row norm items done, settled, update items done
+    """One step of a rule, in items of one tile each.
+
+    addresses: see `Image`, with columns param, grad, three of state, step. items: see `item_list`.
+    counters: ticket, programs that left; for each row norm items done, settled, update items done; the largest Σw².
+    partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
+    factors: [3, rows], of the gradient, of the decayed gradient, of the direction. out: [rows, 5], statistics.
+    """
     arrivals, settled, updated = counters + 2, counters + 2 + rows, counters + 2 + 2 * rows
     peak = counters + 2 + 3 * rows
     carried = partials + 4 * tiles
@@ -237,7 +110,7 @@ def queue_kernel(
         if STEP is not None:
             step_at = tl.load(addresses + 5 * rows + row)
             if step_at != 0:
-                c1, c2 = NUMBERS_OF(hyper, tl.load(step_at.to(tl.pointer_type(STEP))))
+                c1, c2 = COEFFICIENTS(hyper, tl.load(step_at.to(tl.pointer_type(STEP))))
         zero = tl.zeros([BLOCK // FOLD], tl.float32)
         rest = tl.zeros([TAIL], tl.float32)
         begin = tl.zeros([], tl.int32)
@@ -246,13 +119,13 @@ def queue_kernel(
             abs_tail, sq_tail, nonfinite_tail, direction_tail = rest, rest, rest, rest
             while begin < stop:
                 if (begin + BLOCK <= stop) & aligned:
-                    abs_sum, sq_sum, nonfinite, direction_sum = _norms(
+                    abs_sum, sq_sum, nonfinite, direction_sum = add_norms(
                         w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, BLOCK), stop, sign * clip, c1, c2, hyper,
                         abs_sum, sq_sum, nonfinite, direction_sum, W, G, X, Y, Z, RULE, PLACE == "direction", True,
                     )  # fmt: skip
                     begin += BLOCK
                 else:
-                    abs_tail, sq_tail, nonfinite_tail, direction_tail = _norms(
+                    abs_tail, sq_tail, nonfinite_tail, direction_tail = add_norms(
                         w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, TAIL), stop, sign * clip, c1, c2, hyper,
                         abs_tail, sq_tail, nonfinite_tail, direction_tail,
                         W, G, X, Y, Z, RULE, PLACE == "direction", False,
@@ -266,19 +139,19 @@ def queue_kernel(
             traits = tl.load(addresses + 9 * rows + row)
             known = (traits & KNOWN) != 0
             if known:
-                known = tl.load(prints + slot) == _fingerprint(w_at, stop, W)
+                known = tl.load(prints + slot) == fingerprint(w_at, stop, W)
             if not known:
                 weight_sum, weight_tail = zero, rest
                 begin = tl.zeros([], tl.int32)
                 while begin < stop:
                     if (begin + BLOCK <= stop) & aligned:
-                        weight_sum = _weights(w_at, begin + tl.arange(0, BLOCK), stop, weight_sum, W, True)
+                        weight_sum = add_weights(w_at, begin + tl.arange(0, BLOCK), stop, weight_sum, W, True)
                         begin += BLOCK
                     else:
-                        weight_tail = _weights(w_at, begin + tl.arange(0, TAIL), stop, weight_tail, W, False)
+                        weight_tail = add_weights(w_at, begin + tl.arange(0, TAIL), stop, weight_tail, W, False)
                         begin += TAIL
                 tl.store(carried + slot, tl.sum(weight_sum, axis=0) + tl.sum(weight_tail, axis=0))
-                tl.store(prints + slot, _fingerprint(w_at, stop, W))
+                tl.store(prints + slot, fingerprint(w_at, stop, W))
             # loaded here and not before the loops, where they would take registers
             first = tl.load(addresses + 8 * rows + row).to(tl.int32)
             count = tl.cdiv(tl.load(addresses + 6 * rows + row), BLOCK * PASSES).to(tl.int32)
@@ -286,7 +159,7 @@ def queue_kernel(
             if done == count - 1:
                 tl.store(arrivals + row, 0)
                 if FORMULA is not None:
-                    _settle(
+                    settle(
                         row, first, count, traits, lr, clip, hyper, partials, tiles, factors, rows, out,
                         FORMULA, PLACE, NUMBERS, WIDTH, SLOTS,
                     )  # fmt: skip
@@ -312,7 +185,7 @@ def queue_kernel(
                         w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, BLOCK), stop, rate, decay, sign * factor,
                         scale, divisor, c1, c2, hyper, W, G, X, Y, Z, RULE, True, "evict_first",
                     )  # fmt: skip
-                    weight_sum += _fold(w * w, True)
+                    weight_sum += fold(w * w, True)
                     begin += BLOCK
                 else:
                     few = step_block(
@@ -325,7 +198,7 @@ def queue_kernel(
             tl.store(carried + slot, tl.sum(weight_sum, axis=0) + tl.sum(weight_tail, axis=0))
             # other threads wrote what the fingerprint reads
             tl.debug_barrier()
-            tl.store(prints + slot, _fingerprint(w_at, stop, W))
+            tl.store(prints + slot, fingerprint(w_at, stop, W))
             if RESCALE:
                 first = tl.load(addresses + 8 * rows + row).to(tl.int32)
                 count = tl.cdiv(tl.load(addresses + 6 * rows + row), BLOCK * PASSES).to(tl.int32)
@@ -334,7 +207,7 @@ def queue_kernel(
                     tl.store(updated + row, 0)
                     if (tl.load(addresses + 9 * rows + row) & ANCHOR) != 0:
                         # bits of floats that are not negative are in the order of the floats
-                        row_sum = _total(carried, first, count, SLOTS).to(tl.float32)
+                        row_sum = sum_slots(carried, first, count, SLOTS).to(tl.float32)
                         tl.atomic_max(peak, row_sum.to(tl.int32, bitcast=True), sem="relaxed")
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")

@@ -19,7 +19,7 @@ from fused_lwlr.kernels.triton.update import HEADER
 
 
 @triton.jit
-def _numbers(hyper, taken):
+def _coefficients(hyper, taken):
     """Decay and gain of the momentum buffer, by the number of steps taken."""
     first = taken == 0
     decay = tl.where(first, 0.0, tl.load(hyper + HEADER))
@@ -60,7 +60,7 @@ def sgd(table: Table, hyper: Sequence[SGDHyper], scale: Scale | None = None, gat
     Returns:
         With a scale, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
-    return step(table, ("momentum_buffer",), _rule, _numbers, [_hyper(h) for h in hyper], scale, gate)
+    return step(table, ("momentum_buffer",), _rule, _coefficients, [_hyper(h) for h in hyper], scale, gate)
 
 
 def _hyper(h: SGDHyper) -> tuple[float, ...]:

@@ -49,7 +49,8 @@ def _accumulate(
 
 
 @triton.jit
-def _sum_slots(partials, first, count, SLOTS: tl.constexpr):
+def sum_slots(partials, first, count, SLOTS: tl.constexpr):
+    """The sum of `count` partials from `first` on, in double precision and a fixed order."""
     total = tl.zeros([SLOTS], tl.float64)
     slot = 0
     while slot < count:
@@ -118,15 +119,15 @@ def statistics_kernel(
             tl.store(arrivals + row, 0)
             first = tile - index
             result = out + 6 * row
-            total = _sum_slots(partials, first, count, SLOTS)
+            total = sum_slots(partials, first, count, SLOTS)
             largest = _max_slots(partials + 2 * item_count, first, count, SLOTS)
             tl.store(result, total)
-            tl.store(result + 1, _sum_slots(partials + item_count, first, count, SLOTS))
+            tl.store(result + 1, sum_slots(partials + item_count, first, count, SLOTS))
             # the maximum skips NaN, the sum does not
             tl.store(result + 2, tl.where(total == total, largest, total))
-            tl.store(result + 3, _sum_slots(partials + 3 * item_count, first, count, SLOTS))
-            tl.store(result + 4, _sum_slots(partials + 4 * item_count, first, count, SLOTS))
-            tl.store(result + 5, _sum_slots(partials + 5 * item_count, first, count, SLOTS))
+            tl.store(result + 3, sum_slots(partials + 3 * item_count, first, count, SLOTS))
+            tl.store(result + 4, sum_slots(partials + 4 * item_count, first, count, SLOTS))
+            tl.store(result + 5, sum_slots(partials + 5 * item_count, first, count, SLOTS))
         tile += tl.num_programs(0)
     if TOTALS:
         left = tl.atomic_add(arrivals + rows, 1, sem="acq_rel")

@@ -26,7 +26,7 @@ def step(
     table: Table,
     states: Sequence[str],
     rule: Any,
-    numbers: Any,
+    coefficients: Any,
     hyper: Sequence[tuple[float, ...]],
     scale: Scale | None,
     gate: Gate | None,
@@ -50,19 +50,18 @@ def step(
     work = image.workspace
     if work is None or work.first != first:
         work = image.workspace = Workspace(image, TILE, first)
-    _count_second_reads(image, work, table)
     carried, rescale = carried_of(table), gate is not None and any(row.power for row in table.rows)
     launch(
         queue.queue_kernel, image, work.items, work.tiles, *work.buffers,
         carried.totals if gate is None else gate.totals, carried.totals, math.inf if gate is None else gate.max_norm,
         programs=min(len(work.items), residents(image.buffer.device)), passes=passes, **meta,
-        STEP=image.dtypes["step"], NUMBERS_OF=numbers,
+        STEP=image.dtypes["step"], COEFFICIENTS=coefficients,
         FORMULA=compiled(scale.formula) if scale is not None else None,
         PLACE=scale.place if scale is not None else "gradient", NUMBERS=len(extra),
-        GATED=gate is not None, SKIP=gate is not None and gate.skip,
-        RESCALE=rescale,
+        GATED=gate is not None, SKIP=gate is not None and gate.skip, RESCALE=rescale,
         PASSES=queue.PASSES, SLOTS=queue.SLOTS,
     )  # fmt: skip
+    _count_second_reads(image, work, table)
     image.finish(table, written)
     image.remember(table)
     if rescale:

@@ -1,7 +1,7 @@
 """One step of one run of elements, whatever the rule, and the kernel of a step that needs nothing but its rule.
 
 A rule is a pair of functions. `RULE(w, g, x, y, z, has_x, has_z, scale, c1, c2, hyper)` turns a weight, a
-gradient and up to three state values into a direction and new state; `NUMBERS(hyper, taken)` gives c1 and c2,
+gradient and up to three state values into a direction and new state; `COEFFICIENTS(hyper, taken)` gives c1 and c2,
 which depend on the number of steps taken. Each row of hyper-parameters begins with
 
     0 lr   1 sign   2 weight decay of the gradient   3 weight decay of the weight   4 c1   5 c2
