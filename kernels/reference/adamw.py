@@ -45,12 +45,12 @@ def adamw(
         h = hyper[table.hyper_row[row.tensor]]
         lr = h.lr * row.multiplier
         t = h.step if step is None else step.double() + 1
-        w = wide(param)
+        w, m, v = control.own(param), control.own(exp_avg), control.own(exp_avg_sq)
         g = control.decayed(control.gradient(row, param, grad, lr, h.weight_decay))
         if h.maximize:
             g = -g
-        m = wide(exp_avg).lerp(g, 1 - h.beta1)
-        v = wide(exp_avg_sq).mul(h.beta2).addcmul_(g, g, value=1 - h.beta2)
+        m.lerp_(g, 1 - h.beta1)
+        v.mul_(h.beta2).addcmul_(g, g, value=1 - h.beta2)
         u = v
         if max_exp_avg_sq is not None:
             u = torch.maximum(wide(max_exp_avg_sq), v)
@@ -60,7 +60,11 @@ def adamw(
         ratio: float | Tensor = 1.0
         if control.place == "direction":
             ratio = control.direction(row, (m / correction1 / denom).add_(w, alpha=h.weight_decay))
-        w = w * (1 - lr * ratio * h.weight_decay) - m * (ratio * (lr / correction1)) / denom
+        if h.weight_decay != 0:
+            w.mul_(1 - lr * ratio * h.weight_decay)
+        rate = ratio * (lr / correction1)
+        # one pass where the rate is a number, and not of no dimension
+        w.addcdiv_(m, denom, value=-rate) if isinstance(rate, float) else w.sub_(m * rate / denom)
         for stored, computed in ((param, w), (exp_avg, m), (exp_avg_sq, v)):
             control.store(stored, computed)
     control.count(table.column("step"))

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,21 +60,26 @@ class Control:
             else None
         )
         self._row = -1
+        self._factor: Factor = 1.0
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """What a step computes in: the tensor itself, or a copy where it is half precision or may have to stay."""
+        result = wide(tensor)
+        return result.clone() if self._skip is not None and result is tensor else result
 
     def gradient(self, row: Row, param: Tensor, grad: Tensor | None, lr: float, weight_decay: float) -> Tensor:
         """The gradient of the next row, clipped and scaled; zeros where there is none."""
-        w, g = wide(param), wide(grad) if grad is not None else torch.zeros_like(wide(param))
+        g = wide(grad) if grad is not None else torch.zeros_like(wide(param))
         self._row += 1
-        self._dtype = w.dtype
-        self._factor: Factor = 1.0
-        self._arguments: tuple[Any, ...] = ()
         if self._scale is not None and self.statistics is not None:
+            w = wide(param)
             sums = (g.abs(), g.square(), ~g.isfinite(), w.square())
             values = torch.stack([terms.sum(dtype=self._sums) for terms in sums])
             self.statistics[self._row, :4] = values
             self.statistics[self._row, 4] = 1.0
             self._arguments = (values[3].sqrt(), lr, weight_decay)
-            if self._scale.place != "direction":
+            self._dtype = w.dtype
+            if self.place != "direction":
                 self._factor = self._measure(row, values[1].sqrt() * self._clip)
         if not isinstance(self._clip, float):
             g = g * self._clip.to(g.dtype)
@@ -95,7 +99,10 @@ class Control:
         """Round a result to where it belongs, divided by Ŵᵖ; not if the step is skipped."""
         if power:
             computed = computed * (self._shrink**power).to(computed.dtype)
-        stored.copy_(computed if self._skip is None else torch.where(self._skip, stored.to(computed.dtype), computed))
+        if self._skip is not None:
+            computed = torch.where(self._skip, stored.to(computed.dtype), computed)
+        if computed is not stored:
+            stored.copy_(computed)
 
     def count(self, steps: Sequence[Tensor | None]) -> None:
         """One more step taken, where the device counts them; not if the step is skipped."""

@@ -8,7 +8,6 @@ from torch import Tensor
 from fused_lwlr.kernels.control import Gate, Scale
 from fused_lwlr.kernels.hyper import SGDHyper
 from fused_lwlr.kernels.reference.control import Control
-from fused_lwlr.kernels.reference.precision import wide
 from fused_lwlr.kernels.table import Table
 
 
@@ -38,7 +37,7 @@ def sgd(table: Table, hyper: Sequence[SGDHyper], scale: Scale | None = None, gat
     control = Control(table, scale, gate)
     for row, (param, grad, momentum_buffer, step) in table.views("param", "grad", "momentum_buffer", "step"):
         h = hyper[table.hyper_row[row.tensor]]
-        w = wide(param)
+        w = control.own(param)
         g = control.gradient(row, param, grad, h.lr * row.multiplier, h.weight_decay)
         if h.maximize:
             g = -g
@@ -46,14 +45,16 @@ def sgd(table: Table, hyper: Sequence[SGDHyper], scale: Scale | None = None, gat
             g = g.add(w, alpha=h.weight_decay)
         d = g = control.decayed(g)
         if momentum_buffer is not None:
-            b = wide(momentum_buffer)
-            later = b.mul(h.momentum).add_(g, alpha=1 - h.dampening)
-            b = g if h.first else later
+            b = control.own(momentum_buffer)
+            b = b.copy_(g) if h.first else b.mul_(h.momentum).add_(g, alpha=1 - h.dampening)
             if step is not None:
-                b = torch.where(step == 0, g, later)
+                b = torch.where(step == 0, g, b)
             d = g.add(b, alpha=h.momentum) if h.nesterov else b
+        if control.place == "direction":
+            d = d * control.direction(row, d)
+        control.store(param, w.add_(d, alpha=-h.lr * row.multiplier), row.power)
+        if momentum_buffer is not None:
+            # last: b may be the direction
             control.store(momentum_buffer, b, row.power)
-        d = d * control.direction(row, d)
-        control.store(param, w.add(d, alpha=-h.lr * row.multiplier), row.power)
     control.count(table.column("step"))
     return control.statistics

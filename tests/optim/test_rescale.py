@@ -145,10 +145,10 @@ def test_a_constrained_run_is_the_same_run(name, momentum):
 
 
 def test_the_backends_agree(device):
-    model, found, batch = prepared("biased", torch.float32, eps=1e-5)
-    model, found = deepcopy((model, found))
+    model, found, (x, y) = prepared("biased", torch.float32, eps=1e-5)
+    model.to(device)
+    batch = x.to(device), y.to(device)
     other, same_found = deepcopy((model, found))
-    batch = (batch[0].float(), batch[1])
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "scaling": fused_lwlr.LARS(0.1)}
     ours = fused_lwlr.SGD(model.parameters(), rescale_weights=found, backend="triton", **options)
     reference = fused_lwlr.SGD(other.parameters(), rescale_weights=same_found, backend="torch", **options)
@@ -209,8 +209,9 @@ def test_running_statistics_that_were_replaced():
 
 
 def test_a_skipped_step_rescales_nothing(device):
-    model, found, batch = prepared("biased", torch.float32)
-    batch = (batch[0].float(), batch[1])
+    model, found, (x, y) = prepared("biased", torch.float32)
+    model.to(device)
+    batch = x.to(device), y.to(device)
     for backend in ("triton", "torch"):
         net, layers = deepcopy((model, found))
         optimizer = fused_lwlr.SGD(
