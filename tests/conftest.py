@@ -11,6 +11,8 @@ HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     # read once, when triton is first imported
     os.environ["TRITON_INTERPRET"] = "1"
+# the networks here are tiny: threads that wait for one another take longer than one, the more so beside other workers
+torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Optimizers of ours and of torch's on twin parameters, stepped with the same random gradients."""
 
+import io
+import pickle
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fused_lwlr
+from fused_lwlr.kernels import triton
 
 OURS = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}
 TORCH = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -60,6 +63,27 @@ def compare(check: Callable[[Tensor, Tensor], None], ours: Any, other: Any, name
 def snapshot(optimizer: torch.optim.Optimizer, named: Named) -> Any:
     """Everything that a refused call must leave as it was, as a copy."""
     return deepcopy((optimizer.state_dict(), [p.detach() for _, p in named]))
+
+
+def cost(optimizer: torch.optim.Optimizer, named: Named) -> tuple[int, float, float]:
+    """Launches, and bytes from memory and from L2 for each element, of one step."""
+    gradients(named)
+    triton.counters.reset()
+    optimizer.step()
+    numel = sum(p.numel() for _, p in named)
+    return triton.counters.launches, triton.counters.bytes / numel, triton.counters.cached / numel
+
+
+def through_pickle(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))
+
+
+def saved(thing: Any, weights_only: bool = True) -> Any:
+    """Through torch.save and torch.load."""
+    memory = io.BytesIO()
+    torch.save(thing, memory)
+    memory.seek(0)
+    return torch.load(memory, weights_only=weights_only)
 
 
 def identical(a: Any, b: Any) -> bool:

@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from cases import every_backend, every_case, every_name
 from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, identical, parameters, train, twin, uniform
 from tolerances import close, same
 from torch.optim import lr_scheduler
@@ -13,8 +14,8 @@ from torch.optim import lr_scheduler
 from fused_lwlr.kernels import triton
 
 STEPS = 25
-BACKENDS = ("torch", "triton")
-NAMES = ("sgd", "adamw")
+# the interpreter is slow
+STEPS_OF = {"torch": STEPS, "triton": 8}
 CASES = [
     ("sgd", {"lr": 0.05, "momentum": m, "dampening": d, "nesterov": n, "weight_decay": wd, "maximize": up})
     for (m, d, n), wd, up in product(
@@ -34,7 +35,7 @@ def pair(name, options, named, expected, backend, **more):
 
 
 def check_of(backend):
-    return same if backend == "torch" else partial(close, steps=STEPS)
+    return same if backend == "torch" else partial(close, steps=STEPS_OF[backend])
 
 
 @pytest.mark.parametrize(
@@ -46,23 +47,40 @@ def test_every_option(name, options, backend, dtype, device):
     named = parameters(SHAPES, dtype, device)
     expected = twin(named)
     ours, torchs = pair(name, options, named, expected, backend)
-    train((ours, torchs), (named, expected), STEPS)
+    train((ours, torchs), (named, expected), STEPS_OF[backend])
     compare(check_of(backend), ours, torchs, named, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize(("name", "options"), CASES[::5])
 def test_complex(name, options, backend, device):
     named = parameters([(6, 5), (), (70,), (0,)], torch.complex64, device)
     expected = twin(named)
     ours, torchs = pair(name, options, named, expected, backend)
-    train((ours, torchs), (named, expected), STEPS)
+    train((ours, torchs), (named, expected), STEPS_OF[backend])
     # the same numbers, as pairs of reals or as complex arithmetic
-    compare(partial(close, steps=STEPS), ours, torchs, named, expected)
+    compare(partial(close, steps=STEPS_OF[backend]), ours, torchs, named, expected)
+
+
+@every_case
+def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
+    (_, p), (_, q) = named = parameters([(5,), (1,)], torch.complex64, device)
+    expected = twin(named)
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
+    for params in (named, expected):
+        sum((p.conj() * torch.arange(1.0, 1 + p.numel(), device=device)).real.sum() for _, p in params).backward()
+    assert p.grad.is_conj()
+    assert q.grad.is_conj()
+    for _, r in expected:
+        r.grad = r.grad.resolve_conj()
+    ours.step()
+    torchs.step()
+    compare(close, ours, torchs, named, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize(("name", "options"), CASES[::3])
 def test_half_precision_rounds_once(name, options, backend, dtype, device):
     """torch on float32 copies of parameter, gradient and state, rounded back after every step."""
@@ -87,8 +105,7 @@ def test_half_precision_rounds_once(name, options, backend, dtype, device):
                 check(value, torchs.state[q][key].to(value.dtype))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", NAMES)
+@every_case
 def test_multipliers_are_groups(name, backend, device):
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
@@ -97,12 +114,11 @@ def test_multipliers_are_groups(name, backend, device):
     lr = OPTIONS[name]["lr"]
     groups = [{"params": [(key, p)], "lr": lr * etas.get(key, 1.0)} for key, p in expected]
     torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
-    train((ours, torchs), (named, expected), STEPS)
+    train((ours, torchs), (named, expected), STEPS_OF[backend])
     compare(check_of(backend), ours, torchs, named, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", NAMES)
+@every_case
 def test_slices_are_groups(name, backend, device):
     (key, param), other = parameters([(6, 300), (5,)], torch.float32, device)
     pieces = [torch.nn.Parameter(t.detach().clone()) for t in (param[:1], param[1:4], param[4:], other[1])]
@@ -113,7 +129,7 @@ def test_slices_are_groups(name, backend, device):
         {"params": [p], "lr": OPTIONS[name]["lr"] * eta} for p, eta in zip(pieces, (3.0, 1.0, 0.5, 1.0), strict=True)
     ]
     torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
-    for _ in range(STEPS):
+    for _ in range(STEPS_OF[backend]):
         gradients([(key, param), other])
         for piece, grad in zip(pieces, (*param.grad.split([1, 3, 2]), other[1].grad), strict=True):
             piece.grad = grad.clone()
@@ -124,8 +140,7 @@ def test_slices_are_groups(name, backend, device):
     check(pieces[3].detach(), other[1].detach())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", NAMES)
+@every_case
 def test_tensor_hyper_parameters(name, backend, device):
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
@@ -140,8 +155,7 @@ def test_tensor_hyper_parameters(name, backend, device):
     compare(partial(close, steps=9), ours, torchs, named, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", NAMES)
+@every_case
 def test_closure(name, backend, device):
     named = parameters([(5,), (3, 2)], torch.float32, device)
     expected = twin(named)
@@ -159,8 +173,7 @@ def test_closure(name, backend, device):
         check_of(backend)(p.detach(), q.detach())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", NAMES)
+@every_case
 def test_groups_of_different_options_share_a_launch(name, backend, device):
     named = parameters([(5,), (1030,), (3, 2), (7,)], torch.float32, device)
     expected = twin(named)
@@ -171,12 +184,12 @@ def test_groups_of_different_options_share_a_launch(name, backend, device):
     groups = [[{"params": [p], **o} for p, o in zip(t, special, strict=True)] for t in (named, expected)]
     ours, torchs = pair(name, OPTIONS[name], *groups, backend)
     triton.counters.reset()
-    train((ours, torchs), (named, expected), STEPS)
-    assert triton.counters.launches == (STEPS if backend == "triton" else 0)
+    train((ours, torchs), (named, expected), STEPS_OF[backend])
+    assert triton.counters.launches == (STEPS_OF[backend] if backend == "triton" else 0)
     compare(check_of(backend), ours, torchs, named, expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every_name
 def test_one_launch_for_each_combination_of_dtypes(name, device):
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
     named = [(f"{dtype}.{i}", torch.nn.Parameter(uniform((9,), dtype, device))) for i in range(3) for dtype in dtypes]
@@ -206,7 +219,7 @@ SCHEDULERS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every_name
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_schedulers_see_one_group(scheduler, name, device):
     named = parameters([(3,)] * 161, torch.float32, device)

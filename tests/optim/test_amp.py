@@ -1,12 +1,11 @@
 """Loss scaling by torch's GradScaler, which unscales gradients before the step."""
 
-import pytest
 import torch
+from cases import every_case
 from steps import OPTIONS, OURS, TORCH
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("name", OURS)
+@every_case
 def test_scaled_steps_and_overflows(name, backend, device):
     """An overflow on the first step and one later skip the step whole: no momentum is born from it."""
     torch.manual_seed(0)

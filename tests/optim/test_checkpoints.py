@@ -1,20 +1,29 @@
 """Checkpoints: the same as torch.optim's, both ways, and a resumed run steps on as if it had not stopped."""
 
-import io
-import pickle
 from copy import deepcopy
 from functools import partial
 
 import pytest
 import torch
-from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, snapshot, train, twin
+from cases import every_backend, every_case, every_name
+from steps import (
+    OPTIONS,
+    OURS,
+    TORCH,
+    compare,
+    gradients,
+    identical,
+    parameters,
+    saved,
+    snapshot,
+    through_pickle,
+    train,
+    twin,
+)
 from tolerances import close, same
 
 SHAPES = [(6, 5), (), (1030,), (0,)]
 MULTIPLIERS = {"p0[0:2]": 0.5, "p0[3:6]": 2.0, "p1": 0.1}
-CASES = [(name, backend) for name in OURS for backend in ("torch", "triton")]
-every_case = pytest.mark.parametrize(("name", "backend"), CASES)
-every_name = pytest.mark.parametrize("name", OURS)
 
 
 def ours_of(name, named, backend="auto", multipliers=None, **options):
@@ -23,14 +32,6 @@ def ours_of(name, named, backend="auto", multipliers=None, **options):
 
 def torchs_of(name, named, **options):
     return TORCH[name](named, **{**OPTIONS[name], "foreach": False, **options})
-
-
-def saved(thing):
-    """Through torch.save and torch.load."""
-    memory = io.BytesIO()
-    torch.save(thing, memory)
-    memory.seek(0)
-    return torch.load(memory, weights_only=True)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_implementation_flags_of_a_dict_are_not_taken_over(name, backend, flags,
     compare(partial(close, steps=4), ours, torchs, named, expected)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@every_backend
 def test_integer_steps_of_old_checkpoints(backend, device):
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
@@ -137,7 +138,7 @@ def test_resuming_is_not_having_stopped(name, backend, multipliers, dtype, devic
     assert identical(resumed.state_dict(), ours.state_dict())
 
 
-@pytest.mark.parametrize("copy", [deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+@pytest.mark.parametrize("copy", [deepcopy, through_pickle])
 @every_case
 def test_copies_go_on_alike_and_apart(name, backend, copy, device):
     named = parameters(SHAPES, torch.float32, device)

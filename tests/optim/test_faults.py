@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import every_backend, every_case
 from steps import OPTIONS, OURS, TORCH
 
 from fused_lwlr import ops
@@ -18,8 +19,7 @@ def mixed(device):
 
 
 @pytest.mark.parametrize("taken", [0, 2])
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("name", OURS)
+@every_case
 def test_second_launch_fails(name, backend, taken, device, monkeypatch):
     """What was launched before is stepped in full, state and count included; the rest not at all."""
     (_, first), (_, second) = named = mixed(device)
@@ -59,7 +59,7 @@ def test_second_launch_fails(name, backend, taken, device, monkeypatch):
     assert not torch.equal(second, before)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@every_backend
 def test_parameter_shrinks_where_it_is(backend, device):
     """Same address and strides, fewer elements: the old size would be written past the end."""
     memory = torch.ones(6, 4, device=device)
@@ -76,7 +76,7 @@ def test_parameter_shrinks_where_it_is(backend, device):
     assert (memory[2:] == 0.5).all()
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@every_backend
 def test_gradient_is_resized(backend, device):
     param = torch.nn.Parameter(torch.ones(6, device=device))
     optimizer = OURS["sgd"]([param], lr=0.5, backend=backend)

@@ -4,16 +4,14 @@ import weakref
 
 import pytest
 import torch
+from cases import every_backend, every_case, every_name
 from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, snapshot, train, twin
 from tolerances import close
 
 from fused_lwlr.kernels import reference, triton
 
-BACKENDS = ("torch", "triton")
 SHAPES = [(5,), (3, 4), (1030,), ()]
 AMSGRAD = {**OPTIONS["adamw"], "amsgrad": True}
-CASES = [(name, backend) for name in OURS for backend in BACKENDS]
-every_case = pytest.mark.parametrize(("name", "backend"), CASES)
 
 
 @pytest.fixture
@@ -165,7 +163,7 @@ def test_options_change(twins):
         step(twins)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_momentum_begins_in_mid_training(backend, device):
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
@@ -178,7 +176,7 @@ def test_momentum_begins_in_mid_training(backend, device):
     step(twins)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_amsgrad_begins_in_mid_training(backend, device):
     """torch fails here (KeyError); the maximum starts from zero, and the other state goes on."""
     named = parameters(SHAPES, torch.float32, device)
@@ -235,7 +233,7 @@ def test_a_failing_backend_leaves_no_half_made_state(twins, name, backend, when,
     step(twins)
 
 
-@pytest.mark.parametrize("name", OURS)
+@every_name
 def test_model_becomes_double(name, device):
     named = parameters(SHAPES, torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], backend="torch")
@@ -249,20 +247,3 @@ def test_model_becomes_double(name, device):
     ours.load_state_dict(ours.state_dict())
     train((ours, torchs), (named, expected), 3)
     compare(lambda a, b: close(a, b, steps=3), ours, torchs, named, expected)
-
-
-@every_case
-def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
-    (_, p), (_, q) = named = parameters([(5,), (1,)], torch.complex64, device)
-    expected = twin(named)
-    ours = OURS[name](named, **OPTIONS[name], backend=backend)
-    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
-    for params in (named, expected):
-        sum((p.conj() * torch.arange(1.0, 1 + p.numel(), device=device)).real.sum() for _, p in params).backward()
-    assert p.grad.is_conj()
-    assert q.grad.is_conj()
-    for _, r in expected:
-        r.grad = r.grad.resolve_conj()
-    ours.step()
-    torchs.step()
-    compare(close, ours, torchs, named, expected)

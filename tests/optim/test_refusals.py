@@ -4,15 +4,12 @@ import math
 
 import pytest
 import torch
+from cases import every_case, every_name
 from steps import OPTIONS, OURS, TORCH, gradients, identical, parameters, snapshot, train
 
 import fused_lwlr
 
-BACKENDS = ("torch", "triton")
 SHAPES = [(5,), (3, 4), (1030,), ()]
-CASES = [(name, backend) for name in OURS for backend in BACKENDS]
-every_case = pytest.mark.parametrize(("name", "backend"), CASES)
-every_name = pytest.mark.parametrize("name", OURS)
 
 
 @pytest.fixture
@@ -235,8 +232,7 @@ def test_integer_parameter_is_refused(name, device):
 
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("name", OURS)
+@every_case
 def test_a_parameter_given_twice_is_refused(name, backend, device):
     param = torch.nn.Parameter(torch.ones(3, device=device))
     ours = OURS[name]([param, param], lr=0.1, backend=backend)

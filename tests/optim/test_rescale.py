@@ -1,10 +1,12 @@
 """Weight rescaling: the function of the network stays, in training and in evaluation mode, step after step."""
 
 import pickle
+import re
 from copy import deepcopy
 
 import pytest
 import torch
+from tolerances import close, same
 from torch import nn
 from torch.nn import functional
 
@@ -90,9 +92,10 @@ def test_the_function_is_that_of_the_step_without(name, options):
         for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
             torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
         torch.testing.assert_close(model.get_parameter(found.names[0]) * largest, twin.get_parameter(found.names[0]))
-        # what is not invariant is not touched
-        assert torch.equal(model.head.weight, twin.head.weight)
-        assert torch.equal(model.head.bias, twin.head.bias)
+        # what is not invariant is not touched; the norm of all gradients is a sum, which may round otherwise
+        check = close if "clip_global_norm" in options else same
+        check(model.head.weight, twin.head.weight)
+        check(model.head.bias, twin.head.bias)
 
 
 def test_resnet18_of_timm(timm):
@@ -241,8 +244,8 @@ def test_survives_deepcopy_and_pickle():
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("wrong", [True, None, ["conv.weight"]])
+@pytest.mark.parametrize("wrong", [True, None, 0, [], ["conv.weight"]])
 def test_only_what_was_measured(wrong):
     model = MODELS["biased"]()
-    with pytest.raises(ValueError, match="scale_invariant"):
+    with pytest.raises(ValueError, match=rf"rescale_weights={re.escape(repr(wrong))} .*scale_invariant"):
         fused_lwlr.SGD(model.parameters(), lr=0.1, rescale_weights=wrong)

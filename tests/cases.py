@@ -1,0 +1,54 @@
+"""What the tests of optimizers run over: rules, backends and scalings."""
+
+import pytest
+import torch
+from steps import OURS, uniform
+
+from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, NormalizedGradientAdaptive
+from fused_lwlr.scaling import everything
+
+BACKENDS = ("torch", "triton")
+CASES = [(name, backend) for name in OURS for backend in BACKENDS]
+every_case = pytest.mark.parametrize(("name", "backend"), CASES)
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_name = pytest.mark.parametrize("name", OURS)
+
+# NaN and infinity in the arithmetic of numpy, which the interpreter uses
+nan_arithmetic = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+overflow = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+ALL = {"select": everything}
+# one of each kind
+SCALINGS = [
+    ELR(0.1), LARS(), LARC(), NormalizedGradient(), NormalizedGradientAdaptive(), ClipByLayer(0.5), LAMB()
+]  # fmt: skip
+# and with all of their numbers, for every layer
+VARIANTS = [
+    ELR(0.1, **ALL), ELR(0.3, eps=0.5, **ALL), LARS(**ALL), LARS(0.5, eps=0.1, **ALL), LARC(0.02, **ALL),
+    LARC(0.05, **ALL), NormalizedGradient(), NormalizedGradientAdaptive(**ALL), ClipByLayer(1.0), LAMB(**ALL),
+    LAMB(min_norm=2.0, max_norm=5.0, max_ratio=0.5, **ALL),
+]  # fmt: skip
+UNCORRECTED = LAMB(bias_correction=False, **ALL)
+FORMULAS = [(name, scaling) for name in OURS for scaling in VARIANTS] + [("adamw", UNCORRECTED)]
+every_formula = pytest.mark.parametrize(("name", "scaling"), FORMULAS)
+
+
+def name_of(value):
+    return value if isinstance(value, str) else type(value).__name__
+
+
+def over(scalings):
+    return pytest.mark.parametrize("scaling", scalings, ids=name_of)
+
+
+every_scaling = over(SCALINGS)
+
+
+# parameters as a model has them
+LAYERS = [
+    ("conv.weight", (4, 3)), ("conv.bias", (4,)), ("norm.weight", (4,)), ("head.weight", (2, 4)), ("temperature", ())
+]  # fmt: skip
+
+
+def layers(device):
+    return [(key, torch.nn.Parameter(uniform(shape, torch.float32, device))) for key, shape in LAYERS]

@@ -1,0 +1,152 @@
+"""How scale_invariant is asked, what it returns, and that it leaves everything as it was."""
+
+import random
+from copy import deepcopy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from steps import saved, through_pickle
+from torch import nn
+from torch.nn.functional import cross_entropy
+from zoo import build, conv_bias
+from zoo_parts import conv, data, found, of
+
+from fused_lwlr.methods.elr import scale_invariant
+from fused_lwlr.train.models import ResNet
+
+
+def test_mapping_outputs_and_extra_tensors():
+    """A mapping with a tensor of another first size; outputs in a mapping; no gradient mode; an odd number."""
+
+    class Keyed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = conv_bias()[0]
+
+        def forward(self, x, y, weight, note):
+            output = self.net(x)
+            return {"loss": cross_entropy(output, y, weight), "more": [{"logits": output}], "note": note}
+
+    model = Keyed()
+    x, y = data(9)
+    batch = {"weight": torch.rand(4), "x": x, "y": y, "note": "as it is"}
+    with torch.no_grad():
+        result = scale_invariant(model, batch, lambda output, batch: output["loss"])
+    assert found(model, result) == (["net.conv.weight"], of("net.conv.bias"), of("net.bn"))
+
+
+def test_backends_agree(device):
+    model, *expected = build("dropout")
+    model.to(device)
+    for backend in ("torch", "triton"):
+        assert found(model, scale_invariant(model, data(), cross_entropy, backend=backend)) == tuple(expected)
+
+
+def test_table_and_membership():
+    model, *_ = build("conv_bias")
+    result = scale_invariant(model, data(), cross_entropy)
+    assert len(result) == 1
+    assert "conv.weight" in result
+    assert "head.weight" not in result
+    lines = str(result).splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["layer", "conv.weight", "head.weight"]
+    assert lines[1].endswith("yes")
+    assert lines[2].endswith("it is not perpendicular to its gradient")
+    assert lines[3] == "1 of 2; 1 biases and the running statistics of 1 normalizations are rescaled with them"
+
+
+@pytest.mark.parametrize("copied", [deepcopy, through_pickle, partial(saved, weights_only=False)])
+def test_copies_stay_together(copied):
+    torch.manual_seed(0)
+    model = ResNet(image_size=8, channels=3, classes=4)
+    model.conv = conv(3, 16, bias=True)
+    result = scale_invariant(model, data(), cross_entropy)
+    other, its_result = copied((model, result))
+    assert found(other, its_result) == found(model, result)
+    assert its_result.biases[0][0] is other.conv.bias
+    assert (its_result.cosines, its_result.reasons) == (result.cosines, result.reasons)
+
+
+def snapshot(model):
+    return (
+        {name: (value, value.clone()) for name, value in model.state_dict(keep_vars=True).items()},
+        [(param.grad, None if param.grad is None else param.grad.clone()) for param in model.parameters()],
+        [(module.training, getattr(module, "eps", None), len(module._forward_pre_hooks)) for module in model.modules()],
+        (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
+    )
+
+
+def assert_unchanged(model, before):
+    state, grads, modes, (torch_rng, python_rng, numpy_rng) = before
+    for name, value in model.state_dict(keep_vars=True).items():
+        assert value is state[name][0]
+        assert torch.equal(value, state[name][1])
+    for param, (grad, value) in zip(model.parameters(), grads, strict=True):
+        assert param.grad is grad
+        assert grad is None or torch.equal(grad, value)
+    assert snapshot(model)[2] == modes
+    assert torch.equal(torch.get_rng_state(), torch_rng)
+    assert random.getstate() == python_rng
+    assert np.random.get_state()[1].tolist() == numpy_rng
+
+
+@pytest.mark.parametrize("fails_at", [None, 1, 2, 3, 4, 6, 9])
+def test_model_and_generators_are_as_before(fails_at):
+    model, *_ = build("dropout")
+    model(data()[0])
+    model.eval()
+    model.bn.train()
+    model.conv.weight.grad = torch.randn_like(model.conv.weight)
+    inner, calls = model.function, []
+
+    def forward(m, x):
+        calls.append(0)
+        random.random()
+        np.random.rand()
+        output = inner(m, x)
+        if len(calls) == fails_at:
+            raise KeyboardInterrupt
+        return output
+
+    model.function = forward
+    before = snapshot(model)
+    if fails_at is None:
+        scale_invariant(model, data(), cross_entropy, tolerance=1.0)
+        # halves, base in both modes, three weights alone, two together in both modes
+        assert len(calls) == 9
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            scale_invariant(model, data(), cross_entropy, tolerance=1.0)
+        assert len(calls) == fails_at
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize(
+    ("batch", "loss_fn", "message"),
+    [
+        (data(3), cross_entropy, "3 samples: at least 4"),
+        ((1, 2), cross_entropy, "0 samples"),
+        (data()[0], cross_entropy, "pair .* or a mapping, not Tensor"),
+        ((*data(), 1), cross_entropy, "pair .* or a mapping, not tuple"),
+        (data(), lambda output, y: cross_entropy(output, y, reduction="none"), "scalar"),
+        (data(), lambda output, y: cross_entropy(output, y) * float("nan"), r"'conv\.weight'.* not finite"),
+    ],
+)
+def test_refused(batch, loss_fn, message):
+    model, *_ = build("conv_bias")
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=message):
+        scale_invariant(model, batch, loss_fn)
+    assert_unchanged(model, before)
+
+
+def test_refused_models():
+    model, *_ = build("conv_bias")
+    inner = model.function
+    model.function = lambda m, x: {inner(m, x)}  # a set is not looked into
+    with pytest.raises(ValueError, match="no finite"):
+        scale_invariant(model, data(), lambda output, y: cross_entropy(next(iter(output)), y))
+    with pytest.raises(ValueError, match="two or more dimensions"):
+        scale_invariant(nn.BatchNorm1d(3), data(), cross_entropy)

@@ -1,0 +1,131 @@
+"""Norms of weights are carried from step to step, and measured again where someone changed a weight."""
+
+import pytest
+import torch
+from steps import OURS, cost, gradients, parameters, train, twin
+from tolerances import close
+
+from fused_lwlr import ELR, LARS, NormalizedGradientAdaptive
+
+
+def swap(p):
+    other = torch.nn.Parameter(torch.rand_like(p))
+    with torch.no_grad():
+        p.copy_(other)
+
+
+def edit(p):
+    with torch.no_grad():
+        p[0, 0] = 3.0
+
+
+def edit_last(p):
+    with torch.no_grad():
+        p[-1, -1] = 3.0
+
+
+def double(p):
+    with torch.no_grad():
+        p.mul_(2)
+
+
+def double_behind(p):
+    p.data.mul_(2)
+
+
+def halve_behind(p):
+    p.data.div_(2)
+
+
+def shift_behind(p):
+    p.data.add_(0.25)
+
+
+def replace_behind(p):
+    p.data = torch.rand_like(p) * 2
+
+
+def copy_behind(p):
+    p.data.copy_(torch.rand_like(p))
+
+
+def load(p):
+    model = torch.nn.Module()
+    model.weight = p
+    model.load_state_dict({"weight": torch.rand_like(p)})
+
+
+def detached(p):
+    p.detach().mul_(3)
+
+
+def nothing(p):
+    pass
+
+
+CHANGES = [
+    nothing, double, double_behind, halve_behind, shift_behind, replace_behind, copy_behind, load, swap, edit,
+    edit_last, detached,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "shape"),
+    [(change, shape) for change in CHANGES for shape in ((2, 3), (5, 30))]
+    + [(change, (2, 2050)) for change in (nothing, double_behind, edit_last)],
+)
+def test_carried_norms(change, shape, device):
+    """Whoever changes a weight between two steps, the next one goes by its norm as it is."""
+    named = parameters([shape], torch.float32, device)
+    # no zeros, and exponents of either parity
+    named[0][1].data.add_(1.5)
+    expected = twin(named)
+    options = {"lr": 0.1, "scaling": ELR(0.3)}
+    ours = OURS["sgd"](named, **options, backend="triton")
+    other = OURS["sgd"](expected, **options, backend="torch")
+    train((ours, other), (named, expected), 1)
+    for pairs in (named, expected):
+        torch.manual_seed(5)
+        change(pairs[0][1])
+    norm = named[0][1].detach().double().norm()
+    train((ours, other), (named, expected), 1)
+    torch.testing.assert_close(ours.layer_stats().weight_norm[0], norm, rtol=1e-5, atol=0)
+    close(named[0][1].detach(), expected[0][1].detach(), 2)
+
+
+@pytest.mark.parametrize("zeros", [31, 32, 40])
+def test_carried_norms_of_a_weight_that_begins_with_zeros(zeros, device):
+    """As an embedding with padding does; its gradient is zero there, too."""
+    named = parameters([(3, zeros)], torch.float32, device)
+    named[0][1].data[0] = 0
+    ours = OURS["sgd"](named, lr=0.1, scaling=NormalizedGradientAdaptive(), backend="triton")
+    for _ in range(2):
+        gradients(named)
+        named[0][1].grad[0] = 0
+        norm = named[0][1].detach().double().norm()
+        ours.step()
+        torch.testing.assert_close(ours.layer_stats().weight_norm[0], norm, rtol=1e-5, atol=0)
+        named[0][1].data.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "again"), [(nothing, 4), (double, 8), (load, 8), (swap, 8), (edit, 8), (detached, 8)]
+)
+def test_weights_are_read_again_only_if_changed(change, again, device):
+    named = parameters([(3, 7)], torch.float32, device)
+    optimizer = OURS["sgd"](named, lr=0.1, scaling=LARS(), backend="triton")
+    cost(optimizer, named)
+    change(named[0][1])
+    assert cost(optimizer, named) == (1, 12, again)
+    assert cost(optimizer, named) == (1, 12, 4)
+
+
+def test_another_optimizer_steps_the_same_weights(device):
+    """As in GAN training or fine-tuning in turns: norms are of the weights as they are."""
+    named = parameters([(3, 20)], torch.float32, device)
+    ours = OURS["sgd"](named, lr=0.1, scaling=LARS(0.5), backend="triton")
+    other = OURS["adamw"](named, lr=0.3, scaling=ELR(0.5), backend="triton")
+    for optimizer in (ours, other, ours, other, ours):
+        norm = named[0][1].detach().double().norm()
+        train((optimizer,), (named,), 1)
+        torch.testing.assert_close(optimizer.layer_stats().weight_norm[0], norm, rtol=1e-5, atol=0)

@@ -1,0 +1,77 @@
+"""Launches of a step, and the bytes it moves."""
+
+import pytest
+import torch
+from cases import every_name, every_scaling
+from steps import OURS, compare, cost, gradients, parameters, twin
+from tolerances import same
+
+from fused_lwlr import ELR, LAMB, LARS
+from fused_lwlr.kernels.triton import workspace
+
+
+@every_scaling
+@pytest.mark.parametrize(
+    ("name", "options", "memory", "state"),
+    [
+        ("sgd", {}, 12, 0), ("sgd", {"momentum": 0.9}, 20, 4), ("adamw", {}, 28, 8),
+        ("adamw", {"amsgrad": True}, 36, 12)
+    ],
+)  # fmt: skip
+def test_one_launch_and_its_bytes(name, options, memory, state, scaling, device):
+    """w, g and state once from memory; again from L2 g, or all that the direction is made of."""
+    named = parameters([(3, 5)], torch.float32, device)
+    optimizer = OURS[name](named, lr=0.1, **options, scaling=scaling, backend="triton")
+    place = scaling.scale(name).place
+    again = 8 + state if place == "direction" else 4
+    first = again if place == "direction" else 8
+    assert cost(optimizer, named) == (1, memory, first)
+    # ‖w‖ is known from the step before
+    assert cost(optimizer, named) == (1, memory, again)
+
+
+@pytest.mark.parametrize("more", [{"clip_global_norm": 1.0}, {"nonfinite": "skip"}])
+@pytest.mark.parametrize(
+    ("name", "scaling", "memory", "cached"),
+    [("sgd", None, 16, 0), ("sgd", LARS(), 16, 4), ("adamw", None, 32, 0), ("adamw", LAMB(), 32, 16)],
+)
+def test_a_gate_reads_the_gradients_once_more(name, scaling, memory, cached, more, device):
+    named = parameters([(3, 5), (4,)], torch.float32, device)
+    optimizer = OURS[name](named, lr=0.1, scaling=scaling, **more, backend="triton")
+    for turn in range(2):
+        launches, from_memory, from_cache = cost(optimizer, named)
+        assert (launches, from_memory) == (2, memory)
+        assert turn == 0 or from_cache == cached
+
+
+@pytest.mark.parametrize(("dtype", "memory", "cached"), [(torch.bfloat16, 10, 2), (torch.float16, 10, 2)])
+def test_bytes_of_half_precision(dtype, memory, cached, device):
+    named = parameters([(3, 5)], dtype, device)
+    optimizer = OURS["sgd"](named, lr=0.1, momentum=0.9, scaling=ELR(0.1), backend="triton")
+    cost(optimizer, named)
+    assert cost(optimizer, named) == (1, memory, cached)
+
+
+@every_name
+def test_groups_of_all_kinds_share_a_launch(name, device):
+    named = parameters([(2, 3), (4,), (), (0,), (5, 2)], torch.float32, device)
+    special = {"sgd": ({"momentum": 0.9}, {"nesterov": True, "momentum": 0.5}), "adamw": ({"amsgrad": True}, {})}[name]
+    groups = [{"params": named[:2], **special[0]}, {"params": named[2:], **special[1], "weight_decay": 0.3}]
+    optimizer = OURS[name](groups, lr=0.1, scaling=LARS(), multipliers={"p4[0:2]": 0.5}, backend="triton")
+    assert [cost(optimizer, named)[0] for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize(("name", "scaling", "from_memory"), [("sgd", LARS(), 4), ("adamw", LAMB(), 16)])
+def test_rows_beyond_the_window_come_from_memory_twice(name, scaling, from_memory, device, monkeypatch):
+    """A row of 60 elements, and one of 4 that stays within; results do not depend on it."""
+    named, inside = parameters([(2, 2), (20, 3)], torch.float32, device), 4 / 64
+    expected = twin(named)
+    plain = OURS[name](expected, lr=0.1, scaling=scaling, backend="triton")
+    gradients(named, expected)
+    plain.step()
+    monkeypatch.setattr(workspace, "WINDOW", 256)
+    optimizer = OURS[name](named, lr=0.1, scaling=scaling, backend="triton")
+    optimizer.step()
+    compare(same, optimizer, plain, named, expected)
+    memory = {"sgd": 12, "adamw": 28}[name]
+    assert cost(optimizer, named) == (1, memory + from_memory * (1 - inside), from_memory * inside)

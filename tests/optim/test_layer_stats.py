@@ -1,0 +1,153 @@
+"""Statistics of a step with a scaling, and their log."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import every_backend, every_case, every_name
+from steps import OPTIONS, OURS, gradients, parameters, train
+
+from fused_lwlr import ELR, LAMB, LARS, LayerStatsLogger, StepStatistics
+
+STATS_SHAPES = [(4, 6), (3,), (2, 5), (), (3, 3)]
+
+
+def statistics(name, backend, device, scaling, steps=2, **more):
+    """An optimizer after some steps, its parameters, and the weights before the last step."""
+    named = parameters(STATS_SHAPES, torch.float32, device)
+    optimizer = OURS[name](named, **OPTIONS[name], scaling=scaling, backend=backend, **more)
+    train((optimizer,), (named,), steps - 1)
+    before = [p.detach().clone() for _, p in named]
+    train((optimizer,), (named,), 1)
+    return optimizer, named, before
+
+
+def agree(actual, expected):
+    torch.testing.assert_close(actual.cpu(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+@every_case
+@pytest.mark.parametrize("more", [{}, {"clip_global_norm": 0.1}])
+def test_layer_stats(name, backend, more, device):
+    optimizer, named, before = statistics(name, backend, device, LARS(0.5, eps=0.0), **more)
+    stats = optimizer.layer_stats()
+    assert isinstance(stats, StepStatistics)
+    assert stats.names == tuple(key for key, _ in named)
+    assert stats.constrained == (True, False, True, False, True)
+    # of the gradients as they are, also if they were clipped
+    grads, weights = [p.grad.double() for _, p in named], [w.double() for w in before]
+    agree(stats.abs_sum, [g.abs().sum() for g in grads])
+    agree(stats.grad_norm, [g.norm() for g in grads])
+    agree(stats.weight_norm, [w.norm() for w in weights])
+    assert stats.nonfinite.tolist() == [0] * 5
+    elr = [(g.norm() / w.norm()).item() for g, w in zip(grads, weights, strict=True)]
+    agree(stats.elr, elr)
+    constrained = [elr[0], elr[2], elr[4]]
+    agree(stats.elr_mean, np.mean(constrained))
+    agree(stats.elr_spread, np.std(constrained))
+    total = math.sqrt(sum(g.square().sum().item() for g in grads))
+    clip = min(1.0, more.get("clip_global_norm", math.inf) / (total + 1e-6))
+    decay = OPTIONS[name]["weight_decay"]
+    ratio = [
+        (0.5 * w.norm() / (clip * g.norm() + decay * w.norm())).item() for g, w in zip(grads, weights, strict=True)
+    ]
+    agree(stats.trust_ratio, [ratio[0], 1.0, ratio[2], 1.0, ratio[4]])
+    # a copy
+    kept = stats.values.clone()
+    train((optimizer,), (named,), 1)
+    assert torch.equal(stats.values, kept)
+    assert not torch.equal(optimizer.layer_stats().values, kept)
+
+
+@every_case
+def test_layer_stats_of_the_direction(name, backend, device):
+    """Norms are of the gradient, also where the trust ratio is of something else."""
+    optimizer, named, before = statistics(name, backend, device, LAMB(), steps=1)
+    stats = optimizer.layer_stats()
+    agree(stats.grad_norm, [p.grad.double().norm() for _, p in named])
+    agree(stats.weight_norm, [w.double().norm() for w in before])
+    # Δw = lr · ratio · d and ratio = ‖w‖ / ‖d‖
+    rate = [(p.detach() - w).double().norm() / w.double().norm() for (_, p), w in zip(named, before, strict=True)]
+    for i in (0, 2, 4):
+        assert rate[i].item() == pytest.approx(OPTIONS[name]["lr"], rel=1e-4)
+
+
+@every_backend
+def test_layer_stats_in_the_order_of_parameters(backend, device):
+    """Dtypes are launched apart, some layers have no gradient, one is in slices."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16)
+    named = [(f"p{i}", parameters([(4, 2)], dtype, device)[0][1]) for i, dtype in enumerate(dtypes)]
+    optimizer = OURS["sgd"](named, lr=0.1, scaling=ELR(0.1), multipliers={"p2[1:3]": 0.5}, backend=backend)
+    gradients(named)
+    named[1][1].grad = None
+    optimizer.step()
+    stats = optimizer.layer_stats()
+    assert stats.names == ("p0", "p2[0:1]", "p2[1:3]", "p2[3:4]", "p3")
+    (_, a), _, (_, c), (_, d) = named
+    agree(stats.grad_norm, [t.double().norm() for t in (a.grad, c.grad[:1], c.grad[1:3], c.grad[3:], d.grad)])
+    assert list(stats.to_dict()) == list(stats.names)
+    assert stats.to_dict()["p3"]["grad_norm"] == stats.grad_norm[4].item()
+    assert "p2[1:3]" in str(stats)
+
+
+@every_backend
+def test_layer_stats_leave_zero_weights_out_of_the_mean(backend, device):
+    named = parameters([(2, 3), (2, 2), (3, 3)], torch.float32, device)
+    named[1][1].data.zero_()
+    optimizer = OURS["sgd"](named, lr=0.1, scaling=ELR(0.1), backend=backend)
+    train((optimizer,), (named,), 1)
+    stats = optimizer.layer_stats()
+    assert stats.elr[1] == math.inf
+    agree(stats.elr_mean, np.mean([stats.elr[0].item(), stats.elr[2].item()]))
+    agree(stats.elr_spread, np.std([stats.elr[0].item(), stats.elr[2].item()]))
+
+
+@every_name
+def test_layer_stats_need_a_scaling_and_a_step(name, device):
+    named = parameters([(2, 2)], torch.float32, device)
+    plain = OURS[name](named, lr=0.1)
+    train((plain,), (named,), 1)
+    with pytest.raises(RuntimeError, match=r"only with scaling="):
+        plain.layer_stats()
+    optimizer = OURS[name](named, lr=0.1, scaling=ELR(0.1))
+    with pytest.raises(RuntimeError, match="call step"):
+        optimizer.layer_stats()
+    for _, p in named:
+        p.grad = None
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="call step"):
+        optimizer.layer_stats()
+
+
+class Writer:
+    def __init__(self):
+        self.written = []
+
+    def add_scalar(self, tag, scalar_value, global_step):
+        assert type(scalar_value) is float
+        self.written.append((tag, scalar_value, global_step))
+
+
+@every_name
+def test_logger(name, device):
+    named = parameters([(4, 6), (3,)], torch.float32, device)
+    optimizer = OURS[name](named, lr=0.1, scaling=ELR(0.1), multipliers={"p0[0:2]": 0.5}, backend="torch")
+    writer = Writer()
+    optimizer.register_step_post_hook(LayerStatsLogger(writer, every=3))
+    train((optimizer,), (named,), 7)
+    layers = ("p0[0:2]", "p0[2:4]", "p1")
+    tags = [f"{what}/{layer}" for layer in layers for what in ("elr", "trust_ratio", "grad_norm", "weight_norm")]
+    tags += ["elr_mean", "elr_spread"]
+    assert [(tag, step) for tag, _, step in writer.written] == [(tag, step) for step in (3, 6) for tag in tags]
+    train((optimizer,), (named,), 2)
+    stats = optimizer.layer_stats()
+    last = {tag: value for tag, value, step in writer.written if step == 9}
+    assert last["elr_mean"] == stats.elr_mean.item()
+    assert [last[f"weight_norm/{layer}"] for layer in layers] == stats.weight_norm.tolist()
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_logger_refuses_no_steps(every):
+    with pytest.raises(ValueError, match=f"every={every}"):
+        LayerStatsLogger(Writer(), every=every)

@@ -1,0 +1,93 @@
+"""A step neither waits for the device nor touches the gradients."""
+
+import pytest
+import torch
+from cases import SCALINGS, every_case, every_scaling, name_of
+from steps import OPTIONS, OURS, gradients, identical, parameters, train
+
+from fused_lwlr import LAMB, LARS
+from fused_lwlr.kernels import triton
+
+SYNCHRONIZING = (
+    "item",
+    "tolist",
+    "cpu",
+    "numpy",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "nonzero",
+    "is_nonzero",
+)
+
+
+@pytest.fixture
+def unsynchronized(monkeypatch):
+    """Arms methods that wait for the device so that they raise; Triton's interpreter may use them in kernels."""
+    armed = []
+    for method in SYNCHRONIZING:
+        original = getattr(torch.Tensor, method)
+
+        def guarded(self, *args, method=method, original=original, **kwargs):
+            assert not armed, f"Tensor.{method} waits for the device"
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, method, guarded)
+    if triton.supports(torch.device("cpu"), torch.float32):
+        from triton.runtime import interpreter
+
+        original_call = interpreter.GridExecutor.__call__
+
+        def call(self, *args, **kwargs):
+            kept = armed.copy()
+            armed.clear()
+            try:
+                return original_call(self, *args, **kwargs)
+            finally:
+                armed[:] = kept
+
+        monkeypatch.setattr(interpreter.GridExecutor, "__call__", call)
+    return armed
+
+
+@every_scaling
+@every_case
+def test_no_step_waits_for_the_device(name, backend, scaling, unsynchronized, device):
+    named = parameters([(3, 5)], torch.float32, device)
+    more = {"clip_global_norm": 0.5, "nonfinite": "skip"}
+    optimizer = OURS[name](named, **OPTIONS[name], scaling=scaling, **more, backend=backend)
+    train((optimizer,), (named,), 1)
+    for _ in range(2):
+        gradients(named)
+        unsynchronized.append(True)
+        optimizer.step()
+        stats = optimizer.layer_stats()
+        unsynchronized.clear()
+    assert stats.grad_norm.isfinite().all()
+
+
+GATES = [{}, {"clip_global_norm": 0.5}, {"nonfinite": "skip"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "scaling", "more"),
+    [(name, "torch", s, more) for name in OURS for s in SCALINGS for more in GATES]
+    + [(name, "triton", s, {}) for name in OURS for s in SCALINGS]
+    + [(name, "triton", s, more) for name in OURS for s in (LARS(), LAMB()) for more in GATES[1:]],
+    ids=lambda value: (
+        value if isinstance(value, str) else "-".join(value) if isinstance(value, dict) else name_of(value)
+    ),
+)
+def test_gradients_stay_as_they_are(name, backend, scaling, more, device):
+    named = parameters([(3, 5)], torch.float32, device)
+    optimizer = OURS[name](named, **OPTIONS[name], scaling=scaling, **more, backend=backend)
+    for _ in range(2):
+        gradients(named)
+        grads, version = [p.grad.clone() for _, p in named], [p._version for _, p in named]
+        counts, addresses = [p.grad._version for _, p in named], [p.grad.data_ptr() for _, p in named]
+        optimizer.step()
+        assert identical([p.grad for _, p in named], grads)
+        assert [p.grad._version for _, p in named] == counts
+        assert [p.grad.data_ptr() for _, p in named] == addresses
+        assert all(p._version > v for (_, p), v in zip(named, version, strict=True))

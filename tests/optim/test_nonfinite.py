@@ -1,0 +1,204 @@
+"""Steps with gradients that are not finite are skipped whole, and leave no trace."""
+
+import math
+
+import pytest
+import torch
+from cases import ALL, every_backend, every_case, every_name, nan_arithmetic, overflow
+from skipping import every_row, pair_of, spoil, state_of
+from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, snapshot, train, twin, uniform
+from tolerances import close
+
+from fused_lwlr import ELR, LAMB, LARC, LARS
+
+
+@nan_arithmetic
+@every_backend
+@every_row
+@pytest.mark.parametrize("bad_steps", [(0,), (0, 1, 3), (2,)])
+def test_skipped_steps_leave_no_trace(name, row, bad_steps, backend, device):
+    """Also the first, from which momentum would be born without dampening."""
+    ours, other, named, expected = pair_of(name, row, backend, device, shapes=[(3, 5)])
+    good = 0
+    for step in range(4):
+        gradients(named, expected)
+        if step in bad_steps:
+            spoil(named, (math.nan, math.inf, -math.inf)[step % 3])
+            before = [p.detach().clone() for _, p in named], state_of(ours, named)
+            ours.step()
+            assert identical(([p.detach() for _, p in named], state_of(ours, named)), before)
+        else:
+            good += 1
+            ours.step()
+            other.step()
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), 4)
+        assert ours.state[p]["step"] == good
+        assert ours.state[p].keys() - {"step"} == other.state.get(q, {}).keys() - {"step"}
+        for key, value in other.state.get(q, {}).items():
+            close(ours.state[p][key], value, 4)
+
+
+@nan_arithmetic
+@every_backend
+@pytest.mark.parametrize(
+    ("name", "scaling"), [("sgd", LARS(0.5)), ("sgd", LAMB(**ALL)), ("adamw", ELR(0.1)), ("adamw", LARC(0.1))]
+)
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_skipped_steps_leave_no_trace_with_scalings(name, scaling, limit, backend, device):
+    ours, other, named, expected = pair_of(name, {}, backend, device, scaling=scaling, clip_global_norm=limit)
+    for step in range(3):
+        gradients(named, expected)
+        if step == 1:
+            spoil(named, layer=1)
+            before = snapshot(ours, named)
+            ours.step()
+            assert identical(snapshot(ours, named), before)
+            assert ours.layer_stats().nonfinite.tolist() == [0, 1]
+        else:
+            ours.step()
+            other.step()
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), 3)
+
+
+@nan_arithmetic
+@every_name
+@pytest.mark.parametrize(
+    ("shape", "at"), [((), 0), ((1,), 0), ((127,), 126), ((130,), 129), ((5000,), 0), ((5000,), 1024), ((5000,), 4999)]
+)
+def test_one_bad_element_is_enough(name, shape, at, device):
+    ours, _, named, _ = pair_of(name, {}, "triton", device, shapes=[shape, (2,)])
+    gradients(named)
+    spoil(named, math.inf, at=at)
+    before = [p.detach().clone() for _, p in named]
+    ours.step()
+    assert identical([p.detach() for _, p in named], before)
+
+
+@nan_arithmetic
+@every_case
+def test_all_parts_skip_together(name, backend, device):
+    """Two dtypes are two launches, of one verdict."""
+    dtypes = (torch.float32, torch.bfloat16)
+    named = [(str(dtype), torch.nn.Parameter(uniform((3, 3), dtype, device))) for dtype in dtypes]
+    ours = OURS[name](named, **OPTIONS[name], nonfinite="skip", backend=backend)
+    train((ours,), (named,), 1)
+    for layer in (0, 1):
+        gradients(named)
+        spoil(named, math.inf, layer)
+        before = snapshot(ours, named)
+        ours.step()
+        assert identical(snapshot(ours, named), before)
+    train((ours,), (named,), 1)
+    assert [ours.state[p]["step"].item() for _, p in named] == [2, 2]
+
+
+@nan_arithmetic
+@every_case
+def test_complex_and_slices_skip(name, backend, device):
+    named = parameters([(4, 3)], torch.complex64, device)
+    ours = OURS[name](
+        named, **OPTIONS[name], multipliers={"p0[1:2]": 0.5}, nonfinite="skip", scaling=LARS(), backend=backend
+    )
+    train((ours,), (named,), 1)
+    gradients(named)
+    named[0][1].grad[3, 2] = complex(0.0, math.nan)
+    before = snapshot(ours, named)
+    ours.step()
+    assert identical(snapshot(ours, named), before)
+    assert ours.layer_stats().nonfinite.tolist() == [0, 0, 1]
+    # one count for a tensor in slices
+    assert ours.state[named[0][1]]["step"] == 1
+
+
+@nan_arithmetic
+@overflow
+@every_case
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
+def test_large_gradients_are_finite(name, nonfinite, backend, device):
+    """Their squares need not be: what is finite is used as without the option."""
+    ours, other, named, expected = pair_of(name, {}, backend, device, nonfinite=nonfinite)
+    gradients(named, expected)
+    for _, p in (*named, *expected):
+        p.grad.mul_(1e25)
+    ours.step()
+    other.step()
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        assert q.isfinite().all()
+        close(p.detach(), q.detach())
+
+
+@every_backend
+@every_row
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
+def test_nothing_to_skip(name, row, nonfinite, backend, device):
+    """Counting on the device changes nothing: as torch.optim."""
+    named = parameters([(3, 5), (2,)], torch.float32, device)
+    expected = twin(named)
+    ours = OURS[name](named, **{**OPTIONS[name], **row}, nonfinite=nonfinite, backend=backend)
+    torchs = TORCH[name](expected, **{**OPTIONS[name], **row}, foreach=False)
+    steps = 10 if backend == "torch" else 3
+    train((ours, torchs), (named, expected), steps)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), steps)
+        for key, value in torchs.state.get(q, {}).items():
+            if value is not None:
+                close(ours.state[p][key], value, steps)
+
+
+@nan_arithmetic
+@every_backend
+@every_row
+def test_gradients_arrive_late(name, row, backend, device):
+    """A parameter's own first step, after steps of others and a skipped one."""
+    ours, other, named, expected = pair_of(name, row, backend, device, shapes=[(3,), (2, 2)])
+    for absent, bad in (([1], False), ([1], True), ([], True), ([], False), ([0], False)):
+        gradients(named, expected)
+        for i in absent:
+            named[i][1].grad = expected[i][1].grad = None
+        if bad:
+            spoil(named)
+        else:
+            other.step()
+        ours.step()
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), 3)
+    assert [ours.state[p]["step"].item() for _, p in named] == [2, 2]
+
+
+@nan_arithmetic
+@every_case
+def test_closure_is_called_and_its_step_skipped(name, backend, device):
+    ours, _, named, _ = pair_of(name, {}, backend, device)
+    scale = [1.0]
+
+    def closure():
+        ours.zero_grad()
+        loss = sum((p * p).sum() for _, p in named) * scale[0]
+        loss.backward()
+        return loss
+
+    first = ours.step(closure)
+    scale[0] = math.inf
+    before = snapshot(ours, named)
+    assert ours.step(closure).isinf()
+    assert identical(snapshot(ours, named), before)
+    scale[0] = 1.0
+    assert ours.step(closure) < first
+
+
+@nan_arithmetic
+@every_case
+def test_propagate_is_what_torch_does(name, backend, device):
+    named = parameters([(3, 5), (4,)], torch.float32, device)
+    expected = twin(named)
+    ours = OURS[name](named, **OPTIONS[name], nonfinite="propagate", backend=backend)
+    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
+    gradients(named, expected)
+    for pairs in (named, expected):
+        spoil(pairs, math.nan)
+        spoil(pairs, math.inf, layer=1)
+    ours.step()
+    torchs.step()
+    compare(close, ours, torchs, named, expected)

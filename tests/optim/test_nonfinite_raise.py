@@ -1,0 +1,60 @@
+"""Gradients that are not finite raise, by name, and training can go on."""
+
+import math
+
+import pytest
+import torch
+from cases import every_backend, every_case, every_name, nan_arithmetic
+from skipping import every_row, pair_of, spoil, state_of
+from steps import OURS, gradients, identical, parameters
+from tolerances import close
+
+
+@nan_arithmetic
+@every_backend
+@every_row
+def test_raise_names_the_layer_and_goes_on(name, row, backend, device):
+    ours, other, named, expected = pair_of(name, row, backend, device, nonfinite="raise")
+    for step in range(4):
+        gradients(named, expected)
+        if step % 2 == 0:
+            spoil(named, math.inf, layer=step // 2)
+            before = [p.detach().clone() for _, p in named], state_of(ours, named)
+            with pytest.raises(FloatingPointError, match=f"the gradient of 'p{step // 2}' is not finite"):
+                ours.step()
+            assert identical(([p.detach() for _, p in named], state_of(ours, named)), before)
+        else:
+            ours.step()
+            other.step()
+    # nothing is left to report
+    ours.state_dict()
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), 2)
+
+
+@nan_arithmetic
+@every_case
+def test_raise_names_slices_and_the_first_few(name, backend, device):
+    named = parameters([(4, 2), *[(2,)] * 7], torch.float32, device)
+    ours = OURS[name](named, lr=0.1, multipliers={"p0[1:3]": 0.5}, nonfinite="raise", backend=backend)
+    gradients(named)
+    spoil(named, at=5)
+    with pytest.raises(FloatingPointError, match=r"the gradient of 'p0\[1:3\]' is not finite: the step was skipped"):
+        ours.step()
+    for _, p in named:
+        p.grad.fill_(math.nan)
+    expected = r"'p0\[0:1\]', 'p0\[1:3\]', 'p0\[3:4\]', 'p1', 'p2' and 5 more is not finite"
+    with pytest.raises(FloatingPointError, match=expected):
+        ours.step()
+
+
+@nan_arithmetic
+@every_name
+def test_raise_without_names(name, device):
+    params = [p for _, p in parameters([(2,), (3,)], torch.float32, device)]
+    ours = OURS[name]([{"params": params[:1]}, {"params": params[1:]}], lr=0.1, nonfinite="raise", backend="torch")
+    for p in params:
+        p.grad = torch.ones_like(p)
+    params[1].grad[0] = math.nan
+    with pytest.raises(FloatingPointError, match=r"the gradient of '1\.0' is not finite"):
+        ours.step()

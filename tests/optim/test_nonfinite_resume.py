@@ -1,0 +1,103 @@
+"""Runs that skip go on from state dicts and copies: steps that were skipped do not count."""
+
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from cases import every_backend, every_name, nan_arithmetic
+from skipping import every_row, pair_of, spoil
+from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, saved, train, twin
+from tolerances import close, same
+
+
+@every_backend
+@every_row
+def test_state_of_torch_and_back(name, row, backend, device):
+    """A buffer without a step count, as torch's SGD keeps it, is one of a gradient that was taken."""
+    named = parameters([(3, 5), (2,)], torch.float32, device)
+    expected = twin(named)
+    options = {**OPTIONS[name], **row}
+    torchs = TORCH[name](expected, **options, foreach=False)
+    plain = twin(named)
+    oracle = TORCH[name](plain, **options, foreach=False)
+    train((torchs, oracle), (expected, plain), 2)
+    ours = OURS[name](named, **options, nonfinite="skip", backend=backend)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        p.data.copy_(q.data)
+    ours.load_state_dict(saved(torchs.state_dict()))
+    train((ours, oracle), (named, plain), 2)
+    again = TORCH[name](named, **options, foreach=False)
+    again.load_state_dict(saved(ours.state_dict()))
+    train((again, oracle), (named, plain), 1)
+    for (_, p), (_, q) in zip(named, plain, strict=True):
+        close(p.detach(), q.detach(), 5)
+        if name == "adamw":
+            assert again.state[p]["step"] == oracle.state[q]["step"] == 5
+
+
+@nan_arithmetic
+@every_backend
+@every_row
+def test_resuming_after_a_skipped_first_step(name, row, backend, device):
+    """A buffer that was made but holds no gradient yet is still the first one's to fill."""
+    ours, other, named, expected = pair_of(name, row, backend, device, shapes=[(3,)])
+    gradients(named)
+    spoil(named)
+    ours.step()
+    resumed = OURS[name](named, **{**OPTIONS[name], **row}, nonfinite="skip", backend=backend)
+    resumed.load_state_dict(saved(ours.state_dict()))
+    train((resumed, other), (named, expected), 2)
+    close(named[0][1].detach(), expected[0][1].detach(), 2)
+
+
+@nan_arithmetic
+@every_name
+def test_copies_carry_the_gate(name, device):
+    ours, _, named, _ = pair_of(name, {}, "torch", device, clip_global_norm=0.3)
+    train((ours,), (named,), 1)
+    other, copied = deepcopy((ours, named))
+    for optimizer, pairs in ((ours, named), (other, copied)):
+        torch.manual_seed(3)
+        train((optimizer,), (pairs,), 1)
+        gradients(pairs)
+        spoil(pairs)
+        optimizer.step()
+    compare(same, other, ours, copied, named)
+
+
+@pytest.mark.parametrize("taken", [1, 1000, 123_456, 16_000_000])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.99999)])
+@every_backend
+def test_corrections_after_many_steps(taken, betas, backend, device):
+    """1 − βᵗ on the device, up to the largest count that float32 holds."""
+    named = parameters([(5,)], torch.float32, device)
+    expected = twin(named)
+    options = {"lr": 0.05, "betas": betas}
+    ours = OURS["adamw"](named, **options, nonfinite="skip", backend=backend)
+    torchs = TORCH["adamw"](expected, **options, foreach=False)
+    train((ours, torchs), (named, expected), 1)
+    for optimizer in (ours, torchs):
+        for state in optimizer.state.values():
+            state["step"].fill_(taken)
+        optimizer.load_state_dict(optimizer.state_dict())
+    train((ours, torchs), (named, expected), 1)
+    compare(partial(close, steps=2), ours, torchs, named, expected)
+
+
+@every_backend
+def test_first_steps_that_were_skipped_are_still_to_come(backend, device):
+    """The count goes along to an optimizer that does not skip, and is no part of its state."""
+    options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "backend": backend}
+    p, q, r = (torch.nn.Parameter(torch.ones(3, device=device)) for _ in range(3))
+    skips = OURS["sgd"]([p], **options, nonfinite="skip")
+    p.grad = torch.full_like(p, float("nan"))
+    skips.step()
+    plain, fresh = OURS["sgd"]([q], **options), OURS["sgd"]([r], **options)
+    plain.load_state_dict(skips.state_dict())
+    for _ in range(2):
+        for optimizer, param in ((plain, q), (fresh, r)):
+            param.grad = torch.ones_like(param)
+            optimizer.step()
+    assert torch.equal(q, r)
+    assert plain.state[q].keys() == {"momentum_buffer"}

@@ -1,0 +1,93 @@
+"""Every scaling against its paper, in float64."""
+
+import pytest
+import torch
+from cases import BACKENDS, VARIANTS, every_formula
+from papers import Paper
+from steps import OPTIONS, OURS, gradients, parameters
+from tolerances import close
+
+# below and above a thread each, a block and a tile; the reference is cheap, the interpreter is not
+SHAPES = [(5,), (33, 130), (4096,), (4097,), (2, 3, 1500), (), (0,)]
+# of each parameter in turn
+ROWS = {
+    "sgd": [
+        {}, {"weight_decay": 0.1}, {"momentum": 0.9, "weight_decay": 0.1}, {"momentum": 0.9, "dampening": 0.3},
+        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}, {"momentum": 0.9, "maximize": True},
+        {"weight_decay": 0.1, "maximize": True},
+    ],
+    "adamw": [
+        {"weight_decay": 0.0}, {"weight_decay": 0.1}, {"amsgrad": True}, {"betas": (0.8, 0.9), "maximize": True},
+        {"eps": 1e-2, "weight_decay": 0.2}, {"weight_decay": 0.0, "amsgrad": True}, {"betas": (0.0, 0.3)},
+    ],
+}  # fmt: skip
+
+
+def grouped(name, scaling, named, options, backend, **more):
+    """An optimizer with a group for each parameter."""
+    groups = [{"params": [pair], **o} for pair, o in zip(named, options, strict=True)]
+    return OURS[name](groups, lr=OPTIONS[name]["lr"], scaling=scaling, backend=backend, **more)
+
+
+def follow(name, scaling, named, options, backend, steps):
+    """Steps of ours and of the paper from the same gradients."""
+    ours = grouped(name, scaling, named, options, backend)
+    paper = Paper(name, scaling, named, [{"lr": OPTIONS[name]["lr"], **o} for o in options])
+    for _ in range(steps):
+        gradients(named)
+        ours.step()
+        paper.step(named)
+    for (_, p), w, state in zip(named, paper.weights, paper.states, strict=True):
+        close(p.detach(), w.to(p.dtype), steps)
+        for key in ours.state.get(p, {}):
+            close(ours.state[p][key], torch.as_tensor(state[key]).to(ours.state[p][key].dtype), steps)
+
+
+@pytest.mark.parametrize("turn", [0, 3])
+@every_formula
+def test_paper_reference(name, scaling, turn, device):
+    """All shapes and options, in double precision."""
+    options = ROWS[name][turn:] + ROWS[name][:turn]
+    follow(name, scaling, parameters(SHAPES, torch.float64, device), options, "torch", 4)
+
+
+@every_formula
+def test_paper_triton(name, scaling, device):
+    """Groups of all options share a launch."""
+    options = [ROWS[name][i] for i in ((2, 3, 6) if name == "sgd" else (1, 2, 3))]
+    follow(name, scaling, parameters([(3, 7)] * 3, torch.float32, device), options, "triton", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "scaling", "row"),
+    [("sgd", VARIANTS[0], 2), ("sgd", VARIANTS[2], 4), ("adamw", VARIANTS[0], 2)],
+)
+def test_paper_triton_sizes(name, scaling, row, device):
+    shapes = SHAPES[2:]
+    follow(name, scaling, parameters(shapes, torch.float32, device), [ROWS[name][row]] * len(shapes), "triton", 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("name", "backend", "scaling"),
+    [
+        (name, backend, scaling)
+        for name in OURS
+        for backend in BACKENDS
+        for scaling in (VARIANTS[0], VARIANTS[2], VARIANTS[9])
+    ],
+)
+def test_half_precision_rounds_once(name, backend, scaling, dtype, device):
+    named = parameters([(5, 300), ()] if backend == "torch" else [(5, 30)], dtype, device)
+    options = ROWS[name][4 : 4 + len(named)]
+    ours = grouped(name, scaling, named, options, backend)
+    paper = Paper(name, scaling, named, [{"lr": OPTIONS[name]["lr"], **o} for o in options])
+    for _ in range(3):
+        gradients(named)
+        ours.step()
+        paper.step(named)
+        for (_, p), w, state in zip(named, paper.weights, paper.states, strict=True):
+            close(p.detach(), w.to(dtype))
+            for key in ours.state[p].keys() - {"step"}:
+                close(ours.state[p][key], state[key].to(dtype))
+        paper.take(ours, named)

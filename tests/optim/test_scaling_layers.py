@@ -1,0 +1,120 @@
+"""What a layer is to a scaling: a tensor or a slice of one, of any size and dtype, with its η."""
+
+from functools import partial
+
+import pytest
+import torch
+from cases import ALL, FORMULAS, VARIANTS, every_case, every_name
+from steps import OPTIONS, OURS, SHAPES, compare, gradients, parameters, train, twin
+from tolerances import close, same
+
+from fused_lwlr import ELR, LAMB, LARS
+
+
+@pytest.mark.parametrize(
+    ("name", "scaling", "backend"),
+    [(*case, "torch") for case in FORMULAS] + [(name, VARIANTS[i], "triton") for name in OURS for i in (0, 5, 9)],
+)
+def test_multipliers_are_groups(name, scaling, backend, device):
+    """η acts as a group of its own with lr · η would; 0 leaves a layer where it is."""
+    shapes = SHAPES if backend == "torch" else [(3, 7), (5,), ()]
+    named = parameters(shapes, torch.float32, device)
+    expected = twin(named)
+    etas = [0.5, 3.0, 0.0, 1.0, 0.1][: len(shapes)]
+    multipliers = {key: eta for (key, _), eta in zip(named, etas, strict=True) if eta != 1}
+    options = {**OPTIONS[name], "scaling": scaling, "backend": backend}
+    ours = OURS[name](named, **options, multipliers=multipliers)
+    groups = [{"params": [pair], "lr": options["lr"] * eta} for pair, eta in zip(expected, etas, strict=True)]
+    others = OURS[name](groups, **options)
+    steps = 4 if backend == "torch" else 1
+    train((ours, others), (named, expected), steps)
+    # Triton rounds lr and η, or their product
+    compare(same if backend == "torch" else partial(close, steps=steps), ours, others, named, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "scaling"),
+    [("sgd", "torch", s) for s in VARIANTS]
+    + [("adamw", "torch", s) for s in VARIANTS]
+    + [("sgd", "triton", VARIANTS[2]), ("adamw", "triton", VARIANTS[0])],
+)
+def test_slices_are_layers(name, backend, scaling, device):
+    """Slices have norms and factors of their own, also at the seams of blocks and where rows are not aligned."""
+    inner = 700 if backend == "torch" else 9
+    ((key, param),) = named = parameters([(10, inner)], torch.float32, device)
+    cuts = [(0, 4, 0.5), (4, 5, 1.0), (5, 9, 3.0), (9, 10, 1.0)]
+    multipliers = {f"{key}[{a}:{b}]": eta for a, b, eta in cuts if eta != 1}
+    options = {**OPTIONS[name], "scaling": scaling, "backend": backend}
+    ours = OURS[name](named, **options, multipliers=multipliers)
+    pieces = [(str(a), torch.nn.Parameter(param.detach()[a:b].clone())) for a, b, _ in cuts]
+    groups = [{"params": [pair], "lr": options["lr"] * eta} for pair, (*_, eta) in zip(pieces, cuts, strict=True)]
+    others = OURS[name](groups, **options)
+    for _ in range(2):
+        gradients(named)
+        for (_, piece), (a, b, _) in zip(pieces, cuts, strict=True):
+            piece.grad = param.grad[a:b].clone()
+        ours.step()
+        others.step()
+    close(param.detach(), torch.cat([piece.detach() for _, piece in pieces]), 3)
+    stats = ours.layer_stats()
+    assert stats.names == tuple(f"{key}[{a}:{b}]" for a, b, _ in cuts)
+    torch.testing.assert_close(stats.trust_ratio, others.layer_stats().trust_ratio, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64])
+@every_case
+def test_complex_is_pairs_of_reals(name, backend, dtype, device):
+    (_, p), (_, q) = parameters([(3, 5), (3, 5)], dtype, device)
+    pairs = [("q", torch.nn.Parameter(torch.view_as_real(q.detach()).clone()))]
+    p.data.copy_(q.data)
+    a, b = (OURS[name](t, **OPTIONS[name], scaling=LARS(), backend=backend) for t in ([("q", p)], pairs))
+    for _ in range(2):
+        gradients([("p", p)])
+        pairs[0][1].grad = torch.view_as_real(p.grad).clone()
+        a.step()
+        b.step()
+    same(torch.view_as_real(p.detach()), pairs[0][1].detach())
+
+
+@every_case
+def test_single_tensor(name, backend, device):
+    for shape in ((1, 1), ()):
+        named = parameters([shape], torch.float32, device)
+        expected = twin(named)
+        scaling = LAMB(**ALL)
+        a, b = (
+            OURS[name](t, **OPTIONS[name], scaling=scaling, backend=k)
+            for t, k in ((named, backend), (expected, "torch"))
+        )
+        train((a, b), (named, expected), 2)
+        compare(partial(close, steps=2), a, b, named, expected)
+
+
+@every_case
+def test_nothing_but_empty_tensors(name, backend, device):
+    named = parameters([(0, 3), (0,)], torch.float32, device)
+    optimizer = OURS[name](named, **OPTIONS[name], scaling=ELR(0.1), clip_global_norm=1.0, backend=backend)
+    train((optimizer,), (named,), 2)
+    stats = optimizer.layer_stats()
+    assert stats.grad_norm.tolist() == [0, 0]
+    assert stats.trust_ratio.tolist() == [1, 1]
+
+
+@every_name
+def test_thousands_of_tensors(name, device):
+    """Each as the one optimizer of a single tensor steps it, for a few of them."""
+    named = parameters([(2, 2)] * 3000, torch.float32, device)
+    picked = range(0, 3000, 500)
+    expected = twin([named[i] for i in picked])
+    options = {**OPTIONS[name], "scaling": LARS(), "backend": "torch"}
+    ours = OURS[name](named, **options)
+    others = [OURS[name]([pair], **options) for pair in expected]
+    for _ in range(2):
+        gradients(named)
+        for (_, q), i in zip(expected, picked, strict=True):
+            q.grad = named[i][1].grad.clone()
+        ours.step()
+        for other in others:
+            other.step()
+    for (_, q), i in zip(expected, picked, strict=True):
+        same(named[i][1].detach(), q.detach())

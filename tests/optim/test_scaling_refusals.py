@@ -1,0 +1,81 @@
+"""Scalings, limits and selections that are refused as soon as they are given."""
+
+import math
+
+import pytest
+from cases import every_name, layers
+from steps import OURS
+
+from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ELR(-0.1), r"ELR\(goal=-0.1\)"), (lambda: ELR(0.0), r"goal=0.0"), (lambda: ELR(math.nan), "goal=nan"),
+        (lambda: ELR(math.inf), "goal=inf"), (lambda: ELR(0.1, eps=-1.0), r"ELR\(eps=-1.0\)"),
+        (lambda: ELR(0.1, eps=math.nan), "eps=nan"), (lambda: ELR(0.1, eps=math.inf), "eps=inf"),
+        (lambda: LARS(0.0), r"LARS\(trust_coefficient=0.0\)"), (lambda: LARS(-1.0), "trust_coefficient=-1.0"),
+        (lambda: LARS(math.nan), "trust_coefficient=nan"), (lambda: LARS(eps=-1e-8), r"eps=-1e-08"),
+        (lambda: LARC(0.0), r"LARC\(trust_coefficient=0.0\)"), (lambda: LARC(eps=math.inf), r"LARC\(eps=inf\)"),
+        (lambda: ClipByLayer(0.0), r"ClipByLayer\(max_norm=0.0\)"), (lambda: ClipByLayer(-2.0), "max_norm=-2.0"),
+        (lambda: ClipByLayer(math.nan), "max_norm=nan"), (lambda: ClipByLayer(math.inf), "max_norm=inf"),
+        (lambda: LAMB(min_norm=-1.0), r"LAMB\(min_norm=-1.0\)"), (lambda: LAMB(min_norm=math.nan), "min_norm=nan"),
+        (lambda: LAMB(min_norm=math.inf), "min_norm=inf"), (lambda: LAMB(max_norm=0.0), r"LAMB\(max_norm=0.0\)"),
+        (lambda: LAMB(max_norm=math.nan), "max_norm=nan"),
+        (lambda: LAMB(min_norm=2.0, max_norm=1.0), "max_norm=1.0.*min_norm=2.0"),
+        (lambda: LAMB(max_norm=-1.0), "max_norm=-1.0"), (lambda: LAMB(max_ratio=0.0), r"LAMB\(max_ratio=0.0\)"),
+        (lambda: LAMB(max_ratio=-1.0), "max_ratio=-1.0"), (lambda: LAMB(max_ratio=math.nan), "max_ratio=nan"),
+        (lambda: LARS(select=[1, 2]), r"select=\(1, 2\)"), (lambda: NormalizedGradient(select=[None]), "select="),
+    ],
+)  # fmt: skip
+def test_numbers_out_of_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ELR("fast"), lambda: ELR(None), lambda: LARS(eps="small"), lambda: ClipByLayer(None),
+        lambda: LAMB(max_norm="large"), lambda: LAMB(max_ratio=None), lambda: LARS(select=3),
+        lambda: LARS(select=None),
+    ],
+)  # fmt: skip
+def test_what_is_no_number_is_refused_at_once(make):
+    with pytest.raises((TypeError, ValueError)):
+        make()
+
+
+def test_arguments_are_in_the_order_of_the_docstring():
+    assert ELR(0.1, 0.2) == ELR(goal=0.1, eps=0.2)
+    assert LARS(0.1, 0.2) == LARS(trust_coefficient=0.1, eps=0.2)
+    assert ClipByLayer(0.1) == ClipByLayer(max_norm=0.1)
+    assert LAMB(0.5, 2.0, 3.0) == LAMB(min_norm=0.5, max_norm=2.0, max_ratio=3.0)
+
+
+@every_name
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scaling": LARS(select="fc.*")}, r"LARS.*'fc\.\*', which is no parameter of this optimizer"),
+        ({"scaling": LARS(select=["conv.weight", "cnv.bias"])}, "'cnv.bias'.*did you mean 'conv.bias'"),
+        ({"scaling": ClipByLayer(1.0, select="*.gamma")}, r"ClipByLayer.*'\*\.gamma'"),
+        ({"scaling": "lars"}, "scaling='lars'"), ({"scaling": LARS}, "scaling=<class .*LARS"),
+        ({"scaling": 0.1}, "scaling=0.1"), ({"scaling": True}, "scaling=True"),
+        ({"clip_global_norm": 0.0}, "clip_global_norm=0.0"), ({"clip_global_norm": -1}, "clip_global_norm=-1"),
+        ({"clip_global_norm": math.inf}, "clip_global_norm=inf"), ({"clip_global_norm": "1"}, "clip_global_norm='1'"),
+        ({"clip_global_norm": math.nan}, "clip_global_norm=nan"), ({"clip_global_norm": True}, "clip_global_norm=True"),
+        ({"nonfinite": "ignore"}, "nonfinite='ignore' is not one of 'propagate', 'skip', 'raise'"),
+        ({"nonfinite": None}, "nonfinite=None"), ({"nonfinite": True}, "nonfinite=True"),
+        ({"nonfinite": ["skip"]}, "nonfinite="),
+    ],
+)  # fmt: skip
+def test_options_that_are_refused(name, options, message, device):
+    with pytest.raises(ValueError, match=message):
+        OURS[name](layers(device), lr=0.1, **options)
+
+
+def test_sgd_has_no_bias_to_correct(device):
+    with pytest.raises(ValueError, match=r"LAMB.*SGD has no moments"):
+        OURS["sgd"](layers(device), lr=0.1, scaling=LAMB(bias_correction=False))

@@ -1,0 +1,82 @@
+"""LARS, LARC and LAMB against timm's optimizers."""
+
+import importlib
+import importlib.util
+import math
+
+import pytest
+import torch
+from cases import ALL, every_backend
+from steps import OURS, gradients, parameters, twin
+from tolerances import close
+
+from fused_lwlr import LAMB, LARC, LARS
+
+
+@pytest.fixture(scope="module")
+def timm_optim(timm):
+    return importlib.import_module("timm.optim")
+
+
+def against_timm(ours, theirs, named, expected, steps):
+    for _ in range(steps):
+        gradients(named)
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            q.grad = p.grad.clone()
+        ours.step()
+        theirs.step()
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), steps)
+
+
+@every_backend
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight_decay": 0.1}, {"momentum": 0.9, "weight_decay": 0.1}, {"momentum": 0.9, "dampening": 0.4},
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.05},
+    ],
+)  # fmt: skip
+def test_timm_lars(timm_optim, options, clipped, backend, device):
+    """timm adapts every parameter it is given if `always_adapt`, and has eps where the paper's formula has none."""
+    shapes = [(33, 130), (5,), (2, 3, 1500)] if backend == "torch" else [(3, 7), (5,)]
+    named = parameters(shapes, torch.float32, device)
+    expected = twin(named)
+    # 0.04 / 0.05: around 1, so that some ratios are clipped
+    scaling = (LARC if clipped else LARS)(0.04, eps=1e-3, **ALL)
+    ours = OURS["sgd"](named, lr=0.05, **options, scaling=scaling, backend=backend)
+    params = [p for _, p in expected]
+    theirs = timm_optim.Lars(
+        params, lr=0.05, **options, trust_coeff=0.04, eps=1e-3, trust_clip=clipped, always_adapt=True, foreach=False
+    )
+    against_timm(ours, theirs, named, expected, 10 if backend == "torch" else 2)
+
+
+@every_backend
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("correct", [False, True])
+@pytest.mark.parametrize("options", [{"weight_decay": 0.0}, {"weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-3}])
+def test_timm_lamb(timm_optim, options, correct, clipped, backend, device):
+    """As timm's with its own clipping of all gradients turned off; its decay is part of the direction, too."""
+    shapes = [(33, 130), (5,), (2, 3, 1500)] if backend == "torch" else [(3, 7), (5,)]
+    named = parameters(shapes, torch.float32, device)
+    expected = twin(named)
+    scaling = LAMB(max_ratio=1.0 if clipped else math.inf, bias_correction=correct, **ALL)
+    ours = OURS["adamw"](named, lr=0.01, **options, scaling=scaling, backend=backend)
+    theirs = timm_optim.Lamb(
+        [p for _, p in expected], lr=0.01, **{"eps": 1e-8, **options}, bias_correction=correct, max_grad_norm=None,
+        trust_clip=clipped, always_adapt=True, foreach=False,
+    )  # fmt: skip
+    against_timm(ours, theirs, named, expected, 10 if backend == "torch" else 2)
+
+
+def test_timm_lamb_clips_all_gradients_first(timm_optim, device):
+    """timm divides by the norm itself, and torch, whose rule ours is, by the norm and 1e-6."""
+    named = parameters([(33, 130), (5,)], torch.float32, device)
+    expected = twin(named)
+    ours = OURS["adamw"](named, lr=0.01, weight_decay=0.1, scaling=LAMB(**ALL), clip_global_norm=0.5, backend="torch")
+    theirs = timm_optim.Lamb(
+        [p for _, p in expected], lr=0.01, weight_decay=0.1, eps=1e-8, max_grad_norm=0.5, foreach=False
+    )
+    against_timm(ours, theirs, named, expected, 5)

@@ -1,0 +1,102 @@
+"""Layers of zeros stay finite, and NaN stays in its layer."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from cases import ALL, SCALINGS, every_case, every_name, every_scaling, name_of
+from steps import OPTIONS, OURS, compare, gradients, parameters, twin
+from tolerances import close, same
+
+from fused_lwlr import ELR, LAMB, ClipByLayer, NormalizedGradient
+
+# the factor of zero weights and of zero gradients is 1, save where a direction is left, or φ has a lower bound
+ZEROS = [*(replace(s, **ALL) for s in SCALINGS), LAMB(min_norm=0.5, **ALL), ELR(0.1, eps=0.0, **ALL)]
+every_zero = pytest.mark.parametrize("scaling", ZEROS, ids=name_of)
+
+
+@every_zero
+@every_name
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("weight", "gradient"), [(0, 1), (1, 0), (0, 0)])
+def test_zeros(name, scaling, weight, gradient, weight_decay, device):
+    """Of layers of zeros nothing becomes NaN, and they step as without a scaling if it says nothing else."""
+    options = {"lr": 0.1, "weight_decay": weight_decay, "scaling": scaling, "backend": "torch"}
+    named = parameters([(3, 5), (4,), ()], torch.float32, device)
+    for _, p in named:
+        p.data.mul_(weight)
+    expected = twin(named)
+    if name == "sgd":
+        options["momentum"] = 0.9
+    ours = OURS[name](named, **options)
+    plain = OURS[name](expected, **{**options, "scaling": None})
+    gradients(named, expected)
+    for _, p in (*named, *expected):
+        p.grad.mul_(gradient)
+    ours.step()
+    plain.step()
+    direction = scaling.scale(name).place == "direction"
+    bounded = isinstance(scaling, LAMB) and scaling.min_norm > 0
+    moves = direction and (weight_decay > 0 or gradient) and (weight or (gradient and bounded))
+    clipped = isinstance(scaling, ClipByLayer) or (isinstance(scaling, NormalizedGradient) and gradient)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        assert p.isfinite().all()
+        if not (moves or (clipped and gradient)):
+            same(p.detach(), q.detach())
+    assert ours.layer_stats().trust_ratio.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("name", "scaling"),
+    [("sgd", s) for s in (*ZEROS[:4], ZEROS[8])] + [("adamw", s) for s in (ZEROS[0], *ZEROS[6:9])],
+    ids=name_of,
+)
+def test_zeros_in_triton(name, scaling, device):
+    named = parameters([(3,), (3,), (3,)], torch.float32, device)
+    named[0][1].data.zero_()
+    named[1][1].data.zero_()
+    expected = twin(named)
+    ours, other = (
+        OURS[name](t, **OPTIONS[name], scaling=scaling, backend=backend)
+        for t, backend in ((named, "triton"), (expected, "torch"))
+    )
+    for _ in range(2):
+        gradients(named, expected)
+        for i in (0, 2):
+            named[i][1].grad.zero_()
+            expected[i][1].grad.zero_()
+        ours.step()
+        other.step()
+    assert all(p.isfinite().all() for _, p in named)
+    compare(partial(close, steps=2), ours, other, named, expected)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@every_scaling
+@every_case
+def test_poison_stays_in_its_layer(name, backend, scaling, bad, device):
+    """What torch would make of a bad element is lost; with it at most the rest of its layer."""
+    named = parameters([(3, 5), (2, 2)], torch.float32, device)
+    expected = twin(named)
+    ours = OURS[name](named, **OPTIONS[name], scaling=scaling, backend=backend)
+    other = OURS[name](expected, **OPTIONS[name], scaling=scaling, backend="torch")
+    gradients(named, expected)
+    named[0][1].grad[1, 2] = bad
+    ours.step()
+    other.step()
+    assert not named[0][1][1, 2].isfinite()
+    close(named[1][1].detach(), expected[1][1].detach())
+    assert ours.layer_stats().nonfinite.tolist() == [1, 0]
+    if backend == "triton":
+        again = twin(expected)
+        for (_, p), (_, q) in zip(again, named, strict=True):
+            p.grad = q.grad.clone()
+        # from the same start
+        torch.manual_seed(0)
+        for (_, p), (_, q) in zip(again, parameters([(3, 5), (2, 2)], torch.float32, device), strict=True):
+            p.data.copy_(q)
+        OURS[name](again, **OPTIONS[name], scaling=scaling, backend="torch").step()
+        close(named[0][1].detach(), again[0][1].detach())
