@@ -44,9 +44,10 @@ def test_every_variant_was_compiled(reports):
 
 
 def test_nothing_spills(reports):
-    # for sm_80 ptxas keeps up to two scalars of the queue in memory, to fit another block on a multiprocessor
+    # for sm_80 ptxas keeps a few scalars of the queue in memory, to fit another block on a multiprocessor: 8 bytes
+    # with triton 3.9, up to 24 with 3.6
     scalars = {"sgd momentum, ELR", "sgd momentum, all", "adamw, ELR", "adamw, all"}
-    assert [r for r in reports if r["spilled"] > 16 * (r["target"] == "sm_80" and r["kernel"] in scalars)] == []
+    assert [r for r in reports if r["spilled"] > 24 * (r["target"] == "sm_80" and r["kernel"] in scalars)] == []
 
 
 def test_full_tiles_move_128_bits_at_a_time(reports):
