@@ -46,7 +46,6 @@ class Plan:
 
     Attributes:
         group: for each live parameter, the index of its param group.
-        labels: for each live parameter, what messages call it.
         fresh: for each live parameter, whether the next step is its first.
         steps: for each live parameter, the number of steps taken; the memory of `state["step"]` where there is
             one. Where the device counts steps, it holds neither.
@@ -64,9 +63,9 @@ class Plan:
         live = [(p, g, *place) for p, g, place in zip(params, grads, places, strict=True) if g is not None]
         self.group: list[int] = [group for *_, group, _ in live]
         self._position: list[int] = [at for *_, at in live]
-        self.labels = [label_of(optimizer.param_groups[group], at) for *_, group, at in live]
+        self._labels = [label_of(optimizer.param_groups[group], at) for *_, group, at in live]
         seen: set[Tensor] = set()
-        for label, (param, grad, *_) in zip(self.labels, live, strict=True):
+        for label, (param, grad, *_) in zip(self._labels, live, strict=True):
             validate(type(optimizer).__name__, label, param, grad)
             if param in seen:
                 raise RuntimeError(f"parameter {label} is in its group twice: one launch would step it twice at once")
@@ -130,7 +129,7 @@ class Plan:
         used = [optimizer.state_columns(group) for group in optimizer.param_groups]
         self._columns: dict[str, list[Tensor | None]] = {name: [] for name in optimizer.state_names}
         fresh = []
-        for label, param, group, state in zip(self.labels, self._params, self.group, states, strict=False):
+        for label, param, group, state in zip(self._labels, self._params, self.group, states, strict=False):
             # a count of 0 beside a buffer is that of a first step that was skipped, when the device counted
             skipped = not optimizer.counts_on_device and not float(state.get("step", 1))
             fresh.append(skipped or all(state.get(name) is None for name in used[group]))
