@@ -49,7 +49,7 @@ def table(runs: Sequence[Run]) -> Table:
     for config, of in _by_arm(runs).items():
         constrained = config.goal is not None
         table.add_row(
-            "constrained ELR" if constrained else "plain SGD",
+            "ELR" if constrained else "plain",
             f"{config.momentum:g}",
             f"{config.weight_decay:g}",
             f"{config.lr:g}",

@@ -169,7 +169,7 @@ def test_demo(run, tmp_path):
 
 def test_demo_of_effective_rates(run, tmp_path):
     output = run("demo --model noshort --optimizer sgd --seeds 1 --epochs 1 --out here --device cpu").output
-    for text in ("32 layers without shortcuts", "constrained ELR", "plain SGD", "goal", "Wrote here/results.json."):
+    for text in ("32 layers without shortcuts", " ELR  ", " plain  ", "goal", "Wrote here/results.json."):
         assert text in output
     assert not (tmp_path / "here" / "demo.png").exists()
     results = json.loads((tmp_path / "here" / "results.json").read_text())
