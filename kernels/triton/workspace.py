@@ -65,9 +65,12 @@ def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tup
     segments: list[tuple[int, int]] = []
     waiting: deque[int] = deque()
     large: int | None = None
-    for row, size in enumerate(footprint):
-        while waiting and footprint[list(waiting)].sum() + size > WINDOW:
-            segments.append((waiting.popleft(), 1))
+    behind = 0
+    for row, size in enumerate(footprint.tolist()):
+        while waiting and behind + size > WINDOW:
+            oldest = waiting.popleft()
+            behind -= footprint[oldest]
+            segments.append((oldest, 1))
         segments.append((row, 0))
         if large is not None:
             # it is read from memory again in any case: time for its last norms, instead of waiting for them
@@ -75,6 +78,7 @@ def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tup
         large = row if size > WINDOW else None
         if large is None:
             waiting.append(row)
+            behind += size
     segments += [(row, 1) for row in (*waiting, *([] if large is None else [large]))]
     row, kind = np.array(segments, dtype=np.int64).reshape(-1, 2).T
     passed = np.cumsum(np.where(kind == 0, norms[row], footprint[row]))

@@ -14,8 +14,6 @@ from torch.optim import lr_scheduler
 from fused_lwlr.kernels import triton
 
 STEPS = 25
-# the interpreter is slow
-STEPS_OF = {"torch": STEPS, "triton": 8}
 CASES = [
     ("sgd", {"lr": 0.05, "momentum": m, "dampening": d, "nesterov": n, "weight_decay": wd, "maximize": up})
     for (m, d, n), wd, up in product(
@@ -35,7 +33,7 @@ def pair(name, options, named, expected, backend, **more):
 
 
 def check_of(backend):
-    return same if backend == "torch" else partial(close, steps=STEPS_OF[backend])
+    return same if backend == "torch" else partial(close, steps=STEPS)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,7 @@ def test_every_option(name, options, backend, dtype, device):
     named = parameters(SHAPES, dtype, device)
     expected = twin(named)
     ours, torchs = pair(name, options, named, expected, backend)
-    train((ours, torchs), (named, expected), STEPS_OF[backend])
+    train((ours, torchs), (named, expected), STEPS)
     compare(check_of(backend), ours, torchs, named, expected)
 
 
@@ -57,9 +55,9 @@ def test_complex(name, options, backend, device):
     named = parameters([(6, 5), (), (70,), (0,)], torch.complex64, device)
     expected = twin(named)
     ours, torchs = pair(name, options, named, expected, backend)
-    train((ours, torchs), (named, expected), STEPS_OF[backend])
+    train((ours, torchs), (named, expected), STEPS)
     # the same numbers, as pairs of reals or as complex arithmetic
-    compare(partial(close, steps=STEPS_OF[backend]), ours, torchs, named, expected)
+    compare(partial(close, steps=STEPS), ours, torchs, named, expected)
 
 
 @every_case
@@ -114,7 +112,7 @@ def test_multipliers_are_groups(name, backend, device):
     lr = OPTIONS[name]["lr"]
     groups = [{"params": [(key, p)], "lr": lr * etas.get(key, 1.0)} for key, p in expected]
     torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
-    train((ours, torchs), (named, expected), STEPS_OF[backend])
+    train((ours, torchs), (named, expected), STEPS)
     compare(check_of(backend), ours, torchs, named, expected)
 
 
@@ -129,7 +127,7 @@ def test_slices_are_groups(name, backend, device):
         {"params": [p], "lr": OPTIONS[name]["lr"] * eta} for p, eta in zip(pieces, (3.0, 1.0, 0.5, 1.0), strict=True)
     ]
     torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
-    for _ in range(STEPS_OF[backend]):
+    for _ in range(STEPS):
         gradients([(key, param), other])
         for piece, grad in zip(pieces, (*param.grad.split([1, 3, 2]), other[1].grad), strict=True):
             piece.grad = grad.clone()
@@ -184,8 +182,8 @@ def test_groups_of_different_options_share_a_launch(name, backend, device):
     groups = [[{"params": [p], **o} for p, o in zip(t, special, strict=True)] for t in (named, expected)]
     ours, torchs = pair(name, OPTIONS[name], *groups, backend)
     triton.counters.reset()
-    train((ours, torchs), (named, expected), STEPS_OF[backend])
-    assert triton.counters.launches == (STEPS_OF[backend] if backend == "triton" else 0)
+    train((ours, torchs), (named, expected), STEPS)
+    assert triton.counters.launches == (STEPS if backend == "triton" else 0)
     compare(check_of(backend), ours, torchs, named, expected)
 
 
