@@ -71,6 +71,7 @@ class Plan:
                 raise RuntimeError(f"parameter {label} is in its group twice: one launch would step it twice at once")
             seen.add(param)
         self._targets = optimizer.rescaling.targets() if optimizer.rescaling is not None and live else []
+        self._target_of = {target.tensor: target for target in self._targets}
         idle = [target.tensor for target in self._targets if target.tensor not in seen]
         self._params: list[Tensor] = [param for param, *_ in live] + idle
         self._idle: list[None] = [None] * len(idle)
@@ -208,7 +209,7 @@ class Plan:
     def _rows(self, optimizer: "FusedOptimizer", tensor: int, i: int) -> Iterable[Row]:
         """The rows of the plan's parameter i, which is number `tensor` of its table."""
         param = self._params[i]
-        target = next((t for t in self._targets if t.tensor is param), None)
+        target = self._target_of.get(param)
         power, anchor = (target.power, target.anchor) if target is not None else (0, False)
         if i >= len(self.group):
             return [Row(tensor, power=power, anchor=anchor)]
