@@ -49,34 +49,47 @@ TYPES = {
     "totals": "*fp64",
     "next_totals": "*fp64",
     "max_norm": "fp32",
+    "grad_scale": "*fp32",
+    "found_inf": "*fp32",
+    "known_factors": "*fp64",
 }
 
 
 def kernels(dtype: Any) -> Iterator[tuple[str, Any, dict[str, Any], int]]:
     """Name, kernel, compile-time arguments and warps of every variant that is launched."""
     rules = {
-        "sgd": (sgd, "", 9),
-        "sgd momentum": (sgd, "X", 9),
-        "adamw": (adamw, "XY", 14),
-        "adamw amsgrad": (adamw, "XYZ", 14),
+        "sgd": (sgd, "", 16),
+        "sgd momentum": (sgd, "X", 16),
+        "adamw": (adamw, "XY", 20),
+        "adamw amsgrad": (adamw, "XYZ", 20),
     }
     variants = {}
     for name, (rule, states, width) in rules.items():
-        constants = {**dict.fromkeys("WGXYZ"), **dict.fromkeys("WG" + states, dtype)}
-        constants |= {"RULE": rule._rule, "BLOCK": update.BLOCK, "WIDTH": width}
+        constants = {**dict.fromkeys("WGXYZM"), **dict.fromkeys("WG" + states, dtype)}
+        constants |= {"RULE": rule._rule, "LIVE": False, "BLOCK": update.BLOCK, "WIDTH": width}
         variants[name] = (rule, constants)
         yield name, update.step_kernel, constants, update.WARPS
+    if dtype != tl.float32:
+        exact = {"M": tl.float32, "X": tl.float32, "Y": tl.float32}
+        yield "adamw, master", update.step_kernel, {**variants["adamw"][1], **exact}, update.WARPS
     for name, place in (("sgd momentum", "gradient"), ("adamw", "direction")):
         rule, constants = variants[name]
         scaled = {
             **constants, "STEP": None, "COEFFICIENTS": rule._coefficients, "WIDTH": constants["WIDTH"] + 2,
             "FORMULA": formula.compiled(ELR.formula), "PLACE": place, "NUMBERS": 2,
-            "GATED": False, "SKIP": False, "RESCALE": False, "PASSES": queue.PASSES, "SLOTS": queue.SLOTS,
+            "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
+            "PASSES": queue.PASSES, "SLOTS": queue.SLOTS,
         }  # fmt: skip
-        yield f"{name}, ELR", queue.queue_kernel, scaled, update.WARPS
+        absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "seed"))
+        yield f"{name}, ELR", queue.queue_kernel, {**scaled, **absent}, update.WARPS
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
-        yield f"{name}, all", queue.queue_kernel, {**scaled, **everything}, update.WARPS
-    constants = {"W": dtype, "G": dtype, "TOTALS": False}
+        unused = {"known_factors": None, "seed": None}
+        yield f"{name}, all", queue.queue_kernel, {**scaled, **everything, **unused}, update.WARPS
+        if dtype != tl.float32:
+            plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "LIVE": True}
+            del absent["seed"]
+            yield f"{name}, noise", queue.queue_kernel, {**scaled, **absent, **plain}, update.WARPS
+    constants = {"W": dtype, "G": dtype, "TOTALS": False, "grad_scale": None}
     constants |= {"BLOCK": statistics.BLOCK, "PASSES": statistics.PASSES, "SLOTS": statistics.SLOTS}
     yield "statistics", statistics.statistics_kernel, constants, statistics.WARPS
     yield "totals", statistics.statistics_kernel, {**constants, "W": None, "TOTALS": True}, statistics.WARPS

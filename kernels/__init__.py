@@ -10,8 +10,8 @@ if __name__ != "fused_lwlr.kernels":
         "import fused_lwlr.kernels, and take its folder off sys.path"
     )
 
-from fused_lwlr.kernels.control import STEP_STATISTICS, Gate, Scale
+from fused_lwlr.kernels.control import STEP_STATISTICS, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import AdamWHyper, SGDHyper
 from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
-__all__ = ["STATISTICS", "STEP_STATISTICS", "AdamWHyper", "Gate", "Row", "SGDHyper", "Scale", "Table"]
+__all__ = ["STATISTICS", "STEP_STATISTICS", "AdamWHyper", "Factors", "Gate", "Row", "SGDHyper", "Scale", "Table"]

@@ -29,16 +29,33 @@ class Scale(NamedTuple):
     numbers: tuple[float, ...] = ()
 
 
-class Gate(NamedTuple):
-    """Decisions for all rows at once, from what `totals` returned for every table of the step.
+class Factors(NamedTuple):
+    """What a `Scale` would find, known before the step: of rows that are shards of layers.
 
     Attributes:
-        totals: float64 [3]: Σg², the number of non-finite gradient elements, and max Σw² over the rows with
-            `Row.anchor`.
-        max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
-        skip: whether one non-finite gradient element is enough for nothing to be written.
+        values: float64 [rows], one factor for each row.
+        place: as in `Scale`.
     """
 
-    totals: Tensor
+    values: Tensor
+    place: Place
+
+
+class Gate(NamedTuple):
+    """Decisions for all rows at once. Tensors are on the table's device, and are read there.
+
+    Attributes:
+        totals: float64 [3], from what `totals` returned for every table of the step: Σg², the number of non-finite
+            gradient elements, and max Σw² over the rows with `Row.anchor`. None if nothing asks for them.
+        max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
+        skip: whether one non-finite gradient element is enough for nothing to be written.
+        grad_scale: float32 of one element, what the gradients are too large by: all that is said of gradients, in
+            statistics and totals too, is of gradients divided by it.
+        found_inf: float32 of one element: unless it is 0, nothing is written.
+    """
+
+    totals: Tensor | None = None
     max_norm: float = math.inf
     skip: bool = False
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None

@@ -2,14 +2,19 @@
 
 from typing import NamedTuple
 
+from torch import Tensor
+
+Number = float | Tensor
+"""A number, or a tensor of one element, float32 or float64, that is read when the step runs."""
+
 
 class SGDHyper(NamedTuple):
     """One row of `torch.optim.SGD` options; `first` marks a momentum buffer that holds no gradient yet."""
 
-    lr: float
+    lr: Number
     momentum: float = 0.0
     dampening: float = 0.0
-    weight_decay: float = 0.0
+    weight_decay: Number = 0.0
     nesterov: bool = False
     maximize: bool = False
     first: bool = False
@@ -21,11 +26,11 @@ class AdamWHyper(NamedTuple):
     `bias_correction` says whether 1 − βᵗ stands as it is, or is 1.
     """
 
-    lr: float
+    lr: Number
     beta1: float
     beta2: float
     eps: float
-    weight_decay: float
+    weight_decay: Number
     maximize: bool = False
     step: float = 1.0
     bias_correction: bool = True

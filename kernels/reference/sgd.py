@@ -5,44 +5,58 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Gate, Scale
+from fused_lwlr.kernels.control import Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import SGDHyper
 from fused_lwlr.kernels.reference.control import Control
 from fused_lwlr.kernels.table import Table
 
 
 @torch.no_grad()
-def sgd(table: Table, hyper: Sequence[SGDHyper], scale: Scale | None = None, gate: Gate | None = None) -> Tensor | None:
+def sgd(
+    table: Table,
+    hyper: Sequence[SGDHyper],
+    scale: Scale | Factors | None = None,
+    gate: Gate | None = None,
+    *,
+    write: bool = True,
+    rounding_seed: int | None = None,
+) -> Tensor | None:
     """One SGD step on every row of the table, in place, each row with its own multiplier η.
 
-        g ← ± clip · s · g                           (− with maximize)
+        g ← ± clip · s · g / grad_scale              (− with maximize)
         g ← s · (g + weight_decay · w)
         b ← momentum · b + (1 − dampening) · g       (b ← g on the first step)
         d ← g + momentum · b  with nesterov,  b  with momentum,  g  without
         w ← (w − lr · η · s · d) / Ŵᵖ,   b ← b / Ŵᵖ
 
-    with clip from the gate, s from the scale (at one of its three places, 1 at the others), and Ŵᵖ as each row
-    says. Half precision is computed in float32 and rounded once when stored.
+    with clip and grad_scale from the gate, s from the scale (at one of its three places, 1 at the others), and Ŵᵖ as
+    each row says. Half precision is computed in float32 and rounded once when stored.
 
     Args:
-        table: columns "param", "grad" and "momentum_buffer" (None where the momentum is 0), and "step" where
-            the device counts steps: then a step count of 0 marks the first step.
+        table: columns "param", "grad" and "momentum_buffer" (None where the momentum is 0), "step" where
+            the device counts steps: then a step count of 0 marks the first step; and "master_weight", of a
+            half-precision parameter its weight before rounding, which holds where rounding it gives the parameter.
         hyper: the rows that `table.hyper_row` points into.
         scale: one factor for each row.
-        gate: clipping, skipping and Ŵ.
+        gate: loss scaling, clipping, skipping and Ŵ.
+        write: False changes nothing, and only returns statistics.
+        rounding_seed: rounds half precision up or down at random, by the seed, the row, the step count and the
+            position, so that expectations are exact.
 
     Returns:
-        With a scale, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
+        With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
-    control = Control(table, scale, gate)
-    for row, (param, grad, momentum_buffer, step) in table.views("param", "grad", "momentum_buffer", "step"):
+    control = Control(table, scale, gate, write, rounding_seed)
+    names = ("param", "grad", "momentum_buffer", "step", "master_weight")
+    for row, (param, grad, momentum_buffer, step, master_weight) in table.views(*names):
         h = hyper[table.hyper_row[row.tensor]]
-        w = control.own(param)
-        g = control.gradient(row, param, grad, h.lr * row.multiplier, h.weight_decay)
+        lr, weight_decay = float(h.lr) * row.multiplier, float(h.weight_decay)
+        w = control.weight(param, master_weight)
+        g = control.gradient(row, param, grad, lr, weight_decay)
         if h.maximize:
             g = -g
-        if h.weight_decay != 0:
-            g = g.add(w, alpha=h.weight_decay)
+        if weight_decay != 0:
+            g = g.add(w, alpha=weight_decay)
         d = g = control.decayed(g)
         if momentum_buffer is not None:
             b = control.own(momentum_buffer)
@@ -52,9 +66,12 @@ def sgd(table: Table, hyper: Sequence[SGDHyper], scale: Scale | None = None, gat
             d = g.add(b, alpha=h.momentum) if h.nesterov else b
         if control.place == "direction":
             d = d * control.direction(row, d)
-        control.store(param, w.add_(d, alpha=-h.lr * row.multiplier), row.power)
+        w.add_(d, alpha=-lr)
+        control.store(row, param, w, 0, row.power)
+        if master_weight is not None:
+            control.store(row, master_weight, w, 0, row.power)
         if momentum_buffer is not None:
             # last: b may be the direction
-            control.store(momentum_buffer, b, row.power)
-    control.count(table.column("step"))
+            control.store(row, momentum_buffer, b, 1, row.power)
+    control.count()
     return control.statistics

@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Gate, Scale
-from fused_lwlr.kernels.hyper import AdamWHyper
+from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.hyper import AdamWHyper, Number
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton.step import step
-from fused_lwlr.kernels.triton.update import HEADER
+from fused_lwlr.kernels.triton.update import HEADER, UNUSED
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _coefficients(hyper, taken):
 
 
 @triton.jit
-def _rule(w, g, m, v, u, has_m, has_u, scale, gain, correction2, hyper):
+def _rule(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, hyper):
     lerp1 = tl.load(hyper + HEADER)
     beta2 = tl.load(hyper + HEADER + 1)
     gain2 = tl.load(hyper + HEADER + 2)
@@ -56,36 +56,46 @@ def _rule(w, g, m, v, u, has_m, has_u, scale, gain, correction2, hyper):
 
 
 def adamw(
-    table: Table, hyper: Sequence[AdamWHyper], scale: Scale | None = None, gate: Gate | None = None
+    table: Table,
+    hyper: Sequence[AdamWHyper],
+    scale: Scale | Factors | None = None,
+    gate: Gate | None = None,
+    *,
+    write: bool = True,
+    rounding_seed: int | None = None,
 ) -> Tensor | None:
     """One AdamW step on every row of the table, in place, each row with its own multiplier η.
 
-        g ← ± clip · s · g                           (− with maximize)
+        g ← ± clip · s · g / grad_scale              (− with maximize)
         m ← m + (1 − β₁) · (g − m)
         v ← β₂ · v + (1 − β₂) · g²
         u ← max(u, v)  with amsgrad,  v  without
         d ← m / (1 − β₁ᵗ) / (√u / √(1 − β₂ᵗ) + eps)
         w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · d
 
-    with clip from the gate and s from the scale (at one of the two places, 1 at the other; the norm of the
-    direction is ‖d + weight_decay · w‖). The multiplier acts on the decay too, as a parameter group of its own
+    with clip and grad_scale from the gate, and s from the scale (at one of the two places, 1 at the other; the norm
+    of the direction is ‖d + weight_decay · w‖). The multiplier acts on the decay too, as a parameter group of its own
     with rate lr · η would. Half precision is computed in float32 and rounded once when stored.
 
     Args:
         table: columns "param", "grad", "exp_avg", "exp_avg_sq" and "max_exp_avg_sq" (None without amsgrad),
-            and "step" where the device counts steps.
+            "step" where the device counts steps, and "master_weight", of a half-precision parameter its weight
+            before rounding, which holds where rounding it gives the parameter.
         hyper: the rows that `table.hyper_row` points into, with the step count t of each, which "step" overrides.
         scale: one factor for each row.
-        gate: clipping and skipping.
+        gate: loss scaling, clipping and skipping.
+        write: False changes nothing, and only returns statistics.
+        rounding_seed: rounds half precision up or down at random, by the seed, the row, the step count and the
+            position, so that expectations are exact.
 
     Returns:
-        With a scale, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
+        With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
-    columns = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-    return step(table, columns, _rule, _coefficients, [_hyper(h) for h in hyper], scale, gate)
+    columns, rows = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), [_hyper(h) for h in hyper]
+    return step(table, columns, _rule, _coefficients, rows, scale, gate, write=write, rounding_seed=rounding_seed)
 
 
-def _hyper(h: AdamWHyper) -> tuple[float, ...]:
+def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
     """lr, sign, 0, weight_decay, 1 / (1 − β₁ᵗ), √(1 − β₂ᵗ); 1 − β₁, β₂, 1 − β₂, eps, and both β as two floats each.
 
     In double precision, rounded once.
@@ -94,7 +104,7 @@ def _hyper(h: AdamWHyper) -> tuple[float, ...]:
     beta1, beta2 = (h.beta1, h.beta2) if h.bias_correction else (0.0, 0.0)
     gain, correction2 = 1 / (1 - beta1**h.step), (1 - beta2**h.step) ** 0.5
     header = (h.lr, -1.0 if h.maximize else 1.0, 0.0, h.weight_decay, gain, correction2)
-    return *header, 1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2)
+    return *header, *UNUSED, 1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2)
 
 
 def _two_floats(x: float) -> tuple[float, float]:

@@ -17,12 +17,15 @@ from fused_lwlr.kernels.triton.tile import dtype_of
 # bits of a row's traits, and the bit at which p of Ŵᵖ begins
 SCALED, ANCHOR, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(3)
 
+NO_HYPER = np.zeros((0, 0), dtype=np.float32)
+
 
 class Image:
     """One int64 buffer on the device, uploaded in a single copy whenever anything in it changed.
 
     Its parts, for R rows and C columns: addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R],
-    all int64; then multipliers [R] and hyper rows [H, K], as float32. An address of 0 stands for an absent tensor.
+    all int64; then multipliers [R, padded to be even] and hyper rows [H, K], as float32. An address of 0 stands for an
+    absent tensor.
     Tiles are numbered over all rows, in tiles of `tile` elements; traits are the bits below.
 
     A kernel walks a row in storage order, so all columns of a row must have the same strides and fill
@@ -50,7 +53,8 @@ class Image:
         used = (len(columns) + 4) * self.rows
         # even, for an alignment of 16 bytes behind it
         integers = used + used % 2
-        floats = self.rows + hyper_rows * hyper_width
+        multipliers = self.rows + self.rows % 2
+        floats = multipliers + hyper_rows * hyper_width
         self._staging = np.zeros(integers + (floats + 1) // 2, dtype=np.int64)
         staged = self._staging[:used].reshape(-1, self.rows)
         self._addresses, (numel, self._hyper_row, first, self._traits) = staged[: len(columns)], staged[-4:]
@@ -59,7 +63,8 @@ class Image:
         first[:] = np.cumsum(counts) - counts
         staged_floats = self._staging[integers:].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
-        self._hyper = staged_floats[self.rows : floats]
+        # as integers: the address of a number may be no number as a float
+        self._hyper = staged_floats[multipliers:floats].view(np.int32)
 
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
         self.addresses = self.buffer[:used]
@@ -75,7 +80,7 @@ class Image:
         self.workspace: Any = None
         """What an operation keeps from launch to launch."""
 
-    def refresh(self, table: Table, hyper: Sequence[Sequence[float]]) -> None:
+    def refresh(self, table: Table, hyper: np.ndarray) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
         moved = [i for i, name in enumerate(self.columns) if table.keys.get(name) is not self._seen.get(name)]
         for column in moved:
@@ -87,7 +92,7 @@ class Image:
         if table.hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
-        changed |= _assign(self._hyper, np.asarray(hyper, dtype=np.float32).ravel())
+        changed |= _assign(self._hyper, hyper.view(np.int32).ravel())
         if self._versions is not None:
             changed |= _assign(self._traits, self._own_traits | KNOWN.value * self.known(table))
         if changed:
@@ -143,12 +148,11 @@ class Image:
         self._seen[name] = key
 
 
-def image_of(table: Table, columns: Sequence[str], hyper: Sequence[Sequence[float]] = (), *, tile: int) -> Image:
+def image_of(table: Table, columns: Sequence[str], hyper: np.ndarray = NO_HYPER, *, tile: int) -> Image:
     """The table's image, made on the first call and brought up to date on every one."""
     image: Image | None = table.images.get(tuple(columns))
-    width = len(hyper[0]) if hyper else 0
-    if image is None or (image.hyper_rows, image.hyper_width) != (len(hyper), width):
-        image = table.images[tuple(columns)] = Image(table, columns, len(hyper), width, tile)
+    if image is None or (image.hyper_rows, image.hyper_width) != hyper.shape:
+        image = table.images[tuple(columns)] = Image(table, columns, len(hyper), hyper.shape[1], tile)
     image.refresh(table, hyper)
     return image
 
@@ -164,15 +168,11 @@ def tile_list(numel: np.ndarray, block: int, *, at_least_one: bool = False) -> n
     return np.stack((row, index), axis=1).astype(np.int32)
 
 
-def _versions(table: Table) -> list[int]:
-    return [param._version for param in table.columns["param"]]
-
-
 def _extent(param: Tensor, row: Row) -> tuple[int, int]:
     """First element and number of elements of a row, counted in storage order."""
     if row.stop is None:
         return 0, param.numel()
-    inner = param.numel() // param.shape[0]
+    inner = param.numel() // max(param.shape[0], 1)
     return row.start * inner, (row.stop - row.start) * inner
 
 

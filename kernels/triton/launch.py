@@ -56,7 +56,7 @@ def launch(
         meta: compile-time arguments.
     """
     count = items.shape[0]
-    if count == 0:
+    if programs == 0:
         return
     with torch.cuda.device_of(image.buffer):
         # without contraction to FMA rounding is that of the operations as written, on every device and version

@@ -6,7 +6,7 @@ import triton.language as tl
 from fused_lwlr.kernels.triton.image import SCALED
 from fused_lwlr.kernels.triton.statistics import sum_slots
 from fused_lwlr.kernels.triton.tile import load
-from fused_lwlr.kernels.triton.update import new_values
+from fused_lwlr.kernels.triton.update import new_values, number
 
 FOLD = tl.constexpr(4)
 """Neighbours that are summed before they are added to an accumulator."""
@@ -33,23 +33,24 @@ def fold(x, FULL: tl.constexpr):
 
 @triton.jit
 def add_norms(
-    w_at, g_at, x_at, y_at, z_at, offs, numel, factor, c1, c2, hyper, abs_sum, sq_sum, nonfinite, direction_sum,
-    W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, RULE: tl.constexpr,
-    DIRECTION: tl.constexpr, FULL: tl.constexpr,
+    w_at, g_at, x_at, y_at, z_at, m_at, offs, numel, unscale, factor, c1, c2, hyper,
+    abs_sum, sq_sum, nonfinite, direction_sum,
+    W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, M: tl.constexpr,
+    RULE: tl.constexpr, LIVE: tl.constexpr, DIRECTION: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Add Σ|g|, Σg², the count of non-finite g and Σd² of one block to accumulators."""
+    """Add Σ|g|, Σg², the count of non-finite g and Σd² of one block to accumulators, of g after unscaling."""
     # what an update item reads again is to stay in L2
-    magnitude = tl.abs(load(g_at, offs, numel, G, FULL, "evict_last"))
+    magnitude = tl.abs(load(g_at, offs, numel, G, FULL, "evict_last")) * unscale
     abs_sum += fold(magnitude, FULL)
     sq_sum += fold(magnitude * magnitude, FULL)
     # false for NaN as well as for infinity
     nonfinite += fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
     if DIRECTION:
         w, d, _, _, _ = new_values(
-            w_at, g_at, x_at, y_at, z_at, offs, numel, factor, 1.0, c1, c2, hyper, W, G, X, Y, Z, RULE, FULL,
-            "evict_last",
+            w_at, g_at, x_at, y_at, z_at, m_at, offs, numel, factor, 1.0, c1, c2, hyper,
+            W, G, X, Y, Z, M, RULE, LIVE, FULL, "evict_last",
         )  # fmt: skip
-        d += tl.load(hyper + 3) * w
+        d += number(hyper, 3, LIVE) * w
         if not FULL:
             d = tl.where(offs < numel, d, 0.0)
         direction_sum += fold(d * d, FULL)
@@ -85,7 +86,8 @@ def _factor(norm, weight_norm, lr, weight_decay, numbers, FORMULA: tl.constexpr,
 @triton.jit
 def settle(
     row, first, count, traits, lr, clip, hyper, partials, tiles, factors, rows, out,
-    FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr,
+    FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, WIDTH: tl.constexpr, LIVE: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Sum the partials of a row, and store its statistics and factors."""
     sq_sum = sum_slots(partials + tiles, first, count, SLOTS)
@@ -94,7 +96,7 @@ def settle(
         norm = tl.sqrt(sum_slots(partials + 3 * tiles, first, count, SLOTS))
     else:
         norm = tl.sqrt(sq_sum) * clip
-    weight_decay = tl.load(hyper + 2) + tl.load(hyper + 3)
+    weight_decay = number(hyper, 2, LIVE) + number(hyper, 3, LIVE)
     s = _factor(
         norm, tl.sqrt(weight_sq_sum), lr.to(tl.float64), weight_decay.to(tl.float64), hyper + WIDTH - NUMBERS,
         FORMULA, NUMBERS,

@@ -14,9 +14,10 @@ import triton.language as tl
 
 from fused_lwlr.kernels.triton.image import ANCHOR, KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import FOLD, add_norms, add_weights, fingerprint, fold, settle
+from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import sum_slots
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, tile_at
-from fused_lwlr.kernels.triton.update import TAIL, step_block
+from fused_lwlr.kernels.triton.update import TAIL, number, step_block
 
 PASSES = 4
 """Blocks in a tile; every item is one tile, of its norms or of its update."""
@@ -59,21 +60,23 @@ def _leave(
     tl.store(counters + 1, 0)
 
 
-@triton.jit(do_not_specialize=["item_count", "rows", "tiles", "max_norm"])
+@triton.jit(do_not_specialize=["item_count", "rows", "tiles", "max_norm", "seed"])
 def queue_kernel(
     addresses, floats, items, item_count, rows, tiles, counters, partials, prints, factors, out, totals,
-    next_totals, max_norm,
+    next_totals, max_norm, grad_scale, found_inf, known_factors, seed,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, STEP: tl.constexpr,
-    RULE: tl.constexpr, COEFFICIENTS: tl.constexpr, WIDTH: tl.constexpr, FORMULA: tl.constexpr, PLACE: tl.constexpr,
-    NUMBERS: tl.constexpr, GATED: tl.constexpr, SKIP: tl.constexpr, RESCALE: tl.constexpr,
-    BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
+    M: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr, LIVE: tl.constexpr, WIDTH: tl.constexpr,
+    FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, GATED: tl.constexpr, SKIP: tl.constexpr,
+    RESCALE: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """One step of a rule, in items of one tile each.
 
-    addresses: see `Image`, with columns param, grad, three of state, step. items: see `item_list`.
+    addresses: see `Image`, with columns param, grad, three of state, step, master_weight. items: see `item_list`.
     counters: ticket, programs that left; for each row norm items done, settled, update items done; the largest Σw².
     partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
     factors: [3, rows], of the gradient, of the decayed gradient, of the direction. out: [rows, 5], statistics.
+    grad_scale, found_inf: see `Gate`. known_factors: [rows], see `Factors`. seed: of stochastic rounding. All of
+    these may be None.
     """
     arrivals, settled, updated = counters + 2, counters + 2 + rows, counters + 2 + 2 * rows
     peak = counters + 2 + 3 * rows
@@ -88,29 +91,38 @@ def queue_kernel(
         shrink = tl.where(largest > 0, 1 / tl.sqrt(tl.where(largest > 0, largest, 1.0)), 1.0).to(tl.float32)
     if SKIP:
         skipped = tl.load(totals + 1) != 0
+    if found_inf is not None:
+        overflowed = tl.load(found_inf) != 0
+        skipped = (skipped | overflowed) if SKIP else overflowed
+    unscale = 1.0
+    if grad_scale is not None:
+        unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
         row = tl.load(items + 2 * ticket)
         code = tl.load(items + 2 * ticket + 1)
         slot = code >> 1
-        start = (slot - tl.load(addresses + 8 * rows + row)) * (BLOCK * PASSES)
+        start = (slot - tl.load(addresses + 9 * rows + row)) * (BLOCK * PASSES)
         # within a tile 32 bits are enough
-        stop = tl.minimum(tl.load(addresses + 6 * rows + row) - start, BLOCK * PASSES).to(tl.int32)
+        stop = tl.minimum(tl.load(addresses + 7 * rows + row) - start, BLOCK * PASSES).to(tl.int32)
         w_at = tile_at(addresses, row, start, W)
         g_at = tile_at(addresses + rows, row, start, G)
         x_at = tile_at(addresses + 2 * rows, row, start, X)
         y_at = tile_at(addresses + 3 * rows, row, start, Y)
         z_at = tile_at(addresses + 4 * rows, row, start, Z)
-        hyper = floats + rows + WIDTH * tl.load(addresses + 7 * rows + row)
-        aligned = (w_at | g_at | x_at | y_at | z_at) % ALIGNMENT == 0
-        lr = tl.load(hyper) * tl.load(floats + row)
+        m_at = tile_at(addresses + 6 * rows, row, start, M)
+        hyper = floats + rows + rows % 2 + WIDTH * tl.load(addresses + 8 * rows + row)
+        aligned = (w_at | g_at | x_at | y_at | z_at | m_at) % ALIGNMENT == 0
+        lr = number(hyper, 0, LIVE) * tl.load(floats + row)
         sign = tl.load(hyper + 1)
         c1 = tl.load(hyper + 4)
         c2 = tl.load(hyper + 5)
+        taken = tl.zeros([], tl.float32)
         if STEP is not None:
             step_at = tl.load(addresses + 5 * rows + row)
             if step_at != 0:
-                c1, c2 = COEFFICIENTS(hyper, tl.load(step_at.to(tl.pointer_type(STEP))))
+                taken = tl.load(step_at.to(tl.pointer_type(STEP)))
+                c1, c2 = COEFFICIENTS(hyper, taken)
         zero = tl.zeros([BLOCK // FOLD], tl.float32)
         rest = tl.zeros([TAIL], tl.float32)
         begin = tl.zeros([], tl.int32)
@@ -120,15 +132,16 @@ def queue_kernel(
             while begin < stop:
                 if (begin + BLOCK <= stop) & aligned:
                     abs_sum, sq_sum, nonfinite, direction_sum = add_norms(
-                        w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, BLOCK), stop, sign * clip, c1, c2, hyper,
-                        abs_sum, sq_sum, nonfinite, direction_sum, W, G, X, Y, Z, RULE, PLACE == "direction", True,
+                        w_at, g_at, x_at, y_at, z_at, m_at, begin + tl.arange(0, BLOCK), stop, unscale,
+                        sign * clip * unscale, c1, c2, hyper, abs_sum, sq_sum, nonfinite, direction_sum,
+                        W, G, X, Y, Z, M, RULE, LIVE, PLACE == "direction", True,
                     )  # fmt: skip
                     begin += BLOCK
                 else:
                     abs_tail, sq_tail, nonfinite_tail, direction_tail = add_norms(
-                        w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, TAIL), stop, sign * clip, c1, c2, hyper,
-                        abs_tail, sq_tail, nonfinite_tail, direction_tail,
-                        W, G, X, Y, Z, RULE, PLACE == "direction", False,
+                        w_at, g_at, x_at, y_at, z_at, m_at, begin + tl.arange(0, TAIL), stop, unscale,
+                        sign * clip * unscale, c1, c2, hyper, abs_tail, sq_tail, nonfinite_tail, direction_tail,
+                        W, G, X, Y, Z, M, RULE, LIVE, PLACE == "direction", False,
                     )  # fmt: skip
                     begin += TAIL
             tl.store(partials + slot, tl.sum(abs_sum, axis=0) + tl.sum(abs_tail, axis=0))
@@ -136,7 +149,7 @@ def queue_kernel(
             tl.store(partials + 2 * tiles + slot, tl.sum(nonfinite, axis=0) + tl.sum(nonfinite_tail, axis=0))
             tl.store(partials + 3 * tiles + slot, tl.sum(direction_sum, axis=0) + tl.sum(direction_tail, axis=0))
             # Σw² is carried from the last step, unless the weights were changed since
-            traits = tl.load(addresses + 9 * rows + row)
+            traits = tl.load(addresses + 10 * rows + row)
             known = (traits & KNOWN) != 0
             if known:
                 known = tl.load(prints + slot) == fingerprint(w_at, stop, W)
@@ -153,15 +166,15 @@ def queue_kernel(
                 tl.store(carried + slot, tl.sum(weight_sum, axis=0) + tl.sum(weight_tail, axis=0))
                 tl.store(prints + slot, fingerprint(w_at, stop, W))
             # loaded here and not before the loops, where they would take registers
-            first = tl.load(addresses + 8 * rows + row).to(tl.int32)
-            count = tl.cdiv(tl.load(addresses + 6 * rows + row), BLOCK * PASSES).to(tl.int32)
+            first = tl.load(addresses + 9 * rows + row).to(tl.int32)
+            count = tl.cdiv(tl.load(addresses + 7 * rows + row), BLOCK * PASSES).to(tl.int32)
             done = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
             if done == count - 1:
                 tl.store(arrivals + row, 0)
                 if FORMULA is not None:
                     settle(
                         row, first, count, traits, lr, clip, hyper, partials, tiles, factors, rows, out,
-                        FORMULA, PLACE, NUMBERS, WIDTH, SLOTS,
+                        FORMULA, PLACE, NUMBERS, WIDTH, LIVE, SLOTS,
                     )  # fmt: skip
                 tl.atomic_xchg(settled + row, 1, sem="release")
         elif not skipped:
@@ -173,24 +186,36 @@ def queue_kernel(
                 factor = tl.load(factors + row, cache_modifier=".cg")
                 scale = tl.load(factors + rows + row, cache_modifier=".cg")
                 ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
+            if known_factors is not None:
+                known_factor = tl.load(known_factors + row).to(tl.float32)
+                if PLACE == "gradient":
+                    factor = clip * known_factor
+                elif PLACE == "decayed":
+                    scale = known_factor
+                else:
+                    ratio = known_factor
+            factor *= sign * unscale
             rate = lr * ratio
-            decay = rate * tl.load(hyper + 3)
+            decay = rate * number(hyper, 3, LIVE)
+            key = None
+            if seed is not None:
+                key = key_of(seed, row, taken)
             divisor = 1.0
             if RESCALE:
-                divisor = _power(shrink, tl.load(addresses + 9 * rows + row) >> POWER)
+                divisor = _power(shrink, tl.load(addresses + 10 * rows + row) >> POWER)
             weight_sum, weight_tail = zero, rest
             while begin < stop:
                 if (begin + BLOCK <= stop) & aligned:
                     w = step_block(
-                        w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, BLOCK), stop, rate, decay, sign * factor,
-                        scale, divisor, c1, c2, hyper, W, G, X, Y, Z, RULE, True, "evict_first",
+                        w_at, g_at, x_at, y_at, z_at, m_at, begin + tl.arange(0, BLOCK), stop, rate, decay, factor,
+                        scale, divisor, c1, c2, hyper, key, start, W, G, X, Y, Z, M, RULE, LIVE, True, "evict_first",
                     )  # fmt: skip
                     weight_sum += fold(w * w, True)
                     begin += BLOCK
                 else:
                     few = step_block(
-                        w_at, g_at, x_at, y_at, z_at, begin + tl.arange(0, TAIL), stop, rate, decay, sign * factor,
-                        scale, divisor, c1, c2, hyper, W, G, X, Y, Z, RULE, False, "evict_first",
+                        w_at, g_at, x_at, y_at, z_at, m_at, begin + tl.arange(0, TAIL), stop, rate, decay, factor,
+                        scale, divisor, c1, c2, hyper, key, start, W, G, X, Y, Z, M, RULE, LIVE, False, "evict_first",
                     )  # fmt: skip
                     weight_tail += few * few
                     begin += TAIL
@@ -200,16 +225,16 @@ def queue_kernel(
             tl.debug_barrier()
             tl.store(prints + slot, fingerprint(w_at, stop, W))
             if RESCALE:
-                first = tl.load(addresses + 8 * rows + row).to(tl.int32)
-                count = tl.cdiv(tl.load(addresses + 6 * rows + row), BLOCK * PASSES).to(tl.int32)
+                first = tl.load(addresses + 9 * rows + row).to(tl.int32)
+                count = tl.cdiv(tl.load(addresses + 7 * rows + row), BLOCK * PASSES).to(tl.int32)
                 done = tl.atomic_add(updated + row, 1, sem="acq_rel")
                 if done == count - 1:
                     tl.store(updated + row, 0)
-                    if (tl.load(addresses + 9 * rows + row) & ANCHOR) != 0:
+                    if (tl.load(addresses + 10 * rows + row) & ANCHOR) != 0:
                         # bits of floats that are not negative are in the order of the floats
                         row_sum = sum_slots(carried, first, count, SLOTS).to(tl.float32)
                         tl.atomic_max(peak, row_sum.to(tl.int32, bitcast=True), sem="relaxed")
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
     if left == tl.num_programs(0) - 1:
-        _leave(counters, rows, addresses, skipped, next_totals, peak, STEP, RESCALE, SLOTS)
+        _leave(counters, rows, addresses, skipped, next_totals, peak, STEP if WRITE else None, RESCALE, SLOTS)

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Gate, Scale
-from fused_lwlr.kernels.hyper import SGDHyper
+from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.hyper import Number, SGDHyper
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton.step import step
-from fused_lwlr.kernels.triton.update import HEADER
+from fused_lwlr.kernels.triton.update import HEADER, UNUSED
 
 
 @triton.jit
@@ -28,8 +28,7 @@ def _coefficients(hyper, taken):
 
 
 @triton.jit
-def _rule(w, g, b, y, z, has_b, has_z, scale, decay, gain, hyper):
-    weight_decay = tl.load(hyper + 2)
+def _rule(w, g, b, y, z, has_b, has_z, scale, decay, gain, weight_decay, hyper):
     momentum = tl.load(hyper + HEADER)
     nesterov = tl.load(hyper + HEADER + 2) != 0
     g = tl.where(weight_decay != 0, g + weight_decay * w, g) * scale
@@ -38,33 +37,46 @@ def _rule(w, g, b, y, z, has_b, has_z, scale, decay, gain, hyper):
     return tl.where(has_b, d, g), b, y, z
 
 
-def sgd(table: Table, hyper: Sequence[SGDHyper], scale: Scale | None = None, gate: Gate | None = None) -> Tensor | None:
+def sgd(
+    table: Table,
+    hyper: Sequence[SGDHyper],
+    scale: Scale | Factors | None = None,
+    gate: Gate | None = None,
+    *,
+    write: bool = True,
+    rounding_seed: int | None = None,
+) -> Tensor | None:
     """One SGD step on every row of the table, in place, each row with its own multiplier η.
 
-        g ← ± clip · s · g                           (− with maximize)
+        g ← ± clip · s · g / grad_scale              (− with maximize)
         g ← s · (g + weight_decay · w)
         b ← momentum · b + (1 − dampening) · g       (b ← g on the first step)
         d ← g + momentum · b  with nesterov,  b  with momentum,  g  without
         w ← (w − lr · η · s · d) / Ŵᵖ,   b ← b / Ŵᵖ
 
-    with clip from the gate, s from the scale (at one of its three places, 1 at the others), and Ŵᵖ as each row
-    says. Half precision is computed in float32 and rounded once when stored.
+    with clip and grad_scale from the gate, s from the scale (at one of its three places, 1 at the others), and Ŵᵖ as
+    each row says. Half precision is computed in float32 and rounded once when stored.
 
     Args:
-        table: columns "param", "grad" and "momentum_buffer" (None where the momentum is 0), and "step" where
-            the device counts steps: then a step count of 0 marks the first step.
+        table: columns "param", "grad" and "momentum_buffer" (None where the momentum is 0), "step" where
+            the device counts steps: then a step count of 0 marks the first step; and "master_weight", of a
+            half-precision parameter its weight before rounding, which holds where rounding it gives the parameter.
         hyper: the rows that `table.hyper_row` points into.
         scale: one factor for each row.
-        gate: clipping, skipping and Ŵ.
+        gate: loss scaling, clipping, skipping and Ŵ.
+        write: False changes nothing, and only returns statistics.
+        rounding_seed: rounds half precision up or down at random, by the seed, the row, the step count and the
+            position, so that expectations are exact.
 
     Returns:
-        With a scale, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
+        With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
-    return step(table, ("momentum_buffer",), _rule, _coefficients, [_hyper(h) for h in hyper], scale, gate)
+    columns, rows = ("momentum_buffer",), [_hyper(h) for h in hyper]
+    return step(table, columns, _rule, _coefficients, rows, scale, gate, write=write, rounding_seed=rounding_seed)
 
 
-def _hyper(h: SGDHyper) -> tuple[float, ...]:
+def _hyper(h: SGDHyper) -> tuple[Number, ...]:
     """lr, sign, weight_decay, 0, decay, gain; momentum, 1 − dampening, nesterov."""
     decay, gain = (0.0, 1.0) if h.first else (h.momentum, 1 - h.dampening)
     header = (h.lr, -1.0 if h.maximize else 1.0, h.weight_decay, 0.0, decay, gain)
-    return *header, h.momentum, 1 - h.dampening, float(h.nesterov)
+    return *header, *UNUSED, h.momentum, 1 - h.dampening, float(h.nesterov)

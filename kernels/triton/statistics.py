@@ -30,11 +30,11 @@ TAIL = tl.constexpr(32 * WARPS)
 
 @triton.jit
 def _accumulate(
-    w_at, g_at, offs, numel, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite,
+    w_at, g_at, offs, numel, unscale, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite,
     W: tl.constexpr, G: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     w = load(w_at, offs, numel, W, FULL, "")
-    g = load(g_at, offs, numel, G, FULL, "")
+    g = load(g_at, offs, numel, G, FULL, "") * unscale
     magnitude = tl.abs(g)
     # false for NaN as well as for infinity
     finite = magnitude < float("inf")
@@ -75,10 +75,13 @@ def _max_slots(partials, first, count, SLOTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["item_count", "rows"])
 def statistics_kernel(
-    addresses, floats, items, item_count, rows, partials, arrivals, out, totals,
+    addresses, floats, items, item_count, rows, partials, arrivals, out, totals, grad_scale,
     W: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
     TOTALS: tl.constexpr,
 ):  # fmt: skip
+    unscale = 1.0
+    if grad_scale is not None:
+        unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
     tile = tl.program_id(0)
     while tile < item_count:
         row = tl.load(items + 2 * tile)
@@ -96,13 +99,13 @@ def statistics_kernel(
         while begin < stop:
             if (begin + BLOCK <= stop) & ((w_at | g_at) % ALIGNMENT == 0):
                 abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = _accumulate(
-                    w_at, g_at, begin + tl.arange(0, BLOCK), stop,
+                    w_at, g_at, begin + tl.arange(0, BLOCK), stop, unscale,
                     abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite, W, G, True,
                 )  # fmt: skip
                 begin += BLOCK
             else:
                 abs_rest, sq_rest, max_rest, weight_rest, dot_rest, nonfinite_rest = _accumulate(
-                    w_at, g_at, begin + tl.arange(0, TAIL), stop,
+                    w_at, g_at, begin + tl.arange(0, TAIL), stop, unscale,
                     abs_rest, sq_rest, max_rest, weight_rest, dot_rest, nonfinite_rest, W, G, False,
                 )  # fmt: skip
                 begin += TAIL
@@ -177,17 +180,18 @@ def statistics(table: Table) -> Tensor:
     image = image_of(table, COLUMNS, tile=BLOCK * PASSES)
     device = image.buffer.device
     out = torch.empty(image.rows, len(STATISTICS), dtype=torch.float64, device=device)
-    _launch(table, image, COLUMNS, out, out, totals=False)
+    _launch(table, image, COLUMNS, out, out, None, totals=False)
     return out
 
 
-def totals(table: Table, *, grad: bool, weight: bool) -> tuple[Tensor, Tensor]:
+def totals(table: Table, *, grad: bool, weight: bool, grad_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, and max Σw².
 
     Args:
         table: columns "param" and "grad".
         grad: whether the first two are wanted.
         weight: whether the last is wanted; it is over the rows with `Row.anchor`.
+        grad_scale: as in `Gate`.
 
     Returns:
         float64 [3] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
@@ -200,11 +204,20 @@ def totals(table: Table, *, grad: bool, weight: bool) -> tuple[Tensor, Tensor]:
         image = image_of(table, COLUMNS, tile=BLOCK * PASSES)
         if carried.rows is None:
             carried.rows = torch.zeros(image.rows, len(STATISTICS), dtype=torch.float64, device=image.buffer.device)
-        _launch(table, image, wanted, carried.rows, carried.totals, totals=True)
+        _launch(table, image, wanted, carried.rows, carried.totals, grad_scale, totals=True)
     return carried.totals, carried.totals if carried.rows is None else carried.rows[:, 5]
 
 
-def _launch(table: Table, image: Image, read: Sequence[str], out: Tensor, sums: Tensor, *, totals: bool) -> None:
+def _launch(
+    table: Table,
+    image: Image,
+    read: Sequence[str],
+    out: Tensor,
+    sums: Tensor,
+    grad_scale: Tensor | None,
+    *,
+    totals: bool,
+) -> None:
     tiles = image.tiles(BLOCK * PASSES, at_least_one=True)
     device = image.buffer.device
     if image.workspace is None:
@@ -219,6 +232,7 @@ def _launch(table: Table, image: Image, read: Sequence[str], out: Tensor, sums: 
         *image.workspace,
         out,
         sums,
+        grad_scale,
         programs=len(tiles),
         passes=read,
         W=dtype_of(table, "param") if "param" in read else None,

@@ -1,18 +1,19 @@
 """The host side of every step: which kernel, over which items, with what workspace."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Gate, Scale
+from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import launch as launching
 from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.carried import carried_of
 from fused_lwlr.kernels.triton.formula import compiled
+from fused_lwlr.kernels.triton.hyper import staged
 from fused_lwlr.kernels.triton.image import Image, image_of
 from fused_lwlr.kernels.triton.launch import launch, residents
 from fused_lwlr.kernels.triton.workspace import Workspace
@@ -20,6 +21,8 @@ from fused_lwlr.kernels.triton.workspace import Workspace
 STATES = 3
 """Columns of state that a rule has at most."""
 TILE = update.BLOCK * queue.PASSES
+PLACES = {"W": 0, "G": 1, "X": 2, "Y": 3, "Z": 4, "M": 6}
+"""Columns by the names of their dtypes in the kernels."""
 
 
 def step(
@@ -27,53 +30,70 @@ def step(
     states: Sequence[str],
     rule: Any,
     coefficients: Any,
-    hyper: Sequence[tuple[float, ...]],
-    scale: Scale | None,
+    hyper: Sequence[Sequence[Number]],
+    scale: Scale | Factors | None,
     gate: Gate | None,
+    *,
+    write: bool,
+    rounding_seed: int | None,
 ) -> Tensor | None:
     """One step of a rule (see `update`) on every row of a table, in one launch."""
-    columns = ("param", "grad", *states, *[""] * (STATES - len(states)), "step")
-    written = ("param", *states)
-    passes = (*written, *written, "grad")
-    extra = scale.numbers if scale is not None else ()
-    image = image_of(table, columns, [(*h, *extra) for h in hyper] if extra else hyper, tile=TILE)
-    meta: dict[str, Any] = {key: image.dtypes[name] for key, name in zip("WGXYZ", columns, strict=False)}
-    meta |= {"RULE": rule, "WIDTH": image.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
-    if scale is None and gate is None:
+    columns = ("param", "grad", *states, *[""] * (STATES - len(states)), "step", "master_weight")
+    formula = scale if isinstance(scale, Scale) else None
+    numbers = formula.numbers if formula is not None else ()
+    rows, live = staged(hyper, numbers, table.columns["param"][0].device)
+    image = image_of(table, columns, rows, tile=TILE)
+    written = [name for name in ("param", *states, "master_weight") if image.dtypes.get(name) is not None]
+    passes = (*written, *written, "grad") if write else ()
+    meta: dict[str, Any] = {key: image.dtypes[columns[at]] for key, at in PLACES.items()}
+    meta |= {"RULE": rule, "LIVE": live, "WIDTH": image.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
+    if scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None:
         tiles = image.tiles(update.BLOCK)
         launch(update.step_kernel, image, tiles, programs=len(tiles), passes=passes, **meta)
         image.finish(table, written)
         return None
+    gate = gate or Gate()
+    work = _workspace(image, scale, written)
+    items = work.items if write and formula is not None else work.updates if write else work.norms
+    carried, rescale = carried_of(table), gate.totals is not None and any(row.power for row in table.rows)
+    launch(
+        queue.queue_kernel, image, items, work.tiles, *work.buffers,
+        carried.totals if gate.totals is None else gate.totals, carried.totals, gate.max_norm,
+        gate.grad_scale, gate.found_inf, scale.values.contiguous() if isinstance(scale, Factors) else None, rounding_seed,
+        programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes, **meta,
+        STEP=image.dtypes["step"], COEFFICIENTS=coefficients,
+        FORMULA=compiled(formula.formula) if formula is not None else None,
+        PLACE=scale.place if scale is not None else "gradient", NUMBERS=len(numbers),
+        GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale, WRITE=write,
+        PASSES=queue.PASSES, SLOTS=queue.SLOTS,
+    )  # fmt: skip
+    if formula is not None:
+        _count_first_reads(image, work, table, again=write)
+    if write:
+        image.finish(table, written)
+        if rescale:
+            carried.remember(table)
+    image.remember(table)
+    return work.statistics if formula is not None else None
+
+
+def _workspace(image: Image, scale: Scale | Factors | None, written: Sequence[str]) -> Workspace:
+    """The image's workspace, made anew where norms are read from other columns than before."""
     first: tuple[str, ...] = ()
     if scale is not None:
         first = ("grad", *written) if scale.place == "direction" else ("grad",)
-    work = image.workspace
+    work: Workspace | None = image.workspace
     if work is None or work.first != first:
         work = image.workspace = Workspace(image, TILE, first)
-    carried, rescale = carried_of(table), gate is not None and any(row.power for row in table.rows)
-    launch(
-        queue.queue_kernel, image, work.items, work.tiles, *work.buffers,
-        carried.totals if gate is None else gate.totals, carried.totals, math.inf if gate is None else gate.max_norm,
-        programs=min(len(work.items), residents(image.buffer.device)), passes=passes, **meta,
-        STEP=image.dtypes["step"], COEFFICIENTS=coefficients,
-        FORMULA=compiled(scale.formula) if scale is not None else None,
-        PLACE=scale.place if scale is not None else "gradient", NUMBERS=len(extra),
-        GATED=gate is not None, SKIP=gate is not None and gate.skip, RESCALE=rescale,
-        PASSES=queue.PASSES, SLOTS=queue.SLOTS,
-    )  # fmt: skip
-    _count_second_reads(image, work, table)
-    image.finish(table, written)
-    image.remember(table)
-    if rescale:
-        carried.remember(table)
-    return work.statistics if scale is not None else None
+    return work
 
 
-def _count_second_reads(image: Image, work: Workspace, table: Table) -> None:
-    """Count what norm items read and update items read again: from memory only where it has left L2 by then."""
-    again = sum(image.sizes.get(name, 0) for name in work.first)
-    if work.first and "param" not in work.first:
+def _count_first_reads(image: Image, work: Workspace, table: Table, *, again: bool) -> None:
+    """Count what norm items read; if update items read it again, only where it has left L2 by then."""
+    read = sum(image.sizes.get(name, 0) for name in work.first)
+    if "param" not in work.first:
         # the norm of a weight that was changed
-        again = again + np.where(image.known(table), 0, image.sizes["param"])
-    launching.counters.cached += int(np.sum(again * work.within))
-    launching.counters.bytes += int(np.sum(again * ~work.within))
+        read = read + np.where(image.known(table), 0, image.sizes["param"])
+    within = work.within & again
+    launching.counters.cached += int(np.sum(read * within))
+    launching.counters.bytes += int(np.sum(read * ~within))

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ class Workspace:
 
     Attributes:
         first: the columns that norm items read; none where there are no norm items.
-        items: int32 [n, 2], see `item_list`.
+        items: int32 [n, 2], see `item_list`; norms and updates are those of either kind.
         tiles: how many tiles the rows have.
         buffers: counters, partials, prints, factors and statistics, in the order of the kernel's arguments.
         statistics: float64 [rows, 5], what the last launch found.
@@ -31,7 +32,8 @@ class Workspace:
         footprint = sum(image.sizes.values(), np.zeros_like(image.numel))
         norms = sum((image.sizes[name] for name in first if name in image.sizes), np.zeros_like(image.numel))
         segments, self.within = schedule(footprint, norms, measured=bool(first))
-        self.items = torch.from_numpy(item_list(segments, image.numel, tile)).to(device)
+        self._numel, self._tile, self._device = image.numel, tile, device
+        self.items = self._upload(segments)
         self.tiles = int((-(-image.numel // tile)).sum())
         self.statistics = torch.zeros(image.rows, len(STEP_STATISTICS), dtype=torch.float64, device=device)
         # rows without elements have no item: their factor stays at 1
@@ -43,6 +45,19 @@ class Workspace:
             torch.ones(3 * image.rows, dtype=torch.float32, device=device),
             self.statistics,
         )
+
+    @cached_property
+    def norms(self) -> torch.Tensor:
+        """All norm items and nothing else."""
+        return self._upload([(row, 0) for row in range(len(self._numel))])
+
+    @cached_property
+    def updates(self) -> torch.Tensor:
+        """All update items and nothing else."""
+        return self._upload([(row, 1) for row in range(len(self._numel))]) if self.first else self.items
+
+    def _upload(self, segments: Sequence[tuple[int, int]]) -> torch.Tensor:
+        return torch.from_numpy(item_list(segments, self._numel, self._tile)).to(self._device)
 
 
 def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tuple[list[tuple[int, int]], np.ndarray]:

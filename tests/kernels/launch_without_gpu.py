@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fused_lwlr import LAMB, LARC
-from fused_lwlr.kernels import AdamWHyper, Gate, Row, SGDHyper, Table
+from fused_lwlr.kernels import AdamWHyper, Factors, Gate, Row, SGDHyper, Table
 
 
 class Driver:
@@ -66,4 +66,11 @@ rows = [Row(0, scaled=True, power=1, anchor=True), Row(1, scaled=True)]
 for operation, columns, hyper in ((sgd.sgd, {"momentum_buffer": some}, momentum), (adamw.adamw, moments, options)):
     table = Table({**both, **columns, **steps}, rows)
     totals, _ = statistics.totals(table, grad=True, weight=True)
-    operation(table, [hyper], LARC().scale(operation.__name__), Gate(totals, 1.0, skip=True))
+    one = torch.ones(())
+    gate = Gate(totals, 1.0, skip=True, grad_scale=one, found_inf=one)
+    operation(table, [hyper], LARC().scale(operation.__name__), gate)
+    measured = operation(table, [hyper], LARC().scale(operation.__name__), gate, write=False)
+    half = [t.bfloat16() for t in some]
+    columns = {"param": half, "grad": half, "master_weight": some, **columns, **steps}
+    factors = Factors(measured[:, 4], "gradient")
+    operation(Table(columns, rows), [hyper._replace(lr=one)], factors, Gate(found_inf=one), rounding_seed=7)

@@ -128,11 +128,13 @@ def test_hyper_row_of_a_tensor_changes(device):
 def test_numbers_on_the_device(device):
     rows = [Row(0, multiplier=1 / 3), Row(1, 0, 2, 0.1, scaled=True), Row(1, 2, 5, 1e-30, power=2, anchor=True)]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
-    image = image_of(table, ("param", "grad"), [(0.1, 1e10), (2 / 3, 5e-324)], tile=4)
+    hyper = np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32)
+    image = image_of(table, ("param", "grad"), hyper, tile=4)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]
     # sizes, hyper rows, first tiles, traits
     assert image.addresses.tolist() == [*expected, 5, 6, 9, 0, 0, 0, 0, 2, 4, 0, 1, 2 + (2 << 3)]
-    floats = np.array([1 / 3, 0.1, 1e-30, 0.1, 1e10, 2 / 3, 0.0], dtype=np.float32)
+    # multipliers, padded to be even, and hyper rows
+    floats = np.array([1 / 3, 0.1, 1e-30, 0, 0.1, 1e10, 2 / 3, 0.0], dtype=np.float32)
     assert image.floats.dtype == torch.float32
-    assert (image.floats[:7].cpu().numpy() == floats).all()
+    assert (image.floats[:8].cpu().numpy() == floats).all()

@@ -1,0 +1,47 @@
+"""Stochastic rounding in plain PyTorch."""
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B9
+
+
+def mix(x: Tensor) -> Tensor:
+    """A permutation of 32-bit numbers, held in int64, of which every bit depends on every bit."""
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & 0xFFFFFFFF
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def key_of(seed: int, row: int, taken: Tensor) -> Tensor:
+    """What the noise of a row depends on, besides the position: the seed, the row, and the number of steps taken."""
+    key = mix(torch.full_like(taken, seed & 0xFFFFFFFF, dtype=torch.int64))
+    return mix(mix(key ^ taken.to(torch.int64)) ^ row)
+
+
+def rounded(x: Tensor, dtype: torch.dtype, key: Tensor, column: int) -> Tensor:
+    """Round float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
+
+    The noise is drawn by the position of an element in memory: the same for the same key and column, and independent
+    of how the work was divided.
+    """
+    position = torch.empty_like(x, dtype=torch.int64)
+    position.as_strided((x.numel(),), (1,)).copy_(torch.arange(x.numel(), device=x.device))
+    noise = mix(mix((position & 0xFFFFFFFF) ^ key) ^ ((key + (column + 1) * GOLDEN) & 0xFFFFFFFF))
+    # of a float, the lower bits are cut off; a carry into them rounds the magnitude up
+    cut = 16 if dtype == torch.bfloat16 else 13
+    low = (1 << cut) - 1
+    bits = x.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    bits = (bits + (noise & low)) & 0xFFFFFFFF & ~low
+    bits = torch.where(bits >= 1 << 31, bits - (1 << 32), bits)
+    result = bits.to(torch.int32).view(torch.float32)
+    if dtype == torch.float16:
+        # below its normal numbers the steps are all 2⁻²⁴
+        steps = x.abs() * 2.0**24
+        whole = steps.floor()
+        up = (noise >> 8).to(torch.float32) * 2.0**-24 < steps - whole
+        small = (whole + up) * 2.0**-24
+        result = torch.where(x.abs() < 2.0**-14, torch.where(x < 0, -small, small), result)
+    return torch.where(x.isfinite(), result, x).to(dtype)

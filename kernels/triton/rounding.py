@@ -1,0 +1,49 @@
+"""Stochastic rounding."""
+
+import triton
+import triton.language as tl
+
+GOLDEN = tl.constexpr(0x9E3779B9)
+
+
+@triton.jit
+def mix(x):
+    """A permutation of 32-bit numbers of which every bit depends on every bit."""
+    x = x ^ (x >> 16)
+    x = x * tl.full(x.shape, 0x7FEB352D, tl.uint32)
+    x = x ^ (x >> 15)
+    x = x * tl.full(x.shape, 0x846CA68B, tl.uint32)
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def key_of(seed, row, taken):
+    """What the noise of a row depends on, besides the position: the seed, the row, and the number of steps taken."""
+    # of one element and not none, which numpy warns of when it overflows
+    key = mix(tl.full([1], 0, tl.uint32) + seed.to(tl.uint32))
+    return mix(mix(key ^ taken.to(tl.int64).to(tl.uint32)) ^ row.to(tl.uint32))
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr, position, key, COLUMN: tl.constexpr):
+    """Round float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
+
+    The noise is drawn by the position of an element in memory: the same for the same key and column, and independent
+    of how the work was divided.
+    """
+    if (DTYPE is None) or (DTYPE == tl.float32) or (key is None):
+        return x
+    else:
+        noise = mix(mix(position ^ key) ^ (key + tl.full([1], (COLUMN + 1) * GOLDEN & 0xFFFFFFFF, tl.uint32)))
+        # of a float, the lower bits are cut off; a carry into them rounds the magnitude up
+        LOW: tl.constexpr = 0xFFFF if DTYPE == tl.bfloat16 else 0x1FFF
+        bits = x.to(tl.uint32, bitcast=True) + (noise & LOW)
+        result = (bits & (0xFFFFFFFF - LOW)).to(tl.float32, bitcast=True)
+        if DTYPE == tl.float16:
+            # below its normal numbers the steps are all 2⁻²⁴
+            steps = tl.abs(x) * 16777216.0
+            whole = tl.floor(steps)
+            up = (noise >> 8).to(tl.float32) * (1 / 16777216.0) < steps - whole
+            small = (whole + tl.where(up, 1.0, 0.0)) * (1 / 16777216.0)
+            result = tl.where(tl.abs(x) < 0.00006103515625, tl.where(x < 0, -small, small), result)
+        return tl.where(tl.abs(x) < float("inf"), result, x)

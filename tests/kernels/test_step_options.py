@@ -1,0 +1,152 @@
+"""What a step takes besides its rule, on both backends: loss scales, numbers on the device, exact weights, known factors."""
+
+import pytest
+import torch
+from tables import HYPER, SHAPES, equal, make, twin, uniform
+from tolerances import close, same
+
+from fused_lwlr import ELR, LAMB, LARS
+from fused_lwlr.kernels import Factors, Gate, Row, Scale, Table, reference, triton
+from fused_lwlr.kernels.triton import step
+
+OPERATIONS = ("sgd", "adamw")
+BIG = [*SHAPES, (2 * step.TILE + 9,)]
+every_operation = pytest.mark.parametrize("operation", OPERATIONS)
+every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+def norm_itself(norm, weight_norm, lr, weight_decay):
+    return norm
+
+
+def counting(operation, dtype, device, shapes=BIG, **extra):
+    """A table with step counts, of which every row is scaled, and any more columns."""
+    rows = [Row(i, scaled=True, multiplier=1 + i / 4) for i in range(len(shapes))]
+    table = make(operation, shapes, dtype, device, rows)
+    steps = [torch.full((), float(i % 3), device=device) for i in range(len(shapes))]
+    return Table({**table.columns, "step": steps, **extra}, rows)
+
+
+def both(operation, table, hyper=None, **options):
+    """Triton on the table, the reference on a copy; the copy and both results."""
+    expected = twin(table)
+    hyper = hyper or HYPER[operation]
+    return expected, *(getattr(b, operation)(t, hyper, **options) for b, t in ((triton, table), (reference, expected)))
+
+
+@every_operation
+@pytest.mark.parametrize("scale", [None, ELR(0.1), LAMB()], ids=["plain", "ELR", "LAMB"])
+@pytest.mark.parametrize("found_inf", [0.0, 1.0, 2.0])
+def test_loss_scale(operation, scale, found_inf, device):
+    """A step on gradients that are too large by a factor is the step without; `found_inf` is summed over devices."""
+    table = counting(operation, torch.float32, device)
+    plain, before = twin(table), twin(table)
+    for grad in table.columns["grad"]:
+        grad.mul_(1024)
+    amp = {
+        "grad_scale": torch.full((1,), 1024.0, device=device),
+        "found_inf": torch.full((), found_inf, device=device),
+    }
+    options = {"scale": scale and scale.scale(operation)}
+    backends = (triton, reference)
+    totals = [b.totals(table, grad=True, weight=False, grad_scale=amp["grad_scale"])[0] for b in backends]
+    close(totals[0][:2].float(), totals[1][:2].float())
+    expected, result, twin_result = both(operation, table, gate=Gate(totals[0], 3.0, **amp), **options)
+    equal(table, expected)
+    gate = Gate(triton.totals(plain, grad=True, weight=False)[0], 3.0)
+    alone = getattr(triton, operation)(plain, HYPER[operation], gate=gate, **options)
+    if scale is not None:
+        close(result.float(), twin_result.float())
+        same(result, alone)
+    for name in set(table.columns) - {"grad"}:
+        for got, want in zip(table.columns[name], (before if found_inf else plain).columns[name], strict=True):
+            if got is not None:
+                same(got, want)
+
+
+@every_operation
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("scale", [None, LARS(), LAMB()], ids=["plain", "LARS", "LAMB"])
+def test_numbers_that_live_on_the_device(operation, dtype, scale, device):
+    lr, weight_decay = (torch.tensor(x, dtype=dtype, device=device) for x in (0.0, 0.2))
+    plain = HYPER[operation][0]
+    hyper = [plain, plain._replace(lr=lr), plain._replace(lr=lr, weight_decay=weight_decay)]
+    table = make(operation, BIG, torch.float32, device, [Row(i, scaled=True) for i in range(len(BIG))])
+    table.hyper_row = [i % 3 for i in range(len(BIG))]
+    other = twin(table)
+    options = {"scale": scale and scale.scale(operation)}
+    for value in (0.03, 0.5):
+        lr.fill_(value)
+        expected, *_ = both(operation, table, hyper, **options)
+        equal(table, expected)
+        numbers = [plain, plain._replace(lr=value), plain._replace(lr=value, weight_decay=0.2)]
+        getattr(triton, operation)(other, numbers, **options)
+        equal(table, other, same)
+
+
+@every_half
+@every_operation
+@pytest.mark.parametrize("scale", [None, ELR(0.1), LAMB()], ids=["plain", "ELR", "LAMB"])
+def test_master_weights(operation, dtype, scale, device):
+    """The exact weight steps, unless the parameter was changed: then that does."""
+    weights = [uniform(shape, torch.float32, device) for shape in BIG]
+    table = counting(operation, dtype, device, master_weight=weights)
+    for param, weight in zip(table.columns["param"], weights, strict=True):
+        param.copy_(weight)
+    table.columns["param"][-1].view(-1)[7:4000].mul_(3)
+    exact = weights[-1].clone()
+    exact[7:4000] = table.columns["param"][-1][7:4000].float()
+    wide = twin(table)
+    wide = Table({**wide.columns, "param": [*weights[:-1], exact], "master_weight": [None] * len(BIG)}, table.rows)
+    wide = Table({name: [t if t is None else t.clone() for t in c] for name, c in wide.columns.items()}, wide.rows)
+    options = {"scale": scale and scale.scale(operation)}
+    expected, *_ = both(operation, table, **options)
+    equal(table, expected)
+    for param, weight in zip(table.columns["param"], table.columns["master_weight"], strict=True):
+        same(param, weight.to(dtype))
+    if scale is None:
+        getattr(triton, operation)(wide, HYPER[operation])
+        for got, want in zip(table.columns["master_weight"], wide.columns["param"], strict=True):
+            same(got, want)
+
+
+@every_half
+@every_operation
+def test_stochastic_rounding_is_the_same_on_both_backends(operation, dtype, device):
+    table = counting(operation, dtype, device)
+    before = twin(table)
+    for seed in (0, 7):
+        table = twin(before)
+        expected, *_ = both(operation, table, rounding_seed=seed)
+        # rounded up or down by the same noise: only where a sum that is rounded differs in its last bit, may
+        # noise that is at the border fall on either side
+        for name in set(table.columns) - {"step"}:
+            for got, want in zip(table.columns[name], expected.columns[name], strict=True):
+                if got is not None and got.numel():
+                    assert (got != want).float().mean() <= 0.002
+                    assert ((got - want).abs() <= 2 * torch.finfo(dtype).eps * want.abs() + 1e-7).all()
+        equal(Table({"param": table.columns["step"]}), Table({"param": expected.columns["step"]}), same)
+    again = twin(before)
+    getattr(triton, operation)(again, HYPER[operation], rounding_seed=7)
+    equal(again, table, same)
+
+
+@every_operation
+@pytest.mark.parametrize("scale", [ELR(0.1), LARS(), LAMB()], ids=["ELR", "LARS", "LAMB"])
+def test_factors_that_are_known(operation, scale, device):
+    """A step in two calls, norms and then the update by their factors, is the step in one."""
+    table = counting(operation, torch.float32, device)
+    one, before = twin(table), twin(table)
+    scale = scale.scale(operation)
+    measured = getattr(triton, operation)(table, HYPER[operation], Scale(norm_itself, scale.place), write=False)
+    expected = getattr(reference, operation)(one, HYPER[operation], Scale(norm_itself, scale.place), write=False)
+    equal(table, before, same)
+    equal(one, before, same)
+    filled = [i for i, shape in enumerate(BIG) if 0 not in shape]
+    close(measured[filled].float(), expected[filled].float(), steps=4)
+    known = getattr(reference, operation)(twin(before), HYPER[operation], scale)[:, 4]
+    other, result, twin_result = both(operation, table, scale=Factors(known, scale.place))
+    assert result is twin_result is None
+    equal(table, other)
+    getattr(reference, operation)(one, HYPER[operation], scale)
+    equal(table, one)
