@@ -40,7 +40,7 @@ class Table:
             no such state, or are left out. Within a column all tensors share one dtype, and all columns share
             one device. A parameter without a gradient is not stepped (its hyper row must say lr 0), but is
             divided by Ŵᵖ if its row says so. "step" holds the steps taken, float32 of no dimension, where the
-            device counts them.
+            device counts them; "master_weight" the weights, float32, that parameters are rounded from.
         rows: contiguous slices of parameters, each with its learning-rate multiplier. One whole-tensor
             row for each parameter when not given.
 
@@ -51,6 +51,7 @@ class Table:
         keys: for each column, what tells its tensors from others: a new object whenever they moved.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
         images: the backend's own copies of the table, one for each operation, kept from call to call.
+        capturable: whether steps may be captured in a CUDA graph.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
@@ -61,6 +62,7 @@ class Table:
         self.keys = {name: _key(name, tensors) for name, tensors in self._columns.items()}
         self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
         self.images: dict[Any, Any] = {}
+        self.capturable = False
 
     def replace(self, name: str, tensors: Sequence[Any]) -> bool:
         """Put other tensors into a column; False, with nothing changed, if they do not fit this table.

@@ -9,9 +9,10 @@ from torch.optim.optimizer import ParamsT
 
 from fused_lwlr.kernels import AdamWHyper
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.base import FusedOptimizer, number
 from fused_lwlr.optim.gate import Nonfinite
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.precision import Precision
 from fused_lwlr.scaling import Scaling
 
 
@@ -27,7 +28,9 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in `torch.optim.AdamW`.
-        foreach, capturable, differentiable: refused when True.
+        foreach, differentiable: refused when True.
+        capturable: allows `step()` to be captured in a CUDA graph, after a step was taken. lr and weight_decay are
+            read by every replay if they are tensors on the GPU; step counts are kept there.
         fused: None, or True where `backend` is not "torch": the step is fused either way.
         multipliers: layer name -> η, such as `fused_lwlr.calibrate` returns; needs named parameters
             (`model.named_parameters()`). A parameter that is not named gets 1. They are part of
@@ -39,6 +42,12 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
             device skips the step; no parameter, state or step count changes. "raise": it is skipped, and reported
             at once or, on a GPU, by the next step. The last two keep step counts on the device, as `state["step"]`,
             and cost the same launch as clipping.
+        master_weights: keeps the exact weights of half-precision parameters, float32, as `state["master_weight"]`, and
+            steps those. A parameter that was changed from outside counts as it is, element by element.
+        stochastic_rounding: rounds half-precision parameters and state up or down at random, so that expectations are
+            exact and small steps are not lost. The noise depends on `rounding_seed`, the parameter's place, the step
+            count and the element: the same in every run, and on every rank. Keeps step counts on the device.
+        state_dtype: dtype of the moments of float32 and half-precision parameters; theirs when None.
         backend: "auto" takes Triton on a GPU and the PyTorch reference elsewhere; "triton" and "torch"
             insist.
 
@@ -69,9 +78,14 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         scaling: Scaling | None = None,
         clip_global_norm: float | None = None,
         nonfinite: Nonfinite = "propagate",
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
+        state_dtype: torch.dtype | None = None,
         backend: Backend = "auto",
     ) -> None:
-        self._start(backend, fused)
+        precision = Precision(master_weights, stochastic_rounding, rounding_seed, state_dtype)
+        self._start(backend, fused, capturable, precision)
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad,
             maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
@@ -91,11 +105,11 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 def _hyper(group: dict[str, Any], step: float, bias_correction: bool) -> AdamWHyper:
     beta1, beta2 = group["betas"]
     return AdamWHyper(
-        lr=float(group["lr"]),
+        lr=number(group["lr"], group),
         beta1=float(beta1),
         beta2=float(beta2),
         eps=float(group["eps"]),
-        weight_decay=float(group["weight_decay"]),
+        weight_decay=number(group["weight_decay"], group),
         maximize=group["maximize"],
         step=step,
         bias_correction=bias_correction,

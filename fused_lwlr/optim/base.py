@@ -5,12 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
+from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.ops import Backend, check_backend
 from fused_lwlr.optim import multipliers as multiplier
-from fused_lwlr.optim.gate import GlobalGate, Nonfinite
+from fused_lwlr.optim.capture import check_capture, is_capturing
+from fused_lwlr.optim.gate import GlobalGate, LossScale, Nonfinite
 from fused_lwlr.optim.layer_stats import StepStatistics, step_statistics
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.precision import Precision
 from fused_lwlr.optim.rescale import Rescaling
 from fused_lwlr.optim.validate import check_control
 from fused_lwlr.scaling import Scaling
@@ -21,7 +25,6 @@ if TYPE_CHECKING:
 UNSUPPORTED = {
     "foreach": "the step is one launch for all tensors already; leave foreach=None",
     "differentiable": "the step is not differentiable; use torch.optim for that",
-    "capturable": "CUDA graph capture of step() is not supported; leave capturable=False",
 }
 
 
@@ -39,10 +42,14 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Whether `state["step"]` is kept."""
     idle: Any
     """The hyper row of a tensor that is only rescaled."""
+    _step_supports_amp_scaling = True
+    """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
-    def _start(self, backend: Backend, fused: bool | None) -> None:
+    def _start(self, backend: Backend, fused: bool | None, capturable: bool, precision: Precision) -> None:
         check_backend(backend)
         self.backend: Backend = backend
+        self.precision = precision
+        self._capturable = capturable
         self._check_fused(fused)
         self._plan: Plan | None = None
 
@@ -57,14 +64,17 @@ class FusedOptimizer(torch.optim.Optimizer):
         check_control(scaling, clip_global_norm, nonfinite, rescale_weights)
         self.scaling = scaling
         self.rescaling = Rescaling(rescale_weights) if rescale_weights is not False else None
-        self.counts_on_device = nonfinite != "propagate"
-        self.gate: GlobalGate | None = None
-        if clip_global_norm is not None or self.counts_on_device or self.rescaling is not None:
-            max_norm = math.inf if clip_global_norm is None else float(clip_global_norm)
-            self.gate = GlobalGate(max_norm, nonfinite, rescales=self.rescaling is not None)
+        self._counts = nonfinite != "propagate" or self.precision.stochastic_rounding
+        max_norm = math.inf if clip_global_norm is None else float(clip_global_norm)
+        self.gate = GlobalGate(max_norm, nonfinite, rescales=self.rescaling is not None)
         if scaling is not None:
             named = all("param_names" in group for group in self.param_groups)
             scaling.check([name for group in self.param_groups for name in group["param_names"]] if named else None)
+
+    @property
+    def counts_on_device(self) -> bool:
+        """Whether the device counts steps: where only it knows which were skipped, or a graph replays them."""
+        return self._counts or any(group["capturable"] for group in self.param_groups)
 
     def _check_fused(self, fused: bool | None) -> None:
         if fused is not None and fused != (self.backend != "torch"):
@@ -97,6 +107,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._check_fused(options.get("fused"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        group.setdefault("capturable", self._capturable)
         try:
             if isinstance(group.setdefault("multipliers", None), Mapping):
                 group["multipliers"] = multiplier.resolve(group["multipliers"], [group])[0]
@@ -115,23 +126,27 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             FloatingPointError: with `nonfinite="raise"`, a gradient of this step (on a GPU: of the one before) that is
                 not finite. Nothing was changed by the step that it is of.
-            RuntimeError: sparse gradients, or a parameter whose elements share memory.
+            RuntimeError: sparse gradients, a parameter whose elements share memory, or a capture in a CUDA graph
+                whose replays would not do what a step does.
             ValueError: a backend that cannot work on a parameter, or state that does not fit one.
                 All are raised before anything is written.
         """
-        if self.gate is not None:
-            self.gate.report(wait=True)
+        self.gate.report(wait=True)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        # GradScaler sets these for the time of a step
+        loss_scale = LossScale(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        self._counts |= loss_scale.found_inf is not None
         params = [param for group in self.param_groups for param in group["params"]]
         grads = [param.grad for param in params]
-        if self._plan is None or not self._plan.take(self, params, grads):
-            self._plan = Plan(self, params, grads)
-        self._plan.run(self)
-        if self.gate is not None:
-            self.gate.report(wait=False)
+        plan = self._plan if self._plan is not None and self._plan.take(self, params, grads) else None
+        if is_capturing(params):
+            check_capture(self, plan)
+        self._plan = plan or Plan(self, params, grads)
+        self._plan.run(self, loss_scale)
+        self.gate.report(wait=False)
         return loss
 
     def layer_stats(self) -> StepStatistics:
@@ -146,8 +161,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim`'s, with multipliers; a step that was skipped because of a gradient is reported first."""
-        if self.gate is not None:
-            self.gate.report(wait=True)
+        self.gate.report(wait=True)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -159,7 +173,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
             if len(group["params"]) == len(saved["params"]):
                 multiplier.check(saved.get("multipliers"), group["params"])
-        kept = ("multipliers", "fused", *UNSUPPORTED)
+        kept = ("multipliers", "fused", "capturable", *UNSUPPORTED)
         own = [{name: group[name] for name in kept if name in group} for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, mine in zip(self.param_groups, own, strict=True):
@@ -171,7 +185,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                     state[name] = value.clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("backend", "scaling", "rescaling", "counts_on_device", "gate")
+        own = ("backend", "precision", "scaling", "rescaling", "gate", "_capturable", "_counts")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -188,3 +202,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         finally:
             for group, entries in zip(self.param_groups, groups, strict=True):
                 group["multipliers"] = entries
+
+
+def number(value: float | Tensor, group: dict[str, Any]) -> Number:
+    """A learning rate or weight decay of a group: a tensor where it is to be read on the device, by every replay."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    if not (value.is_cuda or group["capturable"]):
+        return float(value)
+    return value if value.dtype in (torch.float32, torch.float64) else value.float()

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,21 @@ class _Verdict:
     counts: list[tuple[Tensor, list[str]]]
 
 
+class LossScale(NamedTuple):
+    """What a `torch.amp.GradScaler` hands to an optimizer that unscales gradients by itself; see `Gate`."""
+
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+
+    def gate(self, part: "Part") -> Gate | None:
+        """The gate of a part that asks for nothing else."""
+        if self.grad_scale is None and self.found_inf is None:
+            return None
+        device = part.table.columns["param"][0].device
+        grad_scale, found_inf = (None if t is None else _local(t, device) for t in self)
+        return Gate(grad_scale=grad_scale, found_inf=found_inf)
+
+
 class GlobalGate:
     """Makes the `Gate` of each part of a step. One more launch for each part, if gradients are to be read first.
 
@@ -38,18 +53,33 @@ class GlobalGate:
         self.max_norm = max_norm
         self.nonfinite = nonfinite
         self.rescales = rescales
+        self.skips = nonfinite != "propagate"
+        self.clips = max_norm < math.inf
+        self.looks = self.skips or self.clips or rescales
         self._verdict: _Verdict | None = None
 
-    def of(self, parts: Sequence["Part"]) -> list[Gate]:
+    def of(self, parts: Sequence["Part"], loss_scale: LossScale) -> list[Gate | None]:
         """The gates of the next step, from one pass over all gradients where that is needed."""
-        skip = self.nonfinite != "propagate"
-        grad = skip or self.max_norm < math.inf
-        found = [part.backend.totals(part.table, grad=grad, weight=self.rescales) for part in parts]
+        if not self.looks:
+            return [loss_scale.gate(part) for part in parts]
+        scales = [loss_scale.gate(part) or Gate() for part in parts]
+        found = [
+            part.backend.totals(
+                part.table, grad=self.skips or self.clips, weight=self.rescales, grad_scale=s.grad_scale
+            )
+            for part, s in zip(parts, scales, strict=True)
+        ]
         totals = found[0][0] if len(found) == 1 else _together([sums for sums, _ in found])
         if self.nonfinite == "raise":
             counts = [(rows, part.names) for (_, rows), part in zip(found, parts, strict=True)]
-            self._verdict = _send(totals[1], counts)
-        return [Gate(totals.to(sums.device, non_blocking=True), self.max_norm, skip) for sums, _ in found]
+            # an overflow that a GradScaler has found is its own to deal with
+            known = scales[0].found_inf
+            skipped = totals[1] if known is None else totals[1] * (known.to(totals.device) == 0).reshape(())
+            self._verdict = _send(skipped, counts)
+        return [
+            s._replace(totals=totals.to(sums.device, non_blocking=True), max_norm=self.max_norm, skip=self.skips)
+            for s, (sums, _) in zip(scales, found, strict=True)
+        ]
 
     def report(self, *, wait: bool) -> None:
         """Raise if the last step was skipped because of a gradient; on a GPU only when told to wait for its verdict.
@@ -82,6 +112,10 @@ class GlobalGate:
     def __getstate__(self) -> dict[str, Any]:
         # a verdict belongs to the device and to this process
         return {**vars(self), "_verdict": None}
+
+
+def _local(number: Tensor, device: torch.device) -> Tensor:
+    return number.to(device, torch.float32, non_blocking=True)
 
 
 def _send(nonfinite: Tensor, counts: list[tuple[Tensor, list[str]]]) -> _Verdict:

@@ -15,11 +15,14 @@ from fused_lwlr import ops
 from fused_lwlr.kernels import Row, Table
 from fused_lwlr.kernels.table import identity
 from fused_lwlr.optim import multipliers
+from fused_lwlr.optim.gate import LossScale
 from fused_lwlr.optim.rescale import Target
 from fused_lwlr.optim.validate import label_of, same_width, validate
 
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
+
+MASTER = "master_weight"
 
 
 @dataclass
@@ -50,10 +53,11 @@ class Plan:
         steps: for each live parameter, the number of steps taken; the memory of `state["step"]` where there is
             one. Where the device counts steps, it holds neither.
         parts: what is launched.
+        new: whether no step was taken by it yet.
     """
 
     def __init__(self, optimizer: "FusedOptimizer", params: list[Tensor], grads: list[Tensor | None]):
-        self._new = True
+        self.new = True
         self._all = params
         self._absent = [grad is None for grad in grads]
         self._facts = _facts(optimizer)
@@ -94,7 +98,7 @@ class Plan:
         present = [grad for grad in grads if grad is not None] + self._idle
         return all(part.table.replace("grad", _of(part, present)) for part in self.parts)
 
-    def run(self, optimizer: "FusedOptimizer") -> None:
+    def run(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
         """Step every part, then store what the step created."""
         if not self.parts:
             return
@@ -102,18 +106,19 @@ class Plan:
         if self._idle:
             hyper, rows = [*hyper, optimizer.idle], [*rows, *[len(hyper)] * len(self._idle)]
         scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
-        gates = optimizer.gate.of(self.parts) if optimizer.gate is not None else [None] * len(self.parts)
+        gates = optimizer.gate.of(self.parts, loss_scale)
         for part, gate in zip(self.parts, gates, strict=True):
             part.table.hyper_row = _of(part, rows)
-            part.statistics = getattr(part.backend, optimizer.operation)(part.table, hyper, scale, gate)
+            operation = getattr(part.backend, optimizer.operation)
+            part.statistics = operation(part.table, hyper, scale, gate, rounding_seed=optimizer.precision.seed)
             part.table.release()
             # at once, so that a part that fails leaves those before it stepped in full
             if not optimizer.counts_on_device:
                 self.steps[part.live] += 1
-            if self._new:
+            if self.new:
                 self._store(optimizer, part.live)
-        if self._new:
-            self._new = False
+        if self.new:
+            self.new = False
             self._watch(optimizer)
 
     def cohorts(self, marks: np.ndarray) -> tuple[list[tuple[int, Any]], Sequence[int]]:
@@ -128,16 +133,19 @@ class Plan:
         """Find every parameter's state and make what is missing; `_store` keeps it once a step is done."""
         states = [optimizer.state.get(param, {}) for param in self._params[: len(self.group)]]
         used = [optimizer.state_columns(group) for group in optimizer.param_groups]
-        self._columns: dict[str, list[Tensor | None]] = {name: [] for name in optimizer.state_names}
+        self._columns: dict[str, list[Tensor | None]] = {name: [] for name in (*optimizer.state_names, MASTER)}
         fresh = []
         for label, param, group, state in zip(self._labels, self._params, self.group, states, strict=False):
             # a count of 0 beside a buffer is that of a first step that was skipped, when the device counted
             skipped = not optimizer.counts_on_device and not float(state.get("step", 1))
             fresh.append(skipped or all(state.get(name) is None for name in used[group]))
             for name, column in self._columns.items():
-                tensor = state.get(name) if name in used[group] else None
-                if name in used[group] and tensor is None:
-                    tensor = torch.zeros_like(param, memory_format=torch.preserve_format)
+                tensor = state.get(name) if name in used[group] or name == MASTER else None
+                if name == MASTER:
+                    tensor = self._master(optimizer, param, tensor)
+                elif name in used[group] and tensor is None:
+                    dtype = optimizer.precision.dtype_of(param, name)
+                    tensor = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
                 if tensor is not None and (tensor.shape, tensor.device) != (param.shape, param.device):
                     raise ValueError(
                         f"state {name!r} of parameter {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
@@ -172,6 +180,13 @@ class Plan:
                 self._entries["step"] = list(steps.unbind())
         self._watch(optimizer)
 
+    @staticmethod
+    def _master(optimizer: "FusedOptimizer", param: Tensor, kept: Tensor | None) -> Tensor | None:
+        """The exact weight of a parameter that is to have one."""
+        if not optimizer.precision.has_master(param):
+            return None
+        return kept if kept is not None else param.detach().float()
+
     def _store(self, optimizer: "FusedOptimizer", members: Sequence[int]) -> None:
         """Put the state of stepped parameters where it belongs."""
         self.fresh[members] = False
@@ -204,6 +219,7 @@ class Plan:
             names = [self._name(optimizer, members[row.tensor], row) for row in rows]
             table = Table({name: [column[i] for i in members] for name, column in columns.items()}, rows)
             live = [i for i in members if grads[i] is not None]
+            table.capturable = optimizer.counts_on_device and any(g["capturable"] for g in optimizer.param_groups)
             yield Part(members, table, ops.pick(optimizer.backend, device, dtype), live, names)
 
     def _rows(self, optimizer: "FusedOptimizer", tensor: int, i: int) -> Iterable[Row]:
@@ -237,7 +253,7 @@ def _of(part: Part, values: Sequence[Any]) -> Any:
 def _facts(optimizer: "FusedOptimizer") -> list[Any]:
     """What a plan depends on of the optimizer and every param group."""
     return [
-        (optimizer.scaling, optimizer.counts_on_device),
+        (optimizer.scaling, optimizer.precision, optimizer.counts_on_device),
         *(
             (len(group["params"]), optimizer.state_columns(group), _frozen(group["multipliers"]))
             for group in optimizer.param_groups

@@ -9,9 +9,10 @@ from torch.optim.optimizer import ParamsT
 
 from fused_lwlr.kernels import SGDHyper
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.base import FusedOptimizer, number
 from fused_lwlr.optim.gate import Nonfinite
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.precision import Precision
 from fused_lwlr.scaling import Scaling
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in `torch.optim.SGD`.
         foreach, differentiable: refused when True.
+        capturable: allows `step()` to be captured in a CUDA graph, after a step was taken. lr and weight_decay are
+            read by every replay if they are tensors on the GPU; step counts are kept there, as `state["step"]`.
         fused: None, or True where `backend` is not "torch": the step is fused either way.
         multipliers: layer name -> η, such as `fused_lwlr.calibrate` returns; needs named parameters
             (`model.named_parameters()`). A parameter that is not named gets 1. They are part of
@@ -42,6 +45,12 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         rescale_weights: what `fused_lwlr.scale_invariant` returns, to divide the weights of scale-invariant layers by
             the largest of their norms in every step, and what depends on them with them, so that the function of the
             network stays as it is, up to the eps of its normalizations.
+        master_weights: keeps the exact weights of half-precision parameters, float32, as `state["master_weight"]`, and
+            steps those. A parameter that was changed from outside counts as it is, element by element.
+        stochastic_rounding: rounds half-precision parameters and state up or down at random, so that expectations are
+            exact and small steps are not lost. The noise depends on `rounding_seed`, the parameter's place, the step
+            count and the element: the same in every run, and on every rank. Keeps step counts on the device.
+        state_dtype: dtype of momentum of float32 and half-precision parameters; theirs when None.
         backend: "auto" takes Triton on a GPU and the PyTorch reference elsewhere; "triton" and "torch"
             insist.
 
@@ -66,16 +75,22 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         *,
         maximize: bool = False,
         foreach: bool | None = None,
+        capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
         multipliers: Mapping[str, float] | None = None,
         scaling: Scaling | None = None,
         clip_global_norm: float | None = None,
         nonfinite: Nonfinite = "propagate",
+        master_weights: bool = False,
+        stochastic_rounding: bool = False,
+        rounding_seed: int = 0,
+        state_dtype: torch.dtype | None = None,
         rescale_weights: "ScaleInvariant | Literal[False]" = False,
         backend: Backend = "auto",
     ) -> None:
-        self._start(backend, fused)
+        precision = Precision(master_weights, stochastic_rounding, rounding_seed, state_dtype)
+        self._start(backend, fused, capturable, precision)
         super().__init__(
             params, lr, momentum, dampening, weight_decay, nesterov,
             maximize=maximize, foreach=foreach, differentiable=differentiable,
@@ -95,10 +110,10 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
 def _hyper(group: dict[str, Any], first: bool) -> SGDHyper:
     return SGDHyper(
-        lr=float(group["lr"]),
+        lr=number(group["lr"], group),
         momentum=float(group["momentum"]),
         dampening=float(group["dampening"]),
-        weight_decay=float(group["weight_decay"]),
+        weight_decay=number(group["weight_decay"], group),
         nesterov=group["nesterov"],
         maximize=group["maximize"],
         first=first,

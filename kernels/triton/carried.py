@@ -20,8 +20,8 @@ class Carried:
     versions: list[int] | None = None
 
     def valid(self, table: Table) -> bool:
-        """Whether the largest Σw² is that of the weights as they are now."""
-        return self.versions == versions(table)
+        """Whether the largest Σw² is that of the weights as they are now, and will be in every replay of a graph."""
+        return self.versions == versions(table) and not is_capturing(table)
 
     def remember(self, table: Table) -> None:
         self.versions = versions(table)
@@ -39,3 +39,8 @@ def carried_of(table: Table) -> Carried:
 def versions(table: Table) -> list[int]:
     """The version counter of every parameter: it moves whenever one is written to, save through `.data`."""
     return [param._version for param in table.columns["param"]]
+
+
+def is_capturing(table: Table) -> bool:
+    """Whether what is launched now goes into a CUDA graph."""
+    return table.capturable and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

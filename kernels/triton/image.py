@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Row, Table, real
-from fused_lwlr.kernels.triton.carried import versions
+from fused_lwlr.kernels.triton.carried import is_capturing, versions
 from fused_lwlr.kernels.triton.layout import stand_in, walk
 from fused_lwlr.kernels.triton.tile import dtype_of
 
@@ -77,6 +77,9 @@ class Image:
         self._tiles: dict[int, Tensor] = {}
         self.dtypes = {name: dtype_of(table, name) for name in columns}
         self._versions: list[int] | None = None
+        self._stale = True
+        self._spare: Tensor | None = None
+        self._captured: list[Tensor] = []
         self.workspace: Any = None
         """What an operation keeps from launch to launch."""
 
@@ -93,14 +96,29 @@ class Image:
             self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
         changed |= _assign(self._hyper, hyper.view(np.int32).ravel())
+        capturing = is_capturing(table)
         if self._versions is not None:
-            changed |= _assign(self._traits, self._own_traits | KNOWN.value * self.known(table))
-        if changed:
-            host = torch.from_numpy(self._staging)
-            if self.buffer.is_cuda:
-                # a fresh block each time: the caching host allocator keeps it until the copy has run
-                host = host.pin_memory()
-            self.buffer.copy_(host, non_blocking=True)
+            # a replay of a graph comes by without a look at version counters
+            known = np.zeros(self.rows, dtype=bool) if capturing else self.known(table)
+            changed |= _assign(self._traits, self._own_traits | KNOWN.value * known)
+        self._stale |= changed
+        if self._stale:
+            self.buffer.copy_(self._host_copy(capturing), non_blocking=True)
+            self._stale = False
+        if table.capturable and self.buffer.is_cuda and not capturing and self._spare is None:
+            self._spare = torch.empty(len(self._staging), dtype=torch.int64, pin_memory=True)
+
+    def _host_copy(self, capturing: bool) -> Tensor:
+        """The image in memory that stays as it is until a copy from it has run: in a graph, for as long as that is."""
+        host = torch.from_numpy(self._staging)
+        if capturing:
+            if self._spare is None:
+                raise RuntimeError("step() is captured a second time: take a step outside of any capture in between")
+            self._captured.append(self._spare.copy_(host))
+            self._spare = None
+            return self._captured[-1]
+        # a fresh block each time: the caching host allocator keeps it until the copy has run
+        return host.pin_memory() if self.buffer.is_cuda else host
 
     def finish(self, table: Table, written: Sequence[str]) -> None:
         """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""

@@ -55,11 +55,12 @@ def step(
     gate = gate or Gate()
     work = _workspace(image, scale, written)
     items = work.items if write and formula is not None else work.updates if write else work.norms
+    known = scale.values.contiguous() if isinstance(scale, Factors) else None
     carried, rescale = carried_of(table), gate.totals is not None and any(row.power for row in table.rows)
     launch(
         queue.queue_kernel, image, items, work.tiles, *work.buffers,
         carried.totals if gate.totals is None else gate.totals, carried.totals, gate.max_norm,
-        gate.grad_scale, gate.found_inf, scale.values.contiguous() if isinstance(scale, Factors) else None, rounding_seed,
+        gate.grad_scale, gate.found_inf, known, rounding_seed,
         programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes, **meta,
         STEP=image.dtypes["step"], COEFFICIENTS=coefficients,
         FORMULA=compiled(formula.formula) if formula is not None else None,

@@ -1,4 +1,4 @@
-"""What a step takes besides its rule, on both backends: loss scales, numbers on the device, exact weights, known factors."""
+"""What a step takes besides its rule: loss scales, numbers on the device, exact weights, factors known before."""
 
 import pytest
 import torch

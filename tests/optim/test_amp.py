@@ -1,30 +1,157 @@
-"""Loss scaling by torch's GradScaler, which unscales gradients before the step."""
+"""Loss scaling by torch's GradScaler: gradients are unscaled, and steps skipped, in the step itself."""
 
+from copy import deepcopy
+
+import pytest
 import torch
-from cases import every_case
-from steps import OPTIONS, OURS, TORCH
+from cases import every_backend, every_case, name_of, nan_arithmetic
+from steps import OPTIONS, OURS, TORCH, compare, cost, gradients, parameters, snapshot, through_pickle, train, twin
+from steps import identical as same_bits
+from tolerances import close, same
+
+from fused_lwlr import ELR, LAMB, LARS
+
+SHAPES = [(6, 5), (), (1030,), (0,)]
+SCALE = 1024.0
+
+
+def scaled_step(ours, named, device, found_inf=0.0, scale=SCALE):
+    """A step as GradScaler takes it, on gradients that are too large by the scale."""
+    for _, param in named:
+        param.grad.mul_(scale)
+    ours.grad_scale = torch.full((1,), scale, device=device)
+    ours.found_inf = torch.full((), found_inf, device=device)
+    ours.step()
+    del ours.grad_scale, ours.found_inf
 
 
 @every_case
-def test_scaled_steps_and_overflows(name, backend, device):
-    """An overflow on the first step and one later skip the step whole: no momentum is born from it."""
-    torch.manual_seed(0)
-    params = [torch.nn.Parameter(torch.rand(1030, device=device))]
-    twins = [torch.nn.Parameter(params[0].detach().clone())]
-    ours = OURS[name](params, backend=backend, **OPTIONS[name])
-    expected = TORCH[name](twins, foreach=False, **OPTIONS[name])
+def test_grad_scaler(name, backend, device):
+    """Overflows on the first step and on a later one are as if those steps were not there: no momentum is born."""
+    named = parameters([(1030,)], torch.float32, device)
+    other = twin(named)
+    ours = OURS[name](named, backend=backend, **OPTIONS[name])
+    expected = TORCH[name](other, foreach=False, **OPTIONS[name])
     # a scale that stays a power of two: scaling and unscaling are exact
-    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, growth_interval=100)
-    for step in range(6):
+    scaler = torch.amp.GradScaler(device.type, init_scale=SCALE, growth_interval=100)
+    taken = 0
+    for step in range(7):
         x = torch.rand(1030, device=device)
-        overflow = step in (0, 3)
+        overflow = step in (0, 1, 4)
         ours.zero_grad()
-        scaler.scale((params[0] * x).sum() * (float("inf") if overflow else 1.0)).backward()
+        before = snapshot(ours, named)
+        scaler.scale((named[0][1] * x).sum() * (float("inf") if overflow else 1.0)).backward()
+        grad = named[0][1].grad.clone()
+        if step == 5:
+            scaler.unscale_(ours)
+            grad /= scaler.get_scale()
         scaler.step(ours)
         scaler.update()
-        if not overflow:
+        same(named[0][1].grad, grad)
+        if overflow:
+            assert step == 0 or same_bits(snapshot(ours, named), before)
+        else:
+            taken += 1
             expected.zero_grad()
-            (twins[0] * x).sum().backward()
+            (other[0][1] * x).sum().backward()
             expected.step()
-        torch.testing.assert_close(params[0], twins[0], rtol=1e-6, atol=1e-7)
-        assert bool(ours.state) == (step > 0)
+        close(named[0][1].detach(), other[0][1].detach(), steps=step + 1)
+        state = ours.state[named[0][1]]
+        assert state["step"].item() == taken
+        if not taken:
+            assert all(entry.count_nonzero() == 0 for entry in state.values())
+
+
+@pytest.mark.parametrize(
+    ("scaling", "options", "scale"),
+    [
+        (None, {}, SCALE),
+        (None, {"clip_global_norm": 0.5}, 3.0),
+        (ELR(0.1), {}, 3.0),
+        (LARS(), {"nonfinite": "skip"}, SCALE),
+        (LAMB(), {"clip_global_norm": 0.5, "nonfinite": "skip"}, SCALE),
+    ],
+    ids=["plain", "clip", "ELR", "LARS-skip", "LAMB-clip-skip"],
+)
+@every_case
+def test_norms_are_of_unscaled_gradients(name, backend, scaling, options, scale, device):
+    named = parameters(SHAPES, torch.float32, device)
+    other = twin(named)
+    make = {**OPTIONS[name], **options, "scaling": scaling, "backend": backend}
+    # with its counts on the device as well, which rounds differently
+    ours, plain = OURS[name](named, **make), OURS[name](other, capturable=True, **make)
+    for step in range(3):
+        gradients(named, other)
+        scaled_step(ours, named, device, scale=scale)
+        plain.step()
+        for (_, p), (_, q) in zip(named, other, strict=True):
+            if scale == SCALE:
+                same(p.detach(), q.detach())
+            close(p.detach(), q.detach(), steps=4 * (step + 1))
+        if scaling is not None:
+            close(ours.layer_stats().values.float(), plain.layer_stats().values.float(), steps=8)
+
+
+@pytest.mark.parametrize("scaling", [None, ELR(0.1), LAMB()], ids=name_of)
+@every_case
+def test_found_inf_leaves_everything(name, backend, scaling, device):
+    """In the middle of training; GradScaler sums `found_inf` over devices, so it may be above 1."""
+    named = parameters(SHAPES, torch.float32, device)
+    other = twin(named)
+    make = {"backend": backend, "scaling": scaling, "capturable": True, **OPTIONS[name]}
+    ours, plain = OURS[name](named, **make), OURS[name](other, **make)
+    train([plain, ours], [other, named], steps=2)
+    gradients(named)
+    before = snapshot(ours, named)
+    scaled_step(ours, named, device, found_inf=2.0)
+    assert same_bits(snapshot(ours, named), before)
+    train([plain, ours], [other, named], steps=2)
+    for (_, p), (_, q) in zip(named, other, strict=True):
+        same(p.detach(), q.detach())
+
+
+@nan_arithmetic
+@every_backend
+def test_a_skipped_step_is_not_raised_twice(backend, device):
+    """An overflow that GradScaler found is its own; one that it did not is an error."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS["sgd"](named, lr=0.1, nonfinite="raise", backend=backend)
+    for found_inf in (1.0, 0.0):
+        gradients(named)
+        named[0][1].grad[0, 0] = float("inf")
+        before = snapshot(ours, named)[1]
+        if found_inf:
+            scaled_step(ours, named, device, found_inf)
+        else:
+            with pytest.raises(FloatingPointError, match="p0"):
+                scaled_step(ours, named, device, found_inf)
+                ours.state_dict()
+        assert same_bits(snapshot(ours, named)[1], before)
+
+
+@pytest.mark.parametrize("copy", [deepcopy, through_pickle], ids=["deepcopy", "pickle"])
+@every_case
+def test_the_flag_survives(name, backend, copy, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS[name](named, backend=backend, **OPTIONS[name])
+    train([ours], [named], steps=1)
+    again = copy(ours)
+    again.load_state_dict(ours.state_dict())
+    assert again._step_supports_amp_scaling
+    mine = [(f"p{i}", p) for i, p in enumerate(again.param_groups[0]["params"])]
+    gradients(named, mine)
+    for optimizer, params in ((ours, named), (again, mine)):
+        scaled_step(optimizer, params, device)
+    compare(same, again, ours, mine, named)
+
+
+@pytest.mark.parametrize("scaling", [None, ELR(0.1)], ids=name_of)
+@pytest.mark.parametrize("name", OURS)
+def test_one_launch(name, scaling, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS[name](named, scaling=scaling, backend="triton", **OPTIONS[name])
+    ours.grad_scale, ours.found_inf = torch.ones((), device=device), torch.zeros((), device=device)
+    cost(ours, named)
+    launches, memory, cached = cost(ours, named)
+    assert launches == 1
+    assert (memory, cached) == ({"sgd": 20, "adamw": 28}[name], 0 if scaling is None else {"sgd": 4, "adamw": 16}[name])
