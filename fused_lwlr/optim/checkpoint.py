@@ -158,7 +158,8 @@ def _state(optimizer: "FusedOptimizer", saved: Any, groups: Any) -> defaultdict[
         # a parameter that is in its group twice has one id
         if params[place.setdefault(key, i)] is not params[i]:
             raise ValueError(f"the state dict gives the id {key!r} to {labels[place[key]]} and to {labels[i]}")
-    kinds, spelled = (Integral, Tensor, *{type(key) for key in place}), set(map(str, place))
+    kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in place})
+    spelled = set(map(str, place))
     state: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in _dict(saved, "'state' of the state dict").items():
         if key in place:
@@ -195,7 +196,7 @@ def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str) -
 def _value(optimizer: "FusedOptimizer", param: Tensor, name: Any, value: Any) -> Any:
     if name == "step":
         taken = _number(value)
-        if taken is None or not (taken >= 0 and taken == math.floor(taken)):
+        if taken is None or not (taken >= 0 and taken.is_integer()):
             raise ValueError(f"must be a number of steps, not {_shown(value)}")
         return torch.tensor(taken, dtype=torch.float32, device=param.device if optimizer.counts_on_device else "cpu")
     if name not in optimizer.state_names:

@@ -98,8 +98,11 @@ def rows(tensor: int, param: Tensor, entry: Entry) -> list[Row]:
 
 def _checked(name: str, eta: Any) -> float:
     try:
+        if isinstance(eta, str):
+            # float() would read it, but no step can be computed with it
+            raise TypeError
         value = float(eta)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"the multiplier of {name!r} is {eta!r}, not a number") from None
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"the multiplier of {name!r} is {value}: it must be finite and not negative")
