@@ -95,9 +95,16 @@ class Plan:
         return all(part.table.replace("grad", _of(part, present)) for part in self.parts)
 
     def run(self, optimizer: "FusedOptimizer") -> None:
-        """Step every part, then store what the step created."""
-        if not self.parts:
-            return
+        """Step every part, store what the step created, and let go of the gradients."""
+        try:
+            if self.parts:
+                self._launch(optimizer)
+        finally:
+            # of all parts, also of those that a failure leaves out
+            for part in self.parts:
+                part.table.release()
+
+    def _launch(self, optimizer: "FusedOptimizer") -> None:
         hyper, rows = optimizer.hyper_rows(self)
         if self._idle:
             hyper, rows = [*hyper, optimizer.idle], [*rows, *[len(hyper)] * len(self._idle)]
@@ -106,7 +113,6 @@ class Plan:
         for part, gate in zip(self.parts, gates, strict=True):
             part.table.hyper_row = _of(part, rows)
             part.statistics = getattr(part.backend, optimizer.operation)(part.table, hyper, scale, gate)
-            part.table.release()
             # at once, so that a part that fails leaves those before it stepped in full
             if not optimizer.counts_on_device:
                 self.steps[part.live] += 1
