@@ -92,7 +92,10 @@ class Plan:
         ):
             return False
         present = [grad for grad in grads if grad is not None] + self._idle
-        return all(part.table.replace("grad", _of(part, present)) for part in self.parts)
+        if all(part.table.replace("grad", _of(part, present)) for part in self.parts):
+            return True
+        self._release()
+        return False
 
     def run(self, optimizer: "FusedOptimizer") -> None:
         """Step every part, store what the step created, and let go of the gradients."""
@@ -100,9 +103,12 @@ class Plan:
             if self.parts:
                 self._launch(optimizer)
         finally:
-            # of all parts, also of those that a failure leaves out
-            for part in self.parts:
-                part.table.release()
+            self._release()
+
+    def _release(self) -> None:
+        """Let go of the gradients of all parts, also of those that a failure leaves out."""
+        for part in self.parts:
+            part.table.release()
 
     def _launch(self, optimizer: "FusedOptimizer") -> None:
         hyper, rows = optimizer.hyper_rows(self)

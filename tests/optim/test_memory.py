@@ -171,6 +171,24 @@ def test_gradients_go_with_zero_grad_after_a_failure(name, more, taken, device, 
     assert [ref() for ref in refs] == [None, None]
 
 
+@every_backend
+@every_name
+@pytest.mark.usefixtures("_no_collector")
+def test_gradients_go_with_zero_grad_after_a_refusal(name, backend, device):
+    """That of the first launch, which was taken in before the second was found not to fit."""
+    named = parameters([(3, 4)], torch.float32, device) + parameters([(5,)], torch.bfloat16, device)
+    optimizer = OURS[name]([p for _, p in named], **OPTIONS[name], backend=backend)
+    train((optimizer,), (named,), 1)
+    gradients(named)
+    named[1][1].grad = named[1][1].grad.to_sparse()
+    refs = [weakref.ref(p.grad) for _, p in named]
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+    optimizer.zero_grad()
+    assert [ref() for ref in refs] == [None, None]
+    train((optimizer,), (named,), 1)
+
+
 @every_kind
 @every_backend
 @every_name
