@@ -220,6 +220,10 @@ def _check_column(param: Tensor, value: Any) -> None:
         raise ValueError(f"is {tuple(value.shape)}, but the parameter is {tuple(param.shape)}")
     if value.is_complex() != param.is_complex() or not (value.is_floating_point() or value.is_complex()):
         raise ValueError(f"is {value.dtype}, but the parameter is {param.dtype}")
+    # of a DTensor
+    placed, wanted = (getattr(tensor, "placements", None) for tensor in (value, param))
+    if placed != wanted:
+        raise ValueError(f"is placed as {placed}, but the parameter as {wanted}")
     if value.layout != torch.strided or (value.is_meta and not param.is_meta):
         raise ValueError(f"is {value.layout} on {value.device}: there is nothing to copy to {param.device}")
 

@@ -16,6 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from fused_lwlr import LAMB, LARC, LARS
 
@@ -125,3 +127,42 @@ def test_making_state_moves_nothing(name, backend, scaling, device):
         assert state
         assert all(value.isfinite().all() for value in state.values())
     assert found["param_groups"][0]["lr"] == OPTIONS[name]["lr"]
+
+
+@pytest.fixture
+def mesh(device, tmp_path):
+    """Of this process alone."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("name", OURS)
+def test_sharded_state_stays_sharded(name, nonfinite, mesh):
+    """Copied to parameters that are sharded alike, and rounded to their dtype; counts are plain tensors."""
+    weight = torch.nn.Parameter(distribute_tensor(torch.rand(6, 4), mesh, [Shard(0)]))
+    other = TORCH[name]([weight], **OPTIONS[name], foreach=False)
+    weight.grad = distribute_tensor(torch.rand(6, 4), mesh, [Shard(0)])
+    other.step()
+    half = torch.nn.Parameter(weight.detach().bfloat16())
+    for param in (weight, half):
+        ours = OURS[name]([param], **OPTIONS[name], nonfinite=nonfinite, backend="torch")
+        ours.load_state_dict(other.state_dict())
+        assert ours.state[param].keys() == other.state[weight].keys()
+        for key, value in ours.state[param].items():
+            theirs = other.state[weight][key]
+            if key == "step":
+                assert type(value) is torch.Tensor
+                assert value == 1
+                continue
+            assert isinstance(value, DTensor)
+            assert value.placements == theirs.placements
+            assert identical(value.to_local(), theirs.to_local().to(param.dtype))
+            assert value.to_local().data_ptr() != theirs.to_local().data_ptr()
+    with pytest.raises(ValueError, match=r"in the state of parameter 0 is \(6, 4\), but the parameter is \(3, 4\)"):
+        OURS[name]([torch.nn.Parameter(weight[:3].detach())], **OPTIONS[name]).load_state_dict(other.state_dict())
+    for moved in (weight.full_tensor(), distribute_tensor(weight.full_tensor(), mesh, [Replicate()])):
+        with pytest.raises(ValueError, match=r"in the state of parameter 0 is placed as .*Shard\(dim=0\).*but the par"):
+            OURS[name]([torch.nn.Parameter(moved.detach())], **OPTIONS[name]).load_state_dict(other.state_dict())
