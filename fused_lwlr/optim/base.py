@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.ops import Backend, check_backend
+from fused_lwlr.optim import checkpoint
 from fused_lwlr.optim import multipliers as multiplier
 from fused_lwlr.optim.capture import check_capture, is_capturing
 from fused_lwlr.optim.gate import GlobalGate, LossScale, Nonfinite
@@ -165,24 +166,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class or of its `torch.optim` namesake.
+        """Load a state dict of this class or of its `torch.optim` namesake: all of it, or nothing.
 
         Multipliers come from the dict if it has them and stay as they are if not. Implementation flags
-        (`foreach`, `fused`, ...) stay as constructed.
+        (`foreach`, `fused`, ...) stay as constructed. State is copied, in the dtype that the optimizer keeps it in.
+
+        Raises:
+            ValueError: something in the dict does not fit the optimizer, or cannot be what it should. The optimizer
+                is left as it was, also where a hook raises.
         """
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
-            if len(group["params"]) == len(saved["params"]):
-                multiplier.check(saved.get("multipliers"), group["params"])
-        kept = ("multipliers", "fused", "capturable", *UNSUPPORTED)
-        own = [{name: group[name] for name in kept if name in group} for group in self.param_groups]
-        super().load_state_dict(state_dict)
-        for group, mine in zip(self.param_groups, own, strict=True):
-            group.update({**mine, "multipliers": group.get("multipliers", mine["multipliers"])})
-        # torch keeps the dict's own tensors where dtype and device fit: two optimizers would share state
-        for state in self.state.values():
-            for name, value in state.items():
-                if torch.is_tensor(value):
-                    state[name] = value.clone()
+        checkpoint.load(self, state_dict, kept=("fused", "capturable", *UNSUPPORTED))
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("backend", "precision", "scaling", "rescaling", "gate", "_capturable", "_counts")

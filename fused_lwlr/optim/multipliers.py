@@ -52,8 +52,14 @@ def resolve(multipliers: Mapping[str, float], groups: Sequence[dict[str, Any]]) 
     return [[slices.get(name) or whole.get(name, 1.0) for name in group["param_names"]] for group in groups]
 
 
-def check(entries: Any, params: Sequence[Tensor]) -> None:
-    """Raise ValueError unless `entries` are multipliers for these parameters, as a checkpoint should hold."""
+def check(entries: Any, params: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
+    """Raise ValueError unless `entries` are multipliers for these parameters, as a checkpoint should hold.
+
+    Args:
+        entries: what is in the group.
+        params: the parameters of the group.
+        names: what messages call them.
+    """
     if entries is None:
         return
     if not isinstance(entries, list) or len(entries) != len(params):
@@ -61,7 +67,7 @@ def check(entries: Any, params: Sequence[Tensor]) -> None:
             f"the group's 'multipliers' must be None or a list of {len(params)} entries, not {entries!r:.80}"
         )
     for i, (entry, param) in enumerate(zip(entries, params, strict=True)):
-        name = f"parameter {i}"
+        name = f"parameter {i}" if names is None else names[i]
         if isinstance(entry, list):
             if not entry or not all(map(_is_slice, entry)):
                 raise ValueError(
@@ -92,8 +98,11 @@ def rows(tensor: int, param: Tensor, entry: Entry) -> list[Row]:
 
 def _checked(name: str, eta: Any) -> float:
     try:
+        if isinstance(eta, str):
+            # float() would read it, but no step can be computed with it
+            raise TypeError
         value = float(eta)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"the multiplier of {name!r} is {eta!r}, not a number") from None
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"the multiplier of {name!r} is {value}: it must be finite and not negative")

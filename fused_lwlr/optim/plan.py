@@ -16,13 +16,12 @@ from fused_lwlr.kernels import Row, Table
 from fused_lwlr.kernels.table import identity
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.gate import LossScale
+from fused_lwlr.optim.precision import MASTER
 from fused_lwlr.optim.rescale import Target
 from fused_lwlr.optim.validate import label_of, same_width, validate
 
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
-
-MASTER = "master_weight"
 
 
 @dataclass
@@ -96,12 +95,25 @@ class Plan:
         ):
             return False
         present = [grad for grad in grads if grad is not None] + self._idle
-        return all(part.table.replace("grad", _of(part, present)) for part in self.parts)
+        if all(part.table.replace("grad", _of(part, present)) for part in self.parts):
+            return True
+        self._release()
+        return False
 
     def run(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
-        """Step every part, then store what the step created."""
-        if not self.parts:
-            return
+        """Step every part, store what the step created, and let go of the gradients."""
+        try:
+            if self.parts:
+                self._launch(optimizer, loss_scale)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Let go of the gradients of all parts, also of those that a failure leaves out."""
+        for part in self.parts:
+            part.table.release()
+
+    def _launch(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
         hyper, rows = optimizer.hyper_rows(self)
         if self._idle:
             hyper, rows = [*hyper, optimizer.idle], [*rows, *[len(hyper)] * len(self._idle)]
@@ -111,7 +123,6 @@ class Plan:
             part.table.hyper_row = _of(part, rows)
             operation = getattr(part.backend, optimizer.operation)
             part.statistics = operation(part.table, hyper, scale, gate, rounding_seed=optimizer.precision.seed)
-            part.table.release()
             # at once, so that a part that fails leaves those before it stepped in full
             if not optimizer.counts_on_device:
                 self.steps[part.live] += 1

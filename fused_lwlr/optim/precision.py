@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MASTER = "master_weight"
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -53,7 +54,7 @@ class Precision:
 
     def dtype_of(self, param: Tensor, name: str) -> torch.dtype:
         """The dtype of an entry of a parameter's state: not of step counts, which are float32."""
-        if name == "master_weight":
+        if name == MASTER:
             return torch.float32
         double = param.is_complex() or param.dtype == torch.float64
         # state that is computed with in another precision, or as pairs of numbers, has its parameter's dtype

@@ -5,7 +5,6 @@ Checkpoints are written in one piece or not at all, and read without running cod
 
 import json
 import os
-import pickle
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,9 @@ import torch
 
 from fused_lwlr import LayerRates
 from fused_lwlr.train.loop import Config, Epoch, Training
+
+CONTENTS = ("config", "history", "model", "optimizer", "scheduler", "rng", "cuda_rng")
+"""What `Training.state_dict` has."""
 
 
 def start(config: Config, out: Path, *, resume: bool = False, progress: bool = False) -> Training:
@@ -68,8 +70,15 @@ def load(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint to resume from at {path}")
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is not a checkpoint of fused-lwlr: {error}") from error
-    return state
+    with path.open("rb") as file:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        # a damaged file makes for errors of any kind
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"{path} is not a checkpoint of fused-lwlr: {reason}") from error
+    missing = [name for name in CONTENTS if not isinstance(state, dict) or name not in state]
+    if missing:
+        raise ValueError(f"{path} is not a checkpoint of fused-lwlr: it has no {missing[0]!r}")
+    found: dict[str, Any] = state
+    return found

@@ -37,10 +37,10 @@ def test_second_launch_fails(name, backend, taken, device, monkeypatch):
     module = ops.pick(backend, first.device, first.dtype)
     operation = getattr(module, name)
 
-    def failing(table, *rest):
+    def failing(table, *rest, **options):
         if table.columns["param"][0].dtype == torch.bfloat16:
             raise RuntimeError("the launch failed")
-        operation(table, *rest)
+        operation(table, *rest, **options)
 
     monkeypatch.setattr(module, name, failing)
     with pytest.raises(RuntimeError, match="the launch failed"):

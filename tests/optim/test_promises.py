@@ -222,7 +222,7 @@ def test_a_failing_backend_leaves_no_half_made_state(twins, name, backend, when,
     module = reference if backend == "torch" else triton
     with monkeypatch.context() as patch:
 
-        def fail(*arguments):
+        def fail(*arguments, **options):
             raise RuntimeError("out of memory")
 
         patch.setattr(module, name, fail)

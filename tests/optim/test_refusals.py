@@ -31,14 +31,27 @@ def test_arguments_that_cannot_be_honoured(name, options, message, params):
         OURS[name](params, **options)
 
 
-def test_capturable_is_refused(params):
-    with pytest.raises(ValueError, match="capturable=True is not supported"):
-        fused_lwlr.AdamW(params, capturable=True)
-
-
 @pytest.mark.parametrize(
-    "options", [{"foreach": True}, {"differentiable": True}, {"capturable": True}, {"fused": False}]
+    ("options", "message"),
+    [
+        ({"master_weights": True, "stochastic_rounding": True}, "exclude each other"),
+        ({"master_weights": 1}, "master_weights=1 must be True or False"),
+        ({"stochastic_rounding": "yes"}, "stochastic_rounding='yes' must be"),
+        ({"rounding_seed": -1}, "rounding_seed=-1 must be an int from 0"),
+        ({"rounding_seed": 1 << 31}, "rounding_seed=2147483648 must be"),
+        ({"rounding_seed": 1.0}, "rounding_seed=1.0 must be"),
+        ({"state_dtype": torch.int8}, "state_dtype=torch.int8 must be"),
+        ({"state_dtype": torch.float64}, "state_dtype=torch.float64 must be"),
+        ({"state_dtype": "bf16"}, "state_dtype='bf16' must be"),
+    ],
 )
+@every_name
+def test_precision_that_cannot_be(name, options, message, params):
+    with pytest.raises(ValueError, match=message):
+        OURS[name](params, **options)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"differentiable": True}, {"fused": False}])
 @every_name
 def test_arguments_of_a_group_that_cannot_be_honoured(name, options, params):
     with pytest.raises(ValueError, match=r"is not supported|contradicts"):

@@ -1,0 +1,242 @@
+"""Loading a state dict: checked as a whole and copied before anything of the optimizer is touched.
+
+`torch.optim.Optimizer.load_state_dict` rounds state to the parameter's dtype, keeps the tensors of the dict, and takes
+what it is given for a state dict.
+"""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable
+from copy import deepcopy
+from itertools import chain
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.optim import multipliers as multiplier
+from fused_lwlr.optim.precision import MASTER
+
+if TYPE_CHECKING:
+    from fused_lwlr.optim.base import FusedOptimizer
+
+Ranges = dict[str, tuple[str, Callable[[float], bool]]]
+
+RANGES: Ranges = {
+    # schedulers that end at 0 miss it by rounding: LinearLR leaves -1e-17
+    "lr": ("a finite number, at least 0", lambda x: -1e-12 <= x < math.inf),
+    "momentum": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
+    "dampening": ("a finite number", math.isfinite),
+    "weight_decay": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
+    "eps": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
+    "betas": ("two numbers, at least 0 and below 1", lambda x: 0 <= x < 1),
+}
+"""Options that a group must have if the optimizer has them, what they are, and what each number of them must satisfy.
+
+Others may be missing, as from dicts of older versions: `__setstate__` gives them their defaults.
+"""
+SWITCHES = ("nesterov", "maximize", "amsgrad")
+"""Options that are True or False."""
+
+
+@torch.no_grad()
+def load(optimizer: "FusedOptimizer", state_dict: dict[str, Any], kept: tuple[str, ...]) -> None:
+    """Load a state dict, with the hooks of `torch.optim`; if anything fails, the optimizer is as it was.
+
+    Args:
+        optimizer: gets new groups, and state that shares no memory with the dict.
+        state_dict: of this class, or of its `torch.optim` namesake.
+        kept: options of param groups that stay as they are.
+
+    Raises:
+        ValueError: something in the dict does not fit the optimizer, or cannot be what it should.
+    """
+    state_dict = _dict(state_dict, "a state dict").copy()
+    for pre_hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
+        result = pre_hook(optimizer, state_dict)
+        if result is not None:
+            state_dict = _dict(result, "the state dict that a hook returns")
+    if state_dict.keys() != {"state", "param_groups"}:
+        keys = ", ".join(map(repr, state_dict))
+        raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
+    groups = _groups(optimizer, state_dict["param_groups"], kept)
+    state = _state(optimizer, state_dict["state"], state_dict["param_groups"])
+    before = dict(vars(optimizer))
+    try:
+        optimizer.__setstate__({"state": state, "param_groups": groups})
+        for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
+            post_hook(optimizer)
+    except BaseException:
+        vars(optimizer).clear()
+        vars(optimizer).update(before)
+        raise
+
+
+def _dict(value: Any, what: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be a dict, not {_shown(value)}")
+    return value
+
+
+def _groups(optimizer: "FusedOptimizer", saved: Any, kept: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The new param groups."""
+    own = optimizer.param_groups
+    if not isinstance(saved, (list, tuple)):
+        raise ValueError(f"'param_groups' of the state dict must be a list, not {_shown(saved)}")
+    if len(saved) != len(own):
+        raise ValueError(
+            f"loaded state dict has a different number of parameter groups: {len(saved)}, but the optimizer {len(own)}"
+        )
+    for number, (mine, theirs) in enumerate(zip(own, saved, strict=True)):
+        _check_group(number, mine, _dict(theirs, f"parameter group {number} of the state dict"))
+    groups = []
+    for mine, theirs in zip(own, saved, strict=True):
+        # those of the dict may hold tensors
+        group = deepcopy({name: option for name, option in theirs.items() if name != "params"})
+        group["params"] = mine["params"]
+        group.update({name: mine[name] for name in kept if name in mine})
+        for name in ("param_names", "multipliers"):
+            if name in mine:
+                group.setdefault(name, mine[name])
+        groups.append(group)
+    return groups
+
+
+def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    where, params = f"parameter group {number} of the state dict", mine["params"]
+    ids, names = theirs.get("params"), theirs.get("param_names", mine.get("param_names"))
+    if not isinstance(ids, (list, tuple)) or not all(isinstance(i, Hashable) for i in ids):
+        raise ValueError(f"'params' of {where} must be a list of ids, not {_shown(ids)}")
+    if len(ids) != len(params):
+        raise ValueError(
+            f"loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
+            f"group {number} has {len(ids)} parameters, but {len(params)} in the optimizer"
+        )
+    if names is not None and not (
+        isinstance(names, (list, tuple)) and len(names) == len(params) and all(isinstance(n, str) for n in names)
+    ):
+        raise ValueError(f"'param_names' of {where} must be {len(params)} names, not {_shown(names)}")
+    for option in mine.keys() & (RANGES.keys() | set(SWITCHES)):
+        if option in theirs:
+            _check_option(option, theirs[option], where)
+        elif option in RANGES:
+            raise ValueError(f"{where} has no {option!r}: it is of another kind of optimizer, or incomplete")
+    multiplier.check(theirs.get("multipliers"), params, names)
+
+
+def _check_option(option: str, value: Any, where: str) -> None:
+    if option in SWITCHES:
+        what, right = "True or False", isinstance(value, bool)
+    else:
+        what, holds = RANGES[option]
+        numbers = value if option == "betas" else (value,)
+        right = isinstance(numbers, (list, tuple)) and len(numbers) == (2 if option == "betas" else 1)
+        right = right and all((x := _number(number)) is not None and holds(x) for number in numbers)
+    if not right:
+        raise ValueError(f"{option!r} of {where} must be {what}, not {_shown(value)}")
+
+
+def _number(value: Any) -> float | None:
+    """A real number, also as a tensor of one element; None for anything else."""
+    if isinstance(value, Tensor):
+        value = value.item() if value.numel() == 1 and not value.is_meta else None
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+
+
+def _state(optimizer: "FusedOptimizer", saved: Any, groups: Any) -> defaultdict[Any, Any]:
+    """The new state, in fresh memory: ids in their saved order stand for the parameters in theirs."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    names = [name for group in optimizer.param_groups for name in group.get("param_names", [])]
+    labels = [f"parameter {name!r}" for name in names] or [f"parameter {i}" for i in range(len(params))]
+    place: dict[Any, int] = {}
+    for i, key in enumerate(chain.from_iterable(group["params"] for group in groups)):
+        # a parameter that is in its group twice has one id
+        if params[place.setdefault(key, i)] is not params[i]:
+            raise ValueError(f"the state dict gives the id {key!r} to {labels[place[key]]} and to {labels[i]}")
+    kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in place})
+    spelled = set(map(str, place))
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    for key, entry in _dict(saved, "'state' of the state dict").items():
+        if key in place:
+            i = place[key]
+            state[params[i]] = _entry(optimizer, params[i], entry, labels[i])
+        elif isinstance(key, kinds) or key in spelled:
+            raise ValueError(f"the state dict has state of {_shown(key)}, which is in none of its parameter groups")
+        else:
+            # of no parameter
+            state[key] = deepcopy(entry)
+    return state
+
+
+def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str) -> dict[Any, Any]:
+    """The state of one parameter."""
+    saved = _dict(saved, f"the state of {label}")
+    needed = {"step", *optimizer.state_names[:2]} if optimizer.counts_steps and saved else set()
+    for name in sorted(needed - saved.keys()):
+        raise ValueError(
+            f"the state of {label} has no {name!r}, but {', '.join(map(repr, saved))}: it is of another kind of "
+            "optimizer, or incomplete"
+        )
+    entry = {}
+    for name, value in saved.items():
+        try:
+            entry[name] = _value(optimizer, param, name, value)
+        except ValueError as error:
+            raise ValueError(f"{name!r} in the state of {label} {error}") from error.__cause__
+        except Exception as error:
+            raise ValueError(f"{name!r} in the state of {label} cannot be copied to it: {error}") from error
+    return entry
+
+
+def _value(optimizer: "FusedOptimizer", param: Tensor, name: Any, value: Any) -> Any:
+    if name == "step":
+        taken = _number(value)
+        if taken is None or not (taken >= 0 and taken.is_integer()):
+            raise ValueError(f"must be a number of steps, not {_shown(value)}")
+        return torch.tensor(taken, dtype=torch.float32, device=param.device if optimizer.counts_on_device else "cpu")
+    if name not in (*optimizer.state_names, MASTER):
+        return _other(param, value)
+    if value is None and not optimizer.counts_steps:
+        # so did SGD of torch 2.1 without momentum
+        return None
+    _check_column(param, value)
+    dtype = optimizer.precision.dtype_of(param, name)
+    if type(value.data) is not Tensor or type(param.data) is not Tensor:
+        # a DTensor and the like
+        return value.detach().to(param.device, dtype, copy=True)
+    return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).copy_(value)
+
+
+def _check_column(param: Tensor, value: Any) -> None:
+    """Raise ValueError unless the value may be momentum or a moment of the parameter."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"must be a tensor, not {_shown(value)}")
+    if value.shape != param.shape:
+        raise ValueError(f"is {tuple(value.shape)}, but the parameter is {tuple(param.shape)}")
+    if value.is_complex() != param.is_complex() or not (value.is_floating_point() or value.is_complex()):
+        raise ValueError(f"is {value.dtype}, but the parameter is {param.dtype}")
+    # of a DTensor
+    placed, wanted = (getattr(tensor, "placements", None) for tensor in (value, param))
+    if placed != wanted:
+        raise ValueError(f"is placed as {placed}, but the parameter as {wanted}")
+    if value.layout != torch.strided or (value.is_meta and not param.is_meta):
+        raise ValueError(f"is {value.layout} on {value.device}: there is nothing to copy to {param.device}")
+
+
+def _other(param: Tensor, value: Any) -> Any:
+    """State that is none of ours, copied to where `torch.optim.Optimizer.load_state_dict` would have it."""
+    if isinstance(value, Tensor):
+        dtype = param.dtype if param.is_floating_point() else value.dtype
+        return value.detach().to(param.device, dtype, copy=True)
+    if isinstance(value, dict):
+        return {name: _other(param, entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple, set, deque)):
+        return type(value)(_other(param, entry) for entry in value)
+    return deepcopy(value)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return f"a tensor of {tuple(value.shape)}"
+    return f"{value!r:.80}"

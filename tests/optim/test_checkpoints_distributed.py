@@ -1,0 +1,169 @@
+"""`torch.distributed.checkpoint` in one process: its dicts by parameter name, flat and nested, through files."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from cases import SCALINGS, every_case, name_of
+from steps import OPTIONS, OURS, TORCH, identical
+from torch import nn
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from fused_lwlr import LAMB, LARC, LARS
+
+# there is one process, and none is meant to be
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
+    # of torch 2.8 itself
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+]
+
+MULTIPLIERS = {"0.weight": 0.5, "2.weight[0:2]": 2.0, "2.bias": 0.0}
+ROWS = [
+    ("sgd", {"multipliers": MULTIPLIERS}), ("sgd", {"momentum": 0.0}), ("sgd", {"scaling": LARS(0.1)}),
+    ("sgd", {"nonfinite": "skip", "clip_global_norm": 1.0}), ("adamw", {"multipliers": MULTIPLIERS}),
+    ("adamw", {"amsgrad": True, "scaling": LAMB()}), ("adamw", {"nonfinite": "skip", "scaling": LARC()}),
+]  # fmt: skip
+every_shape = pytest.mark.parametrize("flat", [False, True])
+
+
+def network(device):
+    """With a zero weight, whose norm divides by zero where nobody looks, and a parameter that is frozen."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3), nn.Linear(3, 3)).to(device)
+    nn.init.zeros_(model[3].weight)
+    model[1].bias.requires_grad_(False)
+    return model
+
+
+def train(model, optimizer, steps, device):
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        optimizer.zero_grad()
+        model(torch.rand(8, 4, generator=generator).to(device)).square().mean().backward()
+        model[3].weight.grad += 0.1
+        optimizer.step()
+
+
+def gathered(model, optimizer, flat):
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    found = get_optimizer_state_dict(model, optimizer, options=options)
+    return {"model": get_model_state_dict(model), "optimizer": found}
+
+
+def restore(model, optimizer, flat, folder, planner=None):
+    """As its documentation has it: made from a state dict of the right form, which the files fill."""
+    found = gathered(model, optimizer, flat)
+    dcp.load(found, checkpoint_id=folder, planner=planner, no_dist=True)
+    set_model_state_dict(model, found["model"])
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    set_optimizer_state_dict(model, optimizer, found["optimizer"], options=options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "backend", "flat"),
+    [(*row, "torch", flat) for row in ROWS for flat in (False, True)] + [(*ROWS[i], "triton", i > 0) for i in (0, 5)],
+)
+def test_resuming_is_not_having_stopped(name, options, backend, flat, device, tmp_path):
+    options = {**OPTIONS[name], **options, "backend": backend}
+    model, again = network(device), network(device)
+    optimizer = OURS[name](model.named_parameters(), **options)
+    train(model, optimizer, range(2), device)
+    dcp.save(gathered(model, optimizer, flat), checkpoint_id=tmp_path, no_dist=True)
+    other = OURS[name](again.named_parameters(), **{**options, "lr": 0.7, "multipliers": None})
+    restore(again, other, flat, tmp_path)
+    for pair in ((model, optimizer), (again, other)):
+        train(*pair, range(2, 4), device)
+    assert identical(again.state_dict(), model.state_dict())
+    mine, theirs = other.state_dict(), optimizer.state_dict()
+    assert identical(mine["param_groups"], theirs["param_groups"])
+    # without momentum torch makes entries, of nothing
+    assert identical({i: state for i, state in mine["state"].items() if state}, theirs["state"])
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+@every_shape
+@pytest.mark.parametrize("name", OURS)
+def test_into_torch_and_back(name, flat, device, tmp_path):
+    """Files of torch's optimizer go on in ours, and the other way round."""
+    models = [network(device) for _ in range(2)]
+    optimizers = [
+        OURS[name](models[0].named_parameters(), **OPTIONS[name], backend="torch"),
+        TORCH[name](models[1].named_parameters(), **OPTIONS[name], foreach=False),
+    ]
+    pairs = list(zip(models, optimizers, strict=True))
+    for number, pair in enumerate(pairs):
+        train(*pair, range(2), device)
+        dcp.save(gathered(*pair, flat), checkpoint_id=tmp_path / str(number), no_dist=True)
+    assert identical(models[0].state_dict(), models[1].state_dict())
+    for number, pair in enumerate(pairs):
+        # files of torch's hold no multipliers
+        restore(*pair, flat, tmp_path / str(1 - number), DefaultLoadPlanner(allow_partial_load=number == 0))
+        train(*pair, range(2, 4), device)
+    assert identical(models[0].state_dict(), models[1].state_dict())
+
+
+@pytest.mark.parametrize("scaling", [None, *SCALINGS], ids=name_of)
+@every_case
+def test_making_state_moves_nothing(name, backend, scaling, device):
+    """It is made by a step at rate 0 with gradients of zeros, by whose norms scalings divide."""
+    model = network(device)
+    optimizer = OURS[name](model.named_parameters(), **OPTIONS[name], scaling=scaling, backend=backend)
+    before = deepcopy(model.state_dict())
+    found = get_optimizer_state_dict(model, optimizer)
+    assert identical(model.state_dict(), before)
+    assert found["state"].keys() == {key for key, p in model.named_parameters() if p.requires_grad}
+    for state in found["state"].values():
+        assert state
+        assert all(value.isfinite().all() for value in state.values())
+    assert found["param_groups"][0]["lr"] == OPTIONS[name]["lr"]
+
+
+@pytest.fixture
+def mesh(device, tmp_path):
+    """Of this process alone."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@pytest.mark.parametrize("name", OURS)
+def test_sharded_state_stays_sharded(name, nonfinite, mesh):
+    """Copied to parameters that are sharded alike, and rounded to their dtype; counts are plain tensors."""
+    weight = torch.nn.Parameter(distribute_tensor(torch.rand(6, 4), mesh, [Shard(0)]))
+    other = TORCH[name]([weight], **OPTIONS[name], foreach=False)
+    weight.grad = distribute_tensor(torch.rand(6, 4), mesh, [Shard(0)])
+    other.step()
+    half = torch.nn.Parameter(weight.detach().bfloat16())
+    for param in (weight, half):
+        ours = OURS[name]([param], **OPTIONS[name], nonfinite=nonfinite, backend="torch")
+        ours.load_state_dict(other.state_dict())
+        assert ours.state[param].keys() == other.state[weight].keys()
+        for key, value in ours.state[param].items():
+            theirs = other.state[weight][key]
+            if key == "step":
+                assert type(value) is torch.Tensor
+                assert value == 1
+                continue
+            assert isinstance(value, DTensor)
+            assert value.placements == theirs.placements
+            assert identical(value.to_local(), theirs.to_local().to(param.dtype))
+            assert value.to_local().data_ptr() != theirs.to_local().data_ptr()
+    with pytest.raises(ValueError, match=r"in the state of parameter 0 is \(6, 4\), but the parameter is \(3, 4\)"):
+        OURS[name]([torch.nn.Parameter(weight[:3].detach())], **OPTIONS[name]).load_state_dict(other.state_dict())
+    whole = weight.detach().full_tensor()
+    for moved in (whole, distribute_tensor(whole, mesh, [Replicate()])):
+        with pytest.raises(ValueError, match=r"in the state of parameter 0 is placed as .*Shard\(dim=0\).*but the par"):
+            OURS[name]([torch.nn.Parameter(moved)], **OPTIONS[name]).load_state_dict(other.state_dict())

@@ -1,0 +1,243 @@
+"""What a loaded state dict becomes: torch's mapping, hooks and values, in memory, strides and dtypes of ours."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from cases import every_case, every_name
+from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, train, twin, uniform
+from tolerances import same
+
+SHAPES = [(6, 5), (), (7,)]
+ROWS = [
+    ("sgd", {}), ("sgd", {"momentum": 0.0}), ("sgd", {"nesterov": True, "maximize": True}), ("adamw", {}),
+    ("adamw", {"amsgrad": True, "betas": (0.5, 0.9)}),
+]  # fmt: skip
+every_row = pytest.mark.parametrize(("name", "options"), ROWS)
+FLAGS = [{"foreach": False}, {"foreach": True}, {"fused": True}]
+every_flag = pytest.mark.parametrize("flags", FLAGS, ids=str)
+
+
+def pair(name, device, dtype=torch.float32, **options):
+    """Ours and torch's on twins, both of plain PyTorch."""
+    named = parameters(SHAPES, dtype, device)
+    expected = twin(named)
+    options = {**OPTIONS[name], **options}
+    ours = OURS[name](named, **options, backend="torch")
+    return ours, TORCH[name](expected, **options, foreach=False), named, expected
+
+
+def with_flags(checkpoint, foreach=None, fused=None):
+    checkpoint = deepcopy(checkpoint)
+    for group in checkpoint["param_groups"]:
+        group.update(foreach=foreach, fused=fused)
+    return checkpoint
+
+
+@every_flag
+@every_row
+def test_from_torch_in_mid_training(name, options, flags, device):
+    ours, oracle, named, expected = pair(name, device, **options)
+    source = twin(named)
+    other = TORCH[name](source, **{**OPTIONS[name], **options, **flags})
+    train((other,), (source,), 3)
+    for pairs in (named, expected):
+        for (_, p), (_, q) in zip(pairs, source, strict=True):
+            p.data.copy_(q.data)
+    ours.load_state_dict(other.state_dict())
+    oracle.load_state_dict(with_flags(other.state_dict(), foreach=False))
+    for _ in range(3):
+        train((ours, oracle), (named, expected), 1)
+        compare(same, ours, oracle, named, expected)
+
+
+@every_flag
+@every_row
+def test_into_torch_in_mid_training(name, options, flags, device):
+    """Two of torch's with these flags, one of which goes on from our state and one from that of torch."""
+    ours, oracle, named, expected = pair(name, device, **options)
+    train((ours, oracle), (named, expected), 3)
+    others = [TORCH[name](pairs, **{**OPTIONS[name], **options, **flags}) for pairs in (named, expected)]
+    for other, source in zip(others, (ours, oracle), strict=True):
+        other.load_state_dict(with_flags(source.state_dict(), **flags))
+    for _ in range(3):
+        train(others, (named, expected), 1)
+        compare(same, *others, named, expected)
+
+
+@pytest.mark.parametrize("ids", [[30, 20, 10], ["a.weight", "a.bias", "b"], [("x", 1), ("x", 2), None], [1, "b", 2.5]])
+@every_name
+def test_ids_count_by_their_order(name, ids, device):
+    ours, torchs, named, expected = pair(name, device)
+    train((ours, torchs), (named, expected), 2)
+    checkpoint = deepcopy(torchs.state_dict())
+    checkpoint["param_groups"][0]["params"] = ids
+    checkpoint["state"] = {ids[i]: state for i, state in reversed(checkpoint["state"].items())}
+    for optimizer in (ours, torchs):
+        optimizer.state.clear()
+        optimizer.load_state_dict(checkpoint)
+    compare(same, ours, torchs, named, expected)
+    train((ours, torchs), (named, expected), 2)
+    compare(same, ours, torchs, named, expected)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("saved", [["x", "y", "z"], None])
+@every_name
+def test_names_are_those_that_torch_takes(name, own, saved, device):
+    found = []
+    for kind in (OURS, TORCH):
+        named = parameters(SHAPES, torch.float32, device)
+        optimizer = kind[name](named if own else [p for _, p in named], **OPTIONS[name])
+        checkpoint = deepcopy(optimizer.state_dict())
+        checkpoint["param_groups"][0].pop("param_names", None)
+        if saved is not None:
+            checkpoint["param_groups"][0]["param_names"] = saved
+        optimizer.load_state_dict(checkpoint)
+        found.append(optimizer.param_groups[0].get("param_names"))
+    assert found[0] == found[1] == (saved or (["p0", "p1", "p2"] if own else None))
+
+
+@every_name
+def test_hooks_are_called_as_torch_does(name, device):
+    """Each with a copy of the dict or what the one before it made of that; and what the last returns is loaded."""
+    calls = {}
+    for kind in (OURS, TORCH):
+        named = parameters(SHAPES, torch.float32, device)
+        optimizer = kind[name](named, **OPTIONS[name])
+        seen = calls[kind is OURS] = []
+        checkpoint = deepcopy(optimizer.state_dict())
+        checkpoint["more"] = 1
+
+        def edit(self, given, seen=seen, optimizer=optimizer, checkpoint=checkpoint):
+            seen.append(("edit", self is optimizer, given is checkpoint, sorted(given)))
+            given.pop("more")
+
+        def replace(self, given, seen=seen):
+            seen.append(("replace", sorted(given)))
+            return {**given, "param_groups": [{**given["param_groups"][0], "lr": 0.25}]}
+
+        def last(self, given, seen=seen):
+            seen.append(("last", given["param_groups"][0]["lr"]))
+
+        def after(self, seen=seen):
+            seen.append(("after", self.param_groups[0]["lr"]))
+            self.param_groups[0]["lr"] = 0.75
+
+        for hook, options in ((last, {}), (replace, {"prepend": True}), (edit, {"prepend": True})):
+            optimizer.register_load_state_dict_pre_hook(hook, **options)
+        optimizer.register_load_state_dict_post_hook(after)
+        optimizer.load_state_dict(state_dict=checkpoint)
+        seen.append((optimizer.param_groups[0]["lr"], sorted(checkpoint)))
+    assert calls[True] == calls[False]
+    assert [call[0] for call in calls[True]] == ["edit", "replace", "last", "after", 0.75]
+
+
+EXTRA = {
+    "ema": torch.arange(5.0), "hits": torch.arange(3), "nested": {"a": [torch.ones(2), 3], "b": (1.5,)}, "note": None
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_name
+def test_state_of_other_tools_is_kept_as_torch_does(name, dtype, device):
+    ours, torchs, named, expected = pair(name, device, dtype)
+    train((ours, torchs), (named, expected), 1)
+    checkpoint = deepcopy(torchs.state_dict())
+    checkpoint["state"][0].update(deepcopy(EXTRA))
+    checkpoint["state"]["global"] = {"seen": torch.ones(3), "count": 5}
+    before = deepcopy(checkpoint)
+    for optimizer in (ours, torchs):
+        optimizer.load_state_dict(checkpoint)
+    mine, theirs = ours.state[named[0][1]], torchs.state[expected[0][1]]
+    assert mine["ema"].dtype == theirs["ema"].dtype == dtype
+    assert identical({key: mine[key] for key in EXTRA}, {key: theirs[key] for key in EXTRA})
+    assert identical(ours.state["global"], before["state"]["global"])
+    assert ours.param_groups[0]["lr"] == before["param_groups"][0]["lr"]
+    for value in (mine["ema"], mine["nested"]["a"][0], ours.state["global"]["seen"]):
+        value.add_(1)
+    assert identical(checkpoint, before)
+    note = ours.state_dict()
+    note["state"][0]["note"] = "by hand"
+    ours.load_state_dict(note)
+    assert ours.state[named[0][1]]["note"] == "by hand"
+
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "saved"),
+    [(a, b) for a in DTYPES for b in DTYPES] + [(torch.complex64, torch.complex128)],
+)
+@pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
+@every_name
+def test_dtypes(name, nonfinite, dtype, saved, device):
+    """Columns are rounded once to the dtype of the parameter, as torch rounds them; step counts are float32."""
+    source, _, sources, _ = pair(name, device, saved)
+    train((source,), (sources,), 2)
+    named = parameters(SHAPES, dtype, device)
+    expected = twin(named)
+    ours = OURS[name](named, **OPTIONS[name], nonfinite=nonfinite, backend="torch")
+    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
+    for optimizer in (ours, torchs):
+        optimizer.load_state_dict(source.state_dict())
+    for (_, p), (_, q), (_, s) in zip(named, expected, sources, strict=True):
+        assert ours.state[p].keys() == torchs.state[q].keys()
+        for key, value in ours.state[p].items():
+            assert value.dtype == (torch.float32 if key == "step" else dtype)
+            # torch leaves complex state as it was saved
+            same(value, torchs.state[q][key].to(value.dtype))
+            same(value, source.state[s][key].to(value.dtype))
+    train((ours,), (named,), 1)
+    assert all(p.isfinite().all() for _, p in named)
+
+
+@every_case
+def test_memory_is_laid_out_as_the_optimizer_would(name, backend, device):
+    """Strides of the parameter, or dense ones where its own have gaps, whatever those of the dict are."""
+    memory = uniform((4, 10), torch.float32, device)
+    named = [
+        ("image", uniform((2, 3, 4, 5), torch.float32, device).to(memory_format=torch.channels_last)),
+        ("turned", uniform((5, 4), torch.float32, device).T),
+        ("gaps", memory[:, :7]),
+    ]
+    named = [(key, torch.nn.Parameter(value)) for key, value in named]
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    train((ours,), (named,), 2)
+    strides = [{key: value.stride() for key, value in ours.state[p].items()} for _, p in named]
+    again = [(key, torch.nn.Parameter(p.detach().as_strided(p.shape, p.stride()))) for key, p in deepcopy(named)]
+    for turn in (lambda t: t.contiguous(), lambda t: t.mT.contiguous().mT if t.dim() > 1 else t):
+        checkpoint = deepcopy(ours.state_dict())
+        for state in checkpoint["state"].values():
+            state.update({key: turn(value) for key, value in state.items()})
+        resumed = OURS[name](again, **OPTIONS[name], backend=backend)
+        resumed.load_state_dict(checkpoint)
+        assert [{key: value.stride() for key, value in resumed.state[p].items()} for _, p in again] == strides
+        for (_, p), (_, q) in zip(named, again, strict=True):
+            assert identical(dict(resumed.state[q]), dict(ours.state[p]))
+
+
+def addresses(thing):
+    """Of all memory in nested containers."""
+    if isinstance(thing, torch.Tensor):
+        return {thing.untyped_storage().data_ptr()}
+    parts = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else ()
+    return set().union(*map(addresses, parts))
+
+
+@every_name
+def test_no_memory_is_shared(name, device):
+    """With the dict, the optimizer that it is of, or another that loads it; a rate that is a tensor included."""
+    ours, _, named, _ = pair(name, device, lr=torch.tensor(0.01))
+    ours.param_groups[0]["more"] = [torch.ones(2)]
+    train((ours,), (named,), 1)
+    checkpoint = ours.state_dict()
+    others = [OURS[name](twin(named), **OPTIONS[name]) for _ in range(2)]
+    found = [addresses([checkpoint["state"], checkpoint["param_groups"]])]
+    for other in others:
+        other.load_state_dict(checkpoint)
+        mine = other.state_dict()
+        found.append(addresses([mine["state"], mine["param_groups"]]))
+    assert min(map(len, found)) > 4
+    assert len(set().union(*found)) == sum(map(len, found))

@@ -1,0 +1,228 @@
+"""State dicts that are corrupt or of something else are refused whole: by name, with nothing changed."""
+
+import re
+from copy import deepcopy
+
+import pytest
+import torch
+from cases import every_backend, every_name
+from steps import OPTIONS, OURS, compare, identical, parameters, snapshot, train
+from tolerances import same
+
+SHAPES = [(6, 5), (), (7,)]
+NAN, INF = float("nan"), float("inf")
+MOMENT = {"sgd": "momentum_buffer", "adamw": "exp_avg_sq"}
+
+
+def trained(name, device, backend="torch", **options):
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS[name](named, **{**OPTIONS[name], **options}, multipliers={"p0": 0.5}, backend=backend)
+    train((optimizer,), (named,), 2)
+    return optimizer, named
+
+
+def refused(optimizer, named, checkpoint, message, error=ValueError):
+    """Nothing is changed, not even replaced by its like, and the optimizer goes on as one that was never asked."""
+    other, others = deepcopy((optimizer, named))
+    before, kept = snapshot(optimizer, named), dict(vars(optimizer))
+    tensors = [value for state in optimizer.state.values() for value in state.values()]
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(checkpoint)
+    assert identical(snapshot(optimizer, named), before)
+    assert vars(optimizer).keys() == kept.keys()
+    assert all(value is kept[key] for key, value in vars(optimizer).items())
+    now = [value for state in optimizer.state.values() for value in state.values()]
+    assert len(now) == len(tensors)
+    assert all(a is b for a, b in zip(now, tensors, strict=True))
+    train((optimizer, other), (named, others), 1)
+    compare(same, optimizer, other, named, others)
+
+
+def spoiled(optimizer, at, value):
+    """Its state dict with another value at one place, `KeyError` for none; it also has another rate."""
+    checkpoint = deepcopy(optimizer.state_dict())
+    checkpoint["param_groups"][0]["lr"] = 0.123
+    *way, last = at
+    inner = checkpoint
+    for key in way:
+        inner = inner[key]
+    if value is KeyError:
+        del inner[last]
+    else:
+        inner[last] = value
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (None, "must be a dict, not None"), ([], "must be a dict"), ("file.pt", "must be a dict, not 'file"),
+        ({}, "but this one has none"), ({"model": {}, "optimizer": {}}, "but this one has 'model', 'optimizer'"),
+        ({"state": {}}, "has the keys 'state' and 'param_groups', but this one has 'state'"),
+    ],
+)  # fmt: skip
+@every_name
+def test_not_a_state_dict(name, wrong, message, device):
+    refused(*trained(name, device), wrong, message)
+
+
+STRUCTURE = [
+    (("more",), 1, "but this one has 'state', 'param_groups', 'more'"),
+    (("state",), [], "'state' of the state dict must be a dict"),
+    (("state", 0), [], "the state of parameter 'p0' must be a dict"),
+    (("state", 1), None, "the state of parameter 'p1' must be a dict, not None"),
+    (("state", 7), {}, "state of 7, which is in none of its parameter groups"),
+    (("state", "1"), {}, "state of '1', which is in none of its parameter groups"),
+    (("param_groups",), {}, "'param_groups' of the state dict must be a list"),
+    (("param_groups",), [], "different number of parameter groups: 0, but the optimizer 1"),
+    (("param_groups", 0), "fast", "parameter group 0 of the state dict must be a dict"),
+    (("param_groups", 0, "params"), KeyError, "'params' of parameter group 0 of the state dict must be a list of ids"),
+    (("param_groups", 0, "params"), [0, 1], "group 0 has 2 parameters, but 3 in the optimizer"),
+    (("param_groups", 0, "params"), [0, 1, [2]], "'params' of parameter group 0 of the state dict must be a list"),
+    (("param_groups", 0, "params"), [0, 1, 1], "the id 1 to parameter 'p1' and to parameter 'p2'"),
+    (("param_groups", 0, "params"), [0, 1, 5], "state of 2, which is in none"),
+    (("param_groups", 0, "param_names"), ["p0", "p1"], "'param_names' of parameter group 0 .* must be 3 names"),
+    (("param_groups", 0, "param_names"), ["p0", "p1", 2], "must be 3 names"),
+    (("param_groups", 0, "multipliers"), [1.0, -2.0, 1.0], "the multiplier of 'p1' is -2.0"),
+    (("param_groups", 0, "multipliers"), ["0.5", 1.0, 1.0], "the multiplier of 'p0' is '0.5', not a number"),
+    (("param_groups", 0, "multipliers"), [torch.ones(2), 1.0, 1.0], "the multiplier of 'p0' is .*not a number"),
+    (("param_groups", 0, "multipliers"), [[(0, 9, 1.0)], 1.0, 1.0], "the multiplier slice 0:9 of 'p0'"),
+]
+
+
+@pytest.mark.parametrize(("at", "value", "message"), STRUCTURE, ids=lambda part: str(part)[:40])
+@every_name
+def test_structure(name, at, value, message, device):
+    optimizer, named = trained(name, device)
+    refused(optimizer, named, spoiled(optimizer, at, value), message)
+
+
+NUMBERS = [-1.0, NAN, INF, None, "0.1", [0.1], True, 1j, torch.ones(2), torch.tensor(-1.0)]
+
+
+@pytest.mark.parametrize("value", [KeyError, *NUMBERS], ids=str)
+@pytest.mark.parametrize(
+    ("name", "option"), [("sgd", "lr"), ("sgd", "momentum"), ("sgd", "weight_decay"), ("adamw", "lr"), ("adamw", "eps")]
+)
+def test_numbers_of_a_group(name, option, value, device):
+    optimizer, named = trained(name, device)
+    message = f"has no '{option}'" if value is KeyError else f"'{option}' of parameter group 0 .* must be a finite"
+    refused(optimizer, named, spoiled(optimizer, ("param_groups", 0, option), value), message)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [("adamw", "betas", value) for value in (KeyError, (0.9,), (0.9, 1.0), (-0.1, 0.9), (NAN, 0.9), 0.9, (None, 0.9))]
+    + [("adamw", "amsgrad", value) for value in (None, "no", 2)]
+    + [("sgd", "dampening", value) for value in (KeyError, NAN, None)]
+    + [("sgd", "nesterov", None), ("sgd", "maximize", "yes"), ("adamw", "maximize", None)],
+)
+def test_other_options_of_a_group(name, option, value, device):
+    optimizer, named = trained(name, device)
+    message = f"{option}.*of parameter group 0|parameter group 0 .*{option}"
+    refused(optimizer, named, spoiled(optimizer, ("param_groups", 0, option), value), message)
+
+
+TENSORS = [
+    (torch.ones(5, 6), r"is \(5, 6\), but the parameter is \(6, 5\)"),
+    (torch.ones(6, 5, dtype=torch.complex64), "is torch.complex64, but the parameter is torch.float32"),
+    (torch.ones(6, 5, dtype=torch.int64), "is torch.int64"), (torch.ones(6, 5, dtype=torch.bool), "is torch.bool"),
+    (torch.ones(6, 5, device="meta"), "is torch.strided on meta: there is nothing to copy"),
+    (torch.ones(6, 5).to_sparse(), "is torch.sparse_coo"), ([[1.0] * 5] * 6, "must be a tensor"),
+    (1.0, r"must be a tensor, not 1\.0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "message"), TENSORS, ids=lambda part: str(part)[:30].replace("\n", ""))
+@every_name
+def test_tensors_that_do_not_fit(name, value, message, device):
+    optimizer, named = trained(name, device)
+    checkpoint = spoiled(optimizer, ("state", 0, MOMENT[name]), value)
+    refused(optimizer, named, checkpoint, f"'{MOMENT[name]}' in the state of parameter 'p0' {message}")
+
+
+STEPS = [-1, NAN, INF, 2.5, "3", None, True, torch.ones(2), torch.tensor(NAN), torch.tensor(-2.0), torch.tensor(1j)]
+
+
+@pytest.mark.parametrize("value", [*STEPS, torch.tensor(1.0, device="meta")], ids=str)
+@pytest.mark.parametrize(("name", "nonfinite"), [("adamw", "propagate"), ("adamw", "skip"), ("sgd", "skip")])
+def test_counts_that_count_nothing(name, nonfinite, value, device):
+    optimizer, named = trained(name, device, nonfinite=nonfinite)
+    checkpoint = spoiled(optimizer, ("state", 1, "step"), value)
+    refused(optimizer, named, checkpoint, "'step' in the state of parameter 'p1' must be a number of steps, not")
+
+
+@pytest.mark.parametrize("missing", ["step", "exp_avg", "exp_avg_sq"])
+@every_backend
+def test_a_part_of_the_moments(backend, missing, device):
+    optimizer, named = trained("adamw", device, backend)
+    checkpoint = spoiled(optimizer, ("state", 2, missing), KeyError)
+    refused(optimizer, named, checkpoint, f"the state of parameter 'p2' has no '{missing}'")
+
+
+@pytest.mark.parametrize(("name", "other"), [("sgd", "adamw"), ("adamw", "sgd")])
+def test_another_kind_of_optimizer(name, other, device):
+    optimizer, named = trained(name, device)
+    missing = "'(momentum|dampening)'" if name == "sgd" else "'(betas|eps)'"
+    refused(optimizer, named, trained(other, device)[0].state_dict(), f"has no {missing}: it is of another kind")
+
+
+@every_name
+def test_without_names_a_parameter_has_its_number(name, device):
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS[name]([{"params": [p]} for _, p in named], **OPTIONS[name])
+    train((optimizer,), (named,), 1)
+    checkpoint = spoiled(optimizer, ("state", 2, MOMENT[name]), torch.ones(3))
+    refused(optimizer, named, checkpoint, f"'{MOMENT[name]}' in the state of parameter 2 is ")
+
+
+class Broken(torch.Tensor):
+    """Cannot be copied."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.copy_, torch.Tensor.to):
+            raise RuntimeError("out of memory")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@every_name
+def test_a_copy_that_fails(name, device):
+    optimizer, named = trained(name, device)
+    checkpoint = spoiled(optimizer, ("state", 2, MOMENT[name]), torch.ones(7).as_subclass(Broken))
+    message = f"'{MOMENT[name]}' in the state of parameter 'p2' cannot be copied to it: out of memory"
+    refused(optimizer, named, checkpoint, message)
+
+
+@pytest.mark.parametrize("register", ["register_load_state_dict_pre_hook", "register_load_state_dict_post_hook"])
+@every_name
+def test_a_hook_that_fails(name, register, device):
+    optimizer, named = trained(name, device)
+
+    def hook(*arguments):
+        raise KeyError("from the hook")
+
+    handle = getattr(optimizer, register)(hook)
+    checkpoint = spoiled(optimizer, ("param_groups", 0, "maximize"), True)
+    other, others = deepcopy((optimizer, named))
+    before, plan = snapshot(optimizer, named), optimizer._plan
+    with pytest.raises(KeyError, match="from the hook"):
+        optimizer.load_state_dict(checkpoint)
+    assert identical(snapshot(optimizer, named), before)
+    assert optimizer._plan is plan
+    train((optimizer, other), (named, others), 1)
+    compare(same, optimizer, other, named, others)
+    handle.remove()
+    optimizer.load_state_dict(checkpoint)
+    assert optimizer.param_groups[0]["maximize"]
+
+
+@every_name
+def test_a_hook_that_returns_no_dict(name, device):
+    optimizer, _ = trained(name, device)
+    handle = optimizer.register_load_state_dict_pre_hook(lambda *_: [1, 2])
+    checkpoint = optimizer.state_dict()
+    with pytest.raises(ValueError, match=re.escape("that a hook returns must be a dict, not [1, 2]")):
+        optimizer.load_state_dict(checkpoint)
+    handle.remove()
+    optimizer.load_state_dict(checkpoint)

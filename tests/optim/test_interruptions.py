@@ -1,0 +1,169 @@
+"""An exception anywhere around a step: it is taken or it is not, and the next one is as if nothing had been."""
+
+import pytest
+import torch
+from steps import OPTIONS, OURS, compare, gradients, identical, parameters, snapshot, train, twin
+from tolerances import same
+from torch import nn
+
+import fused_lwlr
+from fused_lwlr import ELR, LAMB, LARS
+from fused_lwlr.kernels import reference
+from fused_lwlr.kernels.triton import launch as launching
+
+SHAPES = [(3, 5), (4,), ()]
+GATED = {"clip_global_norm": 0.5, "nonfinite": "raise"}
+ROWS = {
+    "sgd": [{}, {"scaling": LARS()}, {"nonfinite": "skip"}, {**GATED, "scaling": ELR(0.1)}],
+    "adamw": [{}, {"scaling": LAMB()}, {"nonfinite": "skip"}, {**GATED, "amsgrad": True}],
+}
+PLACES = [
+    *((name, "torch", row, taken) for name in ROWS for row in range(4) for taken in (0, 2)),
+    *(("sgd", "triton", row, 1) for row in (0, 3)), ("adamw", "triton", 1, 0)
+]  # fmt: skip
+every_place = pytest.mark.parametrize(("name", "backend", "row", "taken"), PLACES)
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt is: no Exception."""
+
+
+def interrupt(*arguments, **more):
+    raise Interrupted
+
+
+def pair(name, backend, row, taken, device):
+    """An optimizer to interrupt and one to leave alone, on twins, both after so many steps."""
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    options = {**OPTIONS[name], **ROWS[name][row], "multipliers": {"p0[0:1]": 0.5}, "backend": backend}
+    pairs = OURS[name](named, **options), OURS[name](expected, **options), named, expected
+    train(pairs[:2], pairs[2:], taken)
+    gradients(*pairs[2:])
+    return pairs
+
+
+def untouched(optimizer, other, named, expected, step):
+    """An interrupted step changes nothing, and two that follow are those of the optimizer left alone."""
+    before, grads = snapshot(optimizer, named), [p.grad.clone() for _, p in named]
+    versions = [p._version for _, p in named]
+    with pytest.raises(Interrupted):
+        step()
+    assert identical(snapshot(optimizer, named), before)
+    assert identical([p.grad for _, p in named], grads)
+    assert [p._version for _, p in named] == versions
+    goes_on(optimizer, other, named, expected)
+
+
+def goes_on(optimizer, other, named, expected):
+    optimizer.step()
+    other.step()
+    compare(same, optimizer, other, named, expected)
+    train((optimizer, other), (named, expected), 1)
+    compare(same, optimizer, other, named, expected)
+
+
+@every_place
+def test_a_closure_raises(name, backend, row, taken, device):
+    pairs = pair(name, backend, row, taken, device)
+    untouched(*pairs, lambda: pairs[0].step(interrupt))
+
+
+@every_place
+def test_a_pre_hook_raises(name, backend, row, taken, device):
+    pairs = pair(name, backend, row, taken, device)
+
+    def step():
+        handle = pairs[0].register_step_pre_hook(interrupt)
+        try:
+            pairs[0].step()
+        finally:
+            handle.remove()
+
+    untouched(*pairs, step)
+
+
+@every_place
+def test_a_post_hook_raises(name, backend, row, taken, device):
+    """The step is taken."""
+    optimizer, other, named, expected = pair(name, backend, row, taken, device)
+    handle = optimizer.register_step_post_hook(interrupt)
+    with pytest.raises(Interrupted):
+        optimizer.step()
+    handle.remove()
+    other.step()
+    compare(same, optimizer, other, named, expected)
+    gradients(named, expected)
+    goes_on(optimizer, other, named, expected)
+
+
+LAUNCHES = [
+    (name, backend, row, taken, launch)
+    for name, rows in ROWS.items()
+    for row, options in enumerate(rows)
+    for backend, taken in (("torch", 0), ("torch", 2), ("triton", row % 2))
+    for launch in range(2 if "nonfinite" in options else 1)
+]
+
+
+@pytest.mark.parametrize(("name", "backend", "row", "taken", "launch"), LAUNCHES)
+def test_a_launch_raises(name, backend, row, taken, launch, device, monkeypatch):
+    """The first one, of the totals where steps are gated, or the one after it."""
+    pairs = pair(name, backend, row, taken, device)
+    operations = ["totals", name] if pairs[0].gate is not None else [name]
+    launches = []
+
+    def step():
+        def grid(programs):
+            launches.append(programs)
+            return interrupt() if len(launches) == launch + 1 else programs
+
+        with monkeypatch.context() as patch:
+            if backend == "torch":
+                patch.setattr(reference, operations[launch], interrupt)
+            else:
+                patch.setattr(launching, "grid", grid)
+            pairs[0].step()
+
+    untouched(*pairs, step)
+    assert len(launches) == (launch + 1 if backend == "triton" else 0)
+
+
+@pytest.mark.parametrize(("backend", "taken"), [("torch", 0), ("torch", 2), ("triton", 1)])
+def test_a_launch_that_rescales_raises(backend, taken, device, monkeypatch):
+    """Weights that were not stepped are not divided either."""
+
+    def network():
+        torch.manual_seed(0)
+        layers = nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+        return nn.Sequential(*layers).to(device)
+
+    batch = torch.randn(4, 1, 8, 8, device=device), torch.arange(4, device=device) % 3
+    models = [network() for _ in range(2)]
+    optimizers = []
+    for model in models:
+        found = fused_lwlr.scale_invariant(model, batch, nn.functional.cross_entropy, backend="torch")
+        assert len(found.weights) == 1
+        options = {"lr": 0.1, "momentum": 0.9, "rescale_weights": found, "scaling": ELR(0.1), "backend": backend}
+        optimizers.append(fused_lwlr.SGD(model.named_parameters(), **options))
+
+    def step(i):
+        optimizers[i].zero_grad()
+        nn.functional.cross_entropy(models[i](batch[0]), batch[1]).backward()
+        optimizers[i].step()
+
+    for _ in range(taken):
+        step(0)
+        step(1)
+    before = [p.detach().clone() for p in models[0].parameters()]
+    with monkeypatch.context() as patch:
+        patch.setattr(*((reference, "sgd") if backend == "torch" else (launching, "grid")), interrupt)
+        with pytest.raises(Interrupted):
+            step(0)
+    assert identical([p.detach() for p in models[0].parameters()], before)
+    # a forward pass of its own, so that running statistics are those of both
+    models[1](batch[0])
+    for _ in range(2):
+        step(0)
+        step(1)
+    assert identical(models[0].state_dict(), models[1].state_dict())

@@ -1,0 +1,252 @@
+"""What an optimizer holds besides parameters and state: little, no more of it as it steps, and nothing for longer."""
+
+import gc
+import sys
+import tracemalloc
+import weakref
+from types import FunctionType, ModuleType
+
+import pytest
+import torch
+from cases import SCALINGS, every_backend, every_name, name_of
+from steps import OPTIONS, OURS, gradients, parameters, train
+
+from fused_lwlr import LAMB
+from fused_lwlr.kernels.triton import launch as launching
+from fused_lwlr.kernels.triton.step import TILE
+
+PER_TILE, PER_TENSOR = 64, 256
+CONTROLS = [{}, {"clip_global_norm": 1.0}, {"nonfinite": "skip"}, {"nonfinite": "raise"}]
+MORE = [*CONTROLS, *({"scaling": scaling} for scaling in SCALINGS)]
+every_control = pytest.mark.parametrize("more", MORE, ids=lambda more: "-".join([*more, *map(name_of, more.values())]))
+# of which each holds what the others do not
+FULLEST = [{}, {"scaling": LAMB(), "clip_global_norm": 1.0, "nonfinite": "raise"}]
+every_kind = pytest.mark.parametrize("more", FULLEST, ids=["plain", "controlled"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _warm():
+    """The first step of any optimizer imports parts of torch, which keep its frames until they are collected."""
+    named = parameters([(2,)], torch.float32, torch.device("cpu"))
+    train((torch.optim.SGD(named),), (named,), 1)
+    gc.collect()
+
+
+@pytest.fixture
+def _no_collector():
+    """What is freed is freed at once: nothing waits in a reference cycle."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def _no_launch(monkeypatch):
+    """All that a step does besides running the kernel."""
+    real = launching.launch
+    for name, module in sys.modules.items():
+        if name.startswith("fused_lwlr.kernels.triton") and getattr(module, "launch", None) is real:
+            monkeypatch.setattr(module, "launch", lambda *arguments, **meta: None)
+
+
+def made(name, shapes, device, backend, **more):
+    named = parameters(shapes, torch.float32, device)
+    return OURS[name](named, **OPTIONS[name], backend=backend, **more), named
+
+
+def tensors_within(*things):
+    """All that can be reached from some objects, but for what belongs to modules, classes and functions."""
+    found, seen, waiting = {}, set(), list(things)
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or isinstance(thing, (type, ModuleType, FunctionType)):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            found[thing.untyped_storage().data_ptr()] = thing
+        else:
+            waiting += gc.get_referents(thing)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("shapes", [[(1,)] * 300, [(TILE * 200 + 1,)], [(TILE + 1,), (3, 5)] * 40], ids=len)
+@every_control
+@every_name
+@pytest.mark.usefixtures("_no_launch")
+def test_tables_are_small(name, more, shapes, device):
+    optimizer, named = made(name, shapes, device, "triton", **more)
+    train((optimizer,), (named,), 2)
+    own = tensors_within([p for _, p in named], [p.grad for _, p in named], *optimizer.state.values())
+    own = {t.untyped_storage().data_ptr() for t in own}
+    rest = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups", "defaults")}
+    held = [t for t in tensors_within(rest) if t.device.type == device.type]
+    size = sum(t.untyped_storage().nbytes() for t in held if t.untyped_storage().data_ptr() not in own)
+    tiles = sum(-(-p.numel() // TILE) for _, p in named)
+    assert size >= 8 * tiles, "the tables were not found"
+    assert size < PER_TILE * tiles + PER_TENSOR * len(named)
+
+
+def live_tensors():
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+STEPS = 10_000
+TRACED = 1_000
+"""Steps for which allocations are counted by the byte, which takes ten times as long."""
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "more"),
+    [("sgd", "torch", FULLEST[1]), ("adamw", "torch", {}), ("sgd", "triton", {}), ("adamw", "triton", FULLEST[1])],
+)
+@pytest.mark.usefixtures("_no_launch")
+def test_nothing_grows(name, backend, more, device):
+    """By no tensor, no object and not by a pointer a step, with rates and gradients that are new in every one."""
+    optimizer, named = made(name, [(3,)], device, backend, **more)
+    [(_, p)] = named
+    memory = [torch.rand_like(p) for _ in range(3)]
+    taken = 0
+
+    def advance(steps):
+        nonlocal taken
+        for _ in range(steps):
+            taken += 1
+            optimizer.param_groups[0]["lr"] = 0.01 / taken
+            # a new tensor, at an address that varies
+            p.grad = memory[taken % 3].view_as(p)
+            optimizer.step()
+        return live_tensors(), sys.getallocatedblocks()
+
+    tensors, blocks = advance(TRACED)
+    tensors_later, blocks_later = advance(STEPS - 3 * TRACED)
+    assert tensors_later == tensors
+    # torch's profiler and the interpreter itself keep a few
+    assert blocks_later - blocks < (STEPS - 3 * TRACED) / 10
+    tracemalloc.start()
+    try:
+        sizes = [(advance(TRACED)[0], tracemalloc.get_traced_memory()[0]) for _ in range(2)]
+    finally:
+        tracemalloc.stop()
+    assert taken == STEPS
+    assert sizes[1][0] == tensors
+    assert sizes[1][1] - sizes[0][1] < 8 * TRACED
+
+
+@every_kind
+@every_backend
+@every_name
+@pytest.mark.usefixtures("_no_collector")
+def test_gradients_go_with_zero_grad(name, backend, more, device):
+    optimizer, named = made(name, [(3, 4), (5,)], device, backend, **more)
+    for turned in (False, True, False):
+        gradients(named)
+        if turned:
+            # strides for which a copy stands in
+            named[0][1].grad = named[0][1].grad.T.contiguous().T
+        refs = [weakref.ref(p.grad) for _, p in named]
+        optimizer.step()
+        optimizer.zero_grad()
+        assert [ref() for ref in refs] == [None, None]
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+@every_kind
+@every_name
+@pytest.mark.usefixtures("_no_collector")
+def test_gradients_go_with_zero_grad_after_a_failure(name, more, taken, device, monkeypatch):
+    optimizer, named = made(name, [(3, 4), (5,)], device, "torch", **more)
+    train((optimizer,), (named,), taken)
+    gradients(named)
+    refs = [weakref.ref(p.grad) for _, p in named]
+
+    def fail(*arguments):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["fused_lwlr.kernels.reference"], name, fail)
+        with pytest.raises(MemoryError):
+            optimizer.step()
+    optimizer.zero_grad()
+    assert [ref() for ref in refs] == [None, None]
+
+
+@every_backend
+@every_name
+@pytest.mark.usefixtures("_no_collector")
+def test_gradients_go_with_zero_grad_after_a_refusal(name, backend, device):
+    """That of the first launch, which was taken in before the second was found not to fit."""
+    named = parameters([(3, 4)], torch.float32, device) + parameters([(5,)], torch.bfloat16, device)
+    optimizer = OURS[name]([p for _, p in named], **OPTIONS[name], backend=backend)
+    train((optimizer,), (named,), 1)
+    gradients(named)
+    named[1][1].grad = named[1][1].grad.to_sparse()
+    refs = [weakref.ref(p.grad) for _, p in named]
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+    optimizer.zero_grad()
+    assert [ref() for ref in refs] == [None, None]
+    train((optimizer,), (named,), 1)
+
+
+@every_kind
+@every_backend
+@every_name
+@pytest.mark.usefixtures("_no_collector")
+def test_a_removed_parameter_goes_with_the_next_step(name, backend, more, device):
+    optimizer, named = made(name, [(3, 4), (5,)], device, backend, **more)
+    train((optimizer,), (named,), 2)
+    refs = [weakref.ref(thing) for thing in (named[1][1], *optimizer.state[named[1][1]].values())]
+    assert len(refs) > 1
+    group = optimizer.param_groups[0]
+    optimizer.state.pop(group["params"].pop())
+    group["param_names"].pop()
+    named.pop()
+    train((optimizer,), (named,), 1)
+    assert [ref() for ref in refs] == [None] * len(refs)
+
+
+@every_kind
+@every_backend
+@every_name
+@pytest.mark.usefixtures("_no_collector")
+def test_an_optimizer_goes_at_once(name, backend, more, device):
+    """With its state and its tables, while the parameters stay."""
+    optimizer, named = made(name, [(3, 4), (5,)], device, backend, **more)
+    train((optimizer,), (named,), 2)
+    # not the arrays of numpy within
+    things = tensors_within({key: value for key, value in vars(optimizer).items() if key != "param_groups"})
+    refs = [
+        weakref.ref(thing) for thing in (optimizer, optimizer._plan, *things) if all(thing is not p for _, p in named)
+    ]
+    assert len(refs) > 3
+    del optimizer, things
+    for _, p in named:
+        p.grad = None
+    assert [ref() for ref in refs] == [None] * len(refs)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@every_kind
+@every_backend
+@every_name
+@pytest.mark.usefixtures("_no_collector")
+def test_loading_lets_go_of_what_was(name, backend, more, refused, device):
+    """Of the state before, and of a dict that was refused."""
+    optimizer, named = made(name, [(3, 4), (5,)], device, backend, **more)
+    train((optimizer,), (named,), 2)
+    other, others = made(name, [(3, 4), (5,)], device, backend, **more)
+    train((other,), (others,), 1)
+    checkpoint = other.state_dict()
+    if refused:
+        checkpoint["param_groups"][0]["lr"] = -1.0
+    mine = [weakref.ref(value) for state in optimizer.state.values() for value in state.values()]
+    theirs = [weakref.ref(value) for state in other.state.values() for value in state.values()]
+    if refused:
+        with pytest.raises(ValueError, match="'lr'"):
+            optimizer.load_state_dict(checkpoint)
+    else:
+        optimizer.load_state_dict(checkpoint)
+        assert [ref() for ref in mine] == [None] * len(mine)
+    del checkpoint, other
+    assert [ref() for ref in theirs] == [None] * len(theirs)
