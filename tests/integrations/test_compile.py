@@ -128,6 +128,28 @@ def test_scaled_and_clipped(name, backend, model, batches):
 
 
 @every_case
+def test_nonfinite_gradient_is_reported_through_a_compiled_step(name, backend, model, batches):
+    ours = OURS[name](model.named_parameters(), **OPTIONS[name], nonfinite="raise", backend=backend)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    @torch.compile(backend="eager")
+    def train_step(x):
+        ours.zero_grad()
+        model(x).square().mean().backward()
+        ours.step()
+
+    def train():
+        # on a GPU it is the next step that reports
+        for _ in range(2):
+            train_step(batches[0] * float("inf"))
+
+    with pytest.raises(FloatingPointError):
+        train()
+    for p, q in zip(model.parameters(), before, strict=True):
+        same(p.detach(), q)
+
+
+@every_case
 def test_compiled_step(name, backend, model, batches):
     """torch.compile of the optimizer's step alone, as the documentation of torch has it; hooks run once a step."""
     expected, torchs = twin_of(model, name, **OPTIONS[name])

@@ -154,6 +154,22 @@ def test_clipping_of_ours_instead_of_lightnings(name, module, fit):
     assert not identical(torchs.losses, plain.losses)
 
 
+@pytest.mark.parametrize("clip", [None, 0.1])
+@every_name
+def test_float16_with_loss_scaling(name, clip, module, fit, lightning):
+    """The scale is a power of two, and too large at first: some steps are skipped."""
+    runs, scalers = [], []
+    for optimizer_class, more in ((OURS[name], {}), (TORCH[name], {"foreach": False})):
+        runs.append(module(partial(optimizer_class, **OPTIONS[name], **more), every_step=False))
+        scalers.append(torch.amp.GradScaler("cpu", init_scale=2.0**20))
+        precision = lightning.plugins.MixedPrecision("16-mixed", "cpu", scaler=scalers[-1])
+        fit(runs[-1], gradient_clip_val=clip, plugins=precision)
+    check(*runs)
+    assert runs[0].losses == runs[1].losses
+    assert scalers[0].get_scale() == scalers[1].get_scale() < 2.0**20
+    assert runs[0].losses[0] != runs[0].losses[BATCHES]
+
+
 @pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
 @pytest.mark.parametrize(
     ("name", "options"),
