@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import ALL, every_backend, every_case
+from cases import ALL, every_backend, every_case, name_of
 from steps import OPTIONS, OURS, TORCH, compare, train
 from tolerances import close, same
 from torch import nn
@@ -108,9 +108,7 @@ SCALED = [
     ("sgd", ELR(1.0, **ALL)), ("sgd", LARS(0.5, **ALL)), ("adamw", ELR(3.0, **ALL)), ("adamw", LAMB(**ALL))
 ]  # fmt: skip
 every_swap = pytest.mark.parametrize("swap", SWAPS)
-every_scaled = pytest.mark.parametrize(
-    ("name", "scaling"), SCALED, ids=lambda value: value if isinstance(value, str) else type(value).__name__
-)
+every_scaled = pytest.mark.parametrize(("name", "scaling"), SCALED, ids=name_of)
 
 
 def averaging(name, scaling, backend, model):
@@ -125,7 +123,7 @@ def averaging(name, scaling, backend, model):
 
 @every_swap
 @every_backend
-@every_scaled
+@pytest.mark.parametrize(("name", "scaling"), SCALED[1::2], ids=name_of)
 def test_averages_in_place_for_an_evaluation(name, scaling, backend, swap, model):
     """In and out again: what follows is as if nothing had been swapped."""
     other = deepcopy(model)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import every_case, every_name
+from cases import every_name
 from steps import OPTIONS, OURS, TORCH, compare, parameters, saved, train, twin
 from tolerances import close, same
 from torch.optim import lr_scheduler as lrs
@@ -85,9 +85,10 @@ def advance(schedulers):
         scheduler.step(*([1.0] if isinstance(scheduler, lrs.ReduceLROnPlateau) else []))
 
 
-@tensor_or_float
+# a kernel gets the number, whatever it comes from
+@pytest.mark.parametrize(("backend", "tensor_lr"), [("torch", False), ("torch", True), ("triton", True)])
 @every_scheduler
-@every_case
+@every_name
 def test_scheduler(name, backend, scheduler, tensor_lr, device):
     """Two groups; the scheduler finds and leaves in ours what it does in torch's."""
     named = parameters(SHAPES, torch.float32, device)

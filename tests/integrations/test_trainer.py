@@ -88,8 +88,7 @@ def overridden(trainer, make, model, optimizer_class, options, arguments):
     return trainer(model, OwnTrainer, arguments=arguments)
 
 
-@pytest.mark.parametrize("max_grad_norm", [0.0, 0.05])
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("accumulation", "max_grad_norm"), [(1, 0.05), (2, 0.0)])
 @pytest.mark.parametrize("way", [given, named_class, overridden])
 @every_name
 def test_trainer(name, way, accumulation, max_grad_norm, transformers, trainer, model):
