@@ -4,14 +4,20 @@ Imported as `fused_lwlr.kernels` only. `reference` and `triton` hold the same fu
 signatures and docstrings; neither imports the other, and neither knows of `torch.optim`.
 """
 
-if __name__ != "fused_lwlr.kernels":
-    raise ImportError(
-        f"this package is fused_lwlr.kernels, but it was imported as {__name__!r}: "
-        "import fused_lwlr.kernels, and take its folder off sys.path"
-    )
+if __name__ == "fused_lwlr.kernels":
+    from fused_lwlr.kernels.control import STEP_STATISTICS, Factors, Gate, Scale
+    from fused_lwlr.kernels.hyper import AdamWHyper, SGDHyper
+    from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
-from fused_lwlr.kernels.control import STEP_STATISTICS, Factors, Gate, Scale
-from fused_lwlr.kernels.hyper import AdamWHyper, SGDHyper
-from fused_lwlr.kernels.table import STATISTICS, Row, Table
+    __all__ = ["STATISTICS", "STEP_STATISTICS", "AdamWHyper", "Factors", "Gate", "Row", "SGDHyper", "Scale", "Table"]
+else:
+    # a bare `import kernels` must not fail: transformers tries it, to see which version of another project is installed
+    __path__.clear()
 
-__all__ = ["STATISTICS", "STEP_STATISTICS", "AdamWHyper", "Factors", "Gate", "Row", "SGDHyper", "Scale", "Table"]
+    def __getattr__(name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ImportError(
+            f"this package is fused_lwlr.kernels, but it was imported as {__name__!r}: "
+            "import fused_lwlr.kernels, and take its folder off sys.path"
+        )

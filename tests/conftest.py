@@ -40,17 +40,29 @@ def device() -> torch.device:
 
 
 @pytest.fixture(scope="session")
-def timm():
-    """The package, also beside a torchvision that was built for another torch."""
-    if importlib.util.find_spec("timm") is None:
-        pytest.skip("timm is not installed")
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        # a CPU build of torch beside a torchvision whose compiled operators do not load: give it their schemas
-        for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return importlib.import_module("timm")
+def third_party():
+    """Imports a package that imports torchvision, also if that was built for another torch; skips if not installed."""
+
+    def load(name):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+        try:
+            import torchvision  # noqa: F401
+        except ModuleNotFoundError:
+            pass
+        except RuntimeError:
+            # a CPU build of torch beside a torchvision whose compiled operators do not load: give it their schemas
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            for op in ("nms", "qnms"):
+                torch.library.define(f"torchvision::{op}", schema)
+        return importlib.import_module(name)
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def timm(third_party):
+    return third_party("timm")
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,19 @@ def python(code, *, cwd=ROOT):
     return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_kernels_is_no_package_of_its_own():
-    result = python("import kernels")
+@pytest.mark.parametrize("code", ["from kernels import Table", "import kernels; kernels.Table"])
+def test_kernels_is_no_package_of_its_own(code):
+    result = python(code)
     assert "ImportError: this package is fused_lwlr.kernels, but it was imported as 'kernels'" in result.stderr
+
+
+def test_kernels_of_another_project_are_looked_for():
+    """As transformers does: what it finds in our checkout has no version, and no modules."""
+    result = python(
+        "import importlib.util, kernels; print(getattr(kernels, '__version__', None))\n"
+        "print(importlib.util.find_spec('kernels.triton'))"
+    )
+    assert (result.stdout, result.stderr) == ("None\nNone\n", "")
 
 
 def test_import_without_triton():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, imports torch._dynamo at the first step
 
 from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.ops import Backend, check_backend
@@ -117,6 +118,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    # a compiled training loop breaks its graph here: tables of addresses are not to be traced
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, in one launch for each combination of device and dtypes.

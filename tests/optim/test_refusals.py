@@ -7,8 +7,6 @@ import torch
 from cases import every_case, every_name
 from steps import OPTIONS, OURS, TORCH, gradients, identical, parameters, snapshot, train
 
-import fused_lwlr
-
 SHAPES = [(5,), (3, 4), (1030,), ()]
 
 

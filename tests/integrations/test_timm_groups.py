@@ -1,0 +1,168 @@
+"""Param groups, schedulers, the registry and Lookahead of timm, on our optimizers and on torch's."""
+
+import importlib
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from cases import ALL, every_backend, every_case, every_name
+from steps import OPTIONS, OURS, TORCH, compare, parameters, saved, train, twin
+from tolerances import close, same
+
+from fused_lwlr import LAMB
+
+STEPS = 8
+DECAY = 0.1
+GROUPS = {
+    "weight_decay": lambda timm, model: timm.optim.param_groups_weight_decay(
+        model, DECAY, no_weight_decay_list=model.no_weight_decay()
+    ),
+    "layer_decay": lambda timm, model: timm.optim.param_groups_layer_decay(model, DECAY, layer_decay=0.6),
+    "layer_decay, the first layers left out": lambda timm, model: timm.optim.param_groups_layer_decay(
+        model, DECAY, layer_decay=0.5, min_scale=0.2, no_opt_scale=0.3
+    ),
+}
+# how many scales of the rate these groups have
+SCALES = {"weight_decay": 1, "layer_decay": 3, "layer_decay, the first layers left out": 2}
+# each warms up for 2 steps and changes again within STEPS
+SCHEDULES = {
+    "cosine": {"num_epochs": 5, "cycle_limit": 2, "cycle_decay": 0.5},
+    "tanh": {"num_epochs": 6},
+    "step": {"decay_epochs": 3, "decay_rate": 0.3},
+    "multistep": {"decay_milestones": [3, 6], "decay_rate": 0.3},
+    "poly": {"num_epochs": 7, "decay_rate": 0.9},
+    "wsd": {"num_epochs": 7, "decay_epochs": 3},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def timm(timm):
+    for name in ("optim", "scheduler", "models.vision_transformer"):
+        importlib.import_module(f"timm.{name}")
+    return timm
+
+
+@pytest.fixture
+def twins(timm, device):
+    """A small ViT and its copy."""
+    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": 4, "depth": 1, "num_heads": 2, "mlp_ratio": 1}
+    model = timm.models.vision_transformer.VisionTransformer(**sizes, num_classes=3).to(device)
+    return model, deepcopy(model)
+
+
+def schedule(timm, optimizers, sched):
+    return [
+        timm.scheduler.create_scheduler_v2(
+            optimizer, sched, warmup_epochs=2, warmup_lr=0.001, min_lr=0.0005, **SCHEDULES[sched]
+        )[0]
+        for optimizer in optimizers
+    ]
+
+
+def options_of(name):
+    return {key: value for key, value in OPTIONS[name].items() if key != "weight_decay"}
+
+
+def learned(model):
+    return [(key, p) for key, p in model.named_parameters() if p.requires_grad]
+
+
+def train_on(optimizers, twins, schedulers, epochs):
+    """The rates of each optimizer's groups at each step."""
+    rates = []
+    for epoch in epochs:
+        rates.append(tuple([group["lr"] for group in optimizer.param_groups] for optimizer in optimizers))
+        train(optimizers, [learned(model) for model in twins], 1)
+        for scheduler in schedulers:
+            scheduler.step(epoch + 1, metric=1.0)
+    return rates
+
+
+@pytest.mark.parametrize("sched", SCHEDULES)
+@pytest.mark.parametrize("grouping", GROUPS)
+@every_name
+def test_groups_of_timm(name, grouping, sched, timm, twins):
+    """`lr_scale`, which timm's schedulers multiply rates with, stays with its group; also through a checkpoint."""
+    groups = [GROUPS[grouping](timm, model) for model in twins]
+    ours = OURS[name](groups[0], **options_of(name), backend="torch")
+    torchs = TORCH[name](groups[1], **options_of(name), foreach=False)
+    schedulers = schedule(timm, (ours, torchs), sched)
+    rates = train_on((ours, torchs), twins, schedulers, range(4))
+    state = saved(ours.state_dict())
+    ours = OURS[name](GROUPS[grouping](timm, twins[0]), **options_of(name), backend="torch")
+    schedulers[0] = schedule(timm, (ours,), sched)[0]
+    schedulers[0].load_state_dict(schedulers[1].state_dict())
+    ours.load_state_dict(state)
+    rates += train_on((ours, torchs), twins, schedulers, range(4, STEPS))
+    compare(same, ours, torchs, *map(learned, twins))
+    scales = [group.get("lr_scale") for group in ours.param_groups]
+    assert scales == [group.get("lr_scale") for group in torchs.param_groups]
+    assert len(set(scales)) == (SCALES[grouping])
+    assert all(at == its for at, its in rates)
+    assert len({tuple(at) for at, _ in rates}) > 3
+
+
+@every_case
+def test_layer_decay_as_multipliers_of_one_group(name, backend, timm, twins):
+    """One group and a multiplier for each parameter, instead of timm's group for each layer."""
+    model, other = twins
+    groups = timm.optim.param_groups_layer_decay(other, DECAY, layer_decay=0.6, weight_decay_exclude_1d=False)
+    assert len(groups) == 3
+    scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    etas = {key: scales[id(p)] for key, p in other.named_parameters()}
+    options = {**OPTIONS[name], "weight_decay": DECAY}
+    ours = OURS[name](model.named_parameters(), **options, multipliers=etas, backend=backend)
+    torchs = TORCH[name](groups, **options, foreach=False)
+    rates = train_on((ours, torchs), twins, schedule(timm, (ours, torchs), "cosine"), range(STEPS))
+    assert [(len(at), len(its)) for at, its in rates] == [(1, 3)] * STEPS
+    # lr · η is rounded in another place
+    compare(partial(close, steps=STEPS), ours, torchs, *map(learned, twins))
+
+
+@pytest.fixture
+def registered(timm, name):
+    """The names of our optimizer and of torch's in timm's registry; timm's own SGD is Nesterov's."""
+    module = importlib.import_module("timm.optim._optim_factory")
+    registry = module.default_registry
+    before = dict(registry._optimizers)
+    traits = {"has_eps": name == "adamw", "has_betas": name == "adamw", "has_momentum": name == "sgd"}
+    for label, opt_class in (("lwlr", f"fused_lwlr.{OURS[name].__name__}"), ("plain", TORCH[name])):
+        registry.register(timm.optim.OptimInfo(f"{label}{name}", opt_class, **traits))
+    yield f"lwlr{name}", f"plain{name}"
+    registry._optimizers = before
+
+
+@pytest.mark.parametrize(
+    ("options", "prefix"),
+    [
+        ({"weight_decay": DECAY}, ""), ({"weight_decay": DECAY, "layer_decay": 0.6}, ""),
+        ({"weight_decay": DECAY, "filter_bias_and_bn": False}, ""), ({"weight_decay": DECAY}, "lookahead_"),
+    ],
+)  # fmt: skip
+@every_name
+def test_created_by_timm(name, options, prefix, timm, registered, twins):
+    """timm takes the last word after "_" for the name, and ours as "fused_lwlr.AdamW" too."""
+    ours, torchs = (
+        timm.optim.create_optimizer_v2(model, prefix + opt, lr=0.01, **options, **more)
+        for model, opt, more in zip(twins, registered, ({"backend": "torch"}, {"foreach": False}), strict=True)
+    )
+    train_on((ours, torchs), twins, schedule(timm, (ours, torchs), "cosine"), range(STEPS))
+    inner = [getattr(optimizer, "_base_optimizer", optimizer) for optimizer in (ours, torchs)]
+    assert type(inner[0]) is OURS[name]
+    compare(same, *inner, *map(learned, twins))
+
+
+@every_backend
+def test_lookahead_moves_weights_behind_carried_norms(backend, timm, device):
+    """Every other step it puts other weights in place; the trust ratios of LAMB are those of the new ones."""
+    named = parameters([(2, 3), (5,)], torch.float32, device)
+    expected = twin(named)
+    options = {"lr": 0.01, "weight_decay": DECAY, "eps": 1e-8}
+    ours = OURS["adamw"](named, **options, scaling=LAMB(**ALL), backend=backend)
+    params = [p for _, p in expected]
+    theirs = timm.optim.Lamb(params, **options, max_grad_norm=None, always_adapt=True, foreach=False)
+    ours, theirs = (timm.optim.Lookahead(optimizer, alpha=0.3, k=2) for optimizer in (ours, theirs))
+    train((ours, theirs), (named, expected), 5)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), 5)
