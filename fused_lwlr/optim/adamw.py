@@ -71,7 +71,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         nonfinite: Nonfinite = "propagate",
         backend: Backend = "auto",
     ) -> None:
-        self._start(backend, fused)
+        self._start(backend, fused, foreach, differentiable)
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad,
             maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,

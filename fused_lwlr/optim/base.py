@@ -40,8 +40,13 @@ class FusedOptimizer(torch.optim.Optimizer):
     idle: Any
     """The hyper row of a tensor that is only rescaled."""
 
-    def _start(self, backend: Backend, fused: bool | None) -> None:
+    def _start(self, backend: Backend, fused: bool | None, foreach: bool | None, differentiable: bool) -> None:
         check_backend(backend)
+        # torch's errors, of flags that it never sees together: fused is not passed on
+        if fused and differentiable:
+            raise RuntimeError("`fused` does not support `differentiable`")
+        if fused and foreach:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         self.backend: Backend = backend
         self._check_fused(fused)
         self._plan: Plan | None = None
@@ -156,19 +161,34 @@ class FusedOptimizer(torch.optim.Optimizer):
         Multipliers come from the dict if it has them and stay as they are if not. Implementation flags
         (`foreach`, `fused`, ...) stay as constructed.
         """
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
-            if len(group["params"]) == len(saved["params"]):
-                multiplier.check(saved.get("multipliers"), group["params"])
         kept = ("multipliers", "fused", *UNSUPPORTED)
-        own = [{name: group[name] for name in kept if name in group} for group in self.param_groups]
-        super().load_state_dict(state_dict)
-        for group, mine in zip(self.param_groups, own, strict=True):
-            group.update({**mine, "multipliers": group.get("multipliers", mine["multipliers"])})
-        # torch keeps the dict's own tensors where dtype and device fit: two optimizers would share state
-        for state in self.state.values():
-            for name, value in state.items():
-                if torch.is_tensor(value):
-                    state[name] = value.clone()
+        own: list[dict[str, Any]] = []
+
+        def check(_: torch.optim.Optimizer, loaded: dict[str, Any]) -> None:
+            for group, saved in zip(self.param_groups, loaded["param_groups"], strict=False):
+                if len(group["params"]) == len(saved["params"]):
+                    multiplier.check(saved.get("multipliers"), group["params"])
+            own[:] = [{name: group[name] for name in kept if name in group} for group in self.param_groups]
+
+        def settle(_: torch.optim.Optimizer) -> None:
+            for group, mine in zip(self.param_groups, own, strict=True):
+                group.update({**mine, "multipliers": group.get("multipliers", mine["multipliers"])})
+            # torch keeps the dict's own tensors where dtype and device fit: two optimizers would share state
+            for state in self.state.values():
+                for name, value in state.items():
+                    if torch.is_tensor(value):
+                        state[name] = value.clone()
+
+        # between the user's hooks: those before may mend the dict, those after find everything in place
+        hooks = (
+            self.register_load_state_dict_pre_hook(check),
+            self.register_load_state_dict_post_hook(settle, prepend=True),
+        )
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("backend", "scaling", "rescaling", "counts_on_device", "gate")

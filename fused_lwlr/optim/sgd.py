@@ -75,7 +75,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         rescale_weights: "ScaleInvariant | Literal[False]" = False,
         backend: Backend = "auto",
     ) -> None:
-        self._start(backend, fused)
+        self._start(backend, fused, foreach, differentiable)
         super().__init__(
             params, lr, momentum, dampening, weight_decay, nesterov,
             maximize=maximize, foreach=foreach, differentiable=differentiable,
