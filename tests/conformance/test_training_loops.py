@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 from cases import every_case
-from harness import DEVICE, Regression, check_of, every_input_and_backend, options_of, ours_of, pair_of
+from harness import DEVICE, Regression, check_of, every_input_and_backend, ours_of, pair_of
 from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, train, twin, uniform
 from tolerances import close, same
 
@@ -81,7 +81,7 @@ def test_a_group_is_added_in_mid_training(twins, name, desc, backend, more):
 @pytest.mark.parametrize("set_to_none", [True, False])
 @every_input_and_backend
 def test_zero_grad(twins, name, desc, backend, set_to_none):
-    ours, torchs, named, expected = twins
+    ours, torchs, named, _ = twins
     step(twins)
     grads = [p.grad for _, p in named]
     for optimizer in (ours, torchs):
@@ -143,7 +143,7 @@ CONTAINERS = {
     "a tensor as group": lambda named: [{"params": p} for _, p in named],
     "groups of generators": lambda named: ({"params": (p for p in [q])} for _, q in named),
     "parameter list": lambda named: torch.nn.ParameterList([p for _, p in named]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
