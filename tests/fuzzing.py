@@ -17,11 +17,14 @@ def _large(grad, size):
     return torch.where(grad < 0, grad - 1, grad + 1) * size
 
 
-def _strided(grad):
-    """The same values at other addresses: last dimension first, or every other element."""
-    if grad.dim() > 1:
-        return grad.permute(*range(grad.dim())[::-1]).contiguous().permute(*range(grad.dim())[::-1])
-    return torch.stack((grad, grad), -1)[..., 0]
+def _transposed(tensor):
+    """The same values, last dimension first in memory."""
+    return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor.clone()
+
+
+def _strided(tensor):
+    """The same values, at every other place in memory."""
+    return torch.stack((tensor, tensor), -1)[..., 0]
 
 
 def _first(grad, value):
@@ -43,7 +46,8 @@ GRADIENTS = {
     "overflowing": lambda g, old: _large(g, 1e30),
     "one NaN": lambda g, old: _first(g, torch.nan),
     "one infinity": lambda g, old: _first(g, torch.inf),
-    "other strides": lambda g, old: _strided(g),
+    "transposed": lambda g, old: _transposed(g),
+    "strided": lambda g, old: _strided(g),
     "expanded": lambda g, old: g[:1].expand(g.shape) if g.dim() else g,
     "lazily negated": lambda g, old: torch._neg_view(g),
 }
@@ -51,7 +55,7 @@ GRADIENTS = {
 REPLACED = {
     "clone": lambda data: data.clone(),
     "offset": lambda data: torch.cat((data.new_zeros(1), data.flatten()))[1:].view(data.shape),
-    "transposed": lambda data: data.permute(*range(data.dim())[::-1]).contiguous().permute(*range(data.dim())[::-1]),
+    "transposed": _transposed,
     "contiguous": lambda data: data.contiguous(),
     "channels last": lambda data: data.contiguous(
         memory_format=torch.channels_last if data.dim() == 4 else torch.contiguous_format

@@ -24,36 +24,42 @@ OPTIONS = {
     ),
 }  # fmt: skip
 LATER = {
-    "sgd": [("momentum", st.sampled_from([0.0, 0.9]))],
-    "adamw": [("betas", st.sampled_from([(0.9, 0.999), (0.5, 0.9)]))],
+    "sgd": {"momentum": st.sampled_from([0.0, 0.9])},
+    "adamw": {"betas": st.sampled_from([(0.9, 0.999), (0.5, 0.9)])},
 }
 # plain gradients more often than the others, so that most sequences do not end in NaN
-KINDS = st.lists(
-    st.one_of(st.just("uniform"), st.just("uniform"), st.sampled_from([*GRADIENTS])), min_size=1, max_size=3
-)
+KINDS = st.lists(st.sampled_from([*["uniform"] * 12, *GRADIENTS]), min_size=1, max_size=3)
+MODEL = st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3)
+ARGUMENTS = {
+    "step_again": (),
+    "zero_grad": (SWITCH,),
+    "freeze": (WHICH, SWITCH),
+    "add_param_group": (st.sampled_from(SHAPES), st.fixed_dictionaries({}, optional=COMMON)),
+    "reload": (),
+    "reload_into_new": (),
+    "exchange": (),
+    "copy": (),
+    "forget": (),
+    "edit": (WHICH, st.sampled_from([0.5, -1.0, 0.0])),
+    "replace": (WHICH, st.sampled_from([*REPLACED])),
+    "cast": (st.sampled_from([torch.float32, torch.float64, *HALF]),),
+}
 
 
-def operations(name):
-    steps = st.tuples(st.just("step"), KINDS)
-    options = [*COMMON.items(), *LATER[name]]
-    return st.lists(
-        st.one_of(
-            steps,
-            steps,
-            steps,
-            st.tuples(st.just("step_again")),
-            st.tuples(st.just("zero_grad"), SWITCH),
-            st.tuples(st.just("freeze"), WHICH, SWITCH),
-            st.tuples(st.just("add_param_group"), st.sampled_from(SHAPES), st.fixed_dictionaries({}, optional=COMMON)),
-            st.sampled_from([("reload",), ("reload_into_new",), ("exchange",), ("copy",), ("forget",)]),
-            st.one_of(*(st.tuples(st.just("set_option"), WHICH, st.just(key), value) for key, value in options)),
-            st.tuples(st.just("edit"), WHICH, st.sampled_from([0.5, -1.0, 0.0])),
-            st.tuples(st.just("replace"), WHICH, st.sampled_from([*REPLACED])),
-            st.tuples(st.just("cast"), st.sampled_from([torch.float32, torch.float64, *HALF])),
-        ),
-        min_size=2,
-        max_size=12,
-    )
+@st.composite
+def sequences(draw, name):
+    """Operations, most of them with a step behind them that shows what they have left."""
+    options = {**COMMON, **LATER[name]}
+    sequence = [("step", draw(KINDS))]
+    for _ in range(draw(st.integers(3, 8))):
+        operation = draw(st.sampled_from([*ARGUMENTS, "set_option"]))
+        if operation == "set_option":
+            key = draw(st.sampled_from([*options]))
+            sequence.append((operation, draw(WHICH), key, draw(options[key])))
+        else:
+            sequence.append((operation, *map(draw, ARGUMENTS[operation])))
+        sequence += [("step", draw(KINDS))] * draw(st.sampled_from([1, 1, 2, 0]))
+    return [*sequence, ("step", ["uniform"])]
 
 
 @nan_arithmetic
@@ -61,15 +67,12 @@ def operations(name):
 @every_case
 def test_any_sequence(name, backend, device):
     @settings(suppress_health_check=[HealthCheck.too_slow])
-    @given(OPTIONS[name], st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3), SWITCH, operations(name))
+    @given(OPTIONS[name], MODEL, SWITCH, sequences(name))
     def run(options, shapes, named, sequence):
         torch.manual_seed(0)
         twins = Twins(name, backend, {**options[0], **options[1]}, shapes, device, named)
         for operation, *arguments in sequence:
             getattr(twins, operation)(*arguments)
             twins.check()
-        # what the last of them has left behind
-        twins.step(["uniform"])
-        twins.check()
 
     run()
