@@ -67,7 +67,8 @@ def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
     ours = OURS[name](named, **OPTIONS[name], backend=backend)
     torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     for params in (named, expected):
-        sum((p.conj() * torch.arange(1.0, 1 + p.numel(), device=device)).real.sum() for _, p in params).backward()
+        factors = [torch.arange(1.0, 1 + p.numel(), device=device).view(p.shape) * (1 + 2j) for _, p in params]
+        sum((p.conj() * factor).real.sum() for (_, p), factor in zip(params, factors, strict=True)).backward()
     assert all(p.grad.is_conj() for _, p in named)
     for _, r in expected:
         r.grad = r.grad.resolve_conj()
