@@ -9,7 +9,7 @@ from torch import nn
 
 SHAPES = [(3,), (2, 3), (), (2, 2, 2, 2), (0,)]
 HALF = (torch.float16, torch.bfloat16)
-# of neither side's own: ours has multipliers and no implementation flags
+# ours has multipliers, torch's one of its implementations
 NOT_COMPARED = ("params", "multipliers", "foreach", "fused")
 
 
