@@ -167,6 +167,12 @@ class Twins:
         for optimizer, _ in self._both():
             optimizer.state.clear()
 
+    def replace_state(self):
+        """By other tensors, in the same dictionaries."""
+        for optimizer, _ in self._both():
+            for state in optimizer.state.values():
+                state.update({key: value * 0.5 for key, value in state.items() if key != "step"})
+
     def cast(self, dtype):
         """As torch needs it: the state follows when it is loaded."""
         if dtype == torch.float64 and self.backend == "triton":

@@ -40,6 +40,7 @@ ARGUMENTS = {
     "exchange": (),
     "copy": (),
     "forget": (),
+    "replace_state": (),
     "edit": (WHICH, st.sampled_from([0.5, -1.0, 0.0])),
     "replace": (WHICH, st.sampled_from([*REPLACED])),
     "cast": (st.sampled_from([torch.float32, torch.float64, *HALF]),),
