@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-triton-3.6 lint clean
+.PHONY: demo test test-triton-3.6 fuzz lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -16,6 +16,10 @@ test: $(VENV)/.dev
 # the kernels once more, with the oldest triton that GPU machines around us have
 test-triton-3.6: $(VENV)/.dev $(VENV)/triton-3.6
 	PYTHONPATH=$(VENV)/triton-3.6 $(BIN)/python -m pytest -n 2 tests/kernels tests/optim
+
+# 4,000 random sequences of operations, other ones on every run
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/optim/test_fuzz.py --hypothesis-profile=long
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

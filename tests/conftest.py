@@ -30,6 +30,13 @@ if not HAS_GPU:
     # read once, when triton is first imported
     os.environ["TRITON_INTERPRET"] = "1"
     round_to_nearest()
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    # the same examples on every run; the long one finds new ones each time, and prints how to repeat a failure
+    settings.register_profile("short", max_examples=100, derandomize=True, deadline=None)
+    settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 # the networks here are tiny: threads that wait for one another take longer than one, the more so beside other workers
 torch.set_num_threads(1)
 

@@ -85,7 +85,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         backend: Backend = "auto",
     ) -> None:
         precision = Precision(master_weights, stochastic_rounding, rounding_seed, state_dtype)
-        self._start(backend, fused, capturable, precision)
+        self._start(backend, precision, fused, foreach, differentiable, capturable)
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad,
             maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,

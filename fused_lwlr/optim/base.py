@@ -47,8 +47,21 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
-    def _start(self, backend: Backend, fused: bool | None, capturable: bool, precision: Precision) -> None:
+    def _start(
+        self,
+        backend: Backend,
+        precision: Precision,
+        fused: bool | None,
+        foreach: bool | None,
+        differentiable: bool,
+        capturable: bool,
+    ) -> None:
         check_backend(backend)
+        # torch's errors, of flags that it never sees together: fused is not passed on
+        if fused and differentiable:
+            raise RuntimeError("`fused` does not support `differentiable`")
+        if fused and foreach:
+            raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         self.backend: Backend = backend
         self.precision = precision
         self._capturable = capturable

@@ -90,7 +90,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         backend: Backend = "auto",
     ) -> None:
         precision = Precision(master_weights, stochastic_rounding, rounding_seed, state_dtype)
-        self._start(backend, fused, capturable, precision)
+        self._start(backend, precision, fused, foreach, differentiable, capturable)
         super().__init__(
             params, lr, momentum, dampening, weight_decay, nesterov,
             maximize=maximize, foreach=foreach, differentiable=differentiable,

@@ -151,7 +151,8 @@ class Image:
         present, addresses, strides, _, lazy = key
         if self._layouts.get(name) != (present, strides, lazy):
             self._layouts[name] = (present, strides, lazy)
-            found = {i: stand_in(t, self._strides[i]) for i, t in enumerate(tensors) if t is not None and t.dim()}
+            walked = [(i, t) for i, t in enumerate(tensors) if t is not None and name != "step"]
+            found = {i: stand_in(t, self._strides[i]) for i, t in walked}
             self._scratch[name] = {i: t for i, t in found.items() if t is not None}
             itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
             self._offsets[name] = self._first * (itemsize if name != "step" else 0)

@@ -62,19 +62,35 @@ def test_complex(name, options, backend, device):
 
 @every_case
 def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
-    (_, p), (_, q) = named = parameters([(5,), (1,)], torch.complex64, device)
+    named = parameters([(5,), (1,), ()], torch.complex64, device)
     expected = twin(named)
     ours = OURS[name](named, **OPTIONS[name], backend=backend)
     torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     for params in (named, expected):
-        sum((p.conj() * torch.arange(1.0, 1 + p.numel(), device=device)).real.sum() for _, p in params).backward()
-    assert p.grad.is_conj()
-    assert q.grad.is_conj()
+        factors = [torch.arange(1.0, 1 + p.numel(), device=device).view(p.shape) * (1 + 2j) for _, p in params]
+        sum((p.conj() * factor).real.sum() for (_, p), factor in zip(params, factors, strict=True)).backward()
+    assert all(p.grad.is_conj() for _, p in named)
     for _, r in expected:
         r.grad = r.grad.resolve_conj()
     ours.step()
     torchs.step()
     compare(close, ours, torchs, named, expected)
+
+
+@every_case
+def test_lazily_negated_gradient(name, backend, device):
+    named = parameters([(5,), ()], torch.float32, device)
+    expected = twin(named)
+    ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
+    for _ in range(2):
+        gradients(named, expected)
+        for _, p in named:
+            p.grad = torch._neg_view(-p.grad)
+        ours.step()
+        torchs.step()
+        # the next ones are not
+        train((ours, torchs), (named, expected), 1)
+    compare(check_of(backend), ours, torchs, named, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,0 +1,231 @@
+"""State dicts as torch's own tests use them: deterministic, older ones, named, through a file, and copies."""
+
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from cases import every_case
+from harness import DEVICE, INFO, check_of, every_input_and_backend, options_of, ours_of, pair_of
+from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, saved, through_pickle, train, twin
+from tolerances import close, same
+
+SHAPES = [(10, 5), (10,)]
+
+
+def public(optimizer):
+    return {key for key in vars(optimizer) if not key.startswith("_")}
+
+
+@pytest.fixture
+def stepped(name, desc, backend):
+    """One of ours and torch's, three steps on."""
+    named = parameters(SHAPES, torch.float32, DEVICE)
+    expected = twin(named)
+    optimizers = pair_of(name, desc, named, expected, backend)
+    train(optimizers, (named, expected), 3)
+    return (*optimizers, named, expected)
+
+
+@every_input_and_backend
+def test_equal_parameters_equal_dicts(stepped, name, desc, backend):
+    """Also under other names, and after going on alike."""
+    ours, _, named, _ = stepped
+    others = [(f"other {key}", q) for key, q in twin(named)]
+    other = ours_of(name, others, backend, **options_of(name, desc))
+    checkpoint = ours.state_dict()
+    given = deepcopy(checkpoint)
+    other.load_state_dict(given)
+    assert identical(given, checkpoint)
+    train((ours, other), (named, others), 3)
+    compare(same, other, ours, others, named)
+    # names came with the dict
+    assert identical(ours.state_dict(), other.state_dict())
+
+
+@every_input_and_backend
+def test_dicts_hold_what_torchs_hold(stepped, name, desc, backend):
+    ours, torchs, _, _ = stepped
+    mine, theirs = ours.state_dict(), torchs.state_dict()
+    assert mine.keys() == theirs.keys()
+    assert {i: state.keys() for i, state in mine["state"].items()} == {i: s.keys() for i, s in theirs["state"].items()}
+    for group, other in zip(mine["param_groups"], theirs["param_groups"], strict=True):
+        assert group.pop("multipliers") is None
+        # ours has no flag for it
+        assert group.pop("foreach") is None
+        assert other.pop("foreach") is False
+        assert identical(group, other)
+
+
+@every_input_and_backend
+def test_older_dicts(stepped, name, desc, backend):
+    """Of a time before the flags that came later; one at a time, and none of them."""
+    ours, torchs, named, expected = stepped
+    flags = INFO[name].not_og_supported_flags
+    options = options_of(name, desc)
+    for gone in (*((flag,) for flag in flags), flags):
+        for optimizer in (ours, torchs):
+            old = optimizer.state_dict()
+            for group in old["param_groups"]:
+                for flag in gone:
+                    # the direction is no matter of age
+                    if not options.get(flag):
+                        group.pop(flag, None)
+                group.pop("multipliers", None)
+            optimizer.load_state_dict(old)
+        for group in torchs.param_groups:
+            group["foreach"] = False
+        train((ours, torchs), (named, expected), 1)
+    compare(check_of(name, desc, backend, 4 + len(flags)), *stepped)
+
+
+@every_input_and_backend
+def test_steps_that_are_numbers(stepped, name, desc, backend):
+    ours, torchs, named, expected = stepped
+    for optimizer in (ours, torchs):
+        old = deepcopy(optimizer.state_dict())
+        for state in old["state"].values():
+            if "step" in state:
+                state["step"] = state["step"].item()
+        optimizer.load_state_dict(old)
+    train((ours, torchs), (named, expected), 2)
+    compare(check_of(name, desc, backend, 5), *stepped)
+    assert all(torch.is_tensor(v) for state in ours.state.values() for v in state.values())
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+@every_input_and_backend
+def test_through_a_file(stepped, name, desc, backend, weights_only):
+    ours, _, named, _ = stepped
+    checkpoint = ours.state_dict()
+    loaded = saved(checkpoint, weights_only=weights_only)
+    assert identical(loaded, checkpoint)
+    others = twin(named)
+    other = ours_of(name, others, backend)
+    other.load_state_dict(loaded)
+    train((ours, other), (named, others), 2)
+    compare(same, other, ours, others, named)
+
+
+@every_input_and_backend
+def test_state_that_is_there_is_kept(name, desc, backend):
+    """State of the user's beside ours, there before the first step."""
+    named = parameters(SHAPES, torch.float32, DEVICE)
+    expected = twin(named)
+    ours, torchs = pair_of(name, desc, named, expected, backend)
+    for _, p in named:
+        ours.state[p]["note"] = 5
+    train((ours, torchs), (named, expected), 3)
+    for _, p in named:
+        assert ours.state[p].pop("note") == 5
+    check = check_of(name, desc, backend, 3)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        check(p.detach(), q.detach())
+        assert ours.state[p].keys() == torchs.state[q].keys()
+
+
+@pytest.mark.parametrize("copy", [deepcopy, through_pickle])
+@every_input_and_backend
+def test_copies_have_all_attributes(stepped, name, desc, backend, copy):
+    ours, torchs, named, _ = stepped
+    other, others = copy((ours, named))
+    assert public(other) == public(ours)
+    assert public(torchs) <= public(other)
+    assert type(other) is type(ours)
+    assert identical(other.state_dict(), ours.state_dict())
+    other.zero_grad()
+    train((ours, other), (named, others), 2)
+    compare(same, other, ours, others, named)
+    others[0][1].grad = None
+    other.add_param_group({"params": parameters([(3,)], torch.float32, DEVICE)})
+    assert len(ours.param_groups) == 1
+
+
+NAMED = [[("a", 0), ("b", 1)], [("b", 0), ("a", 1)], [(None, 0), (None, 1)]]
+
+
+@pytest.mark.parametrize("source", NAMED)
+@pytest.mark.parametrize("target", NAMED)
+@every_case
+def test_names_in_dicts(name, backend, source, target):
+    """As torch has it: names of the dict take the place of ours, do not choose the parameter, and may be missing."""
+    groups = []
+    for cls, more in ((OURS[name], {"backend": backend}), (TORCH[name], {"foreach": False})):
+        torch.manual_seed(0)
+        params = [p for _, p in parameters([(4,), (4,)], torch.float32, DEVICE)]
+        first, second = (
+            cls([params[i] if key is None else (key, params[i]) for key, i in names], **OPTIONS[name], **more)
+            for names in (source, target)
+        )
+        gradients([("", p) for p in params])
+        first.step()
+        assert ("param_names" in first.state_dict()["param_groups"][0]) is (source[0][0] is not None)
+        second.load_state_dict(first.state_dict())
+        gradients([("", p) for p in params])
+        second.step()
+        assert second.param_groups[0]["params"][0] is params[0]
+        groups.append((second, params))
+    (ours, named), (torchs, expected) = groups
+    assert ours.param_groups[0].get("param_names") == torchs.param_groups[0].get("param_names")
+    compare(partial(close, steps=2), ours, torchs, *([("", p) for p in params] for params in (named, expected)))
+
+
+@every_case
+def test_names_of_several_groups(name, backend):
+    named = parameters([(2,), (3,), (4,)], torch.float32, DEVICE)
+    ours = ours_of(name, [{"params": named[:2], "lr": 0.1}, {"params": named[2:]}], backend)
+    ours.add_param_group({"params": [("late", torch.nn.Parameter(torch.ones(2, device=DEVICE)))]})
+    dicts = ours.state_dict()["param_groups"]
+    assert [group["param_names"] for group in dicts] == [["p0", "p1"], ["p2"], ["late"]]
+    assert [group["params"] for group in dicts] == [[0, 1], [2], [3]]
+    with pytest.raises(ValueError, match="all optimizer param groups should be with/without names"):
+        ours.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, device=DEVICE))]})
+    assert len(ours.param_groups) == 3
+
+
+@every_case
+def test_a_hook_loads_by_name(name, backend):
+    """The recipe of torch's documentation: a hook puts the dict into the order of our parameters."""
+    named = parameters([(2,), (3,), (4,)], torch.float32, DEVICE)
+    source = ours_of(name, named, backend, **OPTIONS[name])
+    train((source,), (named,), 2)
+
+    def by_name(optimizer, state_dict):
+        (saved_group,) = deepcopy(state_dict["param_groups"])
+        place = {key: saved_group["params"][i] for i, key in enumerate(saved_group["param_names"])}
+        names = optimizer.param_groups[0]["param_names"]
+        state = {i: state_dict["state"][place[key]] for i, key in enumerate(names) if key in place}
+        return {"state": state, "param_groups": [{**saved_group, "params": [*range(len(names))], "param_names": names}]}
+
+    others = [*reversed(twin(named)), ("new", torch.nn.Parameter(torch.ones(2, device=DEVICE)))]
+    other = ours_of(name, others, backend, **OPTIONS[name])
+    other.register_load_state_dict_pre_hook(by_name)
+    other.load_state_dict(source.state_dict())
+    torch.manual_seed(1)
+    gradients(named, others[2::-1])
+    others[3][1].grad = torch.ones_like(others[3][1])
+    source.step()
+    other.step()
+    compare(same, other, source, others[2::-1], named)
+    assert other.state[others[3][1]]
+
+
+@every_case
+def test_into_another_dtype_and_device(name, backend):
+    """State takes the dtype and the device of the parameter, step counts their own place."""
+    named = parameters(SHAPES, torch.float32, torch.device("cpu"))
+    source = TORCH[name](named, **OPTIONS[name], foreach=False)
+    train((source,), (named,), 3)
+    for dtype in (torch.float16, torch.bfloat16):
+        others = [(key, torch.nn.Parameter(p.detach().to(DEVICE, dtype))) for key, p in named]
+        other = ours_of(name, others, backend, **OPTIONS[name])
+        checkpoint = source.state_dict()
+        before = deepcopy(checkpoint)
+        other.load_state_dict(checkpoint)
+        assert identical(checkpoint, before)
+        for (_, p), (_, q) in zip(named, others, strict=True):
+            for key, value in other.state[q].items():
+                kind = (torch.device("cpu"), torch.float32) if key == "step" else (q.device, dtype)
+                assert (value.device, value.dtype) == kind
+                same(value.cpu(), source.state[p][key].to(value.dtype))
+        train((other,), (others,), 1)

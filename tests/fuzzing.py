@@ -1,0 +1,264 @@
+"""Twins that live through the same random operations: an optimizer of ours, and torch's single-tensor one."""
+
+from copy import deepcopy
+
+import torch
+from steps import OURS, TORCH, identical, parameters, saved, twin, uniform
+from tolerances import EPS, same
+from torch import nn
+
+SHAPES = [(3,), (2, 3), (), (2, 2, 2, 2), (0,)]
+HALF = (torch.float16, torch.bfloat16)
+# ours has multipliers, torch's one of its implementations
+NOT_COMPARED = ("params", "multipliers", "foreach", "fused")
+
+
+def _large(grad, size):
+    return torch.where(grad < 0, grad - 1, grad + 1) * size
+
+
+def _transposed(tensor):
+    """The same values, last dimension first in memory."""
+    return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor.clone()
+
+
+def _strided(tensor):
+    """The same values, at every other place in memory."""
+    return torch.stack((tensor, tensor), -1)[..., 0]
+
+
+def _first(grad, value):
+    """The first element replaced."""
+    place = torch.arange(grad.numel(), device=grad.device).view(grad.shape)
+    return torch.where(place == 0, value, grad)
+
+
+# what the next gradient of a parameter is made of. Squares of the huge ones are within float32, of the overflowing
+# ones beyond it, whichever way one multiplies
+GRADIENTS = {
+    "uniform": lambda g, old: g,
+    "none": lambda g, old: None,
+    "kept": lambda g, old: old,
+    "halved in place": lambda g, old: old.mul_(0.5) if old is not None and 0 not in old.stride() else g,
+    "zero": lambda g, old: torch.zeros_like(g),
+    "tiny": lambda g, old: g * 1e-9,
+    "huge": lambda g, old: _large(g, 1e15),
+    "overflowing": lambda g, old: _large(g, 1e30),
+    "one NaN": lambda g, old: _first(g, torch.nan),
+    "one infinity": lambda g, old: _first(g, torch.inf),
+    "transposed": lambda g, old: _transposed(g),
+    "strided": lambda g, old: _strided(g),
+    "expanded": lambda g, old: g[:1].expand(g.shape) if g.dim() else g,
+    "lazily negated": lambda g, old: torch._neg_view(g),
+}
+
+REPLACED = {
+    "clone": lambda data: data.clone(),
+    "offset": lambda data: torch.cat((data.new_zeros(1), data.flatten()))[1:].view(data.shape),
+    "transposed": _transposed,
+    "contiguous": lambda data: data.contiguous(),
+    "channels last": lambda data: data.contiguous(
+        memory_format=torch.channels_last if data.dim() == 4 else torch.contiguous_format
+    ),
+    "strided": _strided,
+}
+
+
+class Twins:
+    """Every operation is done to both sides; `check` compares all there is."""
+
+    def __init__(self, name, backend, options, shapes, device, named):
+        self.name, self.backend, self.options, self.device = name, backend, options, device
+        self.exact = backend == "torch"
+        self.named = parameters(shapes, torch.float32, device)
+        self.expected = twin(self.named)
+        self.with_names = named
+        self.groups = [(0, len(shapes), {})]
+        self.ours, self.torchs = self._optimizers(options)
+        self.check()
+
+    def _optimizers(self, options):
+        result = []
+        for cls, params, more in (
+            (OURS[self.name], self.named, {"backend": self.backend}),
+            (TORCH[self.name], self.expected, {"foreach": False}),
+        ):
+            entries = params if self.with_names else [p for _, p in params]
+            groups = [{"params": entries[start:stop], **own} for start, stop, own in self.groups]
+            result.append(cls(groups, **options, **more))
+        return result
+
+    def _both(self):
+        return (self.ours, self.named), (self.torchs, self.expected)
+
+    def _pairs(self):
+        return [(p, q) for (_, p), (_, q) in zip(self.named, self.expected, strict=True)]
+
+    # operations
+
+    def step(self, kinds):
+        for i, (p, q) in enumerate(self._pairs()):
+            kind = kinds[i % len(kinds)]
+            random = uniform(p.shape, p.dtype, p.device)
+            for one in (p, q):
+                one.grad = GRADIENTS[kind](random.clone(), one.grad) if one.requires_grad else None
+        self._step()
+
+    def step_again(self):
+        self._step()
+
+    def zero_grad(self, set_to_none):
+        for optimizer, _ in self._both():
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    def freeze(self, which, frozen):
+        for p in self._pairs()[which % len(self.named)]:
+            p.requires_grad_(not frozen)
+
+    def add_param_group(self, shape, own):
+        if len(self.named) > 3:
+            return
+        at = len(self.named)
+        dtype = self.named[0][1].dtype
+        fresh = nn.Parameter(uniform(shape, torch.float32, self.device).to(dtype))
+        for optimizer, params in self._both():
+            params.append((f"p{at}", nn.Parameter(fresh.detach().clone())))
+            optimizer.add_param_group({"params": params[-1:] if self.with_names else [params[-1][1]], **own})
+        self.groups.append((at, at + 1, own))
+
+    def reload(self):
+        for optimizer, _ in self._both():
+            optimizer.load_state_dict(saved(optimizer.state_dict()))
+        self._settle()
+
+    def reload_into_new(self):
+        """Built with other options: those of the dict count."""
+        dicts = [saved(optimizer.state_dict()) for optimizer, _ in self._both()]
+        self.ours, self.torchs = self._optimizers({"lr": 0.7, "weight_decay": 0.3})
+        for (optimizer, _), state_dict in zip(self._both(), dicts, strict=True):
+            optimizer.load_state_dict(state_dict)
+        self._settle()
+
+    def exchange(self):
+        """Each goes on with the state of the other."""
+        mine, theirs = (saved(optimizer.state_dict()) for optimizer, _ in self._both())
+        self.ours.load_state_dict(theirs)
+        self.torchs.load_state_dict(mine)
+        self._settle()
+
+    def copy(self):
+        self.ours, self.named = deepcopy((self.ours, self.named))
+        self.torchs, self.expected = deepcopy((self.torchs, self.expected))
+
+    def set_option(self, which, key, value):
+        for optimizer, _ in self._both():
+            optimizer.param_groups[which % len(self.groups)][key] = value
+
+    def edit(self, which, factor):
+        with torch.no_grad():
+            for p in self._pairs()[which % len(self.named)]:
+                p.mul_(factor)
+
+    def replace(self, which, how):
+        for p in self._pairs()[which % len(self.named)]:
+            p.data = REPLACED[how](p.data)
+
+    def forget(self):
+        for optimizer, _ in self._both():
+            optimizer.state.clear()
+
+    def replace_state(self):
+        """By other tensors, in the same dictionaries."""
+        for optimizer, _ in self._both():
+            for state in optimizer.state.values():
+                state.update({key: value * 0.5 for key, value in state.items() if key != "step"})
+
+    def cast(self, dtype):
+        """As torch needs it: the state follows when it is loaded."""
+        if dtype == torch.float64 and self.backend == "triton":
+            return
+        for optimizer, params in self._both():
+            for _, p in params:
+                p.grad = None
+                p.data = p.data.to(dtype)
+            optimizer.load_state_dict(optimizer.state_dict())
+        self._settle()
+
+    def _settle(self):
+        # the dicts of ours say None, with which torch may choose another implementation
+        for group in self.torchs.param_groups:
+            group["foreach"] = False
+
+    # stepping and comparing
+
+    def _step(self):
+        self._before = [self._sizes(q, self.torchs.state.get(q, {})) for _, q in self._pairs()]
+        versions = [p._version for p, _ in self._pairs()]
+        stepped = [p.grad is not None for p, _ in self._pairs()]
+        self.ours.step()
+        if self.named[0][1].dtype in HALF:
+            self._step_wide()
+        else:
+            self.torchs.step()
+        assert [p._version > v for (p, _), v in zip(self._pairs(), versions, strict=True)] == stepped
+
+    def _step_wide(self):
+        """What half precision means: torch's step of float32 copies, rounded once."""
+        wide = [(key, nn.Parameter(q.detach().float())) for key, q in self.expected]
+        narrow, self.expected, kept = self.expected, wide, self.torchs
+        self.torchs = self._optimizers(self.options)[1]
+        self.torchs.load_state_dict(deepcopy(kept.state_dict()))
+        self._settle()
+        for (_, q), (_, w) in zip(narrow, wide, strict=True):
+            w.grad = q.grad.float() if q.grad is not None else None
+        self.torchs.step()
+        for (_, q), (_, w) in zip(narrow, wide, strict=True):
+            if q.grad is not None:
+                q.data.copy_(w.detach())
+            for key, value in self.torchs.state.get(w, {}).items():
+                kept.state[q][key] = value if key == "step" else value.to(q.dtype)
+        self.expected, self.torchs = narrow, kept
+
+    @staticmethod
+    def _sizes(p, state):
+        """The magnitude of what goes into each element of a step."""
+        terms = [p, *([p.grad] if p.grad is not None else []), *(v for key, v in state.items() if key != "step")]
+        return sum(torch.nan_to_num(t.detach().double().abs(), 0.0, 0.0, 0.0) for t in terms) + 1
+
+    def check(self):
+        before = getattr(self, "_before", [])
+        for i, (p, q) in enumerate(self._pairs()):
+            mine, theirs = self.ours.state.get(p, {}), self.torchs.state.get(q, {})
+            assert mine.keys() == theirs.keys()
+            assert p.stride() == q.stride()
+            sizes = self._sizes(q, theirs) + (before[i] if i < len(before) else 0)
+            self._compare(p.detach(), q.detach(), sizes)
+            for key in mine:
+                self._compare(mine[key], theirs[key], None if key == "step" else sizes)
+        for group, other in zip(self.ours.param_groups, self.torchs.param_groups, strict=True):
+            keys = (group.keys() | other.keys()) - set(NOT_COMPARED)
+            assert identical({key: group[key] for key in keys}, {key: other[key] for key in keys})
+        if not self.exact:
+            self._adopt()
+
+    def _compare(self, a, b, sizes):
+        if self.exact or sizes is None:
+            same(a, b.to(a.device))
+            return
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a.isfinite(), b.isfinite())
+        single = EPS[torch.float32]
+        rounding = EPS[b.dtype] if b.dtype in HALF else 2 * single
+        finite = b.isfinite()
+        same(a[~finite], b[~finite])
+        a, b, sizes = (t[finite].double() for t in (a, b, sizes))
+        # as in tolerances.py, but relative to the terms of each element, which may be huge and cancel
+        assert ((a - b).abs() <= 4 * single * sizes + rounding * b.abs()).all()
+
+    def _adopt(self):
+        """Torch's side takes the values of ours, so that each step is compared by itself."""
+        with torch.no_grad():
+            for p, q in self._pairs():
+                q.data.copy_(p)
+                for key, value in self.torchs.state.get(q, {}).items():
+                    value.copy_(self.ours.state[p][key])

@@ -1,0 +1,79 @@
+"""Random sequences of what training loops do, on our optimizer and on torch's single-tensor one, compared all along."""
+
+import torch
+from cases import every_case, nan_arithmetic, overflow
+from fuzzing import GRADIENTS, HALF, REPLACED, SHAPES, Twins
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+SWITCH = st.booleans()
+WHICH = st.integers(0, 3)
+COMMON = {"lr": st.sampled_from([0.05, 0.5]), "weight_decay": st.sampled_from([0.0, 0.1]), "maximize": SWITCH}
+# nesterov goes with momentum and without dampening; with beta1 < sqrt(beta2) a huge gradient leaves the first moment
+# no later than the second, so that no quotient of both grows without limit
+OPTIONS = {
+    "sgd": st.tuples(
+        st.fixed_dictionaries(COMMON),
+        st.sampled_from([
+            {}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.3}, {"momentum": 0.5, "nesterov": True},
+        ]),
+    ),
+    "adamw": st.tuples(
+        st.fixed_dictionaries({**COMMON, "amsgrad": SWITCH, "eps": st.sampled_from([1e-8, 1e-3])}),
+        st.sampled_from([{}, {"betas": (0.5, 0.9)}, {"betas": (0.0, 0.3)}]),
+    ),
+}  # fmt: skip
+LATER = {
+    "sgd": {"momentum": st.sampled_from([0.0, 0.9])},
+    "adamw": {"betas": st.sampled_from([(0.9, 0.999), (0.5, 0.9)])},
+}
+# plain gradients more often than the others, so that most sequences do not end in NaN
+KINDS = st.lists(st.sampled_from([*["uniform"] * 12, *GRADIENTS]), min_size=1, max_size=3)
+MODEL = st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3)
+ARGUMENTS = {
+    "step_again": (),
+    "zero_grad": (SWITCH,),
+    "freeze": (WHICH, SWITCH),
+    "add_param_group": (st.sampled_from(SHAPES), st.fixed_dictionaries({}, optional=COMMON)),
+    "reload": (),
+    "reload_into_new": (),
+    "exchange": (),
+    "copy": (),
+    "forget": (),
+    "replace_state": (),
+    "edit": (WHICH, st.sampled_from([0.5, -1.0, 0.0])),
+    "replace": (WHICH, st.sampled_from([*REPLACED])),
+    "cast": (st.sampled_from([torch.float32, torch.float64, *HALF]),),
+}
+
+
+@st.composite
+def sequences(draw, name):
+    """Operations, most of them with a step behind them that shows what they have left."""
+    options = {**COMMON, **LATER[name]}
+    sequence = [("step", draw(KINDS))]
+    for _ in range(draw(st.integers(3, 8))):
+        operation = draw(st.sampled_from([*ARGUMENTS, "set_option"]))
+        if operation == "set_option":
+            key = draw(st.sampled_from([*options]))
+            sequence.append((operation, draw(WHICH), key, draw(options[key])))
+        else:
+            sequence.append((operation, *map(draw, ARGUMENTS[operation])))
+        sequence += [("step", draw(KINDS))] * draw(st.sampled_from([1, 1, 2, 0]))
+    return [*sequence, ("step", ["uniform"])]
+
+
+@nan_arithmetic
+@overflow
+@every_case
+def test_any_sequence(name, backend, device):
+    @settings(suppress_health_check=[HealthCheck.too_slow])
+    @given(OPTIONS[name], MODEL, SWITCH, sequences(name))
+    def run(options, shapes, named, sequence):
+        torch.manual_seed(0)
+        twins = Twins(name, backend, {**options[0], **options[1]}, shapes, device, named)
+        for operation, *arguments in sequence:
+            getattr(twins, operation)(*arguments)
+            twins.check()
+
+    run()
