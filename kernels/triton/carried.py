@@ -12,7 +12,7 @@ from fused_lwlr.kernels.table import Table
 class Carried:
     """Totals, float64 [3] as `totals` returns them, and the version counters of the parameters that the last is of.
 
-    `rows` is what `statistics` returns, of the last pass for totals.
+    `rows` is of the last pass for totals: Σg², non-finite g and Σw² of each row.
     """
 
     totals: Tensor

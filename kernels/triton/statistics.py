@@ -121,16 +121,22 @@ def statistics_kernel(
             # ready for the next launch
             tl.store(arrivals + row, 0)
             first = tile - index
-            result = out + 6 * row
-            total = sum_slots(partials, first, count, SLOTS)
-            largest = _max_slots(partials + 2 * item_count, first, count, SLOTS)
-            tl.store(result, total)
-            tl.store(result + 1, sum_slots(partials + item_count, first, count, SLOTS))
-            # the maximum skips NaN, the sum does not
-            tl.store(result + 2, tl.where(total == total, largest, total))
-            tl.store(result + 3, sum_slots(partials + 3 * item_count, first, count, SLOTS))
-            tl.store(result + 4, sum_slots(partials + 4 * item_count, first, count, SLOTS))
-            tl.store(result + 5, sum_slots(partials + 5 * item_count, first, count, SLOTS))
+            if TOTALS:
+                result = out + 3 * row
+                tl.store(result, sum_slots(partials + item_count, first, count, SLOTS))
+                tl.store(result + 1, sum_slots(partials + 5 * item_count, first, count, SLOTS))
+                tl.store(result + 2, sum_slots(partials + 3 * item_count, first, count, SLOTS))
+            else:
+                result = out + 6 * row
+                total = sum_slots(partials, first, count, SLOTS)
+                largest = _max_slots(partials + 2 * item_count, first, count, SLOTS)
+                tl.store(result, total)
+                tl.store(result + 1, sum_slots(partials + item_count, first, count, SLOTS))
+                # the maximum skips NaN, the sum does not
+                tl.store(result + 2, tl.where(total == total, largest, total))
+                tl.store(result + 3, sum_slots(partials + 3 * item_count, first, count, SLOTS))
+                tl.store(result + 4, sum_slots(partials + 4 * item_count, first, count, SLOTS))
+                tl.store(result + 5, sum_slots(partials + 5 * item_count, first, count, SLOTS))
         tile += tl.num_programs(0)
     if TOTALS:
         left = tl.atomic_add(arrivals + rows, 1, sem="acq_rel")
@@ -148,10 +154,10 @@ def _sum_rows(addresses, rows, out, totals, W: tl.constexpr, G: tl.constexpr, SL
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
         mask = row < rows
-        sq_sum += tl.load(out + 6 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
-        nonfinite += tl.load(out + 6 * row + 5, mask=mask, other=0.0, cache_modifier=".cg")
+        sq_sum += tl.load(out + 3 * row, mask=mask, other=0.0, cache_modifier=".cg")
+        nonfinite += tl.load(out + 3 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
         anchor = (tl.load(addresses + 5 * rows + row, mask=mask, other=0) & ANCHOR) != 0
-        weight_sq_sum = tl.load(out + 6 * row + 3, mask=mask & anchor, other=0.0, cache_modifier=".cg")
+        weight_sq_sum = tl.load(out + 3 * row + 2, mask=mask & anchor, other=0.0, cache_modifier=".cg")
         largest = tl.maximum(largest, weight_sq_sum)
         unordered += tl.where(weight_sq_sum == weight_sq_sum, 0.0, 1.0)
         begin += SLOTS
@@ -203,9 +209,9 @@ def totals(table: Table, *, grad: bool, weight: bool, grad_scale: Tensor | None 
     if wanted:
         image = image_of(table, COLUMNS, tile=BLOCK * PASSES)
         if carried.rows is None:
-            carried.rows = torch.zeros(image.rows, len(STATISTICS), dtype=torch.float64, device=image.buffer.device)
+            carried.rows = torch.zeros(image.rows, 3, dtype=torch.float64, device=image.buffer.device)
         _launch(table, image, wanted, carried.rows, carried.totals, grad_scale, totals=True)
-    return carried.totals, carried.totals if carried.rows is None else carried.rows[:, 5]
+    return carried.totals, carried.totals if carried.rows is None else carried.rows[:, 1]
 
 
 def _launch(

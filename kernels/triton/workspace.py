@@ -35,14 +35,16 @@ class Workspace:
         self._numel, self._tile, self._device = image.numel, tile, device
         self.items = self._upload(segments)
         self.tiles = int((-(-image.numel // tile)).sum())
-        self.statistics = torch.zeros(image.rows, len(STEP_STATISTICS), dtype=torch.float64, device=device)
+        # without norm items nothing is stored for a row
+        rows = image.rows if first else 0
+        self.statistics = torch.zeros(rows, len(STEP_STATISTICS), dtype=torch.float64, device=device)
         # rows without elements have no item: their factor stays at 1
         self.statistics[:, -1] = 1
         self.buffers = (
             torch.zeros(3 + 3 * image.rows, dtype=torch.int32, device=device),
             torch.zeros(5 * self.tiles, dtype=torch.float32, device=device),
             torch.zeros(self.tiles, dtype=torch.int32, device=device),
-            torch.ones(3 * image.rows, dtype=torch.float32, device=device),
+            torch.ones(3 * rows, dtype=torch.float32, device=device),
             self.statistics,
         )
 

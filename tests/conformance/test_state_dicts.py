@@ -54,6 +54,8 @@ def test_dicts_hold_what_torchs_hold(stepped, name, desc, backend):
         # ours has no flag for it
         assert group.pop("foreach") is None
         assert other.pop("foreach") is False
+        # torch's SGD has none
+        assert group["capturable"] is other.setdefault("capturable", False)
         assert identical(group, other)
 
 

@@ -160,7 +160,7 @@ def test_gradients_go_with_zero_grad_after_a_failure(name, more, taken, device, 
     gradients(named)
     refs = [weakref.ref(p.grad) for _, p in named]
 
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise MemoryError
 
     with monkeypatch.context() as patch:
