@@ -97,7 +97,7 @@ class Plan:
         present = [grad for grad in grads if grad is not None] + self._idle
         if all(part.table.replace("grad", _of(part, present)) for part in self.parts):
             return True
-        self._release()
+        self.release()
         return False
 
     def run(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
@@ -106,9 +106,9 @@ class Plan:
             if self.parts:
                 self._launch(optimizer, loss_scale)
         finally:
-            self._release()
+            self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Let go of the gradients of all parts, also of those that a failure leaves out."""
         for part in self.parts:
             part.table.release()
@@ -176,10 +176,7 @@ class Plan:
         if optimizer.counts_on_device:
             # a buffer without a count is one of a gradient that was taken
             taken = [state.get("step", float(not new)) for state, new in zip(states, fresh, strict=True)]
-            self._columns["step"] = [
-                torch.as_tensor(count).to(param.device, torch.float32, copy=True)
-                for param, count in zip(self._params, taken, strict=False)
-            ]
+            self._columns["step"] = _counts(self._params, taken)
             self._entries["step"] = list(self._columns["step"])
             self._columns["step"] += self._idle
             self.steps = np.zeros(len(fresh), dtype=np.float32)
@@ -256,6 +253,13 @@ class Plan:
         return name if row.stop is None else f"{name}[{row.start}:{row.stop}]"
 
 
+def _counts(params: Sequence[Tensor], taken: Sequence[float | Tensor]) -> list[Tensor | None]:
+    """Step counts on the device: those of the state where they can be, since a graph may go on counting in them."""
+    counts = [torch.as_tensor(count).to(p.device, torch.float32) for p, count in zip(params, taken, strict=False)]
+    apart = len(set(map(Tensor.data_ptr, counts))) == len(counts)
+    return [count if apart else count.clone() for count in counts]
+
+
 def _of(part: Part, values: Sequence[Any]) -> Any:
     """Those of some values, one for each parameter of the plan, that belong to a part."""
     return values if len(part.members) == len(values) else [values[i] for i in part.members]
@@ -266,7 +270,7 @@ def _facts(optimizer: "FusedOptimizer") -> list[Any]:
     return [
         (optimizer.scaling, optimizer.precision, optimizer.counts_on_device),
         *(
-            (len(group["params"]), optimizer.state_columns(group), _frozen(group["multipliers"]))
+            (len(group["params"]), group["capturable"], optimizer.state_columns(group), _frozen(group["multipliers"]))
             for group in optimizer.param_groups
         ),
     ]
