@@ -119,10 +119,12 @@ class Plan:
             hyper, rows = [*hyper, optimizer.idle], [*rows, *[len(hyper)] * len(self._idle)]
         scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
         gates = optimizer.gate.of(self.parts, loss_scale)
-        for part, gate in zip(self.parts, gates, strict=True):
+        for number, (part, gate) in enumerate(zip(self.parts, gates, strict=True)):
             part.table.hyper_row = _of(part, rows)
             operation = getattr(part.backend, optimizer.operation)
-            part.statistics = operation(part.table, hyper, scale, gate, rounding_seed=optimizer.precision.seed)
+            part.statistics = operation(
+                part.table, hyper, scale, gate, rounding_seed=optimizer.precision.seed_of(number)
+            )
             # at once, so that a part that fails leaves those before it stepped in full
             if not optimizer.counts_on_device:
                 self.steps[part.live] += 1

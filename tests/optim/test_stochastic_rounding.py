@@ -9,7 +9,7 @@ from cases import BACKENDS, nan_arithmetic, overflow
 from tolerances import same
 
 from fused_lwlr.kernels import SGDHyper, Table, reference, triton
-from fused_lwlr.kernels.reference.rounding import key_of, rounded
+from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 
 # norms of weights overflow in some, which is all the same here
 pytestmark = [overflow, nan_arithmetic]
@@ -31,7 +31,7 @@ def by_step(backend, x, dtype, device, seed=0, taken=0, tensors=1):
 
 
 def directly(x, dtype, seed=0, row=0, taken=0, column=0):
-    return rounded(x, dtype, key_of(seed, row, torch.tensor(float(taken))), column)
+    return rounded(x, dtype, position_of(x), key_of(seed, row, torch.tensor(float(taken))), column)
 
 
 ROUNDINGS = {"directly": lambda x, dtype, device: directly(x, dtype)} | {
