@@ -62,6 +62,8 @@ def _recorded(function):
 def _captured(function):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        # torch warns of a graph of nothing, which one is whose capture is refused
+        torch.zeros(1, device="cuda")
         function()
     return graph
 
