@@ -135,7 +135,7 @@ def test_grad_scaler(name, row, device):
         assert torch.equal(before, ours.model.weight) == (i in (2, 5))
         assert scalers[0].get_scale() == scalers[1].get_scale()
         scales.add(scalers[0].get_scale())
-    assert len(scales) > 2
+    assert len(scales) > 1
 
 
 @every_name
