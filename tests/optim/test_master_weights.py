@@ -9,7 +9,7 @@ from steps import OPTIONS, OURS, TORCH, gradients, parameters, uniform
 from tolerances import close, same
 from torch import nn
 
-SHAPES = [(6, 5), (), (130,), (0,)]
+SHAPES = [(6, 5), (), (0,)]
 HALF = [torch.bfloat16, torch.float16]
 every_half = pytest.mark.parametrize("dtype", HALF, ids=str)
 ROWS = [

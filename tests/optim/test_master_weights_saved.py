@@ -11,7 +11,7 @@ from tolerances import same
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-SHAPES = [(6, 5), (), (130,)]
+SHAPES = [(6, 5), ()]
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 

@@ -9,7 +9,7 @@ from steps import OPTIONS, OURS, TORCH, compare, cost, gradients, identical, par
 from tolerances import EPS, close, same
 from torch import nn
 
-SHAPES = [(6, 5), (), (130,), (0,)]
+SHAPES = [(6, 5), (), (0,)]
 ALL = [torch.float32, torch.bfloat16, torch.float16]
 HALF = ALL[1:]
 every_dtype = pytest.mark.parametrize("dtype", ALL, ids=str)
@@ -39,7 +39,7 @@ def test_rounded_once_a_step(name, options, backend, dtype, state_dtype, device)
     wide = [(key, nn.Parameter(p.detach().to(torch.float32, copy=True))) for key, p in named]
     ours = ours_of(name, named, backend, state_dtype=state_dtype, **options)
     torchs = TORCH[name](wide, **{**OPTIONS[name], **options}, foreach=False)
-    for _ in range(4):
+    for _ in range(2):
         gradients(named)
         for (_, p), (_, q) in zip(named, wide, strict=True):
             q.grad = p.grad.float()
@@ -108,11 +108,10 @@ def test_loading_converts(name, backend, dtype, device):
 def test_bytes(name, options, columns, dtype, state_dtype, device):
     """Parameter twice, gradient once, and each column of state twice, in whatever it is kept; exact weights too."""
     for master in (False, True):
-        named = parameters([(6, 5), (130,)], dtype, device)
+        named = parameters([(6, 5)], dtype, device)
         ours = ours_of(name, named, "triton", state_dtype=state_dtype, master_weights=master, **options)
         exact = 8 if master and dtype != torch.float32 else 0
-        for _ in range(2):
-            assert cost(ours, named) == (1, 3 * dtype.itemsize + 2 * columns * state_dtype.itemsize + exact, 0)
+        assert cost(ours, named) == (1, 3 * dtype.itemsize + 2 * columns * state_dtype.itemsize + exact, 0)
         assert all(len(moments(ours, p)) == columns + bool(exact) for _, p in named)
 
 
@@ -165,7 +164,7 @@ def test_clipped_and_skipped(name, backend, device):
         gradients(named, reference)
         if step == 2:
             for pairs in (named, reference):
-                pairs[2][1].grad[3] = float("inf")
+                pairs[0][1].grad[0, 3] = float("inf")
         before = [p.detach().clone() for _, p in named]
         ours.step(), expected.step()
         compare(partial(close, steps=8 * (step + 1)), ours, expected, named, reference)

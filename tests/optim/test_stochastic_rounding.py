@@ -15,7 +15,7 @@ from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 pytestmark = [overflow, nan_arithmetic]
 HALF = [torch.bfloat16, torch.float16]
 every_half = pytest.mark.parametrize("dtype", HALF, ids=str)
-N = 1 << 14
+N = 1 << 13
 # standard deviations that chance alone stays below: one test in 10⁶ would not, and these draw the same each time
 SIGMAS = 5
 KINDS = {"torch": reference, "triton": triton}
@@ -55,7 +55,7 @@ BASES = {
     torch.bfloat16: [1.0, 1.0078125, -3.0, 2.0**100, 2.0**-120, -(2.0**-130)],
     torch.float16: [1.0, 1.0009765625, -3.0, 40000.0, 2.0**-14, -(2.0**-15), 3 * 2.0**-24, 0.0],
 }
-FRACTIONS = [1 / 256, 0.25, 0.5, 0.7, 255 / 256]
+FRACTIONS = [1 / 256, 0.7]
 
 
 @pytest.mark.parametrize("fraction", FRACTIONS)
