@@ -71,7 +71,8 @@ def test_rescaled_weights(backend, device):
     """The exact weight is divided by Ŵ as well, which is that of the parameters; a bias without gradient too."""
     named = parameters([(6, 5), (4, 5), (6,)], torch.bfloat16, device)
     (_, first), (_, second), (_, bias) = named
-    layers = ScaleInvariant(("p0", "p1"), (first, second), ((bias, 1),), (), {}, {})
+    owner = torch.nn.ParameterDict(named)
+    layers = ScaleInvariant(("p0", "p1"), ((owner, "p0"), (owner, "p1")), ((owner, "p2", 1),), (), {}, {})
     options = {"momentum": 0.5, "rescale_weights": layers, "master_weights": True, "state_dtype": torch.float32}
     ours = OURS["sgd"](named, lr=0.1, **options, backend=backend)
     exact = [p.detach().double() for _, p in named]
