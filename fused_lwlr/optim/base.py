@@ -203,6 +203,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("capturable", False)
         self._plan = None
 
     def __repr__(self) -> str:
