@@ -1,6 +1,7 @@
 """Statistics of every layer's gradient and weight, from one pass over memory."""
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Table
 from fused_lwlr.layers import Layer, named_layers, rows_of
+from fused_lwlr.shards import Completion, is_distributed, local, local_row
 
 
 class Columns:
@@ -96,6 +98,8 @@ class StatisticsPass:
         self._backend = backend
         self._absent: list[bool] = []
         self._tables: list[Table] = []
+        self._params: list[list[Tensor]] = []
+        self._completion: Completion | None = None
         self.layers: list[Layer] = []
         """Those of the last call, in order."""
         self.index: Tensor
@@ -106,11 +110,12 @@ class StatisticsPass:
 
         Returns:
             float64 of shape [layers, 6], in the order of `STATISTICS`, on the device of the first. One
-            launch for each device and combination of dtypes.
+            launch for each device and combination of dtypes; of shards on several processes, two all-reduces.
         """
         absent = [layer.param.grad is None for layer in self._layers]
         if absent != self._absent or not all(
-            table.replace("grad", [param.grad for param in table.columns["param"]]) for table in self._tables
+            table.replace("grad", _local_grads(params))
+            for table, params in zip(self._tables, self._params, strict=True)
         ):
             self._build()
             self._absent = absent
@@ -119,9 +124,10 @@ class StatisticsPass:
             param = table.columns["param"][0]
             results.append(ops.pick(self._backend, param.device, param.dtype).statistics(table))
             table.release()
-        if len(results) == 1:
-            return results[0]
-        return torch.cat([result.to(results[0].device, non_blocking=True) for result in results])[self._order]
+        values = results[0]
+        if len(results) > 1:
+            values = torch.cat([result.to(values.device, non_blocking=True) for result in results])[self._order]
+        return values if self._completion is None else _completed(values, self._completion)
 
     def _build(self) -> None:
         kinds: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
@@ -134,16 +140,36 @@ class StatisticsPass:
             kinds.setdefault((layer.param.device, layer.param.dtype, grad.dtype), []).append(i)
         if not kinds:
             raise ValueError("no parameter has a gradient: call loss.backward() first")
-        self._tables = []
+        self._tables, self._params = [], []
         for members in kinds.values():
             params, rows = rows_of(self._layers[i] for i in members)
-            self._tables.append(Table({"param": params, "grad": [param.grad for param in params]}, rows))
+            here: dict[str, Sequence[Tensor | None]] = {"param": list(map(local, params)), "grad": _local_grads(params)}
+            self._tables.append(Table(here, [local_row(row, params[row.tensor]) for row in rows]))
+            self._params.append(params)
         # here and not at every call: to index with a list is to upload it, and to wait for that
         places = torch.tensor([i for members in kinds.values() for i in members])
         ordered, order = places.sort()
         device = self._tables[0].columns["param"][0].device
         self.layers = [self._layers[i] for i in ordered.tolist()]
         self.index, self._order = ordered.to(device), order.to(device)
+        tensors = [layer.param for layer in self.layers]
+        completion = Completion(tensors, device) if any(map(is_distributed, tensors)) else None
+        self._completion = completion if completion is not None and completion.needed else None
+
+
+def _local_grads(params: list[Tensor]) -> list[Tensor | None]:
+    return [None if param.grad is None else local(param.grad) for param in params]
+
+
+def _completed(values: Tensor, completion: Completion) -> Tensor:
+    """Statistics of whole layers from those of the parts that the processes have of them."""
+    largest = STATISTICS.index("abs_max")
+    result = completion.sum(values)
+    # a maximum over processes may skip NaN, a sum does not
+    total = result[:, STATISTICS.index("abs_sum")]
+    maximum = completion.max(values[:, [largest]].nan_to_num(math.inf, posinf=math.inf))[:, 0]
+    result[:, largest] = torch.where(total.isnan(), total, maximum)
+    return result
 
 
 def layer_statistics(

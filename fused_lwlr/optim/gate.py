@@ -11,7 +11,7 @@ from torch import Tensor
 from fused_lwlr.kernels import Gate
 
 if TYPE_CHECKING:
-    from fused_lwlr.optim.plan import Part
+    from fused_lwlr.optim.parts import Part
 
 Nonfinite = Literal["propagate", "skip", "raise"]
 
@@ -62,23 +62,35 @@ class GlobalGate:
         """The gates of the next step, from one pass over all gradients where that is needed."""
         if not self.looks:
             return [loss_scale.gate(part) for part in parts]
-        scales = [loss_scale.gate(part) or Gate() for part in parts]
+        gates = [loss_scale.gate(part) or Gate() for part in parts]
+        wanted = {"grad": self.skips or self.clips, "weight": self.rescales}
         found = [
-            part.backend.totals(
-                part.table, grad=self.skips or self.clips, weight=self.rescales, grad_scale=s.grad_scale
-            )
-            for part, s in zip(parts, scales, strict=True)
+            part.backend.totals(part.table, **wanted, grad_scale=gate.grad_scale)
+            for part, gate in zip(parts, gates, strict=True)
         ]
         totals = found[0][0] if len(found) == 1 else _together([sums for sums, _ in found])
+        return [*self.gates(parts, gates, totals, [rows for _, rows in found])]
+
+    def gates(
+        self, parts: Sequence["Part"], gates: Sequence[Gate], totals: Tensor, counts: Sequence[Tensor]
+    ) -> list[Gate]:
+        """The gates of the next step, from what was found out about all gradients.
+
+        Args:
+            parts: what is stepped.
+            gates: for each part, its loss scale.
+            totals: see `Gate`.
+            counts: for each part, the non-finite elements of each row.
+        """
         if self.nonfinite == "raise":
-            counts = [(rows, part.names) for (_, rows), part in zip(found, parts, strict=True)]
             # an overflow that a GradScaler has found is its own to deal with
-            known = scales[0].found_inf
+            known = gates[0].found_inf
             skipped = totals[1] if known is None else totals[1] * (known.to(totals.device) == 0).reshape(())
-            self._verdict = _send(skipped, counts)
+            self._verdict = _send(skipped, [(rows, part.names) for rows, part in zip(counts, parts, strict=True)])
+        devices = [part.table.columns["param"][0].device for part in parts]
         return [
-            s._replace(totals=totals.to(sums.device, non_blocking=True), max_norm=self.max_norm, skip=self.skips)
-            for s, (sums, _) in zip(scales, found, strict=True)
+            gate._replace(totals=totals.to(device, non_blocking=True), max_norm=self.max_norm, skip=self.skips)
+            for gate, device in zip(gates, devices, strict=True)
         ]
 
     def report(self, *, wait: bool) -> None:

@@ -12,7 +12,7 @@ from fused_lwlr.scaling import Scaling
 from fused_lwlr.statistics import Columns
 
 if TYPE_CHECKING:
-    from fused_lwlr.optim.plan import Part
+    from fused_lwlr.optim.parts import Part
 
 
 @dataclass(frozen=True)

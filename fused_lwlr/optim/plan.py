@@ -1,43 +1,28 @@
 """A plan: the tables that an optimizer steps through, kept for as long as nothing they hold has changed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from operator import is_
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
-from fused_lwlr import ops
-from fused_lwlr.kernels import Row, Table
+from fused_lwlr.kernels import Gate, Scale
 from fused_lwlr.kernels.table import identity
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.gate import LossScale
+from fused_lwlr.optim.parts import partition
 from fused_lwlr.optim.precision import MASTER
 from fused_lwlr.optim.rescale import Target
-from fused_lwlr.optim.validate import label_of, same_width, validate
+from fused_lwlr.optim.sharded import Decision, decide
+from fused_lwlr.optim.validate import label_of, same_placement, same_width, validate
+from fused_lwlr.shards import Completion, is_distributed, local
 
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
-
-
-@dataclass
-class Part:
-    """Parameters of one device and one combination of dtypes: one table, one launch."""
-
-    members: list[int]
-    """Which of the plan's parameters, in order."""
-    table: Table
-    backend: ModuleType
-    live: list[int]
-    """Those members that have a gradient."""
-    names: list[str]
-    """What each row of the table is called; empty for what is only rescaled."""
-    statistics: Tensor | None = None
-    """What the last step returned."""
 
 
 class Plan:
@@ -63,10 +48,9 @@ class Plan:
         for group in optimizer.param_groups:
             multipliers.check(group["multipliers"], group["params"])
         places = [(i, at) for i, group in enumerate(optimizer.param_groups) for at in range(len(group["params"]))]
-        live = [(p, g, *place) for p, g, place in zip(params, grads, places, strict=True) if g is not None]
-        self.group: list[int] = [group for *_, group, _ in live]
-        self._position: list[int] = [at for *_, at in live]
-        self._labels = [label_of(optimizer.param_groups[group], at) for *_, group, at in live]
+        live = [(p, g, place) for p, g, place in zip(params, grads, places, strict=True) if g is not None]
+        self.group: list[int] = [group for *_, (group, _) in live]
+        self._labels = [label_of(optimizer.param_groups[group], at) for *_, (group, at) in live]
         seen: set[Tensor] = set()
         for label, (param, grad, *_) in zip(self._labels, live, strict=True):
             validate(type(optimizer).__name__, label, param, grad)
@@ -74,13 +58,16 @@ class Plan:
                 raise RuntimeError(f"parameter {label} is in its group twice: one launch would step it twice at once")
             seen.add(param)
         self._targets = optimizer.rescaling.targets() if optimizer.rescaling is not None and live else []
-        self._target_of = {target.tensor: target for target in self._targets}
         idle = [target.tensor for target in self._targets if target.tensor not in seen]
         self._params: list[Tensor] = [param for param, *_ in live] + idle
         self._idle: list[None] = [None] * len(idle)
-        self._where = identity(self._params)
+        self._distributed = any(map(is_distributed, self._params))
+        self._where = identity(self._here(self._params))
         self._gather_state(optimizer)
-        self.parts = list(self._partition(optimizer, [*(grad for _, grad, *_ in live), *self._idle]))
+        columns = {"grad": [*(grad for _, grad, *_ in live), *self._idle], **self._columns}
+        targets = {target.tensor: target for target in self._targets}
+        self.parts = list(partition(optimizer, self._params, [place for *_, place in live], columns, targets))
+        self._completion = self._complete() if self._distributed else None
 
     def take(self, optimizer: "FusedOptimizer", params: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Take in the gradients of the next step; False if this plan no longer describes what they belong to."""
@@ -89,13 +76,16 @@ class Plan:
             and [grad is None for grad in grads] == self._absent
             and _facts(optimizer) == self._facts
             and (optimizer.rescaling is None or _same(*map(_tensors, (optimizer.rescaling.targets(), self._targets))))
-            and identity(self._params) == self._where
+            and identity(self._here(self._params)) == self._where
             and _same(list(optimizer.state.values()), self._all_states)
-            and all(_addresses([s.get(name) for s in self._states]) == at for name, at in self._state_at.items())
+            and all(self._addresses(name) == at for name, at in self._state_at.items())
         ):
             return False
-        present = [grad for grad in grads if grad is not None] + self._idle
-        if all(part.table.replace("grad", _of(part, present)) for part in self.parts):
+        present = [grad for grad in grads if grad is not None]
+        if self._distributed and not all(map(same_placement, present, self._params)):
+            return False
+        here = self._here(present) + self._idle
+        if all(part.table.replace("grad", part.of(here)) for part in self.parts):
             return True
         self._release()
         return False
@@ -118,19 +108,51 @@ class Plan:
         if self._idle:
             hyper, rows = [*hyper, optimizer.idle], [*rows, *[len(hyper)] * len(self._idle)]
         scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
-        gates = optimizer.gate.of(self.parts, loss_scale)
-        for part, gate in zip(self.parts, gates, strict=True):
-            part.table.hyper_row = _of(part, rows)
+        for part in self.parts:
+            part.table.hyper_row = part.of(rows)
+        for part, decision in zip(self.parts, self._decide(optimizer, hyper, scale, loss_scale), strict=True):
             operation = getattr(part.backend, optimizer.operation)
-            part.statistics = operation(part.table, hyper, scale, gate, rounding_seed=optimizer.precision.seed)
+            seed = optimizer.precision.seed
+            found = operation(part.table, hyper, decision.scale, decision.gate, rounding_seed=seed)
+            part.statistics = found if decision.statistics is None else decision.statistics
             # at once, so that a part that fails leaves those before it stepped in full
             if not optimizer.counts_on_device:
                 self.steps[part.live] += 1
             if self.new:
                 self._store(optimizer, part.live)
+        if self._distributed:
+            # the kernels know of the local parts only
+            increment_version([param for param in self._params if is_distributed(param)])
         if self.new:
             self.new = False
             self._watch(optimizer)
+
+    def _decide(
+        self, optimizer: "FusedOptimizer", hyper: list[Any], scale: Scale | None, loss_scale: LossScale
+    ) -> list[Decision]:
+        """For each part, the factors and the gate of this step."""
+        if self._completion is None or (scale is None and not optimizer.gate.looks):
+            return [Decision(scale, gate) for gate in optimizer.gate.of(self.parts, loss_scale)]
+        gates = [loss_scale.gate(part) or Gate() for part in self.parts]
+        return decide(optimizer.operation, self.parts, self._completion, hyper, scale, optimizer.gate, gates)
+
+    def _complete(self) -> Completion | None:
+        """What makes sums over the local rows sums over layers, if any layer is not whole."""
+        device = self.parts[0].table.columns["param"][0].device
+        tensors = [self._params[part.members[row.tensor]] for part in self.parts for row in part.table.rows]
+        completion = Completion(tensors, device)
+        return completion if completion.needed else None
+
+    def _here(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What this process holds of some tensors."""
+        return list(map(local, tensors)) if self._distributed else list(tensors)
+
+    def _addresses(self, name: str) -> list[int]:
+        """Where an entry of the state of every parameter is."""
+        entries = [state.get(name) for state in self._states]
+        if self._distributed:
+            entries = [None if entry is None else local(entry) for entry in entries]
+        return [0 if entry is None else entry.data_ptr() for entry in entries]
 
     def cohorts(self, marks: np.ndarray) -> tuple[list[tuple[int, Any]], Sequence[int]]:
         """The distinct (group, mark) pairs of the parameters, and which of them each parameter has."""
@@ -215,50 +237,7 @@ class Plan:
         self._all_states = list(optimizer.state.values())
         # get() and not []: a look-up in optimizer.state would create an entry
         self._states = [optimizer.state.get(param, {}) for param in self._params]
-        self._state_at = {name: _addresses([s.get(name) for s in self._states]) for name in self._entries}
-
-    def _partition(self, optimizer: "FusedOptimizer", grads: list[Tensor | None]) -> Iterable[Part]:
-        kinds: dict[tuple[Any, ...], list[int]] = {}
-        for i, (param, grad) in enumerate(zip(self._params, grads, strict=True)):
-            # counts are float32 wherever they are
-            state = (column[i] for name, column in self._columns.items() if name != "step")
-            dtypes = (param.dtype if t is None else t.dtype for t in (param, grad, *state))
-            kinds.setdefault((param.device, *dtypes), []).append(i)
-        for (device, dtype, *_), members in kinds.items():
-            columns: dict[str, Sequence[Tensor | None]] = {"param": self._params, "grad": grads, **self._columns}
-            rows = [row for tensor, i in enumerate(members) for row in self._rows(optimizer, tensor, i)]
-            names = [self._name(optimizer, members[row.tensor], row) for row in rows]
-            table = Table({name: [column[i] for i in members] for name, column in columns.items()}, rows)
-            live = [i for i in members if grads[i] is not None]
-            table.capturable = optimizer.counts_on_device and any(g["capturable"] for g in optimizer.param_groups)
-            yield Part(members, table, ops.pick(optimizer.backend, device, dtype), live, names)
-
-    def _rows(self, optimizer: "FusedOptimizer", tensor: int, i: int) -> Iterable[Row]:
-        """The rows of the plan's parameter i, which is number `tensor` of its table."""
-        param = self._params[i]
-        target = self._target_of.get(param)
-        power, anchor = (target.power, target.anchor) if target is not None else (0, False)
-        if i >= len(self.group):
-            return [Row(tensor, power=power, anchor=anchor)]
-        group, at = optimizer.param_groups[self.group[i]], self._position[i]
-        entry = 1.0 if group["multipliers"] is None else group["multipliers"][at]
-        name = group["param_names"][at] if "param_names" in group else None
-        scaled = optimizer.scaling is not None and optimizer.scaling.selects(name, param)
-        return [
-            row._replace(scaled=scaled, power=power, anchor=anchor) for row in multipliers.rows(tensor, param, entry)
-        ]
-
-    def _name(self, optimizer: "FusedOptimizer", i: int, row: Row) -> str:
-        if i >= len(self.group):
-            return ""
-        group, at = optimizer.param_groups[self.group[i]], self._position[i]
-        name = group["param_names"][at] if "param_names" in group else f"{self.group[i]}.{at}"
-        return name if row.stop is None else f"{name}[{row.start}:{row.stop}]"
-
-
-def _of(part: Part, values: Sequence[Any]) -> Any:
-    """Those of some values, one for each parameter of the plan, that belong to a part."""
-    return values if len(part.members) == len(values) else [values[i] for i in part.members]
+        self._state_at = {name: self._addresses(name) for name in self._entries}
 
 
 def _facts(optimizer: "FusedOptimizer") -> list[Any]:
@@ -279,10 +258,6 @@ def _frozen(entries: Any) -> Any:
 
 def _tensors(targets: Sequence[Target]) -> list[Tensor]:
     return [target.tensor for target in targets]
-
-
-def _addresses(tensors: Sequence[Tensor | None]) -> list[int]:
-    return [0 if t is None else t.data_ptr() for t in tensors]
 
 
 def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -16,6 +16,11 @@ def same_width(a: Tensor, b: Tensor) -> bool:
     return a.is_complex() == b.is_complex() and (a.dtype in double) == (b.dtype in double)
 
 
+def same_placement(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are spread over processes alike; plain ones are not."""
+    return getattr(a, "placements", None) == getattr(b, "placements", None)
+
+
 def label_of(group: dict[str, Any], position: int) -> str:
     """What messages call a parameter: its name, or its place."""
     return repr(group["param_names"][position]) if "param_names" in group else f"number {position} of its group"
@@ -34,6 +39,11 @@ def validate(optimizer: str, label: str, param: Tensor, grad: Tensor) -> None:
         raise RuntimeError(
             f"the gradient of parameter {label} is {tuple(grad.shape)} on {grad.device}, "
             f"but the parameter is {tuple(param.shape)} on {param.device}"
+        )
+    if not same_placement(grad, param):
+        found, wanted = (getattr(t, "placements", "a plain tensor") for t in (grad, param))
+        raise RuntimeError(
+            f"the gradient of parameter {label} is placed as {found}, but the parameter as {wanted}: redistribute it"
         )
     if not same_width(grad, param):
         raise RuntimeError(f"the gradient of parameter {label} is {grad.dtype}, but the parameter is {param.dtype}")

@@ -31,8 +31,8 @@ class ScaleInvariant:
 
     Attributes:
         names: the invariant layers, in the order of the model's parameters.
-        weights: their parameters, in the same order.
-        biases: parameters that lie between such weights and the normalization, and their exponents.
+        weight_owners: for each of them, the module that it is a parameter of, and its name there.
+        bias_owners: the same of parameters that lie between such weights and the normalization, and their exponents.
         norms: the modules with running statistics of what such weights compute, and their exponents.
         cosines: layer -> cosine between gradient and weight in each half of the minibatch, of all layers that
             were examined; NaN where there is none.
@@ -40,11 +40,21 @@ class ScaleInvariant:
     """
 
     names: tuple[str, ...]
-    weights: tuple[Tensor, ...]
-    biases: tuple[tuple[Tensor, int], ...]
+    weight_owners: tuple[tuple[nn.Module, str], ...]
+    bias_owners: tuple[tuple[nn.Module, str, int], ...]
     norms: tuple[tuple[nn.Module, int], ...]
     cosines: Mapping[str, tuple[float, float]]
     reasons: Mapping[str, str]
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """The parameters of the layers, in the same order: looked up, since sharding a model replaces them."""
+        return tuple(_parameter(module, name) for module, name in self.weight_owners)
+
+    @property
+    def biases(self) -> tuple[tuple[Tensor, int], ...]:
+        """Parameters that follow, and their exponents, looked up as well."""
+        return tuple((_parameter(module, name), power) for module, name, power in self.bias_owners)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -120,14 +130,26 @@ def scale_invariant(
                 exponents = _select(doubling, candidates, reasons)
     names = tuple(name for name in candidates if name not in reasons)
     first, second = (dots / norms).tolist()
+    owners: dict[Tensor, tuple[nn.Module, str]] = {
+        param: (module, name)
+        for module in reversed(list(model.modules()))
+        for name, param in module.named_parameters(recurse=False)
+    }
     return ScaleInvariant(
         names,
-        tuple(candidates[name] for name in names),
-        tuple((param, power) for param in model.parameters() if (power := exponents.get(param))),
+        tuple(owners[candidates[name]] for name in names),
+        tuple((*owners[param], power) for param in model.parameters() if (power := exponents.get(param))),
         tuple((module, power) for module in model.modules() if (power := exponents.get(module))),
         {layer.name: (a, b) for layer, a, b in zip(layers, first, second, strict=True)},
         {layer.name: reasons[layer.name] for layer in layers if layer.name in reasons},
     )
+
+
+def _parameter(module: nn.Module, name: str) -> Tensor:
+    parameter = module._parameters[name]
+    if parameter is None:
+        raise ValueError(f"{name!r} of {type(module).__name__} was there when its scale was examined, and is now None")
+    return parameter
 
 
 def _halves(batch: Any) -> tuple[Any, Any]:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from fused_lwlr.layers import layers_of
+from fused_lwlr.layers import Layer, layers_of
+from fused_lwlr.shards import is_distributed
 
 Kind = Literal["weight", "scale", "bias", "other"]
 
@@ -73,7 +74,8 @@ def lwlr_init_(
     Args:
         kinds: parameter name -> "weight", "scale", "bias" or "other" (left alone), for parameters that
             cannot be recognised or are to be treated otherwise.
-        generator: where the draws come from; PyTorch's global one when None.
+        generator: where the draws come from; PyTorch's global one when None. Of a model that is sharded over
+            processes, those of the first process.
 
     Raises:
         ValueError: a parameter that cannot be recognised, or a wrong entry of `kinds`. Nothing is changed then.
@@ -95,8 +97,22 @@ def lwlr_init_(
             parameters[name].fill_(1.0 if kind == "scale" else 0.0)
     for layer in layers_of(model):
         if found[layer.name.partition("[")[0]] == "weight":
-            weight = layer.of(layer.param)
-            weight.normal_(0.0, fan_out(owners[id(layer.param)], weight) ** -0.5, generator=generator)
+            _draw(layer, owners[id(layer.param)], generator)
+
+
+def _draw(layer: Layer, owner: nn.Module, generator: torch.Generator | None) -> None:
+    weight = layer.of(layer.param)
+    std = fan_out(owner, weight) ** -0.5
+    if not is_distributed(layer.param):
+        weight.normal_(0.0, std, generator=generator)
+        return
+    from torch.distributed.tensor import distribute_tensor
+
+    # a slice of shards is a copy, and processes may draw different numbers: all get those of the first
+    mesh, placements = layer.param.device_mesh, layer.param.placements  # type: ignore[attr-defined]
+    whole = layer.param.full_tensor()  # type: ignore[attr-defined]
+    layer.of(whole).normal_(0.0, std, generator=generator)
+    layer.param.copy_(distribute_tensor(whole, mesh, placements))
 
 
 def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:

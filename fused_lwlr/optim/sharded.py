@@ -1,0 +1,117 @@
+"""A step on layers of which every process has a part: norms here, one all-reduce, then the updates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels import Factors, Gate, Row, Scale
+from fused_lwlr.shards import Completion
+
+if TYPE_CHECKING:
+    from fused_lwlr.optim.gate import GlobalGate
+    from fused_lwlr.optim.parts import Part
+
+
+def norm_itself(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
+    """The formula that asks for nothing but the norm."""
+    return norm
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a part has to know before it is updated.
+
+    Attributes:
+        scale: the factor of each of its rows, or how to find it.
+        gate: of all rows.
+        statistics: what a step with a scaling returns, of whole layers; None where the step itself does.
+    """
+
+    scale: Scale | Factors | None
+    gate: Gate | None
+    statistics: Tensor | None = None
+
+
+def decide(
+    operation: str,
+    parts: Sequence["Part"],
+    completion: Completion,
+    hyper: Sequence[Any],
+    scale: Scale | None,
+    gate: "GlobalGate",
+    gates: Sequence[Gate],
+) -> list[Decision]:
+    """Measure the rows of all parts, complete the sums, and decide.
+
+    One all-reduce; two where a clipped direction is scaled, since that depends on the norm of all gradients.
+
+    Args:
+        operation: the rule.
+        parts: their tables hold the gradients and hyper rows of this step.
+        completion: of sums over the rows of all parts.
+        hyper: the hyper rows.
+        scale: one factor for each row.
+        gate: what is decided for all rows at once.
+        gates: for each part, the loss scale.
+    """
+    rows = [row for part in parts for row in part.table.rows]
+    direction = scale is not None and scale.place == "direction"
+    twice = direction and gate.clips
+    sums = _measure(operation, parts, hyper, "direction" if direction and not twice else "gradient", gates)
+    sums = completion.sum(sums)
+    anchors = torch.tensor([row.anchor for row in rows], device=sums.device)
+    largest = torch.where(anchors, sums[:, 3], 0.0).amax()
+    totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
+    counts = list(sums[:, 2].split([len(part.table.rows) for part in parts]))
+    decided = gate.gates(parts, gates, totals, counts)
+    if scale is None:
+        return [Decision(None, gate) for gate in decided]
+    clip = torch.ones_like(totals[0])
+    if gate.clips:
+        clip = (gate.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0)
+    if twice:
+        sums[:, 4:] = completion.sum(_measure(operation, parts, hyper, "direction", decided)[:, 4:])
+    norm = sums[:, 4].sqrt() if direction else sums[:, 1].sqrt() * clip
+    sums[:, 4] = _factors(parts, rows, hyper, scale, norm, sums[:, 3].sqrt())
+    pieces = sums.split([len(part.table.rows) for part in parts])
+    devices = [part.table.columns["param"][0].device for part in parts]
+    return [
+        Decision(Factors(piece[:, 4].to(device), scale.place), gate, piece)
+        for piece, device, gate in zip(pieces, devices, decided, strict=True)
+    ]
+
+
+def _measure(
+    operation: str, parts: Sequence["Part"], hyper: Sequence[Any], place: Any, gates: Sequence[Gate]
+) -> Tensor:
+    """Σ|g|, Σg², non-finite g, Σw² and the square of the norm at a place, of the local part of every row."""
+    found = [
+        getattr(part.backend, operation)(part.table, hyper, Scale(norm_itself, place), gate, write=False)
+        for part, gate in zip(parts, gates, strict=True)
+    ]
+    sums = torch.cat([values.to(found[0].device) for values in found])
+    sums[:, 4].square_()
+    return sums
+
+
+def _factors(
+    parts: Sequence["Part"], rows: Sequence[Row], hyper: Sequence[Any], scale: Scale, norm: Tensor, weight_norm: Tensor
+) -> Tensor:
+    """What the formula of a scaling makes of the norms of all rows, 1 where it does not act."""
+    used = [hyper[part.table.hyper_row[row.tensor]] for part in parts for row in part.table.rows]
+    lr = _numbers([h.lr for h in used], norm) * _numbers([row.multiplier for row in rows], norm)
+    weight_decay = _numbers([h.weight_decay for h in used], norm)
+    numbers = [norm.new_full((), number) for number in scale.numbers]
+    factors = scale.formula(norm, weight_norm, lr, weight_decay, *numbers)
+    scaled = torch.tensor([row.scaled for row in rows], device=norm.device)
+    return torch.where(scaled, factors, 1.0)
+
+
+def _numbers(values: Sequence[float | Tensor], like: Tensor) -> Tensor:
+    """Numbers, or tensors of one element, as one tensor."""
+    if any(isinstance(value, Tensor) for value in values):
+        return torch.stack([torch.as_tensor(value).to(like).reshape(()) for value in values])
+    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)

@@ -1,0 +1,95 @@
+"""Parameters whose elements lie on several processes: the part that is here, and sums over all parts.
+
+Such a parameter is a DTensor, as `torch.distributed.fsdp.fully_shard` and tensor parallelism make them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels import Row
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, of whatever placements."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds: the memory itself, no copy."""
+    result: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return result
+
+
+def local_row(row: Row, tensor: Tensor) -> Row:
+    """What this process holds of a row of a tensor, as a row of the local part; it may be empty.
+
+    Raises:
+        ValueError: part of a tensor whose first dimension is sharded twice, so that local parts are no ranges of it.
+    """
+    if row.stop is None or not is_distributed(tensor):
+        return row
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    placements: Any = tensor.placements  # type: ignore[attr-defined]
+    if sum(placement.is_shard(0) for placement in placements) > 1:
+        raise ValueError(
+            f"multipliers of slices need a first dimension that is sharded at most once, but this is {placements}: "
+            "give one multiplier for the whole parameter"
+        )
+    (size, *_), (offset, *_) = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, placements  # type: ignore[attr-defined]
+    )  # fmt: skip
+    start, stop = (min(max(end - offset, 0), size) for end in (row.start, row.stop))
+    return row._replace(start=start, stop=stop)
+
+
+class Completion:
+    """Turns sums over the local parts of some rows into sums over whole layers.
+
+    One all-reduce of one table for each dimension of a device mesh along which a parameter is sharded: for
+    `fully_shard` that is one. All processes must have the same rows in the same order.
+
+    Args:
+        tensors: for each row, the tensor that it is of.
+        device: of the sums.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], device: torch.device):
+        along: dict[tuple[Any, int], list[bool]] = {}
+        for i, tensor in enumerate(tensors):
+            for dim, placement in enumerate(getattr(tensor, "placements", ())):
+                if not placement.is_replicate():
+                    mesh = tensor.device_mesh  # type: ignore[attr-defined]
+                    along.setdefault((mesh, dim), [False] * len(tensors))[i] = True
+        empty = [local(tensor).numel() == 0 for tensor in tensors]
+        self._empty = torch.tensor(empty, device=device)[:, None] if any(empty) else None
+        # rows that are not sharded along a dimension keep what every process has of them
+        self._along = [
+            (mesh.get_group(dim), None if all(rows) else torch.tensor(rows, device=device)[:, None])
+            for (mesh, dim), rows in along.items()
+        ]
+
+    @property
+    def needed(self) -> bool:
+        """Whether any row is not whole."""
+        return bool(self._along)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sums over all processes of float64 [rows, columns], in new memory."""
+        return self._complete(values, torch.distributed.ReduceOp.SUM)
+
+    def max(self, values: Tensor) -> Tensor:
+        """Maxima over all processes of float64 [rows, columns] that are not negative, in new memory."""
+        return self._complete(values, torch.distributed.ReduceOp.MAX)
+
+    def _complete(self, values: Tensor, operation: Any) -> Tensor:
+        # an empty row has nothing to add, whatever was found of it
+        values = values.clone() if self._empty is None else torch.where(self._empty, 0.0, values)
+        for group, rows in self._along:
+            total = values if rows is None else torch.where(rows, values, 0.0)
+            torch.distributed.all_reduce(total, op=operation, group=group)
+            values = total if rows is None else torch.where(rows, total, values)
+        return values
