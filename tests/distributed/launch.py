@@ -50,18 +50,40 @@ def run(cases: Sequence[Case], world: int, folder: Path, patience: float = 120.0
         attempt.mkdir(parents=True)
         with (attempt / "cases").open("wb") as file:
             pickle.dump(cases[start:], file)
-        finished, problem = _attempt(world, attempt, len(cases) - start, patience)
+        finished, why, codes = _attempt(world, attempt, patience)
+        for number in range(finished):
+            problems[start + number] = _told("failed", _errors(attempt, number, world))
         start += finished
-        if problem:
+        if why:
             # what fails after the last case is charged to it
             start = min(start, len(cases) - 1)
-            problems[start] = problem
+            errors = _errors(attempt, finished, world)
+            ends = [
+                f"exit status {code}:\n{errors[rank] or (attempt / f'output-{rank}').read_text(errors='replace')}"
+                for rank, code in enumerate(codes)
+            ]
+            problems[start] = _told(why, ends)
             start += 1
     return problems
 
 
-def _attempt(world: int, folder: Path, count: int, patience: float) -> tuple[int, str]:
-    """How many cases all ranks finished, and what ended the next one."""
+def _errors(folder: Path, number: int, world: int) -> list[str]:
+    """The traceback of each rank in a case."""
+    paths = [folder / f"error-{number}-{rank}" for rank in range(world)]
+    return [path.read_text() if path.exists() else "" for path in paths]
+
+
+def _told(why: str, texts: list[str]) -> str:
+    """What ranks have to tell, equal texts once; nothing if there is none."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text[-6000:], []).append(rank)
+    told = [f"rank {' and '.join(map(str, who))} of {len(texts)}, {text}" for text, who in ranks.items() if text]
+    return "\n\n".join([why, *told]) if told else ""
+
+
+def _attempt(world: int, folder: Path, patience: float) -> tuple[int, str, list[int]]:
+    """How many cases all ranks finished, what ended the next one, and the exit status of each rank."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if "lo" in dict(socket.if_nameindex()).values():
         # without one, gloo looks for the address of the host's name, which need not have any
@@ -77,16 +99,7 @@ def _attempt(world: int, folder: Path, count: int, patience: float) -> tuple[int
         for process in processes:
             process.kill()
             process.wait()
-    finished = max(_reached(folder, world) - 1, 0)
-    if not why and finished == count:
-        return finished, ""
-    reports = {}
-    for rank, process in enumerate(processes):
-        error = folder / f"error-{rank}"
-        text = (error if error.exists() else folder / f"output-{rank}").read_text(errors="replace")
-        reports.setdefault(f"exit status {process.returncode}:\n{text[-6000:]}", []).append(rank)
-    told = [f"rank {' and '.join(map(str, ranks))} of {world}, {text}" for text, ranks in reports.items()]
-    return finished, "\n\n".join([why or "processes ended too early", *told])
+    return max(_reached(folder, world) - 1, 0), why, [process.returncode for process in processes]
 
 
 def _watch(processes: list[Any], reached: Callable[[], int], patience: float) -> str:

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -29,21 +30,31 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD, timeout=timedelta(minutes=10))
     reached()
     for number, case in enumerate(cases):
+        started = time.monotonic()
         shared = FOLDER / f"case-{number}"
         shared.mkdir(exist_ok=True)
         os.chdir(shared)
         torch.manual_seed(0)
-        started = time.monotonic()
-        test = getattr(importlib.import_module(case.module.stem), case.function)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            for message, category in case.ignored:
-                warnings.filterwarnings("ignore", message, category)
-            test(**case.arguments)
+        try:
+            run(case)
+        except Exception:
+            (FOLDER / f"error-{number}-{RANK}").write_text(traceback.format_exc())
+            store.set(f"failed-{number}-{RANK}", "")
+            # if it fails on all ranks alike, none waits for another
+            store.wait([f"failed-{number}-{rank}" for rank in range(WORLD)], timedelta(seconds=5))
         print(f"{case.function}({case.arguments}) took {time.monotonic() - started:.2f} s", flush=True)
         reached()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def run(case: Any) -> None:
+    test = getattr(importlib.import_module(case.module.stem), case.function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for message, category in case.ignored:
+            warnings.filterwarnings("ignore", message, category)
+        test(**case.arguments)
 
 
 def reached() -> None:
@@ -56,6 +67,6 @@ if __name__ == "__main__":
     try:
         main()
     except BaseException:
-        (FOLDER / f"error-{RANK}").write_text(traceback.format_exc())
+        traceback.print_exc()
         # at once: to leave the group could wait for ranks that never come
         os._exit(1)
