@@ -17,10 +17,9 @@ def is_distributed(tensor: Tensor) -> bool:
     return hasattr(tensor, "_local_tensor")
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds: the memory itself, no copy."""
-    result: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return result
+def local(tensor: Any) -> Any:
+    """The part of a tensor that this process holds: the memory itself, no copy. None has none."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def local_row(row: Row, tensor: Tensor) -> Row:

@@ -114,7 +114,7 @@ class StatisticsPass:
         """
         absent = [layer.param.grad is None for layer in self._layers]
         if absent != self._absent or not all(
-            table.replace("grad", _local_grads(params))
+            table.replace("grad", [local(param.grad) for param in params])
             for table, params in zip(self._tables, self._params, strict=True)
         ):
             self._build()
@@ -143,7 +143,10 @@ class StatisticsPass:
         self._tables, self._params = [], []
         for members in kinds.values():
             params, rows = rows_of(self._layers[i] for i in members)
-            here: dict[str, Sequence[Tensor | None]] = {"param": list(map(local, params)), "grad": _local_grads(params)}
+            here: dict[str, Sequence[Tensor | None]] = {
+                "param": list(map(local, params)),
+                "grad": [local(param.grad) for param in params],
+            }
             self._tables.append(Table(here, [local_row(row, params[row.tensor]) for row in rows]))
             self._params.append(params)
         # here and not at every call: to index with a list is to upload it, and to wait for that
@@ -155,10 +158,6 @@ class StatisticsPass:
         tensors = [layer.param for layer in self.layers]
         completion = Completion(tensors, device) if any(map(is_distributed, tensors)) else None
         self._completion = completion if completion is not None and completion.needed else None
-
-
-def _local_grads(params: list[Tensor]) -> list[Tensor | None]:
-    return [None if param.grad is None else local(param.grad) for param in params]
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

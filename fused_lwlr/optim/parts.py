@@ -66,15 +66,11 @@ def partition(
             for row in _rows(optimizer, tensor, params[i], place, targets.get(params[i])):
                 names.append(_name(optimizer, place, row))
                 rows.append(local_row(row, params[i]))
-        here = {name: [_here(column[i]) for i in members] for name, column in {"param": params, **columns}.items()}
+        here = {name: [local(column[i]) for i in members] for name, column in {"param": params, **columns}.items()}
         table = Table(here, rows)
         table.capturable = any(group["capturable"] for group in optimizer.param_groups)
         live = [i for i in members if columns["grad"][i] is not None]
         yield Part(members, table, ops.pick(optimizer.backend, device, dtype), live, names)
-
-
-def _here(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else local(tensor)
 
 
 def _rows(

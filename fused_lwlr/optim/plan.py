@@ -143,16 +143,14 @@ class Plan:
         completion = Completion(tensors, device)
         return completion if completion.needed else None
 
-    def _here(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What this process holds of some tensors."""
-        return list(map(local, tensors)) if self._distributed else list(tensors)
+    def _here(self, tensors: list[Any]) -> list[Any]:
+        """What this process holds of some tensors, or of None."""
+        return list(map(local, tensors)) if self._distributed else tensors
 
     def _addresses(self, name: str) -> list[int]:
         """Where an entry of the state of every parameter is."""
         entries = [state.get(name) for state in self._states]
-        if self._distributed:
-            entries = [None if entry is None else local(entry) for entry in entries]
-        return [0 if entry is None else entry.data_ptr() for entry in entries]
+        return [0 if entry is None else entry.data_ptr() for entry in self._here(entries)]
 
     def cohorts(self, marks: np.ndarray) -> tuple[list[tuple[int, Any]], Sequence[int]]:
         """The distinct (group, mark) pairs of the parameters, and which of them each parameter has."""
@@ -237,7 +235,8 @@ class Plan:
         self._all_states = list(optimizer.state.values())
         # get() and not []: a look-up in optimizer.state would create an entry
         self._states = [optimizer.state.get(param, {}) for param in self._params]
-        self._state_at = {name: self._addresses(name) for name in self._entries}
+        used = [name for name, entries in self._entries.items() if any(entry is not None for entry in entries)]
+        self._state_at = {name: self._addresses(name) for name in used}
 
 
 def _facts(optimizer: "FusedOptimizer") -> list[Any]:

@@ -59,6 +59,13 @@ def save(path: Path, state: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+    if os.name == "posix":
+        # the new name too is to outlive a loss of power
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def load(path: Path) -> dict[str, Any]:

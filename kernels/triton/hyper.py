@@ -18,17 +18,15 @@ def staged(hyper: Sequence[Sequence[Number]], extra: Sequence[float], device: to
     The width is even, for the addresses.
     """
     width = len(hyper[0]) + len(extra) if hyper else 0
-    values = np.zeros((len(hyper), width + width % 2), dtype=np.float32)
-    addresses = values.view(np.int64)
+    last = (0.0,) * (width % 2) + tuple(extra)
+    values = np.array([[_value(n, device) for n in (*row, *last)] for row in hyper], dtype=np.float32)
+    values = values.reshape(len(hyper), width + width % 2)
     live = False
-    for row, numbers, at in zip(values, hyper, addresses, strict=True):
-        row[: len(numbers)] = [_value(number, device) for number in numbers]
-        if extra:
-            row[-len(extra) :] = extra
+    for row, numbers in enumerate(hyper):
         for place, pointer in LIVE.items():
             number = numbers[place]
             if isinstance(number, Tensor) and number.device == device:
-                at[pointer] = number.data_ptr() | (number.dtype == torch.float64)
+                values.view(np.int64)[row, pointer] = number.data_ptr() | (number.dtype == torch.float64)
                 live = True
     return values, live
 

@@ -65,8 +65,8 @@ def step(
         STEP=image.dtypes["step"], COEFFICIENTS=coefficients,
         FORMULA=compiled(formula.formula) if formula is not None else None,
         PLACE=scale.place if scale is not None else "gradient", NUMBERS=len(numbers),
-        GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale, WRITE=write,
-        PASSES=queue.PASSES, SLOTS=queue.SLOTS,
+        GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
+        WRITE=write, PASSES=queue.PASSES, SLOTS=queue.SLOTS,
     )  # fmt: skip
     if formula is not None:
         _count_first_reads(image, work, table, again=write)

@@ -52,6 +52,23 @@ def test_bytes_of_half_precision(dtype, memory, cached, device):
     assert cost(optimizer, named) == (1, memory, cached)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "memory"),
+    [
+        # the parameter is read beside its exact weight, to see whether it was changed
+        ("adamw", {"master_weights": True, "state_dtype": torch.float32}, 30),
+        ("sgd", {"momentum": 0.9, "master_weights": True}, 18),
+        ("adamw", {"stochastic_rounding": True}, 14), ("adamw", {"capturable": True}, 14),
+        ("sgd", {"momentum": 0.9, "state_dtype": torch.float32}, 14),
+    ],
+)  # fmt: skip
+def test_precision_is_one_launch(name, options, memory, device):
+    named = parameters([(3, 5), (4,)], torch.bfloat16, device)
+    optimizer = OURS[name](named, lr=0.1, **options, backend="triton")
+    cost(optimizer, named)
+    assert cost(optimizer, named) == (1, memory, 0)
+
+
 @every_name
 def test_groups_of_all_kinds_share_a_launch(name, device):
     named = parameters([(2, 3), (4,), (), (0,), (5, 2)], torch.float32, device)
