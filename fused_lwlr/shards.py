@@ -3,11 +3,12 @@
 Such a parameter is a DTensor, as `torch.distributed.fsdp.fully_shard` and tensor parallelism make them.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fused_lwlr.kernels import Row
 
@@ -15,6 +16,17 @@ from fused_lwlr.kernels import Row
 def is_distributed(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor, of whatever placements."""
     return hasattr(tensor, "_local_tensor")
+
+
+def reshard(model: nn.Module) -> None:
+    """Give modules under `fully_shard` their shards as parameters again, where a forward pass left them whole."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def local(tensor: Any) -> Any:
