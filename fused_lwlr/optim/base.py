@@ -44,6 +44,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Whether `state["step"]` is kept."""
     idle: Any
     """The hyper row of a tensor that is only rescaled."""
+    _captured: "tuple[Plan, ...]" = ()
+    """Plans whose tables graphs go on to read and write, also when steps outside of them go by other plans."""
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
@@ -148,7 +150,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: a backend that cannot work on a parameter, or state that does not fit one.
                 All are raised before anything is written.
         """
-        self.gate.report(wait=True)
+        capturing = is_capturing(self.param_groups)
+        if not capturing:
+            self.gate.report(wait=True)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -159,8 +163,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         params = [param for group in self.param_groups for param in group["params"]]
         grads = [param.grad for param in params]
         plan = self._plan if self._plan is not None and self._plan.take(self, params, grads) else None
-        if is_capturing(params):
-            check_capture(self, plan)
+        if capturing:
+            self._captured = (*self._captured, check_capture(self, plan))
         self._plan = plan or Plan(self, params, grads)
         self._plan.run(self, loss_scale)
         self.gate.report(wait=False)

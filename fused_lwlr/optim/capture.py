@@ -1,6 +1,6 @@
 """What must hold for a step to be captured in a CUDA graph."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,17 +12,30 @@ if TYPE_CHECKING:
     from fused_lwlr.optim.plan import Plan
 
 
-def is_capturing(params: list[Tensor]) -> bool:
-    """Whether a step on these parameters would be captured."""
-    return bool(params) and params[0].is_cuda and torch.cuda.is_current_stream_capturing()
+def is_capturing(groups: list[dict[str, Any]]) -> bool:
+    """Whether a step on these param groups would be captured."""
+    on_gpu = any(param.is_cuda for group in groups for param in group["params"])
+    return on_gpu and torch.cuda.is_current_stream_capturing()
 
 
-def check_capture(optimizer: "FusedOptimizer", plan: "Plan | None") -> None:
-    """Raise RuntimeError if a replay would not do what a step does.
+def check_capture(optimizer: "FusedOptimizer", plan: "Plan | None") -> "Plan":
+    """Raise RuntimeError, and let go of the gradients, if a replay would not do what a step does.
 
     Args:
         plan: what the optimizer would step by, or None if it would have to make a new one.
+
+    Returns:
+        The plan.
     """
+    try:
+        return _checked(optimizer, plan)
+    except RuntimeError:
+        if plan is not None:
+            plan.release()
+        raise
+
+
+def _checked(optimizer: "FusedOptimizer", plan: "Plan | None") -> "Plan":
     name = type(optimizer).__name__
     if not all(group["capturable"] for group in optimizer.param_groups):
         raise RuntimeError(f"this {name}.step() cannot be captured in a CUDA graph: construct it with capturable=True")
@@ -35,9 +48,14 @@ def check_capture(optimizer: "FusedOptimizer", plan: "Plan | None") -> None:
         raise RuntimeError("nonfinite='raise' cannot be captured: a replay cannot raise; use nonfinite='skip'")
     if any(part.backend is reference for part in plan.parts):
         raise RuntimeError("the PyTorch reference cannot be captured in a CUDA graph: use backend='triton'")
+    devices = {part.table.columns["param"][0].device for part in plan.parts}
     for group in optimizer.param_groups:
         for option in ("lr", "weight_decay"):
-            if isinstance(group[option], Tensor) and not group[option].is_cuda:
-                raise RuntimeError(f"{option} is a tensor on the CPU, which a replay would not read: put it on the GPU")
+            if isinstance(group[option], Tensor) and devices - {group[option].device}:
+                raise RuntimeError(
+                    f"{option} is a tensor on {group[option].device}, which a replay would not read: put it on "
+                    f"{', '.join(map(str, devices))}, as the parameters are"
+                )
         if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
             raise RuntimeError("betas cannot be tensors in a CUDA graph, since a replay would not read them")
+    return plan

@@ -180,6 +180,9 @@ def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str) -
         )
     entry = {}
     for name, value in saved.items():
+        if name == MASTER and not optimizer.precision.has_master(param):
+            # it would go stale
+            continue
         try:
             entry[name] = _value(optimizer, param, name, value)
         except ValueError as error:

@@ -87,7 +87,7 @@ class Plan:
         here = self._here(present) + self._idle
         if all(part.table.replace("grad", part.of(here)) for part in self.parts):
             return True
-        self._release()
+        self.release()
         return False
 
     def run(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
@@ -96,9 +96,9 @@ class Plan:
             if self.parts:
                 self._launch(optimizer, loss_scale)
         finally:
-            self._release()
+            self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Let go of the gradients of all parts, also of those that a failure leaves out."""
         for part in self.parts:
             part.table.release()
@@ -110,9 +110,10 @@ class Plan:
         scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
         for part in self.parts:
             part.table.hyper_row = part.of(rows)
-        for part, decision in zip(self.parts, self._decide(optimizer, hyper, scale, loss_scale), strict=True):
+        decisions = self._decide(optimizer, hyper, scale, loss_scale)
+        for number, (part, decision) in enumerate(zip(self.parts, decisions, strict=True)):
             operation = getattr(part.backend, optimizer.operation)
-            seed = optimizer.precision.seed
+            seed = optimizer.precision.seed_of(number)
             found = operation(part.table, hyper, decision.scale, decision.gate, rounding_seed=seed)
             part.statistics = found if decision.statistics is None else decision.statistics
             # at once, so that a part that fails leaves those before it stepped in full
@@ -196,10 +197,7 @@ class Plan:
         if optimizer.counts_on_device:
             # a buffer without a count is one of a gradient that was taken
             taken = [state.get("step", float(not new)) for state, new in zip(states, fresh, strict=True)]
-            self._columns["step"] = [
-                torch.as_tensor(count).to(param.device, torch.float32, copy=True)
-                for param, count in zip(self._params, taken, strict=False)
-            ]
+            self._columns["step"] = _counts(self._params, taken)
             self._entries["step"] = list(self._columns["step"])
             self._columns["step"] += self._idle
             self.steps = np.zeros(len(fresh), dtype=np.float32)
@@ -239,12 +237,19 @@ class Plan:
         self._state_at = {name: self._addresses(name) for name in used}
 
 
+def _counts(params: Sequence[Tensor], taken: Sequence[float | Tensor]) -> list[Tensor | None]:
+    """Step counts on the device: those of the state where they can be, since a graph may go on counting in them."""
+    counts = [torch.as_tensor(count).to(p.device, torch.float32) for p, count in zip(params, taken, strict=False)]
+    apart = len(set(map(Tensor.data_ptr, counts))) == len(counts)
+    return [count if apart else count.clone() for count in counts]
+
+
 def _facts(optimizer: "FusedOptimizer") -> list[Any]:
     """What a plan depends on of the optimizer and every param group."""
     return [
         (optimizer.scaling, optimizer.precision, optimizer.counts_on_device),
         *(
-            (len(group["params"]), optimizer.state_columns(group), _frozen(group["multipliers"]))
+            (len(group["params"]), group["capturable"], optimizer.state_columns(group), _frozen(group["multipliers"]))
             for group in optimizer.param_groups
         ),
     ]

@@ -43,10 +43,9 @@ class Precision:
                 "that of each parameter"
             )
 
-    @property
-    def seed(self) -> int | None:
-        """What a backend takes: None to round to the nearest."""
-        return self.rounding_seed if self.stochastic_rounding else None
+    def seed_of(self, launch: int) -> int | None:
+        """What a backend takes for each launch of a step, which draw apart: None to round to the nearest."""
+        return (self.rounding_seed + launch * 0x9E3779B9) % (1 << 31) if self.stochastic_rounding else None
 
     def has_master(self, param: Tensor) -> bool:
         """Whether a parameter has its exact weight in the state."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.control import STEP_STATISTICS, Factors, Gate, Scale
 from fused_lwlr.kernels.reference.precision import sum_dtype, wide
-from fused_lwlr.kernels.reference.rounding import key_of, rounded
+from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.table import Row, Table
 
 Factor = float | Tensor
@@ -96,6 +96,7 @@ class Control:
 
     def gradient(self, row: Row, param: Tensor, grad: Tensor | None, lr: float, weight_decay: float) -> Tensor:
         """The gradient of the next row, unscaled, clipped and scaled; zeros where there is none."""
+        self._param = param
         g = wide(grad) if grad is not None else torch.zeros_like(wide(param))
         if self._inverse is not None:
             g = g * self._inverse
@@ -140,7 +141,9 @@ class Control:
         if self._seed is not None and stored.dtype in (torch.float16, torch.bfloat16):
             step = self._steps[row.tensor]
             taken = step if step is not None else torch.zeros((), device=stored.device)
-            computed = rounded(computed, stored.dtype, key_of(self._seed, self._index, taken), column)
+            # that of the parameter for its state too, whatever their strides
+            position = position_of(self._param)
+            computed = rounded(computed, stored.dtype, position, key_of(self._seed, self._index, taken), column)
         if self._skip is not None:
             computed = torch.where(self._skip, stored.to(computed.dtype), computed)
         if computed is not stored:

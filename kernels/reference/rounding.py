@@ -21,14 +21,21 @@ def key_of(seed: int, row: int, taken: Tensor) -> Tensor:
     return mix(mix(key ^ taken.to(torch.int64)) ^ row)
 
 
-def rounded(x: Tensor, dtype: torch.dtype, key: Tensor, column: int) -> Tensor:
+def position_of(param: Tensor) -> Tensor:
+    """The position of each element of a row, from 0 on: in memory where they fill one run of it, else in order."""
+    position = torch.empty_like(param, dtype=torch.int64)
+    if position.stride() != param.stride():
+        position = position.contiguous()
+    position.as_strided((param.numel(),), (1,)).copy_(torch.arange(param.numel(), device=param.device))
+    return position
+
+
+def rounded(x: Tensor, dtype: torch.dtype, position: Tensor, key: Tensor, column: int) -> Tensor:
     """Round float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
 
-    The noise is drawn by the position of an element in memory: the same for the same key and column, and independent
-    of how the work was divided.
+    The noise is drawn by the position of an element: the same for the same key and column, and independent of how the
+    work was divided.
     """
-    position = torch.empty_like(x, dtype=torch.int64)
-    position.as_strided((x.numel(),), (1,)).copy_(torch.arange(x.numel(), device=x.device))
     noise = mix(mix((position & 0xFFFFFFFF) ^ key) ^ ((key + (column + 1) * GOLDEN) & 0xFFFFFFFF))
     # of a float, the lower bits are cut off; a carry into them rounds the magnitude up
     cut = 16 if dtype == torch.bfloat16 else 13

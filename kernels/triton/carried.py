@@ -21,7 +21,8 @@ class Carried:
 
     def valid(self, table: Table) -> bool:
         """Whether the largest Σw² is that of the weights as they are now, and will be in every replay of a graph."""
-        return self.versions == versions(table) and not is_capturing(table)
+        # a replay moves weights and no version counters
+        return not table.capturable and self.versions == versions(table)
 
     def remember(self, table: Table) -> None:
         self.versions = versions(table)

@@ -17,6 +17,8 @@ from fused_lwlr.kernels.triton.tile import dtype_of
 # bits of a row's traits, and the bit at which p of Ŵᵖ begins
 SCALED, ANCHOR, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(3)
 
+CAPTURES = 8
+"""Captures in CUDA graphs that there is memory for before the next step outside of any."""
 NO_HYPER = np.zeros((0, 0), dtype=np.float32)
 
 
@@ -78,8 +80,8 @@ class Image:
         self.dtypes = {name: dtype_of(table, name) for name in columns}
         self._versions: list[int] | None = None
         self._stale = True
-        self._spare: Tensor | None = None
-        self._captured: list[Tensor] = []
+        self._spares: list[Tensor] = []
+        self._captured: list[tuple[Tensor, Any]] = []
         self.workspace: Any = None
         """What an operation keeps from launch to launch."""
 
@@ -101,22 +103,30 @@ class Image:
             # a replay of a graph comes by without a look at version counters
             known = np.zeros(self.rows, dtype=bool) if capturing else self.known(table)
             changed |= _assign(self._traits, self._own_traits | KNOWN.value * known)
-        self._stale |= changed
+        # a graph brings its own image with every replay: there is no telling what the buffer holds beside one
+        self._stale |= changed or capturing or bool(self._captured)
         if self._stale:
             self.buffer.copy_(self._host_copy(capturing), non_blocking=True)
             self._stale = False
-        if table.capturable and self.buffer.is_cuda and not capturing and self._spare is None:
-            self._spare = torch.empty(len(self._staging), dtype=torch.int64, pin_memory=True)
+        if table.capturable and not capturing and not self._spares:
+            # pinned memory cannot be had during a capture
+            shape = (CAPTURES, len(self._staging))
+            self._spares = list(torch.empty(shape, dtype=torch.int64, pin_memory=self.buffer.is_cuda).unbind())
 
     def _host_copy(self, capturing: bool) -> Tensor:
         """The image in memory that stays as it is until a copy from it has run: in a graph, for as long as that is."""
         host = torch.from_numpy(self._staging)
         if capturing:
-            if self._spare is None:
-                raise RuntimeError("step() is captured a second time: take a step outside of any capture in between")
-            self._captured.append(self._spare.copy_(host))
-            self._spare = None
-            return self._captured[-1]
+            if self._captured and torch.equal(self._captured[-1][0], host):
+                return self._captured[-1][0]
+            if not self._spares:
+                raise RuntimeError(
+                    f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
+                )
+            # a replay also goes by the scratch tensors of now
+            scratch = [list(tensors.values()) for tensors in self._scratch.values()]
+            self._captured.append((self._spares.pop().copy_(host), scratch))
+            return self._captured[-1][0]
         # a fresh block each time: the caching host allocator keeps it until the copy has run
         return host.pin_memory() if self.buffer.is_cuda else host
 

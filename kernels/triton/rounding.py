@@ -28,8 +28,8 @@ def key_of(seed, row, taken):
 def rounded(x, DTYPE: tl.constexpr, position, key, COLUMN: tl.constexpr):
     """Round float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
 
-    The noise is drawn by the position of an element in memory: the same for the same key and column, and independent
-    of how the work was divided.
+    The noise is drawn by the position of an element: the same for the same key and column, and independent of how the
+    work was divided.
     """
     if (DTYPE is None) or (DTYPE == tl.float32) or (key is None):
         return x

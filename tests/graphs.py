@@ -1,0 +1,82 @@
+"""CUDA graphs of steps: real ones on a GPU; elsewhere one that records launches and copies, and repeats them."""
+
+import sys
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from steps import gradients
+
+from fused_lwlr.optim import base
+
+# by name: `kernels.triton.statistics` is a function too
+LAUNCHING = [sys.modules[f"fused_lwlr.kernels.triton.{name}"] for name in ("step", "statistics")]
+HAS_GPU = torch.cuda.is_available()
+
+
+class Recording:
+    """What a graph is made of, held as a graph holds it: by address, so that nothing stays alive for it."""
+
+    def __init__(self):
+        self.calls = []
+
+    def add(self, function, *args, **options):
+        held = [weakref.ref(arg) if isinstance(arg, torch.Tensor) or hasattr(arg, "buffer") else arg for arg in args]
+        self.calls.append(partial(self._call, function, held, options))
+
+    @staticmethod
+    def _call(function, held, options):
+        args = [arg() if isinstance(arg, weakref.ref) else arg for arg in held]
+        gone = [i for i, arg in enumerate(held) if isinstance(arg, weakref.ref) and args[i] is None]
+        assert not gone, "a replay would use memory that was freed"
+        function(*args, **options)
+
+    def replay(self):
+        for call in self.calls:
+            call()
+
+
+def _recorded(function):
+    recording = Recording()
+    launch, copy = LAUNCHING[0].launch, torch.Tensor.copy_
+
+    def copy_(self, source, non_blocking=False):
+        # what the host copies from its memory to its memory is done at once, in a capture too
+        if non_blocking or self.is_floating_point():
+            recording.add(copy, self, source)
+            return self
+        return copy(self, source)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        patch.setattr(base, "is_capturing", lambda groups: True)
+        for module in LAUNCHING:
+            patch.setattr(module, "launch", partial(recording.add, launch))
+        patch.setattr(torch.Tensor, "copy_", copy_)
+        function()
+    return recording
+
+
+def _captured(function):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        # torch warns of a graph of nothing, which one is whose capture is refused
+        torch.zeros(1, device="cuda")
+        function()
+    return graph
+
+
+def capture(function):
+    """A graph of what a function launches, which is not run."""
+    return _captured(function) if HAS_GPU else _recorded(function)
+
+
+def static_gradients(*twins):
+    """New values in the memory of the gradients that are there."""
+    kept = [[param.grad for _, param in named] for named in twins]
+    gradients(*twins)
+    for named, grads in zip(twins, kept, strict=True):
+        for (_, param), grad in zip(named, grads, strict=True):
+            param.grad = grad if grad is None else grad.copy_(param.grad)

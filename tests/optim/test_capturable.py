@@ -1,0 +1,195 @@
+"""capturable=True outside of a graph: counts on the device, numbers that live there, and torch's state dicts."""
+
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from cases import every_backend, every_case
+from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, saved, snapshot, train, twin
+from tolerances import close, same
+
+SHAPES = [(6, 5), (), (130,), (0,)]
+ROWS = [
+    ("sgd", {}), ("sgd", {"nesterov": True, "maximize": True}), ("sgd", {"dampening": 0.3}), ("sgd", {"momentum": 0.0}),
+    ("adamw", {}), ("adamw", {"amsgrad": True, "maximize": True}), ("adamw", {"betas": (0.5, 0.99), "eps": 1e-3}),
+]  # fmt: skip
+
+
+def ours_of(name, named, backend, **more):
+    return OURS[name](named, **{**OPTIONS[name], **more}, capturable=True, backend=backend)
+
+
+def torchs_of(name, named, **more):
+    return TORCH[name](named, **{**OPTIONS[name], **more}, foreach=False)
+
+
+@pytest.mark.parametrize(("name", "options"), ROWS)
+@every_backend
+def test_as_not_capturable(name, options, backend, device):
+    """torch's single-tensor optimizer, which counts on the host; one gradient comes late."""
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    ours, torchs = ours_of(name, named, backend, **options), torchs_of(name, expected, **options)
+    for step in range(20):
+        gradients(named, expected)
+        if step < 2:
+            named[0][1].grad = expected[0][1].grad = None
+        ours.step(), torchs.step()
+        for i, ((_, p), (_, q)) in enumerate(zip(named, expected, strict=True)):
+            close(p.detach(), q.detach(), steps=4 * (step + 1))
+            state = ours.state.get(p, {})
+            taken = step + 1 if i else max(step - 1, 0)
+            # SGD counts too: a replay cannot tell a first step otherwise
+            assert ("step" in state) == (taken > 0)
+            if taken:
+                assert state["step"].item() == taken
+                assert (state["step"].device, state["step"].dtype) == (p.device, torch.float32)
+            for key in state.keys() - {"step"}:
+                close(state[key], torchs.state[q][key], steps=4 * (step + 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@every_case
+def test_numbers_that_are_changed_in_place(name, backend, dtype, device):
+    """Tensors for the rate and, of SGD, the weight decay, beside torch's optimizer that is told numbers."""
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    lr, weight_decay = (torch.tensor(x, dtype=dtype, device=device) for x in (0.1, 0.2))
+    ours, torchs = ours_of(name, named, backend, lr=lr), torchs_of(name, expected)
+    ours.param_groups[0]["weight_decay"] = weight_decay
+    for step, (rate, decay) in enumerate([(0.1, 0.2), (0.05, 0.0), (0.0, 0.1), (0.3, 0.3)]):
+        lr.fill_(rate), weight_decay.fill_(decay)
+        torchs.param_groups[0].update(lr=lr.item(), weight_decay=weight_decay.item())
+        gradients(named, expected)
+        ours.step(), torchs.step()
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), steps=4 * (step + 1))
+    assert ours.param_groups[0]["lr"] is lr
+
+
+SCHEDULES = {
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 0.9**epoch),
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5),
+    "one cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10, cycle_momentum=False),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 6),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@every_case
+def test_schedulers(name, backend, schedule, device):
+    """They fill the tensor that a graph would read."""
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    lr = torch.tensor(OPTIONS[name]["lr"], device=device)
+    ours, torchs = ours_of(name, named, backend, lr=lr), torchs_of(name, expected)
+    schedulers = [SCHEDULES[schedule](optimizer) for optimizer in (ours, torchs)]
+    rates = set()
+    for step in range(5):
+        train((ours, torchs), (named, expected), 1)
+        for scheduler in schedulers:
+            scheduler.step()
+        rates.add(lr.item())
+        assert ours.param_groups[0]["lr"] is lr
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), steps=8 * (step + 1))
+    assert len(rates) > 1
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+@every_case
+def test_state_dicts_go_to_torch_and_back(name, backend, capturable, device):
+    """torch's capturable AdamW asks for a GPU; its dict, which says so, does not."""
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    ours, torchs = ours_of(name, named, backend), torchs_of(name, expected)
+    train((ours,), (named,), 3)
+    state = saved(ours.state_dict())
+    for group in state["param_groups"]:
+        assert group["capturable"] is True
+        group["capturable"] = capturable and device.type == "cuda" and name == "adamw"
+    torchs.load_state_dict(state)
+    with torch.no_grad():
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            q.copy_(p)
+    train((ours, torchs), (named, expected), 3)
+    check = partial(close, steps=12)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        check(p.detach(), q.detach())
+    back = saved(torchs.state_dict())
+    if "capturable" in back["param_groups"][0]:
+        back["param_groups"][0]["capturable"] = capturable
+    again = twin(expected)
+    resumed = ours_of(name, again, backend)
+    resumed.load_state_dict(back)
+    # how it is implemented stays as constructed
+    assert resumed.param_groups[0]["capturable"] is True
+    train((resumed, torchs), (again, expected), 3)
+    for (_, p), (_, q) in zip(again, expected, strict=True):
+        check(p.detach(), q.detach())
+        if name == "adamw":
+            assert resumed.state[p]["step"].item() == 9
+            assert resumed.state[p]["step"].device == p.device
+
+
+@every_case
+def test_resuming_and_copies(name, backend, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named, backend, lr=torch.tensor(0.05, device=device))
+    train((ours,), (named,), 2)
+    again = twin(named)
+    resumed = ours_of(name, again, backend)
+    resumed.load_state_dict(saved(ours.state_dict()))
+    copied = deepcopy(ours)
+    copies = [(key, p) for (key, _), p in zip(named, copied.param_groups[0]["params"], strict=True)]
+    train((ours, resumed, copied), (named, again, copies), 2)
+    compare(same, resumed, ours, again, named)
+    compare(same, copied, ours, copies, named)
+    assert resumed.param_groups[0]["lr"] is not ours.param_groups[0]["lr"]
+
+
+@every_case
+def test_groups_that_differ(name, backend, device):
+    """One group that is capturable makes the device count for all, and their tensors are read or taken as numbers."""
+    named = parameters([(6, 5), (130,)], torch.float32, device)
+    expected = twin(named)
+    rates = [torch.tensor(x, device=device) for x in (0.1, 0.02)]
+    groups = [{"params": [named[i]], "lr": rates[i], "capturable": i == 1} for i in range(2)]
+    ours = OURS[name](groups, **OPTIONS[name], backend=backend)
+    torchs = torchs_of(name, [{"params": [expected[i]], "lr": rates[i].item()} for i in range(2)])
+    for step in range(3):
+        train((ours, torchs), (named, expected), 1)
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), steps=4 * (step + 1))
+            assert ours.state[p]["step"].item() == step + 1
+            assert ours.state[p]["step"].device == p.device
+
+
+@every_case
+def test_switched_on_and_off(name, backend, device):
+    """In the middle of training: counts move to the device and back."""
+    named = parameters([(6, 5), (130,)], torch.float32, device)
+    expected = twin(named)
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    torchs = torchs_of(name, expected)
+    for step, capturable in enumerate([False, True, True, False, False, True]):
+        ours.param_groups[0]["capturable"] = capturable
+        train((ours, torchs), (named, expected), 1)
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), steps=4 * (step + 1))
+            if name == "adamw":
+                assert ours.state[p]["step"].item() == step + 1
+
+
+@every_case
+def test_a_failure_counts_nothing(name, backend, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named, backend)
+    train((ours,), (named,), 2)
+    gradients(named)
+    before = snapshot(ours, named)
+    named[0][1].grad = named[0][1].grad.to_sparse()
+    with pytest.raises(RuntimeError, match="sparse"):
+        ours.step()
+    assert identical(snapshot(ours, named), before)

@@ -1,0 +1,178 @@
+"""Steps that a CUDA graph could not repeat are refused, and leave everything as it was."""
+
+import weakref
+
+import pytest
+import torch
+from cases import every_name, nan_arithmetic
+from graphs import capture as graph_of
+from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train
+
+from fused_lwlr.optim import base, capture
+
+SHAPES = [(6, 5), (), (130,)]
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    """A function that switches to a capture, as far as a step can tell."""
+    return lambda on=True: monkeypatch.setattr(base, "is_capturing", lambda groups: on)
+
+
+def ours_of(name, named, **more):
+    return OURS[name](named, **{**OPTIONS[name], "capturable": True, "backend": "triton", **more})
+
+
+def refused(ours, named, match):
+    """Nothing changes, and gradients are not held on to."""
+    before = snapshot(ours, named)
+    with pytest.raises(RuntimeError, match=match):
+        ours.step()
+    assert identical(snapshot(ours, named), before)
+    grads = [weakref.ref(p.grad) for _, p in named if p.grad is not None]
+    ours.zero_grad()
+    assert all(grad() is None for grad in grads)
+
+
+@every_name
+def test_not_capturable(name, capturing, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named, capturable=False)
+    train((ours,), (named,), 1)
+    gradients(named)
+    capturing()
+    refused(ours, named, "construct it with capturable=True")
+
+
+@every_name
+def test_one_group_that_is_not(name, capturing, device):
+    named = parameters([(6, 5), (7,)], torch.float32, device)
+    ours = ours_of(name, [{"params": [named[0]]}, {"params": [named[1]], "capturable": False}])
+    train((ours,), (named,), 1)
+    gradients(named)
+    capturing()
+    refused(ours, named, "construct it with capturable=True")
+
+
+@every_name
+def test_before_the_first_step(name, capturing, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named)
+    gradients(named)
+    capturing()
+    refused(ours, named, "before a step with the same parameters and gradients was taken")
+    assert not ours.state
+    capturing(False)
+    train((ours,), (named,), 1)
+    # others have gradients than before
+    gradients(named)
+    named[0][1].grad = None
+    capturing()
+    refused(ours, named, "before a step with the same parameters and gradients was taken")
+
+
+CHANGES = {
+    "state": lambda ours, named: ours.load_state_dict(ours.state_dict()),
+    "group": lambda ours, named: ours.add_param_group({"params": [("more", torch.nn.Parameter(torch.ones(3)))]}),
+    "multipliers": lambda ours, named: ours.param_groups[0].update(multipliers=[2.0, 1.0, 1.0]),
+    "parameter": lambda ours, named: setattr(named[0][1], "data", named[0][1].data.clone()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@every_name
+def test_after_a_change(name, change, capturing, device):
+    """What the last step went by is no more; a step makes it good."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named)
+    train((ours,), (named,), 1)
+    CHANGES[change](ours, named)
+    gradients(named)
+    capturing()
+    refused(ours, named, "before a step with the same parameters and gradients was taken")
+
+
+@nan_arithmetic
+@every_name
+def test_raising(name, capturing, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named, nonfinite="raise")
+    train((ours,), (named,), 1)
+    gradients(named)
+    capturing()
+    refused(ours, named, "use nonfinite='skip'")
+
+
+@every_name
+def test_the_reference(name, capturing, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named, backend="torch")
+    train((ours,), (named,), 1)
+    gradients(named)
+    capturing()
+    refused(ours, named, "use backend='triton'")
+
+
+@pytest.mark.parametrize("option", ["lr", "weight_decay"])
+@every_name
+def test_a_number_on_another_device(name, option, capturing, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named)
+    train((ours,), (named,), 1)
+    gradients(named)
+    capturing()
+    kept = ours.param_groups[0][option]
+    ours.param_groups[0][option] = torch.tensor(0.1, device="cpu" if device.type == "cuda" else "meta")
+    with pytest.raises(RuntimeError, match=f"{option} is a tensor on (cpu|meta), which a replay would not read"):
+        ours.step()
+    ours.param_groups[0][option] = kept
+    assert ours.state[named[0][1]]["step"].item() == 1
+
+
+def test_betas_that_are_tensors(capturing, device):
+    named = parameters(SHAPES, torch.float32, device)
+    betas = (torch.tensor(0.9, device=device), torch.tensor(0.99, device=device))
+    ours = ours_of("adamw", named, lr=torch.tensor(0.1, device=device), betas=betas)
+    train((ours,), (named,), 1)
+    gradients(named)
+    capturing()
+    refused(ours, named, "betas cannot be tensors")
+
+
+@pytest.mark.gpu
+@every_name
+def test_in_a_real_capture(name, device):
+    """Parameters on the GPU tell, wherever the first one is; the capture itself can end in peace."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named, capturable=False)
+    train((ours,), (named,), 1)
+    gradients(named)
+    before = snapshot(ours, named)
+    with pytest.raises(RuntimeError, match="construct it with capturable=True"):
+        graph_of(ours.step)
+    assert identical(snapshot(ours, named), before)
+    groups = [{"params": [torch.nn.Parameter(torch.ones(3)), named[0][1]]}]
+    assert not capture.is_capturing(groups)
+    found = []
+    graph_of(lambda: found.append(capture.is_capturing(groups)))
+    assert found == [True]
+
+
+@pytest.mark.gpu
+@every_name
+def test_an_error_that_was_not_told_yet(name, device):
+    """Its verdict is on its way when the capture begins: to ask for it would end the capture."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named, nonfinite="raise")
+    train((ours,), (named,), 1)
+    gradients(named)
+    named[0][1].grad[0, 0] = float("nan")
+    ours.step()
+    with pytest.raises(RuntimeError, match="use nonfinite='skip'"):
+        graph_of(ours.step)
+    with pytest.raises(FloatingPointError, match="p0"):
+        ours.step()
+
+
+def test_no_capture_without_a_gpu():
+    assert not capture.is_capturing([{"params": [torch.nn.Parameter(torch.ones(3))]}, {"params": []}])

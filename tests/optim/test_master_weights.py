@@ -1,0 +1,194 @@
+"""Exact weights of half-precision parameters, beside torch.optim on float32 copies of them."""
+
+from functools import partial
+
+import pytest
+import torch
+from cases import BACKENDS, every_case, nan_arithmetic
+from steps import OPTIONS, OURS, TORCH, gradients, parameters, uniform
+from tolerances import close, same
+from torch import nn
+
+SHAPES = [(6, 5), (), (130,), (0,)]
+HALF = [torch.bfloat16, torch.float16]
+every_half = pytest.mark.parametrize("dtype", HALF, ids=str)
+ROWS = [
+    ("sgd", {}), ("sgd", {"momentum": 0.0}), ("sgd", {"nesterov": True, "maximize": True}),
+    ("adamw", {}), ("adamw", {"amsgrad": True, "weight_decay": 0.0}),
+]  # fmt: skip
+
+
+def exact(optimizer, named):
+    return [optimizer.state[p]["master_weight"] for _, p in named]
+
+
+def pair_of(name, named, backend, **options):
+    """Ours with float32 state, and torch's on float32 copies."""
+    wide = [(key, nn.Parameter(p.detach().float())) for key, p in named]
+    options = {**OPTIONS[name], **options}
+    ours = OURS[name](named, **options, master_weights=True, state_dtype=torch.float32, backend=backend)
+    return ours, TORCH[name](wide, **options, foreach=False), wide
+
+
+def hand_over(named, wide):
+    for (_, p), (_, q) in zip(named, wide, strict=True):
+        q.grad = None if p.grad is None else p.grad.float()
+
+
+def agree(ours, torchs, named, wide, backend, steps):
+    """Bit for bit where it is the same arithmetic; and the parameter is what the exact weight rounds to."""
+    check = same if backend == "torch" else partial(close, steps=steps)
+    for (_, p), (_, q) in zip(named, wide, strict=True):
+        state = ours.state.get(p, {})
+        stepped = p in ours.state or p.grad is not None
+        assert state.keys() == (torchs.state.get(q, {}).keys() | {"master_weight"} if stepped else set())
+        for key, value in state.items():
+            assert value.dtype == torch.float32
+            check(value, q.detach() if key == "master_weight" else torchs.state[q][key].to(value.device))
+        same(p.detach(), state.get("master_weight", p).detach().to(p.dtype))
+
+
+@every_half
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("name", "options"), ROWS)
+def test_exact_weights_are_those_of_float32(name, options, backend, dtype, device):
+    named = parameters(SHAPES, dtype, device)
+    ours, torchs, wide = pair_of(name, named, backend, **options)
+    for step in range(20):
+        gradients(named)
+        hand_over(named, wide)
+        ours.step(), torchs.step()
+        agree(ours, torchs, named, wide, backend, step + 1)
+
+
+@every_half
+@every_case
+def test_steps_too_small_for_the_parameter_add_up(name, backend, dtype, device):
+    param = nn.Parameter(torch.ones(5, dtype=dtype, device=device))
+    options = {"weight_decay": 0.0} if name == "adamw" else {}
+    ours = OURS[name]([param], lr=2.0**-12, **options, master_weights=True, backend=backend)
+    for _ in range(32):
+        param.grad = torch.ones_like(param)
+        ours.step()
+    # of AdamW with a constant gradient every step is lr
+    assert (param - (1 - 2.0**-7)).abs().max() <= torch.finfo(dtype).eps / 4
+
+
+def in_place(param):
+    with torch.no_grad():
+        param.view(-1)[3:20].mul_(3)
+
+
+def data_copy(param):
+    param.data.copy_(torch.cat((param.data[:3], param.data[3:] * 2)))
+
+
+def data_swap(param):
+    param.data = torch.where(torch.arange(len(param), device=param.device) % 3 == 0, param.data * 3, param.data)
+
+
+def average(param):
+    # of some elements so little that the parameter stays as it is
+    with torch.no_grad():
+        param.lerp_(torch.zeros_like(param), torch.linspace(0, 0.1, len(param), device=param.device).to(param.dtype))
+
+
+def loaded(param):
+    module = nn.Module()
+    module.weight = param
+    module.load_state_dict({"weight": param.detach() * torch.where(param.detach() > 0, 1, 2)})
+
+
+def poisoned(param):
+    with torch.no_grad():
+        param[5] = float("inf")
+
+
+@nan_arithmetic
+@every_half
+@pytest.mark.parametrize("edit", [in_place, data_copy, data_swap, average, loaded, poisoned])
+@every_case
+def test_edits_from_outside_count(name, backend, edit, dtype, device):
+    """Elements that were changed go on from what they are now, the others from their exact weight."""
+    named = [("p", nn.Parameter(uniform((130,), dtype, device)))]
+    ours, torchs, wide = pair_of(name, named, backend)
+    param = named[0][1]
+    for step in range(4):
+        gradients(named)
+        hand_over(named, wide)
+        if step == 2:
+            before = param.detach().clone()
+            edit(param)
+            changed = param.detach() != before
+            assert changed.any()
+            assert not changed.all()
+            with torch.no_grad():
+                wide[0][1].copy_(torch.where(changed, param.float(), exact(ours, named)[0]))
+        ours.step(), torchs.step()
+        agree(ours, torchs, named, wide, backend, step + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+@every_case
+def test_wider_parameters_have_none(name, backend, dtype, device):
+    """Beside one that has."""
+    if backend == "triton" and dtype == torch.float64:
+        pytest.skip("the kernels are of up to float32")
+    half, other = nn.Parameter(uniform((6,), torch.float16, device)), nn.Parameter(uniform((6,), dtype, device))
+    ours = OURS[name]([half, other], **OPTIONS[name], master_weights=True, backend=backend)
+    alone = nn.Parameter(other.detach().clone())
+    expected = OURS[name]([alone], **OPTIONS[name], backend=backend)
+    for _ in range(2):
+        half.grad, other.grad = torch.rand_like(half), torch.rand_like(other)
+        alone.grad = other.grad.clone()
+        ours.step(), expected.step()
+    assert "master_weight" in ours.state[half]
+    assert ours.state[other].keys() == expected.state[alone].keys()
+    same(other.detach(), alone.detach())
+
+
+LAYOUTS = {
+    "channels_last": lambda dtype, device: uniform((3, 4, 2, 2), dtype, device).to(memory_format=torch.channels_last),
+    "transposed": lambda dtype, device: uniform((5, 7), dtype, device).T,
+    "strided": lambda dtype, device: uniform((6, 5, 2), dtype, device)[..., 0],
+}
+
+
+@every_half
+@pytest.mark.parametrize("layout", LAYOUTS)
+@every_case
+def test_layouts(name, backend, layout, dtype, device):
+    named = [("p", nn.Parameter(LAYOUTS[layout](dtype, device)))]
+    ours, torchs, wide = pair_of(name, named, backend)
+    for step in range(3):
+        gradients(named)
+        hand_over(named, wide)
+        ours.step(), torchs.step()
+        agree(ours, torchs, named, wide, backend, step + 1)
+
+
+@every_case
+def test_freezing(name, backend, device):
+    """A parameter without a gradient keeps its exact weight, and one whose gradient comes late begins with its own."""
+    named = parameters([(6, 5), (7,), (8,)], torch.bfloat16, device)
+    ours, torchs, wide = pair_of(name, named, backend)
+    for step, absent in enumerate([(2,), (1, 2), (0,), (), (1,)]):
+        gradients(named)
+        for i in absent:
+            named[i][1].grad = None
+        hand_over(named, wide)
+        ours.step(), torchs.step()
+        agree(ours, torchs, named, wide, backend, step + 1)
+
+
+@every_case
+def test_a_master_weight_that_was_cut(name, backend, device):
+    named = parameters([(6, 5)], torch.bfloat16, device)
+    ours, _, _ = pair_of(name, named, backend)
+    gradients(named)
+    ours.step()
+    ours.state[named[0][1]]["master_weight"] = torch.zeros(3, device=device)
+    before = named[0][1].detach().clone()
+    with pytest.raises(ValueError, match=r"state 'master_weight' of parameter 'p0' is \(3,\)"):
+        ours.step()
+    same(named[0][1].detach(), before)

@@ -1,0 +1,182 @@
+"""Moments and momentum in a dtype of their own: rounded once a step, and kept through checkpoints."""
+
+from functools import partial
+
+import pytest
+import torch
+from cases import every_backend, every_case, every_name, nan_arithmetic
+from steps import OPTIONS, OURS, TORCH, compare, cost, gradients, identical, parameters, saved, train, twin
+from tolerances import EPS, close, same
+from torch import nn
+
+SHAPES = [(6, 5), (), (130,), (0,)]
+ALL = [torch.float32, torch.bfloat16, torch.float16]
+HALF = ALL[1:]
+every_dtype = pytest.mark.parametrize("dtype", ALL, ids=str)
+every_state_dtype = pytest.mark.parametrize("state_dtype", ALL, ids=str)
+ROWS = [
+    ("sgd", {}), ("sgd", {"nesterov": True, "dampening": 0.0, "maximize": True}),
+    ("adamw", {}), ("adamw", {"amsgrad": True}),
+]  # fmt: skip
+every_row = pytest.mark.parametrize(("name", "options"), ROWS)
+
+
+def ours_of(name, named, backend, **more):
+    return OURS[name](named, **{**OPTIONS[name], **more}, backend=backend)
+
+
+def moments(optimizer, param):
+    return {key: value for key, value in optimizer.state[param].items() if key != "step"}
+
+
+@every_state_dtype
+@every_dtype
+@every_row
+@every_backend
+def test_rounded_once_a_step(name, options, backend, dtype, state_dtype, device):
+    """torch's float32 optimizer, whose state and parameter are rounded after each step."""
+    named = parameters(SHAPES, dtype, device)
+    wide = [(key, nn.Parameter(p.detach().to(torch.float32, copy=True))) for key, p in named]
+    ours = ours_of(name, named, backend, state_dtype=state_dtype, **options)
+    torchs = TORCH[name](wide, **{**OPTIONS[name], **options}, foreach=False)
+    for _ in range(4):
+        gradients(named)
+        for (_, p), (_, q) in zip(named, wide, strict=True):
+            q.grad = p.grad.float()
+        ours.step(), torchs.step()
+        for (_, p), (_, q) in zip(named, wide, strict=True):
+            for key, value in moments(ours, p).items():
+                assert value.dtype == state_dtype
+                assert value.stride() == p.stride()
+                exact = torchs.state[q][key]
+                close(value, exact.to(state_dtype), steps=4)
+                # from here on the same: a difference in the last bit would be one of 2⁸
+                exact.copy_(value)
+            close(p.detach(), q.detach().to(dtype), steps=8)
+            with torch.no_grad():
+                q.copy_(p)
+
+
+@every_state_dtype
+@every_case
+def test_loading_keeps_it(name, backend, state_dtype, device):
+    """Also float32 state of a bfloat16 parameter, which torch.optim rounds; a resumed run goes on as before."""
+    named = parameters(SHAPES, torch.bfloat16, device)
+    ours = ours_of(name, named, backend, state_dtype=state_dtype)
+    train((ours,), (named,), 3)
+    again = twin(named)
+    resumed = ours_of(name, again, backend, state_dtype=state_dtype)
+    resumed.load_state_dict(saved(ours.state_dict()))
+    for (_, p), (_, q) in zip(named, again, strict=True):
+        found, expected = moments(resumed, q), moments(ours, p)
+        assert {value.dtype for value in found.values()} == {state_dtype}
+        assert identical(found, expected)
+        if state_dtype == torch.float32 and p.numel() > 1:
+            assert any((value != value.bfloat16()).any() for value in found.values())
+    train((ours, resumed), (named, again), 2)
+    compare(same, resumed, ours, again, named)
+
+
+@every_dtype
+@every_case
+def test_loading_converts(name, backend, dtype, device):
+    """State of torch.optim, and of an optimizer that keeps it otherwise, is rounded once when it is loaded."""
+    named = parameters(SHAPES, torch.float32, device)
+    torchs = TORCH[name](named, **OPTIONS[name], foreach=False)
+    train((torchs,), (named,), 3)
+    again = twin(named)
+    ours = ours_of(name, again, backend, state_dtype=dtype)
+    ours.load_state_dict(saved(torchs.state_dict()))
+    back = ours_of(name, twin(named), backend)
+    back.load_state_dict(saved(ours.state_dict()))
+    for i, ((_, p), (_, q)) in enumerate(zip(named, again, strict=True)):
+        for key, value in moments(ours, q).items():
+            same(value, torchs.state[p][key].to(dtype))
+            assert back.state[back.param_groups[0]["params"][i]][key].dtype == torch.float32
+    train((ours, torchs), (again, named), 1)
+    for (_, p), (_, q) in zip(again, named, strict=True):
+        # 0.05 of momentum, of which a half-precision one is off by half its last digit
+        assert ((p - q).abs() <= 0.05 * 4 * EPS[dtype] + 16 * EPS[torch.float32]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "columns"),
+    [("sgd", {"momentum": 0.0}, 0), ("sgd", {}, 1), ("adamw", {}, 2), ("adamw", {"amsgrad": True}, 3)],
+)
+@every_state_dtype
+@every_dtype
+def test_bytes(name, options, columns, dtype, state_dtype, device):
+    """Parameter twice, gradient once, and each column of state twice, in whatever it is kept; exact weights too."""
+    for master in (False, True):
+        named = parameters([(6, 5), (130,)], dtype, device)
+        ours = ours_of(name, named, "triton", state_dtype=state_dtype, master_weights=master, **options)
+        exact = 8 if master and dtype != torch.float32 else 0
+        for _ in range(2):
+            assert cost(ours, named) == (1, 3 * dtype.itemsize + 2 * columns * state_dtype.itemsize + exact, 0)
+        assert all(len(moments(ours, p)) == columns + bool(exact) for _, p in named)
+
+
+@every_case
+def test_three_dtypes_with_state_of_one(name, backend, device):
+    """A launch for each dtype of parameters, and each as if alone."""
+    named = [pair for dtype in ALL for pair in parameters([(7,)], dtype, device)]
+    named = [(f"{i}", p) for i, (_, p) in enumerate(named)]
+    alone = [[(key, nn.Parameter(p.detach().clone()))] for key, p in named]
+    ours = ours_of(name, named, backend, state_dtype=torch.float32)
+    others = [ours_of(name, pair, backend, state_dtype=torch.float32) for pair in alone]
+    for _ in range(3):
+        gradients(named)
+        for (_, p), [(_, q)] in zip(named, alone, strict=True):
+            q.grad = p.grad.clone()
+        for optimizer in (ours, *others):
+            optimizer.step()
+    for pair, [other], optimizer in zip(named, alone, others, strict=True):
+        compare(same, ours, optimizer, [pair], [other])
+    assert cost(ours, named)[0] == (3 if backend == "triton" else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float64], ids=str)
+@pytest.mark.parametrize("state_dtype", HALF, ids=str)
+@every_name
+def test_wider_parameters_keep_their_own(name, state_dtype, dtype, device):
+    """State of complex and of double-precision parameters is of the parameter's dtype, also when it is loaded."""
+    named = parameters([(6, 5), (7,)], dtype, device)
+    others = twin(named)
+    ours = ours_of(name, named, "torch", state_dtype=state_dtype)
+    plain = ours_of(name, others, "torch")
+    train((ours, plain), (named, others), 3)
+    compare(same, ours, plain, named, others)
+    ours.load_state_dict(saved(ours.state_dict()))
+    train((ours, plain), (named, others), 1)
+    compare(same, ours, plain, named, others)
+    assert {value.dtype for _, p in named for value in moments(ours, p).values()} == {dtype}
+
+
+@nan_arithmetic
+@every_case
+def test_clipped_and_skipped(name, backend, device):
+    """Clipped, and skipped in the middle: nothing changes then, and state stays in its dtype."""
+    named = parameters(SHAPES, torch.float32, device)
+    options = {"state_dtype": torch.bfloat16, "clip_global_norm": 0.5, "nonfinite": "skip"}
+    ours = ours_of(name, named, backend, **options)
+    reference = twin(named)
+    expected = ours_of(name, reference, "torch", **options)
+    for step in range(4):
+        gradients(named, reference)
+        if step == 2:
+            for pairs in (named, reference):
+                pairs[2][1].grad[3] = float("inf")
+        before = [p.detach().clone() for _, p in named]
+        ours.step(), expected.step()
+        compare(partial(close, steps=8 * (step + 1)), ours, expected, named, reference)
+        for (_, p), q in zip(named, before, strict=True):
+            assert torch.equal(p, q) == (step == 2 or not p.numel())
+            assert {value.dtype for value in moments(ours, p).values()} == {torch.bfloat16}
+
+
+@every_name
+def test_not_any_dtype(name, device):
+    named = parameters([(3,)], torch.float32, device)
+    for dtype in (torch.float64, torch.int8, torch.complex64, "float32", torch.float8_e4m3fn):
+        with pytest.raises(ValueError, match=r"state_dtype=.* must be torch\.float32, torch\.bfloat16, torch\.float16"):
+            OURS[name](named, state_dtype=dtype)
