@@ -64,18 +64,19 @@ class Completion:
     `fully_shard` that is one. All processes must have the same rows in the same order.
 
     Args:
-        tensors: for each row, the tensor that it is of.
+        held: for each row, the tensor that it is of, and what this process holds of it.
         device: of the sums.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], device: torch.device):
+    def __init__(self, held: Sequence[tuple[Tensor, Row]], device: torch.device):
+        tensors = [tensor for tensor, _ in held]
         along: dict[tuple[Any, int], list[bool]] = {}
         for i, tensor in enumerate(tensors):
             for dim, placement in enumerate(getattr(tensor, "placements", ())):
                 if not placement.is_replicate():
                     mesh = tensor.device_mesh  # type: ignore[attr-defined]
                     along.setdefault((mesh, dim), [False] * len(tensors))[i] = True
-        empty = [local(tensor).numel() == 0 for tensor in tensors]
+        empty = [row.start == row.stop or local(tensor).numel() == 0 for tensor, row in held]
         self._empty = torch.tensor(empty, device=device)[:, None] if any(empty) else None
         # rows that are not sharded along a dimension keep what every process has of them
         self._along = [

@@ -85,15 +85,17 @@ def test_statistics_of_what_is_not_finite(layout, bad):
     assert mine.nonfinite.tolist() == [0, 0, 0, 1, 0, 0, 0]
 
 
-def test_statistics_of_slices():
-    """A fused projection is three layers also where their ends lie within shards."""
+@pytest.mark.parametrize(("backend", "dtype"), [("torch", torch.float64), ("triton", torch.float32)])
+def test_statistics_of_slices(backend, dtype):
+    """A fused projection is three layers also where their ends lie within shards, and processes have nothing of some."""
     found = []
-    for model in (network(), shard(network(), "fully_shard")):
-        cross_entropy(model(batches()[0][0]), batches()[0][1]).backward()
-        found.append(layer_statistics(model))
+    for model in (network(dtype), shard(network(dtype), "fully_shard")):
+        cross_entropy(model(batches(dtype)[0][0]), batches()[0][1]).backward()
+        found.append(layer_statistics(model, backend=backend))
     assert found[0].names == found[1].names
     assert "2.qkv.weight[6:12]" in found[0].names
-    torch.testing.assert_close(found[0].values, found[1].values, rtol=1e-9, atol=1e-12)
+    near = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(found[0].values, found[1].values, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("init", [True, False])
