@@ -87,7 +87,7 @@ def test_statistics_of_what_is_not_finite(layout, bad):
 
 @pytest.mark.parametrize(("backend", "dtype"), [("torch", torch.float64), ("triton", torch.float32)])
 def test_statistics_of_slices(backend, dtype):
-    """A fused projection is three layers also where their ends lie within shards, and processes have nothing of some."""
+    """A fused projection is three layers also where they end within shards, and processes have nothing of some."""
     found = []
     for model in (network(dtype), shard(network(dtype), "fully_shard")):
         cross_entropy(model(batches(dtype)[0][0]), batches()[0][1]).backward()

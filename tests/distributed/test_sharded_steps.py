@@ -12,7 +12,8 @@ pytestmark = pytest.mark.ranks(4)
 # slices that begin and end within a shard, at its end, and in the same one
 SLICES = {"attn.qkv.weight[0:1]": 2.0, "attn.qkv.weight[1:3]": 0.5, "attn.qkv.weight[5:12]": 3.0, "conv.weight": 0.0}
 PLAIN = [
-    ("sgd", {"nesterov": True}), ("sgd", {"momentum": 0.0}), ("adamw", {}), ("adamw", {"amsgrad": True, "maximize": True}),
+    ("sgd", {"nesterov": True}), ("sgd", {"momentum": 0.0}), ("adamw", {}),
+    ("adamw", {"amsgrad": True, "maximize": True}),
 ]  # fmt: skip
 CONTROLS = [
     ("sgd", {"clip_global_norm": 0.5}), ("sgd", {"nonfinite": "skip"}), ("sgd", {"nonfinite": "raise"}),
