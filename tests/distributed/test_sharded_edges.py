@@ -1,7 +1,6 @@
 """Shards of which some are special: not finite, frozen, late, of several dtypes, or with gradients placed otherwise."""
 
 import math
-import re
 
 import pytest
 import torch
@@ -9,7 +8,8 @@ from cases import nan_arithmetic
 from sharding import compare, full, gradients, mesh, parameters, placed, spread
 from steps import OPTIONS, OURS, identical
 from tolerances import close, same
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from fused_lwlr import ELR, LAMB, LARS
 
@@ -111,12 +111,32 @@ def test_several_dtypes(name, options, master_weights):
         compare(lambda a, b, step=step: close(a, b, step + 1), ours, expected, sharded, whole)
 
 
-@pytest.mark.parametrize("placed_as", [Replicate(), Shard(1), Partial(), None], ids=str)
+def misplaced(grad, how):
+    if how == "plain":
+        return grad.full_tensor()
+    if how == "partial":
+        return DTensor.from_local(grad.full_tensor(), grad.device_mesh, [Partial()])
+    if how == "other mesh":
+        return distribute_tensor(grad.full_tensor(), DeviceMesh("cpu", [3, 2, 1, 0]), grad.placements)
+    others = {"whole": [Replicate()], "columns": [Shard(1)], "swapped": [Shard(0), Replicate()]}
+    return grad.redistribute(placements=others[how])
+
+
+@pytest.mark.parametrize(
+    ("layout", "how", "said"),
+    [
+        ("rows", "plain", "a plain tensor"), ("rows", "partial", "Partial"), ("rows", "whole", "Replicate"),
+        ("rows", "columns", r"Shard\(dim=1\)"),
+        # whose local parts are no larger or smaller
+        ("rows", "other mesh", r"Shard\(dim=0\),\) on .*3, 2, 1, 0"),
+        ("hybrid", "swapped", r"\(Shard\(dim=0\), Replicate\(\)\)"),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("later", [False, True])
 @every_name
-def test_gradients_placed_otherwise_are_refused(name, later, placed_as):
+def test_gradients_placed_otherwise_are_refused(name, later, layout, how, said):
     """On the first step and on a later one, and nothing is stepped; with the right one it goes on."""
-    ours, expected, sharded, whole = pair(name, "rows")
+    ours, expected, sharded, whole = pair(name, layout)
     for _ in range(later):
         gradients(whole, sharded)
         ours.step()
@@ -124,14 +144,8 @@ def test_gradients_placed_otherwise_are_refused(name, later, placed_as):
     gradients(whole, sharded)
     before = everything(ours, sharded)
     param, grad = sharded[3][1], sharded[3][1].grad
-    if placed_as is None:
-        param.grad = grad.full_tensor()
-    elif placed_as == Partial():
-        param.grad = DTensor.from_local(grad.full_tensor(), mesh(4), [placed_as])
-    else:
-        param.grad = grad.redistribute(placements=[placed_as])
-    found = "a plain tensor" if placed_as is None else re.escape(repr((placed_as,)))
-    with pytest.raises(RuntimeError, match=rf"'attn.qkv.weight' is placed as {found}, but the par.*Shard\(dim=0\)"):
+    param.grad = misplaced(grad, how)
+    with pytest.raises(RuntimeError, match=f"'attn.qkv.weight' is placed as .*{said}.*, but the parameter as .*Shard"):
         ours.step()
     assert identical(everything(ours, sharded), before)
     param.grad = grad
