@@ -21,6 +21,12 @@ def same_placement(a: Tensor, b: Tensor) -> bool:
     return all(getattr(a, name, None) == getattr(b, name, None) for name in ("placements", "device_mesh"))
 
 
+def _place(tensor: Any) -> str:
+    if not hasattr(tensor, "placements"):
+        return "a plain tensor"
+    return f"{tensor.placements} on processes {tensor.device_mesh.mesh.tolist()}"
+
+
 def label_of(group: dict[str, Any], position: int) -> str:
     """What messages call a parameter: its name, or its place."""
     return repr(group["param_names"][position]) if "param_names" in group else f"number {position} of its group"

@@ -128,7 +128,7 @@ def misplaced(grad, how):
         ("rows", "plain", "a plain tensor"), ("rows", "partial", "Partial"), ("rows", "whole", "Replicate"),
         ("rows", "columns", r"Shard\(dim=1\)"),
         # whose local parts are no larger or smaller
-        ("rows", "other mesh", r"Shard\(dim=0\),\) on .*3, 2, 1, 0"),
+        ("rows", "other mesh", r"Shard\(dim=0\),\) on processes .3, 2, 1, 0"),
         ("hybrid", "swapped", r"\(Shard\(dim=0\), Replicate\(\)\)"),
     ],
 )  # fmt: skip
