@@ -47,10 +47,7 @@ def validate(optimizer: str, label: str, param: Tensor, grad: Tensor) -> None:
             f"but the parameter is {tuple(param.shape)} on {param.device}"
         )
     if not same_placement(grad, param):
-        found, wanted = (
-            f"{t.placements} on {t.device_mesh}" if hasattr(t, "placements") else "a plain tensor"
-            for t in (grad, param)
-        )
+        found, wanted = map(_place, (grad, param))
         raise RuntimeError(
             f"the gradient of parameter {label} is placed as {found}, but the parameter as {wanted}: redistribute it"
         )
