@@ -83,6 +83,8 @@ def restore(model, optimizer, folder, **how):
     set_optimizer_state_dict(model, optimizer, found["optimizer"])
 
 
+# of torch 2.8 itself
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 # each that loads alone does so on purpose
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @every_row
