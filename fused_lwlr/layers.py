@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fused_lwlr.kernels import Row
+from fused_lwlr.shards import reshard
 
 _SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]")
 
@@ -48,6 +49,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     Recognised are `torch.nn.MultiheadAttention` and linear layers named "qkv" (timm's name), if their
     output divides by three.
     """
+    reshard(model)
     fused = set(_fused_qkv(model))
     layers = []
     for name, param in model.named_parameters():

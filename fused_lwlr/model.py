@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fused_lwlr.shards import reshard
+
 
 def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device) -> Tensor:
     """`loss_fn(model(inputs), targets)` of a pair (inputs, targets), `loss_fn(model(**batch), batch)` of a mapping.
@@ -38,6 +40,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
     """Put weights, buffers, gradients, modes and random number generators back, whatever happens inside."""
+    reshard(model)
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -53,6 +56,8 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+        # what was gathered of other weights is not to be used again
+        reshard(model)
         with torch.no_grad():
             for param, value, grad in params:
                 param.copy_(value)

@@ -3,11 +3,12 @@
 Such a parameter is a DTensor, as `torch.distributed.fsdp.fully_shard` and tensor parallelism make them.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fused_lwlr.kernels import Row
 
@@ -15,6 +16,17 @@ from fused_lwlr.kernels import Row
 def is_distributed(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor, of whatever placements."""
     return hasattr(tensor, "_local_tensor")
+
+
+def reshard(model: nn.Module) -> None:
+    """Give modules under `fully_shard` their shards as parameters again, where a forward pass left them whole."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def local(tensor: Any) -> Any:
@@ -52,18 +64,19 @@ class Completion:
     `fully_shard` that is one. All processes must have the same rows in the same order.
 
     Args:
-        tensors: for each row, the tensor that it is of.
+        held: for each row, the tensor that it is of, and what this process holds of it.
         device: of the sums.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], device: torch.device):
+    def __init__(self, held: Sequence[tuple[Tensor, Row]], device: torch.device):
+        tensors = [tensor for tensor, _ in held]
         along: dict[tuple[Any, int], list[bool]] = {}
         for i, tensor in enumerate(tensors):
             for dim, placement in enumerate(getattr(tensor, "placements", ())):
                 if not placement.is_replicate():
                     mesh = tensor.device_mesh  # type: ignore[attr-defined]
                     along.setdefault((mesh, dim), [False] * len(tensors))[i] = True
-        empty = [local(tensor).numel() == 0 for tensor in tensors]
+        empty = [row.start == row.stop or local(tensor).numel() == 0 for tensor, row in held]
         self._empty = torch.tensor(empty, device=device)[:, None] if any(empty) else None
         # rows that are not sharded along a dimension keep what every process has of them
         self._along = [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr import ops
-from fused_lwlr.kernels import STATISTICS, Table
+from fused_lwlr.kernels import STATISTICS, Row, Table
 from fused_lwlr.layers import Layer, named_layers, rows_of
 from fused_lwlr.shards import Completion, is_distributed, local, local_row
 
@@ -155,8 +155,8 @@ class StatisticsPass:
         device = self._tables[0].columns["param"][0].device
         self.layers = [self._layers[i] for i in ordered.tolist()]
         self.index, self._order = ordered.to(device), order.to(device)
-        tensors = [layer.param for layer in self.layers]
-        completion = Completion(tensors, device) if any(map(is_distributed, tensors)) else None
+        held = [(layer.param, local_row(Row(0, layer.start, layer.stop), layer.param)) for layer in self.layers]
+        completion = Completion(held, device) if any(is_distributed(param) for param, _ in held) else None
         self._completion = completion if completion is not None and completion.needed else None
 
 

@@ -140,8 +140,8 @@ class Plan:
     def _complete(self) -> Completion | None:
         """What makes sums over the local rows sums over layers, if any layer is not whole."""
         device = self.parts[0].table.columns["param"][0].device
-        tensors = [self._params[part.members[row.tensor]] for part in self.parts for row in part.table.rows]
-        completion = Completion(tensors, device)
+        held = [(self._params[part.members[row.tensor]], row) for part in self.parts for row in part.table.rows]
+        completion = Completion(held, device)
         return completion if completion.needed else None
 
     def _here(self, tensors: list[Any]) -> list[Any]:

@@ -18,7 +18,13 @@ def same_width(a: Tensor, b: Tensor) -> bool:
 
 def same_placement(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are spread over processes alike; plain ones are not."""
-    return getattr(a, "placements", None) == getattr(b, "placements", None)
+    return all(getattr(a, name, None) == getattr(b, name, None) for name in ("placements", "device_mesh"))
+
+
+def _place(tensor: Any) -> str:
+    if not hasattr(tensor, "placements"):
+        return "a plain tensor"
+    return f"{tensor.placements} on processes {tensor.device_mesh.mesh.tolist()}"
 
 
 def label_of(group: dict[str, Any], position: int) -> str:
@@ -41,7 +47,7 @@ def validate(optimizer: str, label: str, param: Tensor, grad: Tensor) -> None:
             f"but the parameter is {tuple(param.shape)} on {param.device}"
         )
     if not same_placement(grad, param):
-        found, wanted = (getattr(t, "placements", "a plain tensor") for t in (grad, param))
+        found, wanted = map(_place, (grad, param))
         raise RuntimeError(
             f"the gradient of parameter {label} is placed as {found}, but the parameter as {wanted}: redistribute it"
         )

@@ -16,6 +16,7 @@ from fused_lwlr.layers import Layer
 from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined, tensors_in
 from fused_lwlr.model import as_it_was, loss_of
 from fused_lwlr.ops import Backend
+from fused_lwlr.shards import is_distributed, reshard
 from fused_lwlr.statistics import StatisticsPass
 
 _NO_GRADIENT = 1e-10  # of ‖g‖·‖w‖, relative to the largest: a branch may start with a scale as small as 1e-6
@@ -107,9 +108,16 @@ def scale_invariant(
         backend: "auto", "triton" or "torch", for the reduction.
 
     Raises:
-        ValueError: a minibatch that is too small or no minibatch, a loss that is no scalar, a gradient or
-            outputs that are not finite, no tensor among the outputs, or no parameter to examine.
+        ValueError: a model that is sharded already, a minibatch that is too small or no minibatch, a loss that is
+            no scalar, a gradient or outputs that are not finite, no tensor among the outputs, or no parameter to
+            examine.
     """
+    reshard(model)
+    if any(map(is_distributed, model.parameters())):
+        raise ValueError(
+            "model is sharded over processes: call scale_invariant before that; what it returns holds for the model "
+            "when it is sharded as well"
+        )
     layers = [Layer(name, param) for name, param in model.named_parameters() if examined(param)]
     if not layers:
         raise ValueError("model has no parameter of two or more dimensions that requires a gradient")

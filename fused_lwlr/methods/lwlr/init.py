@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fused_lwlr.layers import Layer, layers_of
-from fused_lwlr.shards import is_distributed
+from fused_lwlr.shards import is_distributed, reshard
 
 Kind = Literal["weight", "scale", "bias", "other"]
 
@@ -80,6 +80,7 @@ def lwlr_init_(
     Raises:
         ValueError: a parameter that cannot be recognised, or a wrong entry of `kinds`. Nothing is changed then.
     """
+    reshard(model)
     found = {**kinds_of(model), **_checked(model, kinds or {})}
     unknown = [name for name, kind in found.items() if kind is None]
     if unknown:

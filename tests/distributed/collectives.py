@@ -1,0 +1,48 @@
+"""What processes tell one another: every collective that is called, counted in two ways."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+NAMES = (
+    "all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single",
+    "barrier", "broadcast", "broadcast_object_list", "gather", "gather_object", "recv", "reduce", "reduce_scatter",
+    "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
+)  # fmt: skip
+
+
+class Counter:
+    """Calls of `torch.distributed`, and the operations that torch dispatched for whatever reason.
+
+    Attributes:
+        calls: the name of each call, and what its first argument holds.
+        total: the number of operations.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.total = 0
+
+
+@contextmanager
+def counted() -> Iterator[Counter]:
+    """Count within the block."""
+    found = Counter()
+
+    def watched(name: str, function: Any) -> Any:
+        def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+            found.calls.append((name, (first.dtype, first.numel()) if isinstance(first, Tensor) else None))
+            return function(first, *args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch, CommDebugMode() as mode:
+        for name in NAMES:
+            patch.setattr(dist, name, watched(name, getattr(dist, name)))
+        yield found
+    found.total = mode.get_total_counts()

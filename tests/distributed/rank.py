@@ -1,0 +1,72 @@
+"""One process of `launch.run`: the cases in a file, one after the other, as one rank of a process group."""
+
+import faulthandler
+import importlib
+import os
+import pickle
+import sys
+import time
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import torch
+import torch.distributed as dist
+from conftest import HAS_GPU  # makes kernels run through the interpreter
+
+FOLDER, RANK, WORLD = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+
+
+def main() -> None:
+    assert not HAS_GPU
+    with (FOLDER / "cases").open("rb") as file:
+        cases = pickle.load(file)
+    store = dist.FileStore(str(FOLDER / "store"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD, timeout=timedelta(minutes=10))
+    reached()
+    for number, case in enumerate(cases):
+        started = time.monotonic()
+        shared = FOLDER / f"case-{number}"
+        shared.mkdir(exist_ok=True)
+        os.chdir(shared)
+        torch.manual_seed(0)
+        try:
+            run(case)
+        except Exception:
+            (FOLDER / f"error-{number}-{RANK}").write_text(traceback.format_exc())
+            store.set(f"failed-{number}-{RANK}", "")
+            # if it fails on all ranks alike, none waits for another
+            store.wait([f"failed-{number}-{rank}" for rank in range(WORLD)], timedelta(seconds=5))
+        print(f"{case.function}({case.arguments}) took {time.monotonic() - started:.2f} s", flush=True)
+        reached()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(case: Any) -> None:
+    test = getattr(importlib.import_module(case.module.stem), case.function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for message, category in case.ignored:
+            warnings.filterwarnings("ignore", message, category)
+        test(**case.arguments)
+
+
+def reached() -> None:
+    with (FOLDER / f"reached-{RANK}").open("ab") as log:
+        log.write(b".")
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        # at once: to leave the group could wait for ranks that never come
+        os._exit(1)

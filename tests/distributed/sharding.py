@@ -1,0 +1,85 @@
+"""Parameters that are spread over all processes, beside whole ones of the same values on every process."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from steps import Named, uniform
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+# shape of the mesh, and placements of what has as many dimensions
+LAYOUTS = {
+    "rows": ((4,), (Shard(0),)),
+    "columns": ((4,), (Shard(1),)),
+    "whole": ((4,), (Replicate(),)),
+    "hybrid": ((2, 2), (Replicate(), Shard(0))),
+    "both": ((2, 2), (Shard(0), Shard(1))),
+    "twice": ((2, 2), (Shard(0), Shard(0))),
+}
+
+# 5 rows over 4 processes are 2, 2, 1 and 0; two are on two processes, and some are on none
+SHAPES = [
+    ("conv.weight", (5, 3, 2)), ("conv.bias", (5,)), ("norm.weight", (2,)), ("attn.qkv.weight", (12, 7)),
+    ("empty.weight", (0, 3)), ("temperature", ()), ("head.weight", (1030, 4)),
+]  # fmt: skip
+
+
+@cache
+def mesh(*shape: int) -> DeviceMesh:
+    return init_device_mesh("cpu", shape, mesh_dim_names=tuple("xyz"[: len(shape)]))
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> Named:
+    return [(name, nn.Parameter(uniform(shape, dtype, torch.device("cpu")))) for name, shape in SHAPES]
+
+
+def placed(tensor: Tensor, layout: str) -> DTensor:
+    """A copy of a whole tensor as a DTensor; whole along mesh dimensions that would shard one that it has not."""
+    shape, placements = LAYOUTS[layout]
+    fitting: Sequence[Placement] = [
+        p if p.is_replicate() or any(p.is_shard(d) for d in range(tensor.dim())) else Replicate() for p in placements
+    ]
+    return distribute_tensor(tensor.detach().clone(), mesh(*shape), fitting)
+
+
+def spread(named: Named, layout: str, plain: Sequence[str] = ()) -> Named:
+    """Copies of parameters, all but some of them as DTensors."""
+    return [
+        (name, nn.Parameter(param.detach().clone() if name in plain else placed(param, layout)))
+        for name, param in named
+    ]
+
+
+def like(tensor: Tensor, param: Tensor) -> Tensor:
+    """A copy of a whole tensor, placed as a parameter is."""
+    if not isinstance(param, DTensor):
+        return tensor.clone()
+    return distribute_tensor(tensor.clone(), param.device_mesh, param.placements)
+
+
+def gradients(whole: Named, sharded: Named) -> None:
+    """The same new random gradient for each parameter, on all processes."""
+    for (_, q), (_, p) in zip(whole, sharded, strict=True):
+        q.grad = uniform(q.shape, q.dtype, q.device)
+        p.grad = like(q.grad, p)
+
+
+def full(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def compare(check: Any, ours: Any, expected: Any, sharded: Named, whole: Named) -> None:
+    """Parameters and all of their state, which is placed as they are."""
+    for (_, p), (_, q) in zip(sharded, whole, strict=True):
+        check(full(p.detach()), q.detach())
+        mine, other = ours.state.get(p, {}), expected.state.get(q, {})
+        assert mine.keys() == other.keys()
+        for name, value in mine.items():
+            if name == "step" or not isinstance(p, DTensor):
+                assert not isinstance(value, DTensor)
+            else:
+                assert value.placements == p.placements
+            check(full(value), other[name])

@@ -1,0 +1,170 @@
+"""DistributedDataParallel: replicas take the same steps, each by itself, and as one process does on all of the data."""
+
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import name_of, nan_arithmetic
+from collectives import counted
+from steps import OPTIONS, OURS, identical
+from tolerances import same
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fused_lwlr import ELR, LAMB, LARS, ClipByLayer
+
+pytestmark = pytest.mark.ranks(2)
+MULTIPLIERS = {"0.weight": 0.5, "2.weight[0:2]": 2.0, "2.bias": 0.0}
+SCALED = [
+    ("sgd", {"multipliers": MULTIPLIERS}), ("sgd", {"scaling": LARS(0.1), "clip_global_norm": 0.1}),
+    ("sgd", {"scaling": ELR(0.1), "nonfinite": "skip", "multipliers": MULTIPLIERS}),
+    ("adamw", {"multipliers": MULTIPLIERS}), ("adamw", {"amsgrad": True, "scaling": ClipByLayer(0.01)}),
+    ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "skip"}),
+]  # fmt: skip
+every_option = pytest.mark.parametrize(("name", "options"), SCALED)
+
+
+def network(dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)).to(dtype)
+
+
+def batch(step, dtype=torch.float32):
+    """All of the data of a step, of both ranks."""
+    return torch.rand(8, 4, generator=torch.Generator().manual_seed(step), dtype=dtype)
+
+
+def mine(data):
+    return data.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def backward(model, data):
+    model.zero_grad()
+    model(data).square().mean().backward()
+
+
+def everything(model, optimizer):
+    return deepcopy((model.state_dict(), optimizer.state_dict()))
+
+
+def same_on_all_ranks(thing):
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, thing)
+    return all(identical(one, found[0]) for one in found)
+
+
+@every_option
+def test_as_one_process_on_the_whole_batch(name, options):
+    """In double precision, in which the mean of two means differs from the mean by nothing that would show."""
+    model, alone = network(torch.float64), network(torch.float64)
+    replica = DistributedDataParallel(model)
+    make = {**OPTIONS[name], **options, "backend": "torch"}
+    ours, expected = (OURS[name](net.named_parameters(), **make) for net in (model, alone))
+    for step in range(5):
+        backward(replica, mine(batch(step, torch.float64)))
+        backward(alone, batch(step, torch.float64))
+        ours.step()
+        expected.step()
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "backend", "view"),
+    [(*row, "torch", view) for row in SCALED for view in (False, True)]
+    + [(*SCALED[2], "triton", True), (*SCALED[5], "triton", False)],
+)
+def test_replicas_agree_and_do_not_talk(name, options, backend, view):
+    """They are stepped by the mean gradient, bit for bit as one process is that is given it."""
+    model, alone = network(), network()
+    replica = DistributedDataParallel(model, gradient_as_bucket_view=view)
+    make = {**OPTIONS[name], **options, "backend": backend}
+    ours, expected = (OURS[name](net.named_parameters(), **make) for net in (model, alone))
+    for step in range(4 if backend == "torch" else 2):
+        backward(replica, mine(batch(step)))
+        for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+            q.grad = p.grad.clone()
+        with counted() as talk:
+            ours.step()
+        assert (talk.calls, talk.total) == ([], 0)
+        expected.step()
+        assert identical(everything(model, ours), everything(alone, expected))
+        if "scaling" in options:
+            same(ours.layer_stats().values, expected.layer_stats().values)
+    assert same_on_all_ranks(everything(model, ours))
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", OURS)
+def test_stochastic_rounding_is_the_same_on_all_ranks(name, backend):
+    """Whatever the state of their random number generators is."""
+    torch.manual_seed(dist.get_rank())
+    noise = torch.rand(())
+    model = network(torch.bfloat16)
+    torch.manual_seed(dist.get_rank())
+    replica = DistributedDataParallel(model)
+    ours = OURS[name](model.parameters(), **OPTIONS[name], stochastic_rounding=True, backend=backend)
+    nearest = OURS[name]((rounded := deepcopy(model)).parameters(), **OPTIONS[name], backend=backend)
+    for step in range(3):
+        backward(replica, mine(batch(step, torch.bfloat16)))
+        if step == 0:
+            for p, q in zip(model.parameters(), rounded.parameters(), strict=True):
+                q.grad = p.grad.clone()
+            nearest.step()
+        ours.step()
+        # it does round otherwise
+        assert step or not identical(model.state_dict(), rounded.state_dict())
+    assert same_on_all_ranks(everything(model, ours))
+    assert not same_on_all_ranks(noise)
+
+
+@nan_arithmetic
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", OURS)
+def test_what_overflows_on_one_rank_is_skipped_on_all(name, first):
+    """Of GradScaler, `nonfinite="skip"` and "raise" alike; and all go on."""
+    for control in ("scaler", "skip", "raise"):
+        model = network()
+        replica = DistributedDataParallel(model)
+        nonfinite = "propagate" if control == "scaler" else control
+        ours = OURS[name](model.named_parameters(), **OPTIONS[name], nonfinite=nonfinite, backend="torch")
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=control == "scaler")
+        for step in range(3):
+            overflows = step == (0 if first else 1)
+            before = everything(model, ours)
+            data = mine(batch(step))
+            if overflows and dist.get_rank() == 1:
+                data = data * math.inf
+            model.zero_grad()
+            scaler.scale(replica(data).square().mean()).backward()
+            if overflows and control == "raise":
+                with pytest.raises(FloatingPointError, match=r"of '0.weight', '0.bias'.*is not finite"):
+                    ours.step()
+            else:
+                scaler.step(ours)
+                scaler.update()
+            assert identical(model.state_dict(), before[0]) == overflows
+            assert not overflows or first or identical(everything(model, ours), before)
+        assert same_on_all_ranks(everything(model, ours))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("scaling", [None, LARS(0.1), ELR(0.1)], ids=name_of)
+@pytest.mark.parametrize("name", OURS)
+def test_zero_redundancy(name, scaling):
+    """Each rank has the state of some parameters, steps those, and sends them to the other."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model, alone = network(), network()
+    make = {**OPTIONS[name], "scaling": scaling, "backend": "torch"}
+    ours = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=OURS[name], **make)
+    expected = OURS[name](alone.parameters(), **make)
+    for step in range(3):
+        backward(model, batch(step))
+        backward(alone, batch(step))
+        ours.step()
+        expected.step()
+    assert identical(model.state_dict(), alone.state_dict())
+    assert 0 < len(ours.optim.state) < len(list(model.parameters()))

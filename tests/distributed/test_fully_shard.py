@@ -1,0 +1,171 @@
+"""Models under `fully_shard` train as one process does on all of the data, and as with torch's own optimizers."""
+
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import nan_arithmetic
+from collectives import counted
+from sharding import full, mesh
+from steps import OPTIONS, OURS, TORCH
+from tolerances import close, same
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from fused_lwlr import ELR, LAMB, LARS, NormalizedGradient
+
+pytestmark = pytest.mark.ranks(4)
+SLICES = {"0.weight[0:3]": 2.0, "0.weight[3:5]": 0.5, "2.weight": 3.0}
+ROWS = [
+    ("sgd", {"multipliers": SLICES}), ("sgd", {"scaling": LARS(0.1), "clip_global_norm": 0.1}),
+    ("sgd", {"scaling": NormalizedGradient(), "nonfinite": "skip", "multipliers": SLICES}),
+    ("adamw", {"amsgrad": True}), ("adamw", {"scaling": ELR(0.1), "multipliers": SLICES}),
+    ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "raise"}),
+]  # fmt: skip
+
+
+def network(dtype=torch.float32):
+    """Of which the first layer has five rows, and the last bias one."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+
+
+def sharded(model, *shape, **options):
+    """Each linear layer by itself and the rest together, the last layer frozen in part."""
+    model[4].bias.requires_grad_(False)
+    for module in (model[0], model[2], model):
+        fully_shard(module, mesh=mesh(*shape), **options)
+    return model
+
+
+def batch(step, dtype=torch.float32):
+    return torch.rand(8, 4, generator=torch.Generator().manual_seed(step), dtype=dtype)
+
+
+def mine(data):
+    return data.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def backward(model, data):
+    model.zero_grad()
+    model(data).square().mean().backward()
+
+
+def parts(model):
+    return [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+@pytest.mark.parametrize(("name", "options"), ROWS)
+def test_as_one_process_on_the_whole_batch(name, options, shape):
+    """In double precision, in which the mean of means differs from the mean by nothing that would show."""
+    model, alone = sharded(network(torch.float64), *shape), network(torch.float64)
+    alone[4].bias.requires_grad_(False)
+    make = {**OPTIONS[name], **options, "backend": "torch"}
+    ours, expected = (OURS[name](net.named_parameters(), **make) for net in (model, alone))
+    for step in range(5):
+        backward(model, mine(batch(step, torch.float64)))
+        backward(alone, batch(step, torch.float64))
+        ours.step()
+        expected.step()
+        for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+            assert isinstance(p, DTensor)
+            torch.testing.assert_close(full(p.detach()), q.detach(), rtol=1e-9, atol=1e-9)
+        if "scaling" in options:
+            mine_, other = ours.layer_stats().to_dict(), expected.layer_stats().to_dict()
+            assert mine_.keys() == other.keys()
+            for layer in mine_:
+                assert mine_[layer] == pytest.approx(other[layer], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("name", OURS)
+def test_beside_torch(name, clip, half):
+    """With torch's optimizer and its clipping of DTensors, on the same gradients; also those of bfloat16 passes."""
+    policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if half else {}
+    model, other = (sharded(network(), 4, **policy) for _ in range(2))
+    ours = OURS[name](model.parameters(), **OPTIONS[name], clip_global_norm=clip, backend="torch")
+    expected = TORCH[name](other.parameters(), **OPTIONS[name], foreach=False)
+    for step in range(4):
+        backward(model, mine(batch(step)))
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            q.grad = None if p.grad is None else p.grad.clone()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(other.parameters(), clip)
+        ours.step()
+        expected.step()
+        for p, q in zip(parts(model), parts(other), strict=True):
+            close(p.detach(), q.detach(), 2 * (step + 1))
+
+
+@nan_arithmetic
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("control", ["scaler", "skip"])
+@pytest.mark.parametrize("name", OURS)
+def test_an_overflow_in_one_shard_skips_the_step_of_all(name, control, first):
+    """Of one weight of the first process, by GradScaler, which asks the others, or by `nonfinite`."""
+    model, expected = (sharded(network(), 4) for _ in range(2))
+    make = {**OPTIONS[name], "backend": "torch"}
+    ours = OURS[name](model.parameters(), nonfinite="skip" if control == "skip" else "propagate", **make)
+    other = OURS[name](expected.parameters(), nonfinite=ours.gate.nonfinite, **make)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=100, enabled=control == "scaler")
+    for step in range(4):
+        overflows = step == (0 if first else 2)
+        before = [p.detach().clone() for p in parts(model)]
+        model.zero_grad()
+        scaler.scale(model(mine(batch(step))).square().mean()).backward()
+        if overflows and dist.get_rank() == 0:
+            model[2].weight.grad.to_local()[0, 0] = math.inf
+        scale = scaler.get_scale()
+        scaler.step(ours)
+        scaler.update()
+        if overflows:
+            for p, q in zip(parts(model), before, strict=True):
+                same(p.detach(), q)
+            assert scaler.get_scale() == (scale / 2 if control == "scaler" else scale)
+        else:
+            backward(expected, mine(batch(step)))
+            other.step()
+        for p, q in zip(parts(model), parts(expected), strict=True):
+            close(p.detach(), q.detach(), 2 * (step + 1))
+    counts = [state["step"].item() for state in ours.state.values() if "step" in state]
+    assert set(counts) == ({3.0} if counts else set())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_step_talks_only_for_norms(name):
+    for options, times in (({}, 0), ({"scaling": ELR(0.1)}, 1), ({"clip_global_norm": 1.0}, 1)):
+        for shape in ((4,), (2, 2)):
+            model = sharded(network(), *shape)
+            ours = OURS[name](model.named_parameters(), **OPTIONS[name], **options, backend="torch")
+            for step in range(3):
+                backward(model, mine(batch(step)))
+                with counted() as talk:
+                    ours.step()
+                assert [call for call, _ in talk.calls] == ["all_reduce"] * times
+                assert talk.total == times
+
+
+def test_gradients_that_add_up():
+    """Two backward passes before a step, the first of which is not reduced."""
+    model = sharded(network(torch.float64), 4)
+    alone = deepcopy(network(torch.float64))
+    alone[4].bias.requires_grad_(False)
+    ours, expected = (
+        OURS["sgd"](net.parameters(), **OPTIONS["sgd"], scaling=LARS(), backend="torch") for net in (model, alone)
+    )
+    for step in range(2):
+        for net, data in ((model, mine), (alone, lambda whole: whole)):
+            net.zero_grad()
+            for half in range(2):
+                if net is model:
+                    net.set_requires_gradient_sync(half == 1)
+                net(data(batch(2 * step + half, torch.float64))).square().mean().backward()
+        ours.step()
+        expected.step()
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(full(p.detach()), q.detach(), rtol=1e-9, atol=1e-9)

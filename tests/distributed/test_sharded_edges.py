@@ -1,0 +1,209 @@
+"""Shards of which some are special: not finite, frozen, late, of several dtypes, or with gradients placed otherwise."""
+
+import math
+
+import pytest
+import torch
+from cases import nan_arithmetic
+from sharding import compare, full, gradients, mesh, parameters, placed, spread
+from steps import OPTIONS, OURS, identical
+from tolerances import close, same
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from fused_lwlr import ELR, LAMB, LARS
+
+pytestmark = pytest.mark.ranks(4)
+every_name = pytest.mark.parametrize("name", OURS)
+CONTROLLED = [("sgd", {"scaling": LARS(0.1)}), ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.5})]
+every_control = pytest.mark.parametrize(("name", "options"), CONTROLLED)
+
+
+def pair(name, layout, dtype=torch.float32, **options):
+    whole = parameters(dtype)
+    sharded = spread(whole, layout)
+    make = {**OPTIONS[name], "backend": "torch", **options}
+    return OURS[name](sharded, **make), OURS[name](whole, **make), sharded, whole
+
+
+def everything(optimizer, named):
+    """Copies of what this process has."""
+    states = [{key: here(value) for key, value in optimizer.state.get(p, {}).items()} for _, p in named]
+    return [here(p) for _, p in named], states
+
+
+def here(tensor):
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+@nan_arithmetic
+@pytest.mark.parametrize(("layout", "bad"), [("rows", math.nan), ("hybrid", math.inf), ("both", -math.inf)])
+@pytest.mark.parametrize("nonfinite", ["skip", "raise"])
+@every_name
+def test_one_bad_element_on_one_process_stops_all(name, nonfinite, layout, bad):
+    """In the first step and in a later one; the message names the layer on every process."""
+    ours, expected, sharded, whole = pair(name, layout, nonfinite=nonfinite, scaling=ELR(0.1))
+    for step in range(4):
+        gradients(whole, sharded)
+        if step in (0, 2):
+            whole[3][1].grad[4, 2] = bad
+            sharded[3][1].grad = placed(whole[3][1].grad, layout)
+            before = everything(ours, sharded)
+            if nonfinite == "raise":
+                for optimizer in (ours, expected):
+                    with pytest.raises(FloatingPointError, match=r"the gradient of 'attn.qkv.weight' is not finite"):
+                        optimizer.step()
+            else:
+                ours.step()
+                expected.step()
+            assert step == 0 or identical(everything(ours, sharded), before)
+        else:
+            ours.step()
+            expected.step()
+        compare(lambda a, b, step=step: close(a, b, step + 1), ours, expected, sharded, whole)
+
+
+@nan_arithmetic
+@every_name
+def test_nan_goes_on_in_its_layer_alone(name):
+    """Without `nonfinite` a norm that is NaN is that of its layer on every process, and of no other layer."""
+    ours, expected, sharded, whole = pair(name, "rows", scaling=ELR(0.1))
+    gradients(whole, sharded)
+    whole[3][1].grad[4, 2] = math.nan
+    sharded[3][1].grad = placed(whole[3][1].grad, "rows")
+    ours.step()
+    expected.step()
+    compare(close, ours, expected, sharded, whole)
+    assert full(sharded[3][1]).isnan().any()
+    assert ours.layer_stats().nonfinite.tolist() == expected.layer_stats().nonfinite.tolist() == [0, 0, 0, 1, 0, 0, 0]
+
+
+@every_control
+def test_frozen_and_late(name, options):
+    """Parameters without a gradient, some of them only at first."""
+    ours, expected, sharded, whole = pair(name, "rows", **options)
+    frozen, late = (1, 3), (0, 4)
+    for i in frozen:
+        sharded[i][1].requires_grad_(False)
+    for step in range(3):
+        gradients(whole, sharded)
+        for i in (*frozen, *(late if step < 1 else ())):
+            whole[i][1].grad = sharded[i][1].grad = None
+        ours.step()
+        expected.step()
+        compare(lambda a, b, step=step: close(a, b, step + 1), ours, expected, sharded, whole)
+
+
+@pytest.mark.parametrize("master_weights", [False, True])
+@every_control
+def test_several_dtypes(name, options, master_weights):
+    """bfloat16 and float32 in one optimizer, two tables: one norm of all gradients."""
+    whole = parameters()
+    for _, p in whole[::2]:
+        p.data = p.data.bfloat16()
+    sharded = spread(whole, "rows")
+    make = {**OPTIONS[name], **options, "master_weights": master_weights, "backend": "torch"}
+    ours, expected = OURS[name](sharded, **make), OURS[name](whole, **make)
+    for step in range(3):
+        gradients(whole, sharded)
+        ours.step()
+        expected.step()
+        compare(lambda a, b, step=step: close(a, b, step + 1), ours, expected, sharded, whole)
+
+
+def misplaced(grad, how):
+    if how == "plain":
+        return grad.full_tensor()
+    if how == "partial":
+        return DTensor.from_local(grad.full_tensor(), grad.device_mesh, [Partial()])
+    if how == "other mesh":
+        return distribute_tensor(grad.full_tensor(), DeviceMesh("cpu", [3, 2, 1, 0]), grad.placements)
+    others = {"whole": [Replicate()], "columns": [Shard(1)], "swapped": [Shard(0), Replicate()]}
+    return grad.redistribute(placements=others[how])
+
+
+@pytest.mark.parametrize(
+    ("layout", "how", "said"),
+    [
+        ("rows", "plain", "a plain tensor"), ("rows", "partial", "Partial"), ("rows", "whole", "Replicate"),
+        ("rows", "columns", r"Shard\(dim=1\)"),
+        # whose local parts are no larger or smaller
+        ("rows", "other mesh", r"Shard\(dim=0\),\) on processes .3, 2, 1, 0"),
+        ("hybrid", "swapped", r"\(Shard\(dim=0\), Replicate\(\)\)"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("later", [False, True])
+@every_name
+def test_gradients_placed_otherwise_are_refused(name, later, layout, how, said):
+    """On the first step and on a later one, and nothing is stepped; with the right one it goes on."""
+    ours, expected, sharded, whole = pair(name, layout)
+    for _ in range(later):
+        gradients(whole, sharded)
+        ours.step()
+        expected.step()
+    gradients(whole, sharded)
+    before = everything(ours, sharded)
+    param, grad = sharded[3][1], sharded[3][1].grad
+    param.grad = misplaced(grad, how)
+    with pytest.raises(RuntimeError, match=f"'attn.qkv.weight' is placed as .*{said}.*, but the parameter as .*Shard"):
+        ours.step()
+    assert identical(everything(ours, sharded), before)
+    param.grad = grad
+    ours.step()
+    expected.step()
+    compare(same, ours, expected, sharded, whole)
+
+
+@every_name
+def test_a_sharded_gradient_of_a_plain_parameter_is_refused(name):
+    whole = parameters()
+    ours = OURS[name](whole, lr=0.1, backend="torch")
+    gradients(whole, whole)
+    whole[3][1].grad = placed(whole[3][1].grad, "rows")
+    with pytest.raises(RuntimeError, match=r"is placed as .*Shard\(dim=0\).*but the parameter as a plain tensor"):
+        ours.step()
+
+
+@every_name
+def test_autograd_notices_the_step(name):
+    """A backward pass over a parameter that was stepped meanwhile raises, as with every optimizer of torch."""
+    ours, _, sharded, whole = pair(name, "rows")
+    loss = (sharded[3][1] * sharded[3][1]).sum()
+    gradients(whole, sharded)
+    ours.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@every_control
+def test_weights_changed_from_outside_count(name, options):
+    ours, expected, sharded, whole = pair(name, "rows", **options)
+    for step in range(3):
+        gradients(whole, sharded)
+        with torch.no_grad():
+            for (_, p), (_, q) in zip(sharded, whole, strict=True):
+                p.mul_(1.5)
+                q.mul_(1.5)
+        ours.step()
+        expected.step()
+        compare(lambda a, b, step=step: close(a, b, 4 * (step + 1)), ours, expected, sharded, whole)
+
+
+@every_name
+def test_stochastic_rounding_of_shards(name):
+    """Each element goes to one of its two neighbours, on all replicas to the same, and not all to the nearest."""
+    ours, expected, sharded, whole = pair(name, "hybrid", torch.bfloat16, stochastic_rounding=True)
+    nearest = OURS[name](other := spread(whole, "hybrid"), **OPTIONS[name], backend="torch")
+    gradients(whole, sharded)
+    for (_, p), (_, q) in zip(sharded, other, strict=True):
+        q.grad = p.grad.clone()
+    for optimizer in (ours, expected, nearest):
+        optimizer.step()
+    differ = 0
+    for (_, p), (_, q) in zip(sharded, other, strict=True):
+        torch.testing.assert_close(full(p.detach()), full(q.detach()), rtol=2**-7, atol=1e-6)
+        differ += (full(p.detach()) != full(q.detach())).sum().item()
+        replicas = [torch.empty_like(here(p)) for _ in range(2)]
+        torch.distributed.all_gather(replicas, here(p), group=mesh(2, 2).get_group("x"))
+        same(*replicas)
+    assert differ > 1000

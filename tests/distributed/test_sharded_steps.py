@@ -1,0 +1,103 @@
+"""A step on shards is the step on whole parameters, whatever is known of whole layers only."""
+
+import pytest
+from cases import SCALINGS
+from sharding import LAYOUTS, compare, full, gradients, parameters, spread
+from steps import OPTIONS, OURS, TORCH
+from tolerances import close, same
+
+from fused_lwlr import ELR, LAMB, LARC, LARS
+
+pytestmark = pytest.mark.ranks(4)
+# slices that begin and end within a shard, at its end, and in the same one
+SLICES = {"attn.qkv.weight[0:1]": 2.0, "attn.qkv.weight[1:3]": 0.5, "attn.qkv.weight[5:12]": 3.0, "conv.weight": 0.0}
+PLAIN = [
+    ("sgd", {"nesterov": True}), ("sgd", {"momentum": 0.0}), ("adamw", {}),
+    ("adamw", {"amsgrad": True, "maximize": True}),
+]  # fmt: skip
+CONTROLS = [
+    ("sgd", {"clip_global_norm": 0.5}), ("sgd", {"nonfinite": "skip"}), ("sgd", {"nonfinite": "raise"}),
+    ("sgd", {"scaling": ELR(0.1), "multipliers": SLICES}), ("sgd", {"scaling": LARC(), "clip_global_norm": 0.5}),
+    ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.5, "multipliers": SLICES}),
+    ("adamw", {"scaling": ELR(0.1), "nonfinite": "skip", "clip_global_norm": 0.5}),
+    ("adamw", {"scaling": LARS(), "multipliers": SLICES}),
+]  # fmt: skip
+
+
+def follow(name, options, backend, layout, steps, check, plain=("conv.bias",)):
+    """Two optimizers, on shards and on whole parameters, that must not part."""
+    whole = parameters()
+    sharded = spread(whole, layout, plain)
+    make = {**OPTIONS[name], **options, "backend": backend}
+    ours, expected = OURS[name](sharded, **make), OURS[name](whole, **make)
+    for step in range(steps):
+        gradients(whole, sharded)
+        before = [full(p.grad).clone() for _, p in sharded]
+        ours.step()
+        expected.step()
+        compare(lambda a, b, step=step: check(a, b, step + 1), ours, expected, sharded, whole)
+        for (_, p), grad in zip(sharded, before, strict=True):
+            same(full(p.grad), grad)
+        if options.get("scaling") is not None:
+            mine, other = ours.layer_stats(), expected.layer_stats()
+            assert (mine.names, mine.constrained) == (other.names, other.constrained)
+            close(mine.values.float(), other.values.float(), steps=4 * (step + 1))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "options"), PLAIN)
+def test_without_norms_it_is_the_same_step(name, options, layout):
+    """Bit for bit; and torch's, which steps DTensors by itself."""
+    follow(name, options, "torch", layout, 2, lambda a, b, _: same(a, b))
+    whole = parameters()
+    sharded, other = spread(whole, layout), spread(whole, layout)
+    ours = OURS[name](sharded, backend="torch", **{**OPTIONS[name], **options})
+    expected = TORCH[name](other, foreach=False, **{**OPTIONS[name], **options})
+    for step in range(2):
+        gradients(whole, sharded)
+        for (_, p), (_, q) in zip(sharded, other, strict=True):
+            q.grad = p.grad.clone()
+        ours.step()
+        expected.step()
+        for (_, p), (_, q) in zip(sharded, other, strict=True):
+            close(full(p.detach()), full(q.detach()), step + 1)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "hybrid", "both"])
+@pytest.mark.parametrize("name", OURS)
+def test_slices_are_of_the_whole(name, layout):
+    follow(name, {"multipliers": SLICES}, "torch", layout, 3, lambda a, b, _: same(a, b))
+
+
+def test_slices_of_rows_that_are_sharded_twice_are_refused():
+    """Each process has rows that do not follow one another."""
+    sharded = spread(whole := parameters(), "twice")
+    ours = OURS["sgd"](sharded, lr=0.1, multipliers=SLICES)
+    gradients(whole, sharded)
+    with pytest.raises(ValueError, match="sharded at most once"):
+        ours.step()
+    for (_, p), (_, q) in zip(sharded, whole, strict=True):
+        same(full(p.detach()), q.detach())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "options"), CONTROLS)
+def test_norms_are_of_the_whole(name, options, layout):
+    if layout == "twice":
+        options = {**options, "multipliers": None}
+    follow(name, options, "torch", layout, 2, close)
+
+
+@pytest.mark.parametrize(("name", "scaling"), [(name, scaling) for name in OURS for scaling in SCALINGS])
+def test_every_scaling(name, scaling):
+    follow(name, {"scaling": scaling, "clip_global_norm": 1.0}, "torch", "rows", 2, close)
+    follow(name, {"scaling": scaling}, "torch", "rows", 2, close)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layout"),
+    [("sgd", {}, "rows"), ("adamw", {}, "columns"), (*CONTROLS[3], "hybrid"), (*CONTROLS[5], "rows")],
+)
+def test_kernels_step_shards(name, options, layout):
+    """Through Triton, among them programs that have nothing to do."""
+    follow(name, options, "triton", layout, 2, close)
