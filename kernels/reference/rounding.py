@@ -36,7 +36,7 @@ def rounded(x: Tensor, dtype: torch.dtype, position: Tensor, key: Tensor, column
     The noise is drawn by the position of an element: the same for the same key and column, and independent of how the
     work was divided.
     """
-    noise = mix(mix((position & 0xFFFFFFFF) ^ key) ^ ((key + (column + 1) * GOLDEN) & 0xFFFFFFFF))
+    noise = mix((position & 0xFFFFFFFF) ^ mix((key + (column + 1) * GOLDEN) & 0xFFFFFFFF))
     # of a float, the lower bits are cut off; a carry into them rounds the magnitude up
     cut = 16 if dtype == torch.bfloat16 else 13
     low = (1 << cut) - 1

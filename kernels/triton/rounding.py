@@ -34,7 +34,7 @@ def rounded(x, DTYPE: tl.constexpr, position, key, COLUMN: tl.constexpr):
     if (DTYPE is None) or (DTYPE == tl.float32) or (key is None):
         return x
     else:
-        noise = mix(mix(position ^ key) ^ (key + tl.full([1], (COLUMN + 1) * GOLDEN & 0xFFFFFFFF, tl.uint32)))
+        noise = mix(position ^ mix(key + tl.full([1], (COLUMN + 1) * GOLDEN & 0xFFFFFFFF, tl.uint32)))
         # of a float, the lower bits are cut off; a carry into them rounds the magnitude up
         LOW: tl.constexpr = 0xFFFF if DTYPE == tl.bfloat16 else 0x1FFF
         bits = x.to(tl.uint32, bitcast=True) + (noise & LOW)
