@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 def is_capturing(groups: list[dict[str, Any]]) -> bool:
     """Whether a step on these param groups would be captured."""
-    on_gpu = any(param.is_cuda for group in groups for param in group["params"])
-    return on_gpu and torch.cuda.is_current_stream_capturing()
+    # without a context, which to ask for the stream would create, there is no capture
+    if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        return False
+    return any(param.is_cuda for group in groups for param in group["params"])
 
 
 def check_capture(optimizer: "FusedOptimizer", plan: "Plan | None") -> "Plan":
