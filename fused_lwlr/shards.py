@@ -105,3 +105,9 @@ class Completion:
             torch.distributed.all_reduce(total, op=operation, group=group)
             values = total if rows is None else torch.where(rows, total, values)
         return values
+
+
+def completion_of(held: Sequence[tuple[Tensor, Row]], device: torch.device) -> Completion | None:
+    """What completes sums over these rows, or None if every one of them is whole."""
+    completion = Completion(held, device) if any(is_distributed(tensor) for tensor, _ in held) else None
+    return completion if completion is not None and completion.needed else None

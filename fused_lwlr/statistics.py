@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Row, Table
 from fused_lwlr.layers import Layer, named_layers, rows_of
-from fused_lwlr.shards import Completion, is_distributed, local, local_row
+from fused_lwlr.shards import Completion, completion_of, local, local_row
 
 
 class Columns:
@@ -156,8 +156,7 @@ class StatisticsPass:
         self.layers = [self._layers[i] for i in ordered.tolist()]
         self.index, self._order = ordered.to(device), order.to(device)
         held = [(layer.param, local_row(Row(0, layer.start, layer.stop), layer.param)) for layer in self.layers]
-        completion = Completion(held, device) if any(is_distributed(param) for param, _ in held) else None
-        self._completion = completion if completion is not None and completion.needed else None
+        self._completion = completion_of(held, device)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

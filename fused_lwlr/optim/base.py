@@ -164,7 +164,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         grads = [param.grad for param in params]
         plan = self._plan if self._plan is not None and self._plan.take(self, params, grads) else None
         if capturing:
-            self._captured = (*self._captured, check_capture(self, plan))
+            captured = check_capture(self, plan)
+            if captured not in self._captured:
+                self._captured = (*self._captured, captured)
         self._plan = plan or Plan(self, params, grads)
         self._plan.run(self, loss_scale)
         self.gate.report(wait=False)

@@ -17,9 +17,9 @@ from fused_lwlr.optim.gate import LossScale
 from fused_lwlr.optim.parts import partition
 from fused_lwlr.optim.precision import MASTER
 from fused_lwlr.optim.rescale import Target
-from fused_lwlr.optim.sharded import Decision, decide
+from fused_lwlr.optim.sharded import Decision, Traits, decide
 from fused_lwlr.optim.validate import label_of, same_placement, same_width, validate
-from fused_lwlr.shards import Completion, is_distributed, local
+from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
@@ -67,7 +67,9 @@ class Plan:
         columns = {"grad": [*(grad for _, grad, *_ in live), *self._idle], **self._columns}
         targets = {target.tensor: target for target in self._targets}
         self.parts = list(partition(optimizer, self._params, [place for *_, place in live], columns, targets))
-        self._completion = self._complete() if self._distributed else None
+        self._completion: Completion | None = None
+        if self._distributed:
+            self._spread()
 
     def take(self, optimizer: "FusedOptimizer", params: list[Tensor], grads: list[Tensor | None]) -> bool:
         """Take in the gradients of the next step; False if this plan no longer describes what they belong to."""
@@ -135,14 +137,16 @@ class Plan:
         if self._completion is None or (scale is None and not optimizer.gate.looks):
             return [Decision(scale, gate) for gate in optimizer.gate.of(self.parts, loss_scale)]
         gates = [loss_scale.gate(part) or Gate() for part in self.parts]
-        return decide(optimizer.operation, self.parts, self._completion, hyper, scale, optimizer.gate, gates)
+        return decide(
+            optimizer.operation, self.parts, self._completion, self._traits, hyper, scale, optimizer.gate, gates
+        )
 
-    def _complete(self) -> Completion | None:
-        """What makes sums over the local rows sums over layers, if any layer is not whole."""
+    def _spread(self) -> None:
+        """What is needed to decide for layers of which this process has a part."""
+        rows = [(self._params[part.members[row.tensor]], row) for part in self.parts for row in part.table.rows]
         device = self.parts[0].table.columns["param"][0].device
-        held = [(self._params[part.members[row.tensor]], row) for part in self.parts for row in part.table.rows]
-        completion = Completion(held, device)
-        return completion if completion.needed else None
+        self._completion = completion_of(rows, device)
+        self._traits = Traits([row for _, row in rows], device)
 
     def _here(self, tensors: list[Any]) -> list[Any]:
         """What this process holds of some tensors, or of None."""

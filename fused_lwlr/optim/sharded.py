@@ -35,10 +35,20 @@ class Decision:
     statistics: Tensor | None = None
 
 
+class Traits:
+    """What is fixed of the rows of all parts, on the device: to upload it in every step would be to wait for that."""
+
+    def __init__(self, rows: Sequence[Row], device: torch.device):
+        self.anchor = torch.tensor([row.anchor for row in rows], device=device)
+        self.scaled = torch.tensor([row.scaled for row in rows], device=device)
+        self.multiplier = torch.tensor([row.multiplier for row in rows], dtype=torch.float64, device=device)
+
+
 def decide(
     operation: str,
     parts: Sequence["Part"],
     completion: Completion,
+    traits: Traits,
     hyper: Sequence[Any],
     scale: Scale | None,
     gate: "GlobalGate",
@@ -52,18 +62,17 @@ def decide(
         operation: the rule.
         parts: their tables hold the gradients and hyper rows of this step.
         completion: of sums over the rows of all parts.
+        traits: of these rows.
         hyper: the hyper rows.
         scale: one factor for each row.
         gate: what is decided for all rows at once.
         gates: for each part, the loss scale.
     """
-    rows = [row for part in parts for row in part.table.rows]
     direction = scale is not None and scale.place == "direction"
     twice = direction and gate.clips
     sums = _measure(operation, parts, hyper, "direction" if direction and not twice else "gradient", gates)
     sums = completion.sum(sums)
-    anchors = torch.tensor([row.anchor for row in rows], device=sums.device)
-    largest = torch.where(anchors, sums[:, 3], 0.0).amax()
+    largest = torch.where(traits.anchor, sums[:, 3], 0.0).amax()
     totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
     counts = list(sums[:, 2].split([len(part.table.rows) for part in parts]))
     decided = gate.gates(parts, gates, totals, counts)
@@ -75,7 +84,7 @@ def decide(
     if twice:
         sums[:, 4:] = completion.sum(_measure(operation, parts, hyper, "direction", decided)[:, 4:])
     norm = sums[:, 4].sqrt() if direction else sums[:, 1].sqrt() * clip
-    sums[:, 4] = _factors(parts, rows, hyper, scale, norm, sums[:, 3].sqrt())
+    sums[:, 4] = _factors(parts, traits, hyper, scale, norm, sums[:, 3].sqrt())
     pieces = sums.split([len(part.table.rows) for part in parts])
     devices = [part.table.columns["param"][0].device for part in parts]
     return [
@@ -98,16 +107,15 @@ def _measure(
 
 
 def _factors(
-    parts: Sequence["Part"], rows: Sequence[Row], hyper: Sequence[Any], scale: Scale, norm: Tensor, weight_norm: Tensor
+    parts: Sequence["Part"], traits: Traits, hyper: Sequence[Any], scale: Scale, norm: Tensor, weight_norm: Tensor
 ) -> Tensor:
     """What the formula of a scaling makes of the norms of all rows, 1 where it does not act."""
     used = [hyper[part.table.hyper_row[row.tensor]] for part in parts for row in part.table.rows]
-    lr = _numbers([h.lr for h in used], norm) * _numbers([row.multiplier for row in rows], norm)
+    lr = _numbers([h.lr for h in used], norm) * traits.multiplier
     weight_decay = _numbers([h.weight_decay for h in used], norm)
     numbers = [norm.new_full((), number) for number in scale.numbers]
     factors = scale.formula(norm, weight_norm, lr, weight_decay, *numbers)
-    scaled = torch.tensor([row.scaled for row in rows], device=norm.device)
-    return torch.where(scaled, factors, 1.0)
+    return torch.where(traits.scaled, factors, 1.0)
 
 
 def _numbers(values: Sequence[float | Tensor], like: Tensor) -> Tensor:
