@@ -44,8 +44,8 @@ def main() -> None:
             store.wait([f"failed-{number}-{rank}" for rank in range(WORLD)], timedelta(seconds=5))
         print(f"{case.function}({case.arguments}) took {time.monotonic() - started:.2f} s", flush=True)
         reached()
-    dist.barrier()
-    dist.destroy_process_group()
+    store.set(f"done-{RANK}", "")
+    store.wait([f"done-{rank}" for rank in range(WORLD)], timedelta(minutes=2))
 
 
 def run(case: Any) -> None:
@@ -64,9 +64,15 @@ def reached() -> None:
 
 if __name__ == "__main__":
     faulthandler.enable()
+    status = 1
     try:
         main()
+        status = 0
     except BaseException:
         traceback.print_exc()
-        # at once: to leave the group could wait for ranks that never come
-        os._exit(1)
+    finally:
+        # at once: to leave the group could wait for ranks that never come, and gloo's threads may abort a process that
+        # takes itself down in order
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
