@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fused_lwlr.kernels.identity import Layout
+
 STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
 
@@ -48,20 +50,24 @@ class Table:
 
     Attributes:
         columns: name -> tensors, read-only.
-        keys: for each column, what tells its tensors from others: a new object whenever they moved.
+        layouts: for each column, what its tensors have in common with those that they replaced; another object whenever
+            that is not all but addresses.
+        addresses: for each column, where its tensors are, int64 [n], 0 where absent; another array whenever they moved.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
         images: the backend's own copies of the table, one for each operation, kept from call to call.
+        launches: what the backend keeps for each kind of launch.
         capturable: whether steps may be captured in a CUDA graph.
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
         self._columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
-        self._kinds = {name: _kinds(tensors) for name, tensors in self._columns.items()}
         self.columns = MappingProxyType(self._columns)
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
-        self.keys = {name: _key(name, tensors) for name, tensors in self._columns.items()}
+        self.layouts = {name: Layout(tensors) for name, tensors in self._columns.items()}
+        self.addresses = {name: self.layouts[name].addresses(tensors) for name, tensors in self._columns.items()}
         self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
         self.images: dict[Any, Any] = {}
+        self.launches: dict[Any, Any] = {}
         self.capturable = False
 
     def replace(self, name: str, tensors: Sequence[Any]) -> bool:
@@ -69,14 +75,18 @@ class Table:
 
         They do not if one is sparse, or has another dtype or shape than the one that was in its place.
         """
-        try:
-            key = _key(name, tensors)
-        except RuntimeError:  # a sparse tensor has neither address nor strides
-            return False
-        if key != self.keys[name]:
-            if _kinds(tensors) != self._kinds[name]:
+        layout = self.layouts[name]
+        if not layout.fits(tensors):
+            try:
+                layout = Layout(tensors)
+            except RuntimeError:  # a sparse tensor has no strides
                 return False
-            self.keys[name] = key
+            if layout.kinds != self.layouts[name].kinds:
+                return False
+            self.layouts[name] = layout
+        addresses = layout.addresses(tensors)
+        if not (addresses == self.addresses[name]).all():
+            self.addresses[name] = addresses
         self._columns[name] = tuple(tensors)
         return True
 
@@ -104,26 +114,3 @@ def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
 def real(tensor: Tensor) -> Tensor:
     """The tensor itself, or a complex tensor as pairs of reals: of its own memory, unless it is a lazy conjugate."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def identity(tensors: Sequence[Tensor | None]) -> tuple[list[Any], ...]:
-    """What tells some tensors from others: addresses alone would not, allocators reuse them."""
-    present = [t for t in tensors if t is not None]
-    return (
-        [t is not None for t in tensors],
-        list(map(Tensor.data_ptr, present)),
-        list(map(Tensor.stride, present)),
-        list(map(Tensor.numel, present)),
-    )
-
-
-def _key(name: str, tensors: Sequence[Any]) -> tuple[list[Any], ...]:
-    """The identity of a column; of gradients also which hold the conjugate or the negative of what they mean."""
-    present = [t for t in tensors if t is not None]
-    if name != "grad" or not present:
-        return *identity(tensors), []
-    return *identity(tensors), list(map(Tensor.is_conj if present[0].is_complex() else Tensor.is_neg, present))
-
-
-def _kinds(tensors: Sequence[Tensor | None]) -> list[tuple[torch.dtype, torch.Size] | None]:
-    return [None if t is None else (t.dtype, t.shape) for t in tensors]

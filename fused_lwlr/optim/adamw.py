@@ -97,7 +97,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         return self.state_names if group["amsgrad"] else self.state_names[:2]
 
     def hyper_rows(self, plan: Plan) -> tuple[list[AdamWHyper], Sequence[int]]:
-        cohorts, rows = plan.cohorts(plan.steps)
+        cohorts, rows = plan.cohorts(plan.state.steps)
         correct = self.scaling is None or self.scaling.bias_correction
         return [_hyper(self.param_groups[group], float(taken) + 1, correct) for group, taken in cohorts], rows
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from fused_lwlr.optim import checkpoint
 from fused_lwlr.optim import multipliers as multiplier
 from fused_lwlr.optim.capture import check_capture, is_capturing
 from fused_lwlr.optim.gate import GlobalGate, LossScale, Nonfinite
+from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_stats import StepStatistics, step_statistics
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.optim.precision import Precision
@@ -133,9 +135,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
-    # a compiled training loop breaks its graph here: tables of addresses are not to be traced
-    @_disable_dynamo
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, in one launch for each combination of device and dtypes.
 
@@ -160,17 +159,21 @@ class FusedOptimizer(torch.optim.Optimizer):
         # GradScaler sets these for the time of a step
         loss_scale = LossScale(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         self._counts |= loss_scale.found_inf is not None
-        params = [param for group in self.param_groups for param in group["params"]]
+        params = list(chain.from_iterable([group["params"] for group in self.param_groups]))
         grads = [param.grad for param in params]
-        plan = self._plan if self._plan is not None and self._plan.take(self, params, grads) else None
-        if capturing:
-            captured = check_capture(self, plan)
-            if captured not in self._captured:
-                self._captured = (*self._captured, captured)
-        self._plan = plan or Plan(self, params, grads)
-        self._plan.run(self, loss_scale)
+        with torch.no_grad():
+            plan = self._plan if self._plan is not None and self._plan.take(self, params, grads) else None
+            if capturing:
+                captured = check_capture(self, plan)
+                if captured not in self._captured:
+                    self._captured = (*self._captured, captured)
+            self._plan = plan or Plan(self, params, grads)
+            self._plan.run(self, loss_scale)
         self.gate.report(wait=False)
         return loss
+
+    # a compiled training loop breaks its graph here: tables of addresses are not to be traced
+    step = _disable_dynamo(hooked(step))
 
     def layer_stats(self) -> StepStatistics:
         """Norms, ELR and trust ratio of every layer in the last step, from what the step computed anyway.

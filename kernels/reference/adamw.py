@@ -1,6 +1,7 @@
 """AdamW in plain PyTorch: operation for operation `torch.optim.AdamW`'s single-tensor path."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -81,3 +82,16 @@ def adamw(
             control.store(row, master_weight, w, 0)
     control.count()
     return control.statistics
+
+
+def prepare_adamw(
+    table: Table,
+    hyper: Sequence[AdamWHyper],
+    scale: Scale | Factors | None = None,
+    gate: Gate | None = None,
+    *,
+    write: bool = True,
+    rounding_seed: int | None = None,
+) -> Callable[[], Tensor | None]:
+    """All of `adamw` that can be done, and fail, before anything is written; what is returned does the rest, once."""
+    return partial(adamw, table, hyper, scale, gate, write=write, rounding_seed=rounding_seed)

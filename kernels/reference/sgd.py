@@ -1,6 +1,7 @@
 """SGD in plain PyTorch: operation for operation `torch.optim.SGD`'s single-tensor path."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -75,3 +76,16 @@ def sgd(
             control.store(row, momentum_buffer, b, 1, row.power)
     control.count()
     return control.statistics
+
+
+def prepare_sgd(
+    table: Table,
+    hyper: Sequence[SGDHyper],
+    scale: Scale | Factors | None = None,
+    gate: Gate | None = None,
+    *,
+    write: bool = True,
+    rounding_seed: int | None = None,
+) -> Callable[[], Tensor | None]:
+    """All of `sgd` that can be done, and fail, before anything is written; what is returned does the rest, once."""
+    return partial(sgd, table, hyper, scale, gate, write=write, rounding_seed=rounding_seed)

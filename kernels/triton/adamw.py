@@ -5,7 +5,7 @@ m ← m + (1 − β₁) · (g − m)           v ← β₂ · v + (1 − β₂) 
 w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · m / (1 − β₁ᵗ) / (√(u | v) / √(1 − β₂ᵗ) + eps)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import triton
@@ -15,7 +15,7 @@ from torch import Tensor
 from fused_lwlr.kernels.control import Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import AdamWHyper, Number
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton.step import step
+from fused_lwlr.kernels.triton.step import Rule, prepare
 from fused_lwlr.kernels.triton.update import HEADER, UNUSED
 
 
@@ -55,6 +55,9 @@ def _rule(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, h
     return tl.div_rn(gain * m, denom), m, v, u
 
 
+RULE = Rule(("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), _rule, _coefficients)
+
+
 def adamw(
     table: Table,
     hyper: Sequence[AdamWHyper],
@@ -91,8 +94,21 @@ def adamw(
     Returns:
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
-    columns, rows = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), [_hyper(h) for h in hyper]
-    return step(table, columns, _rule, _coefficients, rows, scale, gate, write=write, rounding_seed=rounding_seed)
+    return prepare_adamw(table, hyper, scale, gate, write=write, rounding_seed=rounding_seed)()
+
+
+def prepare_adamw(
+    table: Table,
+    hyper: Sequence[AdamWHyper],
+    scale: Scale | Factors | None = None,
+    gate: Gate | None = None,
+    *,
+    write: bool = True,
+    rounding_seed: int | None = None,
+) -> Callable[[], Tensor | None]:
+    """All of `adamw` that can be done, and fail, before anything is written; what is returned does the rest, once."""
+    rows = [_hyper(h) for h in hyper]
+    return prepare(table, RULE, rows, scale, gate, write=write, rounding_seed=rounding_seed)
 
 
 def _hyper(h: AdamWHyper) -> tuple[Number, ...]:

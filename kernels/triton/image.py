@@ -79,30 +79,37 @@ class Image:
         self._tiles: dict[int, Tensor] = {}
         self.dtypes = {name: dtype_of(table, name) for name in columns}
         self._versions: list[int] | None = None
+        self.known = np.zeros(self.rows, dtype=bool)
+        """For each row, whether its parameter is as it was when `remember` was called, by its version counter."""
+        self._now: list[int] | None = None
+        self._all_known = False
         self._stale = True
         self._spares: list[Tensor] = []
         self._captured: list[tuple[Tensor, Any]] = []
         self.workspace: Any = None
         """What an operation keeps from launch to launch."""
+        self.rescales = any(row.power for row in table.rows)
+        self._bytes: dict[tuple[str, ...], int] = {}
 
     def refresh(self, table: Table, hyper: np.ndarray) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
-        moved = [i for i, name in enumerate(self.columns) if table.keys.get(name) is not self._seen.get(name)]
-        for column in moved:
-            self._point(column, table)
+        moved = False
+        for column, name in enumerate(self.columns):
+            at = table.addresses.get(name)
+            if at is not self._seen.get(name) or table.layouts.get(name) is not self._layouts.get(name):
+                self._point(column, table)
+                moved = True
         for name, scratch in self._scratch.items():
             for index, tensor in scratch.items():
                 tensor.copy_(real(table.columns[name][index]))
-        changed = bool(moved)
+        changed = moved
         if table.hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
         changed |= _assign(self._hyper, hyper.view(np.int32).ravel())
         capturing = is_capturing(table)
         if self._versions is not None:
-            # a replay of a graph comes by without a look at version counters
-            known = np.zeros(self.rows, dtype=bool) if capturing else self.known(table)
-            changed |= _assign(self._traits, self._own_traits | KNOWN.value * known)
+            changed |= self._recall(table, capturing)
         # a graph brings its own image with every replay: there is no telling what the buffer holds beside one
         self._stale |= changed or capturing or bool(self._captured)
         if self._stale:
@@ -137,15 +144,35 @@ class Image:
             for index, scratch in self._scratch.get(name, {}).items():
                 real(table.columns[name][index]).copy_(scratch)
 
-    def remember(self, table: Table) -> None:
-        """Note that what an operation carries from this launch to the next is of the parameters as they are now."""
-        self._versions = versions(table)
+    def remember(self, table: Table, *, stepped: bool) -> None:
+        """Note that what an operation carries from this launch to the next is of the parameters as they are now.
 
-    def known(self, table: Table) -> np.ndarray:
-        """For each row, whether its parameter is as it was when `remember` was called, by its version counter."""
-        if self._versions is None:
-            return np.zeros(self.rows, dtype=bool)
-        return np.equal(self._versions, versions(table))[self._tensor]
+        Args:
+            stepped: whether the launch wrote to them.
+        """
+        if self._now is None or self._scratch.get("param"):
+            self._versions = versions(table)
+        else:
+            # `finish` has moved each by one
+            self._versions = [version + 1 for version in self._now] if stepped else self._now
+
+    def _recall(self, table: Table, capturing: bool) -> bool:
+        """Mark the rows whose parameters are as they were when `remember` was called; True if others than before."""
+        # a replay of a graph comes by without a look at version counters
+        now = self._now = None if capturing else versions(table)
+        if now == self._versions and self._all_known:
+            return False
+        then = np.array(self._versions)
+        same = then == now if now is not None else np.zeros(len(then), dtype=bool)
+        self.known = same[self._tensor]
+        self._all_known = bool(self.known.all())
+        return _assign(self._traits, self._own_traits | KNOWN.value * self.known)
+
+    def bytes_of(self, passes: tuple[str, ...]) -> int:
+        """Bytes of all rows, in each of some columns."""
+        if passes not in self._bytes:
+            self._bytes[passes] = sum(int(self.sizes[name].sum()) for name in passes if name in self.sizes)
+        return self._bytes[passes]
 
     def tiles(self, block: int, *, at_least_one: bool = False) -> Tensor:
         """(row, index) of every run of `block` elements, int32 [n, 2], rows in order."""
@@ -157,24 +184,22 @@ class Image:
     def _point(self, column: int, table: Table) -> None:
         """Write the addresses of one column, its scratch tensors made first if its layout is new."""
         name = self.columns[column]
-        tensors, key = table.columns[name], table.keys[name]
-        present, addresses, strides, _, lazy = key
-        if self._layouts.get(name) != (present, strides, lazy):
-            self._layouts[name] = (present, strides, lazy)
+        tensors, layout, addresses = table.columns[name], table.layouts[name], table.addresses[name]
+        if layout is not self._layouts.get(name):
+            self._layouts[name] = layout
             walked = [(i, t) for i, t in enumerate(tensors) if t is not None and name != "step"]
             found = {i: stand_in(t, self._strides[i]) for i, t in walked}
             self._scratch[name] = {i: t for i, t in found.items() if t is not None}
             itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
-            self._offsets[name] = self._first * (itemsize if name != "step" else 0)
-            self.sizes[name] = np.where(np.array(present)[self._tensor], self.numel * itemsize, 0)
-        base = np.zeros(len(tensors), dtype=np.int64)
-        base[present] = addresses
+            present = np.array(layout.present)[self._tensor]
+            self.sizes[name] = np.where(present, self.numel * itemsize, 0)
+            # an absent tensor and an empty one have the address 0, which stays 0
+            self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
         for i, scratch in self._scratch[name].items():
-            base[i] = scratch.data_ptr()
-        base = base[self._tensor]
-        # an absent tensor and an empty one have the address 0, which stays 0
-        self._addresses[column] = np.where(base == 0, 0, base + self._offsets[name])
-        self._seen[name] = key
+            addresses = addresses.copy()
+            addresses[i] = scratch.data_ptr()
+        np.add(addresses[self._tensor], self._offsets[name], out=self._addresses[column])
+        self._seen[name] = table.addresses[name]
 
 
 def image_of(table: Table, columns: Sequence[str], hyper: np.ndarray = NO_HYPER, *, tile: int) -> Image:

@@ -1,6 +1,6 @@
 """Launching kernels, and counting what was launched."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -43,28 +43,72 @@ def supports(device: torch.device, dtype: torch.dtype) -> bool:
     return real_dtype in DTYPES and device.type == ("cpu" if knobs.runtime.interpret else "cuda")
 
 
-def launch(
-    kernel: Any, image: Image, items: Tensor, *args: Any, programs: int, passes: Sequence[str], **meta: Any
-) -> None:
-    """Run a kernel over a list of items, once.
+class Bound:
+    """A kernel, and what stays the same from launch to launch: its table's image, its items, how it is compiled.
 
     Args:
+        kernel: takes addresses, floats, items, their number and that of the rows, then what differs between launches,
+            and last what it is compiled for.
         items: int32 [n, 2], as the kernel reads them.
-        args: what the kernel takes after the table.
         programs: how many share the items.
         passes: a column's name for each time that it is read or written, for the byte count.
         meta: compile-time arguments.
     """
-    count = items.shape[0]
-    if programs == 0:
-        return
-    with torch.cuda.device_of(image.buffer):
+
+    def __init__(self, kernel: Any, image: Image, items: Tensor, *, programs: int, passes: Sequence[str], **meta: Any):
+        self.image, self.passes, self.programs = image, tuple(passes), programs
+        self._kernel, self._meta = kernel, meta
+        self._fixed = (image.addresses, image.floats, items, items.shape[0], image.rows)
+        # for what is not on a GPU it does nothing
+        self._device = torch.cuda.device(image.buffer.device.index if image.buffer.is_cuda else -1)
+        self._runners: dict[tuple[type, ...], Callable[..., None]] = {}
+
+    def ready(self, *args: Any) -> None:
+        """Compile and load the kernel for such arguments, so that a launch can no longer fail for want of that."""
+        kinds = tuple(map(type, args))
+        if kinds not in self._runners and self.programs:
+            with self._device:
+                self._runners[kinds] = self._interpreted() if knobs.runtime.interpret else self._compiled(args)
+
+    def run(self, *args: Any) -> None:
+        """Run the kernel once, with arguments that it was made ready for."""
+        if self.programs:
+            with self._device:
+                self._runners[tuple(map(type, args))](*self._fixed, *args)
+
+    def _interpreted(self) -> Callable[..., None]:
+        # without self, which holds what is returned: nothing is to wait for the collector of cycles
+        kernel, programs, meta = self._kernel, self.programs, self._meta
+
+        def run(*args: Any) -> None:
+            kernel[(grid(programs),)](*args, **meta)
+
+        return run
+
+    def _compiled(self, args: Sequence[Any]) -> Callable[..., None]:
         # without contraction to FMA rounding is that of the operations as written, on every device and version
-        kernel[(grid(programs),)](
-            image.addresses, image.floats, items, count, image.rows, *args, **meta, enable_fp_fusion=False
-        )
-    counters.launches += 1
-    counters.bytes += sum(int(image.sizes[column].sum()) for column in passes if column in image.sizes)
+        size, fixed = (grid(self.programs), 1, 1), (*self._fixed, *args)
+        compiled = self._kernel.warmup(*fixed, **self._meta, grid=size, enable_fp_fusion=False)
+        # a compiled kernel takes all arguments by position, and does nothing with those that it was compiled for
+        constants = [self._meta[name] for name in self._kernel.arg_names[len(fixed) :]]
+        launcher = compiled[size]
+
+        def run(*args: Any) -> None:
+            launcher(*args, *constants)
+
+        return run
+
+
+def launch(bound: Bound, *args: Any) -> None:
+    """Run a kernel that is ready, and count it.
+
+    Args:
+        args: what it takes after the items.
+    """
+    bound.run(*args)
+    if bound.programs:
+        counters.launches += 1
+        counters.bytes += bound.image.bytes_of(bound.passes)
 
 
 def grid(programs: int) -> int:

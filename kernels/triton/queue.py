@@ -60,7 +60,10 @@ def _leave(
     tl.store(counters + 1, 0)
 
 
-@triton.jit(do_not_specialize=["item_count", "rows", "tiles", "max_norm", "seed"])
+@triton.jit(
+    do_not_specialize=["item_count", "rows", "tiles", "max_norm", "seed"],
+    do_not_specialize_on_alignment=["totals", "grad_scale", "found_inf", "known_factors"],
+)
 def queue_kernel(
     addresses, floats, items, item_count, rows, tiles, counters, partials, prints, factors, out, totals,
     next_totals, max_norm, grad_scale, found_inf, known_factors, seed,

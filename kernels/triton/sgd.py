@@ -5,7 +5,7 @@ b ← decay · b + gain · g             decay, gain = momentum, 1 − dampening
 w ← w − lr · η · s · (g + momentum · b  |  b  |  g)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ from torch import Tensor
 from fused_lwlr.kernels.control import Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import Number, SGDHyper
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton.step import step
+from fused_lwlr.kernels.triton.step import Rule, prepare
 from fused_lwlr.kernels.triton.update import HEADER, UNUSED
 
 
@@ -35,6 +35,9 @@ def _rule(w, g, b, y, z, has_b, has_z, scale, decay, gain, weight_decay, hyper):
     b = decay * b + gain * g
     d = tl.where(nesterov, g + momentum * b, b)
     return tl.where(has_b, d, g), b, y, z
+
+
+RULE = Rule(("momentum_buffer",), _rule, _coefficients)
 
 
 def sgd(
@@ -71,8 +74,21 @@ def sgd(
     Returns:
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
-    columns, rows = ("momentum_buffer",), [_hyper(h) for h in hyper]
-    return step(table, columns, _rule, _coefficients, rows, scale, gate, write=write, rounding_seed=rounding_seed)
+    return prepare_sgd(table, hyper, scale, gate, write=write, rounding_seed=rounding_seed)()
+
+
+def prepare_sgd(
+    table: Table,
+    hyper: Sequence[SGDHyper],
+    scale: Scale | Factors | None = None,
+    gate: Gate | None = None,
+    *,
+    write: bool = True,
+    rounding_seed: int | None = None,
+) -> Callable[[], Tensor | None]:
+    """All of `sgd` that can be done, and fail, before anything is written; what is returned does the rest, once."""
+    rows = [_hyper(h) for h in hyper]
+    return prepare(table, RULE, rows, scale, gate, write=write, rounding_seed=rounding_seed)
 
 
 def _hyper(h: SGDHyper) -> tuple[Number, ...]:

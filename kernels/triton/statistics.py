@@ -14,8 +14,8 @@ from torch import Tensor
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.carried import carried_of
 from fused_lwlr.kernels.triton.image import ANCHOR, Image, image_of
-from fused_lwlr.kernels.triton.launch import launch
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, dtype_of, load
+from fused_lwlr.kernels.triton.launch import Bound, launch
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, load
 
 COLUMNS = ("param", "grad")
 BLOCK = 1024
@@ -73,7 +73,7 @@ def _max_slots(partials, first, count, SLOTS: tl.constexpr):
     return tl.max(largest, axis=0).to(tl.float64)
 
 
-@triton.jit(do_not_specialize=["item_count", "rows"])
+@triton.jit(do_not_specialize=["item_count", "rows"], do_not_specialize_on_alignment=["grad_scale"])
 def statistics_kernel(
     addresses, floats, items, item_count, rows, partials, arrivals, out, totals, grad_scale,
     W: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
@@ -231,21 +231,22 @@ def _launch(
             torch.empty(len(STATISTICS) * len(tiles), dtype=torch.float32, device=device),
             torch.zeros(image.rows + 1, dtype=torch.int32, device=device),
         )
-    launch(
-        statistics_kernel,
-        image,
-        tiles,
-        *image.workspace,
-        out,
-        sums,
-        grad_scale,
-        programs=len(tiles),
-        passes=read,
-        W=dtype_of(table, "param") if "param" in read else None,
-        G=dtype_of(table, "grad") if "grad" in read else None,
-        BLOCK=BLOCK,
-        PASSES=PASSES,
-        SLOTS=SLOTS,
-        TOTALS=totals,
-        num_warps=WARPS,
-    )
+    key = (tuple(read), totals)
+    if key not in table.launches:
+        table.launches[key] = Bound(
+            statistics_kernel,
+            image,
+            tiles,
+            programs=len(tiles),
+            passes=read,
+            W=image.dtypes["param"] if "param" in read else None,
+            G=image.dtypes["grad"] if "grad" in read else None,
+            BLOCK=BLOCK,
+            PASSES=PASSES,
+            SLOTS=SLOTS,
+            TOTALS=totals,
+            num_warps=WARPS,
+        )
+    bound, arguments = table.launches[key], (*image.workspace, out, sums, grad_scale)
+    bound.ready(*arguments)
+    launch(bound, *arguments)

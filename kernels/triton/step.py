@@ -1,9 +1,9 @@
 """The host side of every step: which kernel, over which items, with what workspace."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from fused_lwlr.kernels.control import Factors, Gate, Scale
@@ -15,7 +15,7 @@ from fused_lwlr.kernels.triton.carried import carried_of
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.hyper import staged
 from fused_lwlr.kernels.triton.image import Image, image_of
-from fused_lwlr.kernels.triton.launch import launch, residents
+from fused_lwlr.kernels.triton.launch import Bound, launch, residents
 from fused_lwlr.kernels.triton.workspace import Workspace
 
 STATES = 3
@@ -23,59 +23,130 @@ STATES = 3
 TILE = update.BLOCK * queue.PASSES
 PLACES = {"W": 0, "G": 1, "X": 2, "Y": 3, "Z": 4, "M": 6}
 """Columns by the names of their dtypes in the kernels."""
+NO_GATE = Gate()
 
 
-def step(
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """What tells SGD from AdamW.
+
+    Attributes:
+        states: columns of state.
+        function: see `update`.
+        coefficients: see `update`.
+    """
+
+    states: tuple[str, ...]
+    function: Any
+    coefficients: Any
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns, in the order of their dtypes in the kernels."""
+        return ("param", "grad", *self.states, *[""] * (STATES - len(self.states)), "step", "master_weight")
+
+
+@dataclass
+class Variant:
+    """What one kind of step of a table needs besides the numbers of each: made at the first."""
+
+    bound: Bound
+    work: Workspace | None
+    written: list[str]
+
+
+def prepare(
     table: Table,
-    states: Sequence[str],
-    rule: Any,
-    coefficients: Any,
+    rule: Rule,
     hyper: Sequence[Sequence[Number]],
     scale: Scale | Factors | None,
     gate: Gate | None,
     *,
     write: bool,
     rounding_seed: int | None,
-) -> Tensor | None:
-    """One step of a rule (see `update`) on every row of a table, in one launch."""
-    columns = ("param", "grad", *states, *[""] * (STATES - len(states)), "step", "master_weight")
+) -> Callable[[], Tensor | None]:
+    """All of a step of a rule on every row of a table but its one launch, which what is returned does."""
     formula = scale if isinstance(scale, Scale) else None
-    numbers = formula.numbers if formula is not None else ()
-    rows, live = staged(hyper, numbers, table.columns["param"][0].device)
-    image = image_of(table, columns, rows, tile=TILE)
-    written = [name for name in ("param", *states, "master_weight") if image.dtypes.get(name) is not None]
+    device = table.columns["param"][0].device
+    rows, live = staged(hyper, formula.numbers if formula is not None else (), device)
+    image = image_of(table, rule.columns, rows, tile=TILE)
+    plain = scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None
+    gate = gate or NO_GATE
+    known = scale.values.contiguous() if isinstance(scale, Factors) else None
+    carried, rescale = carried_of(table), gate.totals is not None and image.rescales
+    key = (
+        rule, plain, live, write, rescale, gate.totals is None, gate.skip,
+        scale is None or (scale.place, formula and formula.formula),
+    )  # fmt: skip
+    variant = table.launches.get(key)
+    if variant is None or variant.bound.image is not image or variant.work is not (None if plain else image.workspace):
+        variant = table.launches[key] = _variant(
+            image, rule, scale, gate, plain=plain, live=live, write=write, rescale=rescale
+        )
+    bound, work, written = variant.bound, variant.work, variant.written
+    arguments: tuple[Any, ...] = ()
+    if work is not None:
+        totals = carried.totals if gate.totals is None else gate.totals
+        arguments = (
+            work.tiles, *work.buffers, totals, carried.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
+            rounding_seed,
+        )  # fmt: skip
+    bound.ready(*arguments)
+
+    def take() -> Tensor | None:
+        launch(bound, *arguments)
+        if work is not None and formula is not None:
+            read, cached = work.first_reads(image, again=write)
+            launching.counters.bytes += read
+            launching.counters.cached += cached
+        if write:
+            image.finish(table, written)
+        if work is None:
+            return None
+        if write and rescale:
+            carried.remember(table)
+        image.remember(table, stepped=write)
+        return work.statistics if formula is not None else None
+
+    return take
+
+
+def _variant(
+    image: Image,
+    rule: Rule,
+    scale: Scale | Factors | None,
+    gate: Gate,
+    *,
+    plain: bool,
+    live: bool,
+    write: bool,
+    rescale: bool,
+) -> Variant:
+    """Choose the kernel, and what it is compiled for."""
+    columns = rule.columns
+    written = [name for name in ("param", *rule.states, "master_weight") if image.dtypes.get(name) is not None]
     passes = (*written, *written, "grad") if write else ()
     meta: dict[str, Any] = {key: image.dtypes[columns[at]] for key, at in PLACES.items()}
-    meta |= {"RULE": rule, "LIVE": live, "WIDTH": image.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
-    if scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None:
+    meta |= {"RULE": rule.function, "LIVE": live, "WIDTH": image.hyper_width, "BLOCK": update.BLOCK}
+    meta["num_warps"] = update.WARPS
+    if plain:
         tiles = image.tiles(update.BLOCK)
-        launch(update.step_kernel, image, tiles, programs=len(tiles), passes=passes, **meta)
-        image.finish(table, written)
-        return None
-    gate = gate or Gate()
+        bound = Bound(update.step_kernel, image, tiles, programs=len(tiles), passes=passes, **meta)
+        return Variant(bound, None, written)
+    formula = scale if isinstance(scale, Scale) else None
     work = _workspace(image, scale, written)
     items = work.items if write and formula is not None else work.updates if write else work.norms
-    known = scale.values.contiguous() if isinstance(scale, Factors) else None
-    carried, rescale = carried_of(table), gate.totals is not None and any(row.power for row in table.rows)
-    launch(
-        queue.queue_kernel, image, items, work.tiles, *work.buffers,
-        carried.totals if gate.totals is None else gate.totals, carried.totals, gate.max_norm,
-        gate.grad_scale, gate.found_inf, known, rounding_seed,
+    bound = Bound(
+        queue.queue_kernel, image, items,
         programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes, **meta,
-        STEP=image.dtypes["step"], COEFFICIENTS=coefficients,
+        STEP=image.dtypes["step"], COEFFICIENTS=rule.coefficients,
         FORMULA=compiled(formula.formula) if formula is not None else None,
-        PLACE=scale.place if scale is not None else "gradient", NUMBERS=len(numbers),
+        PLACE=scale.place if scale is not None else "gradient",
+        NUMBERS=len(formula.numbers) if formula is not None else 0,
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
         WRITE=write, PASSES=queue.PASSES, SLOTS=queue.SLOTS,
     )  # fmt: skip
-    if formula is not None:
-        _count_first_reads(image, work, table, again=write)
-    if write:
-        image.finish(table, written)
-        if rescale:
-            carried.remember(table)
-    image.remember(table)
-    return work.statistics if formula is not None else None
+    return Variant(bound, work, written)
 
 
 def _workspace(image: Image, scale: Scale | Factors | None, written: Sequence[str]) -> Workspace:
@@ -87,14 +158,3 @@ def _workspace(image: Image, scale: Scale | Factors | None, written: Sequence[st
     if work is None or work.first != first:
         work = image.workspace = Workspace(image, TILE, first)
     return work
-
-
-def _count_first_reads(image: Image, work: Workspace, table: Table, *, again: bool) -> None:
-    """Count what norm items read; if update items read it again, only where it has left L2 by then."""
-    read = sum(image.sizes.get(name, 0) for name in work.first)
-    if "param" not in work.first:
-        # the norm of a weight that was changed
-        read = read + np.where(image.known(table), 0, image.sizes["param"])
-    within = work.within & again
-    launching.counters.cached += int(np.sum(read * within))
-    launching.counters.bytes += int(np.sum(read * ~within))

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ class Workspace:
         footprint = sum(image.sizes.values(), np.zeros_like(image.numel))
         norms = sum((image.sizes[name] for name in first if name in image.sizes), np.zeros_like(image.numel))
         segments, self.within = schedule(footprint, norms, measured=bool(first))
+        self._counted: tuple[Any, tuple[int, int]] = (None, (0, 0))
         self._numel, self._tile, self._device = image.numel, tile, device
         self.items = self._upload(segments)
         self.tiles = int((-(-image.numel // tile)).sum())
@@ -47,6 +49,22 @@ class Workspace:
             torch.ones(3 * rows, dtype=torch.float32, device=device),
             self.statistics,
         )
+
+    def first_reads(self, image: Image, *, again: bool) -> tuple[int, int]:
+        """Bytes that norm items read from memory, and those that they read and that are still in L2 when read again.
+
+        Args:
+            image: says of which rows Σw² is known, and not read.
+            again: whether update items read it again.
+        """
+        key = (image.known.tobytes(), again)
+        if self._counted[0] != key:
+            read = sum((image.sizes[name] for name in self.first if name in image.sizes), np.zeros_like(image.numel))
+            if "param" not in self.first:
+                read = read + np.where(image.known, 0, image.sizes["param"])
+            cached = int(np.sum(read * (self.within & again)))
+            self._counted = (key, (int(np.sum(read)) - cached, cached))
+        return self._counted[1]
 
     @cached_property
     def norms(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Run the host functions up to the launch itself: arguments bound and kernels compiled for a GPU that is not there.
+"""Run the host functions up to the launch itself: kernels compiled, loaded and called for a GPU that is not there.
 
 A script of its own, since compiling and interpreting exclude each other within one process. Prints one line for
 each launch: kernel, programs, warps, whether multiplication and addition are contracted.
@@ -14,8 +14,38 @@ from fused_lwlr import LAMB, LARC
 from fused_lwlr.kernels import AdamWHyper, Factors, Gate, Row, SGDHyper, Table
 
 
+class Utils:
+    """What a driver does for a compiled kernel."""
+
+    def load_binary(self, name, kernel, shared, device):
+        return None, name, 32, 0, 1024
+
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 1 << 17}
+
+
+class Launcher:
+    """Takes what a compiled kernel is launched with, and checks that it is what it was compiled for."""
+
+    def __init__(self, source, metadata):
+        self.signature = list(source.signature.values())
+        self.metadata = metadata
+
+    def __call__(self, x, y, z, stream, function, packed, launch_metadata, enter_hook, exit_hook, *args):
+        assert len(args) == len(self.signature)
+        for kind, arg in zip(self.signature, args, strict=True):
+            if kind.startswith("*"):
+                assert NAMES[kind[1:]] == arg.dtype, (kind, arg)
+            elif kind != "constexpr":
+                assert isinstance(arg, float if kind.startswith("fp") else int), (kind, arg)
+        print(function, x, self.metadata.num_warps, self.metadata.enable_fp_fusion)
+
+
 class Driver:
-    """As much of a driver as compiling needs."""
+    """As much of a driver as compiling, loading and launching need."""
+
+    utils = Utils()
+    launcher_cls = Launcher
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
@@ -27,26 +57,11 @@ class Driver:
         return 0
 
 
-class CompiledOnly:
-    """A kernel that is compiled where it would be launched."""
-
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        def launch(*args, **options):
-            compiled = self.kernel.warmup(*args, grid=grid, **options)
-            print(self.kernel.fn.__name__, *grid, compiled.metadata.num_warps, compiled.metadata.enable_fp_fusion)
-
-        return launch
-
-
+NAMES = {"i64": torch.int64, "i32": torch.int32, "fp32": torch.float32, "fp64": torch.float64}
 driver.set_active(Driver())
-sgd, adamw, statistics, update, queue = (
-    importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("sgd", "adamw", "statistics", "update", "queue")
+sgd, adamw, statistics = (
+    importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("sgd", "adamw", "statistics")
 )
-update.step_kernel, queue.queue_kernel = CompiledOnly(update.step_kernel), CompiledOnly(queue.queue_kernel)
-statistics.statistics_kernel = CompiledOnly(statistics.statistics_kernel)
 
 some, none = [torch.ones(3000), torch.ones(5)], [None, None]
 both = {"param": some, "grad": some}

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from cases import every_backend, every_case
-from steps import OPTIONS, OURS, TORCH
+from steps import OPTIONS, OURS, TORCH, compare
+from tolerances import same
 
 from fused_lwlr import ops
 
@@ -16,6 +17,44 @@ def mixed(device):
     for _, param in named:
         param.grad = torch.rand_like(param)
     return named
+
+
+def failing(module, name, monkeypatch, *, when_ready):
+    """Make steps of bfloat16 parameters fail: when they are launched, or before."""
+    prepare = getattr(module, f"prepare_{name}")
+
+    def fail():
+        raise RuntimeError("the launch failed")
+
+    def prepared(table, *rest, **options):
+        launch = prepare(table, *rest, **options)
+        if table.columns["param"][0].dtype != torch.bfloat16:
+            return launch
+        return fail if when_ready else fail()
+
+    monkeypatch.setattr(module, f"prepare_{name}", prepared)
+
+
+@pytest.mark.parametrize("taken", [0, 2])
+@every_case
+def test_second_launch_cannot_be_made_ready(name, backend, taken, device, monkeypatch):
+    """No memory for it, or a kernel that does not compile: nothing is stepped, and the next step is right."""
+    named, twins = mixed(device), mixed(device)
+    optimizer, other = (OURS[name](some, backend=backend, **OPTIONS[name]) for some in (named, twins))
+    for (_, twin), (_, param) in zip(twins, named, strict=True):
+        twin.data.copy_(param.detach())
+        twin.grad.copy_(param.grad)
+    for _ in range(taken):
+        optimizer.step()
+        other.step()
+    with monkeypatch.context() as patch:
+        failing(ops.pick(backend, device, torch.float32), name, patch, when_ready=False)
+        with pytest.raises(RuntimeError, match="the launch failed"):
+            optimizer.step()
+    for _ in range(2):
+        compare(same, optimizer, other, named, twins)
+        optimizer.step()
+        other.step()
 
 
 @pytest.mark.parametrize("taken", [0, 2])
@@ -34,15 +73,7 @@ def test_second_launch_fails(name, backend, taken, device, monkeypatch):
     before = second.detach().clone()
     state = {k: v.clone() for k, v in optimizer.state.get(second, {}).items()}
 
-    module = ops.pick(backend, first.device, first.dtype)
-    operation = getattr(module, name)
-
-    def failing(table, *rest, **options):
-        if table.columns["param"][0].dtype == torch.bfloat16:
-            raise RuntimeError("the launch failed")
-        operation(table, *rest, **options)
-
-    monkeypatch.setattr(module, name, failing)
+    failing(ops.pick(backend, first.device, first.dtype), name, monkeypatch, when_ready=True)
     with pytest.raises(RuntimeError, match="the launch failed"):
         optimizer.step()
     monkeypatch.undo()

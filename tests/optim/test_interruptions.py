@@ -97,6 +97,11 @@ def test_a_post_hook_raises(name, backend, row, taken, device):
     goes_on(optimizer, other, named, expected)
 
 
+def launch_interrupted(*args, **options):
+    """A step that is ready, and raises when it is taken."""
+    return interrupt
+
+
 LAUNCHES = [
     (name, backend, row, taken, launch)
     for name, rows in ROWS.items()
@@ -110,7 +115,8 @@ LAUNCHES = [
 def test_a_launch_raises(name, backend, row, taken, launch, device, monkeypatch):
     """The first one, of the totals where steps are gated, or the one after it."""
     pairs = pair(name, backend, row, taken, device)
-    operations = ["totals", name] if pairs[0].gate.looks else [name]
+    operations = [("totals", interrupt)] if pairs[0].gate.looks else []
+    operations.append((f"prepare_{name}", launch_interrupted))
     launches = []
 
     def step():
@@ -120,7 +126,7 @@ def test_a_launch_raises(name, backend, row, taken, launch, device, monkeypatch)
 
         with monkeypatch.context() as patch:
             if backend == "torch":
-                patch.setattr(reference, operations[launch], interrupt)
+                patch.setattr(reference, *operations[launch])
             else:
                 patch.setattr(launching, "grid", grid)
             pairs[0].step()
@@ -157,7 +163,10 @@ def test_a_launch_that_rescales_raises(backend, taken, device, monkeypatch):
         step(1)
     before = [p.detach().clone() for p in models[0].parameters()]
     with monkeypatch.context() as patch:
-        patch.setattr(*((reference, "sgd") if backend == "torch" else (launching, "grid")), interrupt)
+        if backend == "torch":
+            patch.setattr(reference, "prepare_sgd", launch_interrupted)
+        else:
+            patch.setattr(launching, "grid", interrupt)
         with pytest.raises(Interrupted):
             step(0)
     assert identical([p.detach() for p in models[0].parameters()], before)

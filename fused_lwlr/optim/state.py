@@ -1,0 +1,148 @@
+"""The state of the parameters that are stepped: found or made, kept once a step is done, and watched in between."""
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fused_lwlr.optim.precision import MASTER
+from fused_lwlr.optim.validate import same_width
+from fused_lwlr.shards import is_distributed, local
+
+if TYPE_CHECKING:
+    from fused_lwlr.optim.base import FusedOptimizer
+
+
+class State:
+    """The state of live parameters, as columns.
+
+    Args:
+        params: those that have a gradient.
+        group: for each, the index of its param group.
+        labels: for each, what it is called in errors.
+        idle: tensors that are only rescaled, of which all come after the live ones in `columns`.
+
+    Attributes:
+        columns: name -> a tensor for each parameter, or None: what a table takes.
+        fresh: for each live parameter, whether the next step is its first.
+        steps: for each live parameter, the number of steps taken; the memory of `state["step"]` where there is
+            one. Where the device counts steps, it holds neither.
+
+    Raises:
+        ValueError: an entry that does not fit its parameter.
+    """
+
+    def __init__(
+        self,
+        optimizer: "FusedOptimizer",
+        params: Sequence[Tensor],
+        group: Sequence[int],
+        labels: Sequence[str],
+        idle: Sequence[Tensor],
+    ):
+        self._params = params
+        self._distributed = any(map(is_distributed, params))
+        states = [optimizer.state.get(param, {}) for param in params]
+        used = [optimizer.state_columns(group) for group in optimizer.param_groups]
+        self.columns: dict[str, list[Tensor | None]] = {name: [] for name in (*optimizer.state_names, MASTER)}
+        fresh = []
+        for label, param, number, state in zip(labels, params, group, states, strict=True):
+            # a count of 0 beside a buffer is that of a first step that was skipped, when the device counted
+            skipped = not optimizer.counts_on_device and not float(state.get("step", 1))
+            fresh.append(skipped or all(state.get(name) is None for name in used[number]))
+            for name, column in self.columns.items():
+                column.append(_entry(optimizer, label, param, state, name, wanted=name in used[number]))
+        for param in idle:
+            for name, column in self.columns.items():
+                column.append(optimizer.state.get(param, {}).get(name))
+        self.fresh = np.array(fresh)
+        self._entries: dict[str, list[Tensor | None]] = dict(self.columns)
+        if optimizer.counts_on_device:
+            # a buffer without a count is one of a gradient that was taken
+            taken = [state.get("step", float(not new)) for state, new in zip(states, fresh, strict=True)]
+            self._entries["step"] = _counts(params, taken)
+            self.columns["step"] = [*self._entries["step"], *[None] * len(idle)]
+            self.steps = np.zeros(len(fresh), dtype=np.float32)
+            self.fresh[:] = False
+        else:
+            steps = torch.tensor([float(state.get("step", 0)) for state in states], dtype=torch.float32)
+            self.steps = steps.numpy()
+            if optimizer.counts_steps:
+                self._entries["step"] = list(steps.unbind())
+        self.watch(optimizer)
+
+    def count(self, optimizer: "FusedOptimizer", members: Sequence[int]) -> None:
+        """Count a step of some parameters, unless the device does."""
+        if optimizer.counts_steps and not optimizer.counts_on_device:
+            if len(members) == len(self.steps):
+                self.steps += 1
+            else:
+                self.steps[members] += 1
+
+    def store(self, optimizer: "FusedOptimizer", members: Sequence[int]) -> None:
+        """Put the state of stepped parameters where it belongs."""
+        self.fresh[members] = False
+        for i in members:
+            entries = {name: tensors[i] for name, tensors in self._entries.items() if tensors[i] is not None}
+            # without momentum SGD has none, and makes no entry in optimizer.state
+            if entries:
+                optimizer.state[self._params[i]].update(entries)
+            if "step" not in self._entries and self._params[i] in optimizer.state:
+                # of a time when the device counted: it would go stale
+                optimizer.state[self._params[i]].pop("step", None)
+
+    def watch(self, optimizer: "FusedOptimizer") -> None:
+        """Remember where the state is, which may be replaced from outside between steps."""
+        names = [name for name, entries in self._entries.items() if any(entry is not None for entry in entries)]
+        self._watched = {name: self._addresses(optimizer, name) for name in names}
+
+    def is_in_place(self, optimizer: "FusedOptimizer") -> bool:
+        """Whether the state is where it was when last remembered."""
+        return all(self._addresses(optimizer, name) == at for name, at in self._watched.items())
+
+    def _addresses(self, optimizer: "FusedOptimizer", name: str) -> list[int]:
+        """Where an entry is in the state of every parameter that has any, 0 where there is none."""
+        states = optimizer.state.values()
+        try:
+            if not self._distributed:
+                return list(map(Tensor.data_ptr, map(itemgetter(name), states)))
+        except (KeyError, TypeError):
+            # parameters that are not stepped now may lack it
+            pass
+        entries = [local(state.get(name)) for state in states]
+        return [entry.data_ptr() if isinstance(entry, Tensor) else 0 for entry in entries]
+
+
+def _entry(
+    optimizer: "FusedOptimizer", label: str, param: Tensor, state: dict[str, Any], name: str, *, wanted: bool
+) -> Tensor | None:
+    """An entry of the state of a parameter: the one that there is, or a new one if it is wanted."""
+    tensor: Tensor | None = state.get(name) if wanted or name == MASTER else None
+    if name == MASTER:
+        if not optimizer.precision.has_master(param):
+            return None
+        tensor = tensor if tensor is not None else param.detach().float()
+    elif wanted and tensor is None:
+        dtype = optimizer.precision.dtype_of(param, name)
+        tensor = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    if tensor is not None and (tensor.shape, tensor.device) != (param.shape, param.device):
+        raise ValueError(
+            f"state {name!r} of parameter {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
+            f"parameter is {tuple(param.shape)} on {param.device}: load a state dict of this model"
+        )
+    if tensor is not None and not same_width(tensor, param):
+        raise ValueError(
+            f"state {name!r} of parameter {label} is {tensor.dtype}, but the parameter is {param.dtype}: "
+            "optimizer.load_state_dict(optimizer.state_dict()) converts the state"
+        )
+    return tensor
+
+
+def _counts(params: Sequence[Tensor], taken: Sequence[float | Tensor]) -> list[Tensor | None]:
+    """Step counts on the device: those of the state where they can be, since a graph may go on counting in them."""
+    counts = [torch.as_tensor(count).to(p.device, torch.float32) for p, count in zip(params, taken, strict=True)]
+    apart = len(set(map(Tensor.data_ptr, counts))) == len(counts)
+    return [count if apart else count.clone() for count in counts]
