@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,11 +59,13 @@ class Layout:
         names = ("kinds", "strides", "lazy", "_devices")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
-    def addresses(self, tensors: Sequence[Tensor | None]) -> np.ndarray:
-        """Where tensors that fit are, int64 [n], 0 for absent and for empty ones."""
-        if self._complete:
-            return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))  # type: ignore[arg-type]
-        return np.array([0 if t is None else t.data_ptr() for t in tensors], dtype=np.int64)
+
+def addresses(tensors: Sequence[Tensor | None]) -> list[int]:
+    """Where tensors are, 0 for absent and for empty ones."""
+    try:
+        return list(map(Tensor.data_ptr, tensors))  # type: ignore[arg-type]
+    except TypeError:
+        return [0 if t is None else t.data_ptr() for t in tensors]
 
 
 def _guard(tensors: list[Tensor]) -> Any:

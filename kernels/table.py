@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.identity import Layout
+from fused_lwlr.kernels.identity import Layout, addresses
 
 STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
@@ -52,7 +52,8 @@ class Table:
         columns: name -> tensors, read-only.
         layouts: for each column, what its tensors have in common with those that they replaced; another object whenever
             that is not all but addresses.
-        addresses: for each column, where its tensors are, int64 [n], 0 where absent; another array whenever they moved.
+        addresses: for each column, where its tensors are, 0 where absent.
+        moves: how often any of this changed.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
         images: the backend's own copies of the table, one for each operation, kept from call to call.
         launches: what the backend keeps for each kind of launch.
@@ -64,7 +65,8 @@ class Table:
         self.columns = MappingProxyType(self._columns)
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
         self.layouts = {name: Layout(tensors) for name, tensors in self._columns.items()}
-        self.addresses = {name: self.layouts[name].addresses(tensors) for name, tensors in self._columns.items()}
+        self.addresses = {name: addresses(tensors) for name, tensors in self._columns.items()}
+        self.moves = 0
         self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
         self.images: dict[Any, Any] = {}
         self.launches: dict[Any, Any] = {}
@@ -84,9 +86,11 @@ class Table:
             if layout.kinds != self.layouts[name].kinds:
                 return False
             self.layouts[name] = layout
-        addresses = layout.addresses(tensors)
-        if not (addresses == self.addresses[name]).all():
-            self.addresses[name] = addresses
+            self.moves += 1
+        at = addresses(tensors)
+        if at != self.addresses[name]:
+            self.addresses[name] = at
+            self.moves += 1
         self._columns[name] = tuple(tensors)
         return True
 

@@ -14,7 +14,7 @@ from fused_lwlr.ops import Backend, check_backend
 from fused_lwlr.optim import checkpoint
 from fused_lwlr.optim import multipliers as multiplier
 from fused_lwlr.optim.capture import check_capture, is_capturing
-from fused_lwlr.optim.gate import GlobalGate, LossScale, Nonfinite
+from fused_lwlr.optim.gate import NO_LOSS_SCALE, GlobalGate, LossScale, Nonfinite
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_stats import StepStatistics, step_statistics
 from fused_lwlr.optim.plan import Plan
@@ -157,8 +157,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         # GradScaler sets these for the time of a step
-        loss_scale = LossScale(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
-        self._counts |= loss_scale.found_inf is not None
+        grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        loss_scale = NO_LOSS_SCALE if grad_scale is None and found_inf is None else LossScale(grad_scale, found_inf)
+        self._counts |= found_inf is not None
         params = list(chain.from_iterable([group["params"] for group in self.param_groups]))
         grads = [param.grad for param in params]
         with torch.no_grad():

@@ -40,6 +40,9 @@ class LossScale(NamedTuple):
         return Gate(grad_scale=grad_scale, found_inf=found_inf)
 
 
+NO_LOSS_SCALE = LossScale(None, None)
+
+
 class GlobalGate:
     """Makes the `Gate` of each part of a step. One more launch for each part, if gradients are to be read first.
 

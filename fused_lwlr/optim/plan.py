@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, Scale
-from fused_lwlr.kernels.identity import Layout
+from fused_lwlr.kernels.identity import Layout, addresses
 from fused_lwlr.optim import multipliers
-from fused_lwlr.optim.gate import LossScale
+from fused_lwlr.optim.gate import NO_LOSS_SCALE, LossScale
 from fused_lwlr.optim.parts import partition
 from fused_lwlr.optim.rescale import Target
 from fused_lwlr.optim.sharded import Decision, Traits, decide
@@ -61,8 +61,10 @@ class Plan:
         self._params: list[Tensor] = alive + idle
         self._idle: list[None] = [None] * len(idle)
         self._distributed = any(map(is_distributed, self._params))
-        self._layout = Layout(self._here(self._params))
-        self._where = self._layout.addresses(self._here(self._params))
+        self._where = addresses(self._here(self._params))
+        # elements of several dimensions can be arranged in several ways at one address
+        self._manifold = [i for i, param in enumerate(self._params) if param.dim() > 1]
+        self._layout = Layout(self._here([self._params[i] for i in self._manifold]))
         self.state = State(optimizer, alive, self.group, labels, idle)
         columns = {"grad": [*(grad for _, grad, *_ in live), *self._idle], **self.state.columns}
         targets = {target.tensor: target for target in self._targets}
@@ -98,8 +100,8 @@ class Plan:
                 return False
         here = self._here(live + self._params[len(live) :])
         return (
-            self._layout.fits(here)
-            and bool((self._layout.addresses(here) == self._where).all())
+            addresses(here) == self._where
+            and self._layout.fits([here[i] for i in self._manifold])
             and self.state.is_in_place(optimizer)
         )
 
@@ -149,6 +151,8 @@ class Plan:
         self, optimizer: "FusedOptimizer", hyper: list[Any], scale: Scale | None, loss_scale: LossScale
     ) -> list[Decision]:
         """For each part, the factors and the gate of this step."""
+        if not optimizer.gate.looks and loss_scale is NO_LOSS_SCALE and (scale is None or self._completion is None):
+            return [Decision(scale, None)] * len(self.parts)
         if self._completion is None or (scale is None and not optimizer.gate.looks):
             return [Decision(scale, gate) for gate in optimizer.gate.of(self.parts, loss_scale)]
         gates = [loss_scale.gate(part) or Gate() for part in self.parts]
@@ -167,8 +171,13 @@ class Plan:
         """What this process holds of some tensors, or of None."""
         return list(map(local, tensors)) if self._distributed else tensors
 
-    def cohorts(self, marks: np.ndarray) -> tuple[list[tuple[int, Any]], Sequence[int]]:
-        """The distinct (group, mark) pairs of the parameters, and which of them each parameter has."""
+    def cohorts(self, marks: np.ndarray | None) -> tuple[list[tuple[int, Any]], Sequence[int]]:
+        """The distinct (group, mark) pairs of the parameters, and which of them each parameter has.
+
+        None for marks that are all the same.
+        """
+        if marks is None:
+            return [(group, None) for group in self._groups], self.group
         if (marks == marks[0]).all():
             return [(group, marks[0]) for group in self._groups], self.group
         pairs = list(zip(self.group, marks.tolist(), strict=True))

@@ -104,7 +104,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         return self.state_names if group["momentum"] != 0 else ()
 
     def hyper_rows(self, plan: Plan) -> tuple[list[SGDHyper], Sequence[int]]:
-        cohorts, rows = plan.cohorts(plan.state.fresh)
+        cohorts, rows = plan.cohorts(plan.state.fresh if plan.new else None)
         return [_hyper(self.param_groups[group], bool(first)) for group, first in cohorts], rows
 
 

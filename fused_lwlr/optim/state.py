@@ -1,6 +1,7 @@
 """The state of the parameters that are stepped: found or made, kept once a step is done, and watched in between."""
 
 from collections.abc import Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -96,24 +97,28 @@ class State:
 
     def watch(self, optimizer: "FusedOptimizer") -> None:
         """Remember where the state is, which may be replaced from outside between steps."""
-        names = [name for name, entries in self._entries.items() if any(entry is not None for entry in entries)]
-        self._watched = {name: self._addresses(optimizer, name) for name in names}
+        self._names = [name for name, entries in self._entries.items() if any(entry is not None for entry in entries)]
+        self._where = self._addresses(optimizer)
 
     def is_in_place(self, optimizer: "FusedOptimizer") -> bool:
         """Whether the state is where it was when last remembered."""
-        return all(self._addresses(optimizer, name) == at for name, at in self._watched.items())
+        return self._addresses(optimizer) == self._where
 
-    def _addresses(self, optimizer: "FusedOptimizer", name: str) -> list[int]:
-        """Where an entry is in the state of every parameter that has any, 0 where there is none."""
+    def _addresses(self, optimizer: "FusedOptimizer") -> list[Any]:
+        """Where those entries of all state are that steps go by."""
+        if not self._names:
+            return []
         states = optimizer.state.values()
         try:
             if not self._distributed:
-                return list(map(Tensor.data_ptr, map(itemgetter(name), states)))
+                found = map(itemgetter(*self._names), states)
+                entries = found if len(self._names) == 1 else chain.from_iterable(found)
+                return list(map(Tensor.data_ptr, entries))
         except (KeyError, TypeError):
-            # parameters that are not stepped now may lack it
+            # parameters that are not stepped now may lack some
             pass
-        entries = [local(state.get(name)) for state in states]
-        return [entry.data_ptr() if isinstance(entry, Tensor) else 0 for entry in entries]
+        here = [local(state.get(name)) for state in states for name in self._names]
+        return [entry.data_ptr() if isinstance(entry, Tensor) else 0 for entry in here]
 
 
 def _entry(

@@ -58,6 +58,7 @@ class Image:
         multipliers = self.rows + self.rows % 2
         floats = multipliers + hyper_rows * hyper_width
         self._staging = np.zeros(integers + (floats + 1) // 2, dtype=np.int64)
+        self._host = torch.from_numpy(self._staging)
         staged = self._staging[:used].reshape(-1, self.rows)
         self._addresses, (numel, self._hyper_row, first, self._traits) = staged[: len(columns)], staged[-4:]
         numel[:], self._traits[:] = self.numel, self._own_traits
@@ -71,11 +72,14 @@ class Image:
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
         self.addresses = self.buffer[:used]
         self.floats = self.buffer[integers:].view(torch.float32)
+        self._moves = -1
+        self._numbers = b""
         self._seen: dict[str, object] = {}
         self._layouts: dict[str, object] = {}
         self._offsets: dict[str, np.ndarray] = {}
         self._seen_hyper_row: list[int] | None = None
         self._scratch: dict[str, dict[int, Tensor]] = {}
+        self._scratched: list[str] = []
         self._tiles: dict[int, Tensor] = {}
         self.dtypes = {name: dtype_of(table, name) for name in columns}
         self._versions: list[int] | None = None
@@ -93,20 +97,24 @@ class Image:
 
     def refresh(self, table: Table, hyper: np.ndarray) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
-        moved = False
-        for column, name in enumerate(self.columns):
-            at = table.addresses.get(name)
-            if at is not self._seen.get(name) or table.layouts.get(name) is not self._layouts.get(name):
-                self._point(column, table)
-                moved = True
-        for name, scratch in self._scratch.items():
-            for index, tensor in scratch.items():
+        moved = table.moves != self._moves
+        if moved:
+            self._moves = table.moves
+            for column, name in enumerate(self.columns):
+                if name in table.columns:
+                    self._point(column, table)
+        for name in self._scratched:
+            for index, tensor in self._scratch[name].items():
                 tensor.copy_(real(table.columns[name][index]))
         changed = moved
         if table.hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
-        changed |= _assign(self._hyper, hyper.view(np.int32).ravel())
+        numbers = hyper.tobytes()
+        if numbers != self._numbers:
+            self._numbers = numbers
+            self._hyper[:] = hyper.view(np.int32).ravel()
+            changed = True
         capturing = is_capturing(table)
         if self._versions is not None:
             changed |= self._recall(table, capturing)
@@ -122,7 +130,7 @@ class Image:
 
     def _host_copy(self, capturing: bool) -> Tensor:
         """The image in memory that stays as it is until a copy from it has run: in a graph, for as long as that is."""
-        host = torch.from_numpy(self._staging)
+        host = self._host
         if capturing:
             if self._captured and torch.equal(self._captured[-1][0], host):
                 return self._captured[-1][0]
@@ -140,9 +148,10 @@ class Image:
     def finish(self, table: Table, written: Sequence[str]) -> None:
         """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""
         increment_version(table.columns["param"])
-        for name in written:
-            for index, scratch in self._scratch.get(name, {}).items():
-                real(table.columns[name][index]).copy_(scratch)
+        for name in self._scratched:
+            if name in written:
+                for index, scratch in self._scratch[name].items():
+                    real(table.columns[name][index]).copy_(scratch)
 
     def remember(self, table: Table, *, stepped: bool) -> None:
         """Note that what an operation carries from this launch to the next is of the parameters as they are now.
@@ -185,21 +194,24 @@ class Image:
         """Write the addresses of one column, its scratch tensors made first if its layout is new."""
         name = self.columns[column]
         tensors, layout, addresses = table.columns[name], table.layouts[name], table.addresses[name]
+        if addresses is self._seen.get(name) and layout is self._layouts.get(name):
+            return
+        self._seen[name] = addresses
         if layout is not self._layouts.get(name):
             self._layouts[name] = layout
             walked = [(i, t) for i, t in enumerate(tensors) if t is not None and name != "step"]
             found = {i: stand_in(t, self._strides[i]) for i, t in walked}
             self._scratch[name] = {i: t for i, t in found.items() if t is not None}
+            self._scratched = [other for other, scratch in self._scratch.items() if scratch]
             itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
             present = np.array(layout.present)[self._tensor]
             self.sizes[name] = np.where(present, self.numel * itemsize, 0)
             # an absent tensor and an empty one have the address 0, which stays 0
             self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
+        base = np.array(addresses, dtype=np.int64)
         for i, scratch in self._scratch[name].items():
-            addresses = addresses.copy()
-            addresses[i] = scratch.data_ptr()
-        np.add(addresses[self._tensor], self._offsets[name], out=self._addresses[column])
-        self._seen[name] = table.addresses[name]
+            base[i] = scratch.data_ptr()
+        np.add(base[self._tensor], self._offsets[name], out=self._addresses[column])
 
 
 def image_of(table: Table, columns: Sequence[str], hyper: np.ndarray = NO_HYPER, *, tile: int) -> Image:
