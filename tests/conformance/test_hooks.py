@@ -242,11 +242,5 @@ def test_a_subclass_is_profiled_and_hooked_once(name, backend):
     other = ours_of(name, expected, backend, **OPTIONS[name])
     train((optimizer, other), (named, expected), 2)
     compare(same, optimizer, other, named, expected)
-    # torch runs hooks around the step of each class
-    base = type("Base", (TORCH[name],), {"step": lambda self, closure=None: TORCH[name].step(self, closure)})
-    theirs = []
-    plain = base(twin(named), **OPTIONS[name])
-    plain.register_step_pre_hook(lambda *_: theirs.append("hook"))
-    plain.step()
-    assert calls.count("hook") == 2 * len(theirs)
-    assert calls.count("step") == 2
+    # torch runs them once more within, if the class above it was ever constructed
+    assert calls == ["hook", "step"] * 2

@@ -225,7 +225,7 @@ def test_a_failing_backend_leaves_no_half_made_state(twins, name, backend, when,
         def fail(*arguments, **options):
             raise RuntimeError("out of memory")
 
-        patch.setattr(module, name, fail)
+        patch.setattr(module, f"prepare_{name}", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
             ours.step()
     assert identical(snapshot(ours, named), before)
