@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fused_lwlr.methods.gradinit.batches import Minibatches, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_, shown
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep
-from fused_lwlr.methods.gradinit.rules import Branch, Descent, RescaleAdam, Rule
+from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule
 
 Target = Literal["sgd", "adam"]
 Mode = Literal["official", "paper"]

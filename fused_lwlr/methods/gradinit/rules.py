@@ -65,6 +65,6 @@ class RescaleAdam:
         both = self.steps["objective"][on] + self.steps["constraint"][on]
         mean = exp_avg[on] / (1 - self.beta1 ** steps[on])
         root = np.sqrt(self.exp_avg_sq[on] / (1 - self.beta2**both))
-        moved = scales.copy()
+        moved: Array = scales.copy()
         moved[on] = np.maximum(scales[on] - self.tau * mean / (root + self.eps), self.floor[on])
         return moved
