@@ -54,9 +54,7 @@ def official(params, batches, optimizer, lr, gamma, tau, steps, normalize):
     """The authors' loop and their `RescaleAdam`, literally: weights are rescaled in place, through their norms."""
     params = [p.detach().clone().requires_grad_() for p in params]
     batches = iter(batches)
-    state = [
-        {"alpha": 1.0, "norm": p.norm().item(), "n": 0, "c": 0, "m": 0.0, "cm": 0.0, "v": 0.0} for p in params
-    ]  # fmt: skip
+    state = [{"alpha": 1.0, "norm": p.norm().item(), "n": 0, "c": 0, "m": 0.0, "cm": 0.0, "v": 0.0} for p in params]
     taken = []
     for _ in range(steps):
         b0, b1 = next(batches), next(batches)

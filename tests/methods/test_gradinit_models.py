@@ -194,9 +194,11 @@ def noisy(batches):
 def test_only_weights_change(gamma):
     model, batches = used("mixed")
     weights, before = {name: p.detach().clone() for name, p in model.named_parameters()}, everything(model)
+    expected = gradinit_(deepcopy(model), batches, cross_entropy, lr=0.1, gamma=gamma, steps=4)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        scales, _ = gradinit_(model, noisy(batches * 3), cross_entropy, lr=0.1, gamma=gamma, steps=4)
+        scales, history = gradinit_(model, noisy(batches * 3), cross_entropy, lr=0.1, gamma=gamma, steps=4)
     assert_same(everything(model), before)
+    assert (scales, history) == expected
     assert list(scales) == [name for name, p in model.named_parameters() if p.requires_grad]
     assert {name for name, scale in scales.items() if scale == 1} >= {"unused.weight", "unused.bias"}
     assert len({*scales.values()}) > 5

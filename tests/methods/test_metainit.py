@@ -52,11 +52,17 @@ def test_gradient_quotient():
 
 
 def test_quotients_in_closed_form():
-    """L = c·w²/2 has H·g = c·g: |1 - c - 1| = c but for ε. L = w has H = 0, and what L does not depend on, g = 0."""
+    """L = c·w²/2 has H·g = c·g: |1 - c - 1| = c but for ε. L = w has H = 0, and what L does not depend on, g = 0.
+
+    L = a·b has g = 0 and H·g = b for b where a is 0: |(0 - b) / ε - 1|, with ε positive.
+    """
     w, other = (torch.full((3,), 2.0, dtype=torch.float64, requires_grad=True) for _ in range(2))
     assert gradient_quotient(0.7 * w.square().sum() / 2, [w]).item() == pytest.approx(0.7, abs=1e-5)
     assert gradient_quotient(w.sum(), [w]).item() == pytest.approx(1e-5 / (1 + 1e-5), rel=1e-9)
     assert gradient_quotient(w.sum(), [w, other]).item() == pytest.approx(0.5, abs=1e-5)
+    a = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    assert gradient_quotient((a * w).sum(), [w]).item() == pytest.approx(1)
+    assert 2 * gradient_quotient((a * w).sum(), [a, w]).item() == pytest.approx(2e5 + 1 + 5e-6, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ class _Problem:
 
 def _official(network: Network, tau: float, min_scale: float, lr: float) -> Rule:
     floor = np.array([0.0 if "bias" in name.rpartition(".")[2] else min_scale for name in network.weights])
-    return RescaleAdam(tau, floor, np.array([not weight.any().item() for weight in network.weights.values()]), lr)
+    return RescaleAdam(tau, floor, lr)
 
 
 def _gradients(loss: Tensor, params: Params) -> Params:

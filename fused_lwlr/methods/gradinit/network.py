@@ -32,8 +32,6 @@ class Network:
     def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor]) -> None:
         self.weights: Params = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
         self._holder = _Holder(model)
-        # what running statistics become goes to these
-        self._buffers = {f"model.{name}": buffer.clone() for name, buffer in model.named_buffers()}
         self._loss_fn = loss_fn
         self._device = next(model.parameters()).device
 
@@ -61,7 +59,7 @@ class Network:
                 raise ValueError("the loss depends on no parameter that requires a gradient")
             return use(loss)
 
-        result: T = functional_call(self._holder, {**self._buffers, **values}, (evaluate,))
+        result: T = functional_call(self._holder, values, (evaluate,))
         return result
 
     def towards_scales(self, gradients: Sequence[Tensor | None]) -> list[float | None]:

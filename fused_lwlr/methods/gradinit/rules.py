@@ -36,26 +36,25 @@ class RescaleAdam:
 
     Each branch has a first moment and a step count of its own; the second moment is shared, and its bias correction
     counts steps of both. The objective is divided by η, and then each gradient clipped to ±1. Clamped in both
-    branches. What has no gradient or is zero, which includes a bias whose scale reached 0, is left as it is, moments
-    and counts included.
+    branches. A scale without a gradient, or one that reached 0 (of a bias), is left as it is, with its moments and
+    counts; that of a parameter which is zero has a gradient of 0 and stays as well.
 
     Args:
         tau: the learning rate of the scales.
         floor: lowest scale of each parameter, of shape [parameters].
-        zero: whether a parameter is zero, of shape [parameters].
         lr: η, that of the optimizer.
     """
 
     beta1, beta2, eps, clip = 0.9, 0.999, 1e-8, 1.0
 
-    def __init__(self, tau: float, floor: Array, zero: NDArray[np.bool_], lr: float) -> None:
-        self.tau, self.floor, self.zero, self.lr = tau, floor, zero, lr
+    def __init__(self, tau: float, floor: Array, lr: float) -> None:
+        self.tau, self.floor, self.lr = tau, floor, lr
         self.exp_avg: dict[Branch, Array] = {"objective": np.zeros(len(floor)), "constraint": np.zeros(len(floor))}
         self.steps: dict[Branch, Array] = {"objective": np.zeros(len(floor)), "constraint": np.zeros(len(floor))}
         self.exp_avg_sq = np.zeros(len(floor))
 
     def step(self, scales: Array, gradients: Sequence[float | None], branch: Branch) -> Array:
-        on = np.array([gradient is not None for gradient in gradients]) & ~self.zero & (scales != 0)
+        on = np.array([gradient is not None for gradient in gradients]) & (scales != 0)
         gradient = np.array([value or 0.0 for value in gradients])[on]
         gradient = np.clip(gradient / self.lr if branch == "objective" else gradient, -self.clip, self.clip)
         exp_avg, steps = self.exp_avg[branch], self.steps[branch]
