@@ -75,6 +75,8 @@ def gradinit_(
         ValueError: a bad argument; too few minibatches, or such as cannot be joined; a loss that is no scalar, or a
             loss or gradient that is not finite; a model that is sharded, under DistributedDataParallel or in half
             precision.
+        RuntimeError: torch has no second derivative of something in the model, by its name, and the constraint needs
+            one; of `hardsigmoid`, for example, which is `relu6(x + 3) / 6`.
     """
     _check(
         {
