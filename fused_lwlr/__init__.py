@@ -1,6 +1,7 @@
 """Layer-wise learning rates, and fused optimizers that apply them in one launch."""
 
 from fused_lwlr.methods.elr import ScaleInvariant, scale_invariant
+from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
 from fused_lwlr.optim import SGD, AdamW, LayerStatsLogger, StepStatistics
 from fused_lwlr.scaling import (
@@ -24,16 +25,21 @@ __all__ = [
     "SGD",
     "AdamW",
     "ClipByLayer",
+    "GradInitResult",
     "LayerRate",
     "LayerRates",
     "LayerStatistics",
     "LayerStatsLogger",
+    "MetaInitResult",
     "NormalizedGradient",
     "NormalizedGradientAdaptive",
     "ScaleInvariant",
     "StepStatistics",
     "calibrate",
+    "gradient_quotient",
+    "gradinit_",
     "layer_statistics",
     "lwlr_init_",
+    "metainit_",
     "scale_invariant",
 ]

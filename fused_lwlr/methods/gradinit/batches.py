@@ -1,0 +1,147 @@
+"""Minibatches S to take a gradient on, and S̃ to see its effect on, which share some of their samples."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Minibatches:
+    """S and S̃, made of what an iterable gives, two of its minibatches each, as the official code makes them.
+
+    With minibatches b0, b1, ...: S is [b0; b1], and S̃ is [b0; b2] at an overlap of 0.5, [b3; b2] at 0, and S at 1.
+    In between, b0 (below 0.5) or b1 (above) is kept in part, its first samples. An iterable that is no iterator is
+    started again when it ends.
+
+    Args:
+        source: where the minibatches come from.
+        overlap: the part of S that is in S̃ as well, 0 to 1.
+    """
+
+    def __init__(self, source: Iterable[Any], overlap: float) -> None:
+        self.shares = (min(1.0, 2 * overlap), max(0.0, 2 * overlap - 1))
+        self.needed = 2 + sum(share < 1 for share in self.shares)
+        self._source = source
+        self._iterator = iter(source)
+        self._taken = 0
+
+    def first(self) -> tuple[Any, Any]:
+        """b0 and b1."""
+        return self._take(), self._take()
+
+    def second(self, b0: Any, b1: Any) -> Any:
+        """S̃."""
+        kept0, kept1 = self.shares
+        last = _mix(b1, self._take, kept1)
+        return join(_mix(b0, self._take, kept0), last)
+
+    def _take(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            if self._iterator is self._source:
+                raise ValueError(
+                    f"batches ended after {self._taken} minibatches, and is an iterator, which cannot start again: "
+                    f"give a list or a DataLoader, or more; each step takes up to {self.needed}"
+                ) from None
+            if self._taken < self.needed:
+                raise ValueError(
+                    f"batches holds {self._taken} minibatches, but a step takes up to {self.needed} different ones: "
+                    "give smaller minibatches, and more of them"
+                ) from None
+            self._iterator, self._taken = iter(self._source), 0
+            return self._take()
+        self._taken += 1
+        return batch
+
+
+def endless(source: Iterable[Any]) -> Iterator[Any]:
+    """What an iterable gives, over and over; an iterator only once.
+
+    Raises:
+        ValueError: there is nothing, or no more.
+    """
+    while True:
+        taken = 0
+        for batch in source:
+            taken += 1
+            yield batch
+        if iter(source) is source or taken == 0:
+            raise ValueError(
+                f"batches ended after {taken} minibatches: give a list or a DataLoader, which can start again, or more"
+            )
+
+
+def join(first: Any, second: Any) -> Any:
+    """One minibatch of the samples of two: pairs, mappings, and whatever nests them.
+
+    Tensors of the most frequent first size are joined along it; all else must be equal in both.
+
+    Raises:
+        ValueError: two minibatches that do not go together, by what is different in them.
+    """
+    sizes = _samples(first), _samples(second)
+
+    def joined(a: Any, b: Any, place: str) -> Any:
+        if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():
+            return {key: joined(a[key], b[key], f"{place}[{key!r}]") for key in a}
+        if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)) and len(a) == len(b):
+            return [joined(x, y, f"{place}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            if (_length(a), _length(b)) == sizes and a.shape[1:] == b.shape[1:]:
+                return torch.cat([a, b])
+            if a.shape == b.shape and torch.equal(a, b):
+                return a
+        elif not isinstance(a, Tensor) and not isinstance(b, Tensor) and type(a) is type(b) and a == b:
+            return a
+        raise ValueError(
+            f"minibatches cannot be joined: {place} is {_shown(a)} in one and {_shown(b)} in another; give samples "
+            "along the first dimension of tensors, of one shape (pad or crop them), and all else the same"
+        )
+
+    return joined(first, second, "batch")
+
+
+def _mix(batch: Any, take: Callable[[], Any], share: float) -> Any:
+    """The first `share` of a minibatch, and the rest of a new one."""
+    kept = round(share * _samples(batch))
+    if kept == _samples(batch):
+        return batch
+    fresh = take()
+    return fresh if kept == 0 else join(_part(batch, slice(kept)), _part(fresh, slice(kept, None)))
+
+
+def _part(batch: Any, part: slice) -> Any:
+    size = _samples(batch)
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[part] if _length(value) == size else value
+        if isinstance(value, Mapping):
+            return {key: cut(item) for key, item in value.items()}
+        return [cut(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+    return cut(batch)
+
+
+def _samples(batch: Any) -> int:
+    sizes = Counter(_length(tensor) for tensor in _tensors(batch) if tensor.dim() > 0)
+    return max(sizes, key=sizes.__getitem__, default=0)
+
+
+def _length(tensor: Tensor) -> int:
+    return len(tensor) if tensor.dim() > 0 else -1
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, tuple, list)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
+
+
+def _shown(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]

@@ -1,0 +1,151 @@
+"""MetaInit: scale weights so that the gradient changes little along itself, without labels or data if need be.
+
+Initializing Learning by Learning to Initialize (Dauphin and Schoenholz, 2019), Eq. 1 and the code that it prints.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr.methods.gradinit.batches import endless
+from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_, shown
+from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
+
+
+def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5) -> Tensor:
+    """The mean over all elements of |(g - Hg) / (g ± ε) - 1|, with g = ∇L, H its Hessian and ε of the sign of g.
+
+    How much the gradient changes along itself: 0 where the loss is linear (MetaInit, Eq. 1). Where g is 0, ε is
+    positive.
+
+    Args:
+        loss: a scalar, with its graph, which is kept.
+        params: what it is differentiated with respect to; one that it does not depend on has g = 0.
+        eps: ε.
+
+    Returns:
+        A scalar that can be differentiated in turn, which takes third derivatives of the loss.
+
+    Raises:
+        ValueError: no parameters, a loss that is no scalar or depends on none of them, or an ε that is not above 0.
+    """
+    params = list(params)
+    if not params:
+        raise ValueError("params is empty: give the parameters that the loss depends on")
+    if loss.dim() != 0:
+        raise ValueError(f"loss is a tensor of shape {tuple(loss.shape)}: it must be a scalar")
+    if not loss.requires_grad:
+        raise ValueError("loss depends on no parameter that requires a gradient")
+    if not 0 < eps < math.inf:
+        raise ValueError(f"eps must be a finite number above 0, not {eps!r}")
+    gradient = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+    half_square = torch.stack([g.square().sum() for g in gradient]).sum() / 2
+    if half_square.requires_grad:
+        product: Sequence[Tensor] = torch.autograd.grad(half_square, params, create_graph=True, materialize_grads=True)
+    else:  # linear in every parameter
+        product = [torch.zeros_like(g) for g in gradient]
+    quotients = [
+        ((g - hg) / torch.where(g >= 0, g + eps, g - eps) - 1).abs().sum()
+        for g, hg in zip(gradient, product, strict=True)
+    ]
+    return torch.stack(quotients).sum() / sum(param.numel() for param in params)
+
+
+def metainit_(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: Callable[[Any, Any], Tensor],
+    *,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    steps: int = 500,
+    eps: float = 1e-5,
+    progress: bool = False,
+) -> MetaInitResult:
+    """Scale the weights of a model, in place, so that its gradient quotient is low.
+
+    The norms of all parameters of two or more dimensions follow the sign of minus the derivative of the quotient, with
+    momentum; the quotient is over all parameters that require a gradient. Those are the paper's algorithm and its
+    defaults. Unlike the code that it prints, which runs the model in evaluation mode, normalizations take statistics
+    of the minibatch, as in GradInit's comparison with it.
+
+    Needs third derivatives: about twice the memory of `gradinit_`. What is kept and what is restored, also when this
+    raises or is interrupted, is as there.
+
+    Args:
+        model: initialized, in float32 or float64; runs on the device that its parameters are on.
+        batches: minibatches, one a step, as for `gradinit_`; `gaussian_batches` gives the random ones of the paper.
+        loss_fn: returns the mean loss over a minibatch, a scalar.
+        lr: how much a norm changes in a step, without momentum.
+        momentum: of these changes.
+        steps: the number of steps.
+        eps: ε of the quotient.
+        progress: show a progress bar (needs rich).
+
+    Returns:
+        The scales by parameter, and the loss and the gradient quotient of each step. A scale may be negative: a norm
+        that would pass through 0 turns the weight around.
+
+    Raises:
+        ValueError: as `gradinit_`.
+    """
+    for rule, value, held in (
+        ("lr must be a finite number above 0", lr, 0 < lr < math.inf),
+        ("momentum must be at least 0 and below 1", momentum, 0 <= momentum < 1),
+        ("steps must be at least 1", steps, steps >= 1),
+        ("eps must be a finite number above 0", eps, 0 < eps < math.inf),
+    ):
+        if not held:
+            raise ValueError(f"{rule}, not {value!r}")
+    check_model(model, "metainit_")
+    history = []
+    with examined(model):
+        network = Network(model, loss_fn)
+        norms = np.array([weight.norm().item() for weight in network.weights.values()])
+        # vectors keep their norms, and what is zero has no direction
+        moving = np.array([weight.dim() >= 2 for weight in network.weights.values()]) & (norms > 0)
+        scales, velocity = np.ones(len(norms)), np.zeros(len(norms))
+        source = endless(batches)
+        for i in shown(steps, "MetaInit", progress):
+            params = network.scaled(scales.tolist())
+            step, gradients = network.run(params, next(source), partial(_derivative, list(params.values()), eps))
+            found = np.array([x or 0.0 for x in network.towards_scales(gradients)])
+            if not math.isfinite(step.loss + step.quotient) or not np.isfinite(found).all():
+                raise ValueError(
+                    f"in step {i + 1} the loss is {step.loss} and the gradient quotient {step.quotient}, or a "
+                    "derivative is not finite: check the loss, the data and the initialization"
+                )
+            velocity = momentum * velocity - lr * np.sign(scales * found)
+            on = moving & (scales != 0)
+            scales[on] += np.sign(scales[on]) * velocity[on] / norms[on]
+            history.append(step)
+    result = MetaInitResult(dict(zip(network.weights, scales.tolist(), strict=True)), tuple(history))
+    rescale_(model, result.scales)
+    return result
+
+
+def _derivative(params: list[Tensor], eps: float, loss: Tensor) -> tuple[MetaInitStep, Sequence[Tensor | None]]:
+    quotient = gradient_quotient(loss, params, eps)
+    step = MetaInitStep(loss.item(), quotient.item())
+    if not quotient.requires_grad:
+        return step, [None] * len(params)
+    return step, torch.autograd.grad(quotient, params, allow_unused=True)
+
+
+def gaussian_batches(shape: Sequence[int], classes: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """The paper's random minibatches, without end: inputs from N(0, 1) in float32, classes drawn uniformly.
+
+    Args:
+        shape: of the inputs, samples first.
+        classes: how many classes there are.
+        seed: the same minibatches for the same seed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        inputs = torch.randn(tuple(shape), generator=generator)
+        yield inputs, torch.randint(0, classes, tuple(shape[:1]), generator=generator)

@@ -1,0 +1,145 @@
+"""A model as a function of its parameters: to be differentiated twice, and nothing of it changed."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+
+from fused_lwlr.model import as_it_was, loss_of
+from fused_lwlr.shards import is_distributed
+
+T = TypeVar("T")
+Params = dict[str, Tensor]
+
+
+class Network:
+    """The loss of a model with other parameters in place of its own.
+
+    Those that require a gradient are replaced, a tied one in all its places; frozen ones stay.
+
+    Args:
+        model: the model; use this inside `examined(model)`.
+        loss_fn: returns the mean loss over a minibatch, a scalar.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor]) -> None:
+        self.weights: Params = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
+        self._holder = _Holder(model)
+        self._loss_fn = loss_fn
+        self._device = next(model.parameters()).device
+
+    def scaled(self, scales: Iterable[float]) -> Params:
+        """α·W of every parameter, as leaves of a new graph."""
+        pairs = zip(self.weights.items(), scales, strict=True)
+        return {name: (weight * scale).requires_grad_() for (name, weight), scale in pairs}
+
+    def run(self, params: Params, batch: Any, use: Callable[[Tensor], T]) -> T:
+        """`use(loss)` of a minibatch.
+
+        The parameters stay in place while `use` runs, since layers under `torch.utils.checkpoint` compute once more
+        when it takes gradients.
+
+        Raises:
+            ValueError: a loss that is no scalar, that is not finite, or that depends on none of the parameters.
+        """
+        values = {f"model.{name}": param for name, param in params.items()}
+
+        def evaluate(model: nn.Module) -> T:
+            loss = loss_of(model, batch, self._loss_fn, self._device)
+            if loss.dim() != 0:
+                raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
+            if not loss.requires_grad:
+                raise ValueError("the loss depends on no parameter that requires a gradient")
+            return use(loss)
+
+        result: T = functional_call(self._holder, values, (evaluate,))
+        return result
+
+    def towards_scales(self, gradients: Sequence[Tensor | None]) -> list[float | None]:
+        """⟨∂/∂(αW), W⟩ of every parameter: the derivative with respect to its scale, None where there is none."""
+        pairs = zip(gradients, self.weights.values(), strict=True)
+        dots = [(gradient * weight).sum() for gradient, weight in pairs if gradient is not None]
+        values = iter(torch.stack(dots).tolist() if dots else [])
+        return [None if gradient is None else next(values) for gradient in gradients]
+
+
+class _Holder(nn.Module):
+    """What is called with a model is called with the parameters that `functional_call` put into it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, use: Callable[[nn.Module], T]) -> T:
+        return use(self.model)
+
+
+def check_model(model: nn.Module, function: str) -> None:
+    """Refuse what cannot be scaled, by name.
+
+    Raises:
+        ValueError: no parameter that requires a gradient; one that is a DTensor, or of another dtype than float32 and
+            float64; a model under DistributedDataParallel.
+    """
+    if isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            "model is wrapped in DistributedDataParallel, whose replicas would get scales of their own: call "
+            f"{function} on one process, and wrap the model after that, which gives its weights to all of them"
+        )
+    if not any(param.requires_grad for param in model.parameters()):
+        raise ValueError("model has no parameter that requires a gradient")
+    for name, param in model.named_parameters():
+        if is_distributed(param):
+            raise ValueError(f"{name!r} is a DTensor: call {function} before the model is sharded")
+        if param.requires_grad and param.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"{name!r} is {param.dtype}, too coarse for gradients of gradients: call {function} on model.float(), "
+                "and convert the model after that"
+            )
+
+
+@contextmanager
+def examined(model: nn.Module) -> Iterator[None]:
+    """Batch statistics in normalizations, dropout off, everything differentiable twice; then all as it was.
+
+    Autocast is off, attention takes its plain form, and so do recurrent layers: fused kernels of both have a first
+    derivative only. A compiled model runs as if it were not.
+    """
+    device = next(model.parameters()).device
+    with ExitStack() as stack:
+        stack.enter_context(as_it_was(model))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        model.eval()
+        for module in model.modules():
+            if isinstance(module, _NormBase):
+                module.train()
+        yield
+
+
+def rescale_(model: nn.Module, scales: Mapping[str, float]) -> None:
+    """Multiply parameters in place by their scales: in one call, which no interrupt divides."""
+    params = dict(model.named_parameters())
+    with torch.no_grad():
+        torch._foreach_mul_([params[name] for name in scales], list(scales.values()))
+
+
+def shown(steps: int, description: str, progress: bool) -> Iterable[int]:
+    """Numbers from 0, with a progress bar if wanted."""
+    if not progress:
+        return range(steps)
+    from rich.progress import track
+
+    return track(range(steps), description=description)

@@ -1,0 +1,89 @@
+"""What GradInit and MetaInit return: the scales that weights were multiplied by, and how they came about."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from fused_lwlr.methods.gradinit.rules import Branch
+
+
+@dataclass(frozen=True)
+class GradInitStep:
+    """One step of GradInit.
+
+    Attributes:
+        loss: L(S) before the step of the optimizer.
+        loss_after: L(S̃) after it; None on the constraint, where no such step is taken.
+        norm: of the gradient on S: ℓ2 for SGD, ℓ1 for Adam.
+        branch: "objective" or "constraint", which scales are changed for where the norm is above γ.
+    """
+
+    loss: float
+    loss_after: float | None
+    norm: float
+    branch: Branch
+
+
+@dataclass(frozen=True)
+class MetaInitStep:
+    """One step of MetaInit: the loss, and the gradient quotient."""
+
+    loss: float
+    quotient: float
+
+
+class GradInitResult(NamedTuple):
+    """Parameter name -> scale, of all that require a gradient, and every step. Unpacks into the two."""
+
+    scales: dict[str, float]
+    history: tuple[GradInitStep, ...]
+
+    def __repr__(self) -> str:
+        after = [step.loss_after for step in self.history if step.loss_after is not None]
+        seen = f", loss after a step {after[0]:.4g} at first, {after[-1]:.4g} at last" if after else ""
+        constraint = sum(step.branch == "constraint" for step in self.history)
+        return (
+            f"GradInitResult({_summary(self.scales)}, {len(self.history)} steps, {constraint} on the constraint{seen})"
+        )
+
+    def __str__(self) -> str:
+        return f"{_table(self.scales)}\n{self!r}"
+
+    def to_json(self, path: str | Path) -> None:
+        """Write scales and history to a file."""
+        _write(path, {"scales": self.scales, "history": [asdict(step) for step in self.history]})
+
+
+class MetaInitResult(NamedTuple):
+    """Parameter name -> scale, of all that require a gradient, and every step. Unpacks into the two."""
+
+    scales: dict[str, float]
+    history: tuple[MetaInitStep, ...]
+
+    def __repr__(self) -> str:
+        first, last = self.history[0].quotient, self.history[-1].quotient
+        quotient = f"gradient quotient {first:.4g} at first, {last:.4g} at last"
+        return f"MetaInitResult({_summary(self.scales)}, {len(self.history)} steps, {quotient})"
+
+    def __str__(self) -> str:
+        return f"{_table(self.scales)}\n{self!r}"
+
+    def to_json(self, path: str | Path) -> None:
+        """Write scales and history to a file."""
+        _write(path, {"scales": self.scales, "history": [asdict(step) for step in self.history]})
+
+
+def _summary(scales: dict[str, float]) -> str:
+    return f"{len(scales)} scales from {min(scales.values()):.3g} to {max(scales.values()):.3g}"
+
+
+def _table(scales: dict[str, float]) -> str:
+    width = max(map(len, scales))
+    return "\n".join(
+        [f"{'parameter':{width}}  scale", *(f"{name:{width}}  {value:.4f}" for name, value in scales.items())]
+    )
+
+
+def _write(path: str | Path, content: dict[str, object]) -> None:
+    Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,0 +1,69 @@
+"""How scales follow their gradients: Adam with two first moments (the official code), or gradient descent (the text).
+
+A rule maps scales and gradients to new scales. All are of one number for each parameter, in float64; a gradient is
+None where a scale has none.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Branch = Literal["objective", "constraint"]
+Array = NDArray[np.float64]
+
+
+class Rule(Protocol):
+    """One step of every scale."""
+
+    def step(self, scales: Array, gradients: Sequence[float | None], branch: Branch) -> Array: ...
+
+
+class Descent:
+    """Algorithm 1 as printed: m - τ·∇, clamped from below after steps on the objective only (lines 7, 11, 12)."""
+
+    def __init__(self, tau: float, min_scale: float) -> None:
+        self.tau, self.min_scale = tau, min_scale
+
+    def step(self, scales: Array, gradients: Sequence[float | None], branch: Branch) -> Array:
+        moved = scales - self.tau * np.array([gradient or 0.0 for gradient in gradients])
+        return np.asarray(np.maximum(moved, self.min_scale) if branch == "objective" else moved)
+
+
+class RescaleAdam:
+    """Adam as in the official code, `RescaleAdam` of github.com/zhuchen03/gradinit.
+
+    Each branch has a first moment and a step count of its own; the second moment is shared, and its bias correction
+    counts steps of both. The objective is divided by η, and then each gradient clipped to ±1. Clamped in both
+    branches. A scale without a gradient, or one that reached 0 (of a bias), is left as it is, with its moments and
+    counts; that of a parameter which is zero has a gradient of 0 and stays as well.
+
+    Args:
+        tau: the learning rate of the scales.
+        floor: lowest scale of each parameter, of shape [parameters].
+        lr: η, that of the optimizer.
+    """
+
+    beta1, beta2, eps, clip = 0.9, 0.999, 1e-8, 1.0
+
+    def __init__(self, tau: float, floor: Array, lr: float) -> None:
+        self.tau, self.floor, self.lr = tau, floor, lr
+        self.exp_avg: dict[Branch, Array] = {"objective": np.zeros(len(floor)), "constraint": np.zeros(len(floor))}
+        self.steps: dict[Branch, Array] = {"objective": np.zeros(len(floor)), "constraint": np.zeros(len(floor))}
+        self.exp_avg_sq = np.zeros(len(floor))
+
+    def step(self, scales: Array, gradients: Sequence[float | None], branch: Branch) -> Array:
+        on = np.array([gradient is not None for gradient in gradients]) & (scales != 0)
+        gradient = np.array([value or 0.0 for value in gradients])[on]
+        gradient = np.clip(gradient / self.lr if branch == "objective" else gradient, -self.clip, self.clip)
+        exp_avg, steps = self.exp_avg[branch], self.steps[branch]
+        steps[on] += 1
+        exp_avg[on] = self.beta1 * exp_avg[on] + (1 - self.beta1) * gradient
+        self.exp_avg_sq[on] = self.beta2 * self.exp_avg_sq[on] + (1 - self.beta2) * gradient**2
+        both = self.steps["objective"][on] + self.steps["constraint"][on]
+        mean = exp_avg[on] / (1 - self.beta1 ** steps[on])
+        root = np.sqrt(self.exp_avg_sq[on] / (1 - self.beta2**both))
+        moved: Array = scales.copy()
+        moved[on] = np.maximum(scales[on] - self.tau * mean / (root + self.eps), self.floor[on])
+        return moved

@@ -1,0 +1,137 @@
+"""What gradinit_ and metainit_ do not take: refused by name, before anything changes."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_module
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from fused_lwlr import gradinit_, metainit_
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def data(count=3, shape=(4, 4)):
+    return [(torch.randn(shape), torch.arange(shape[0]) % 3) for _ in range(count)]
+
+
+def refused(model, batches, loss_fn, message, function=gradinit_, error=ValueError, **options):
+    weights = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(error, match=message):
+        function(model, batches, loss_fn, **({"lr": 0.1, "steps": 2} | options))
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "adamw"}, r"optimizer must be 'sgd' or 'adam' \(for AdamW too\), not 'adamw'"),
+        ({"lr": 0.0}, "lr must be a finite number above 0, not 0.0"),
+        ({"lr": float("inf")}, "lr must be a finite number above 0, not inf"),
+        ({"gamma": 0.0}, "gamma must be above 0, or None .*, not 0.0"),
+        ({"gamma": float("nan")}, "gamma must be above 0"),
+        ({"tau": -1e-2}, "tau must be a finite number above 0, not -0.01"),
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"min_scale": -0.1}, "min_scale must be from 0 to 1, where scales start, not -0.1"),
+        ({"min_scale": 1.5}, "min_scale must be from 0 to 1"),
+        ({"overlap": 1.01}, "overlap must be from 0 to 1, not 1.01"),
+        ({"overlap": -0.5}, "overlap must be from 0 to 1, not -0.5"),
+        ({"normalize": True, "optimizer": "adam"}, "normalize must be False with optimizer='adam'"),
+        ({"mode": "text"}, "mode must be 'official' or 'paper', not 'text'"),
+    ],
+)
+def test_arguments(options, message):
+    refused(net(), data(), cross_entropy, message, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr must be a finite number above 0, not -1.0"),
+        ({"momentum": 1.0}, "momentum must be at least 0 and below 1, not 1.0"),
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"eps": 0.0}, "eps must be a finite number above 0, not 0.0"),
+    ],
+)
+def test_arguments_of_metainit(options, message):
+    refused(net(), data(), cross_entropy, message, function=metainit_, **options)
+
+
+@pytest.mark.parametrize(
+    ("batches", "loss_fn", "message"),
+    [
+        (data(0), cross_entropy, "batches holds 0 minibatches, but a step takes up to 3"),
+        (data(2), cross_entropy, "batches holds 2 minibatches, but a step takes up to 3 different ones"),
+        (lambda: iter(data(5)), cross_entropy, "batches ended after 5 minibatches, and is an iterator"),
+        ([torch.randn(2, 4)] * 3, cross_entropy, "a minibatch must be a pair"),
+        ([*data(1), *data(2, (4, 5))], cross_entropy, r"batch\[0\] is a tensor of shape \(4, 4\) in .*\(4, 5\)"),
+        ([{"x": torch.randn(4, 4), "n": n} for n in range(3)], cross_entropy, r"batch\['n'\] is 0 in one and 1"),
+        (data(), lambda out, y: cross_entropy(out, y, reduction="none"), r"shape \(8,\): it must return a scalar"),
+        (data(), lambda out, y: torch.zeros(()), "depends on no parameter"),
+        (data(), lambda out, y: cross_entropy(out, y) * float("nan"), "in step 1 the loss is nan, and the gradient"),
+        (data(), lambda out, y: (out * 0).sqrt().sum(), r"in step 1 the norm .* gradient of '0\.weight', '0\.b"),
+        (data(), lambda out, y: out.square().mean() * 1e38, "in step 1 the norm of the gradient is inf: check"),
+    ],
+)  # fmt: skip
+def test_minibatches_and_losses(batches, loss_fn, message):
+    refused(net(), batches() if callable(batches) else batches, loss_fn, message, gamma=100.0)
+
+
+def test_a_step_too_far():
+    """The loss after it overflows, though that before it and its gradient do not."""
+    loss_fn = lambda out, y: out.square().square().mean()  # noqa: E731
+    refused(net(), data(), loss_fn, "in step 1 the loss after a step with lr=1e\\+12 is", lr=1e12, gamma=1e9)
+
+
+@pytest.mark.parametrize(
+    ("batches", "loss_fn", "message"),
+    [
+        (lambda: iter(data(1)), cross_entropy, "batches ended after 1 minibatches"),
+        (list, cross_entropy, "batches ended after 0 minibatches"),
+        (data, lambda out, y: cross_entropy(out, y) * float("nan"), "in step 1 the loss is nan"),
+        (data, lambda out, y: out, "it must return a scalar"),
+    ],
+)
+def test_minibatches_and_losses_of_metainit(batches, loss_fn, message):
+    refused(net(), batches(), loss_fn, message, function=metainit_)
+
+
+@pytest.mark.parametrize("function", [gradinit_, metainit_])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.bfloat16(), r"'0\.weight' is torch\.bfloat16, .* on model\.float\(\)"),
+        (lambda model: model.requires_grad_(False), "no parameter that requires a gradient"),
+    ],
+)
+def test_models(function, change, message):
+    refused(change(net()), data(), cross_entropy, message, function=function)
+
+
+def test_sparse_gradients():
+    model = nn.Sequential(nn.Embedding(4, 3, sparse=True))
+    batches = [(torch.arange(4), torch.arange(4) % 3)] * 3
+    refused(model, batches, cross_entropy, r"gradient of '0\.weight' is sparse: build the layer with sparse=False")
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("function", [gradinit_, metainit_])
+def test_models_of_several_processes(function):
+    name = function.__name__
+    with pytest.raises(ValueError, match=f"DistributedDataParallel, .* call {name} on one process"):
+        function(DistributedDataParallel(net()), data(), cross_entropy, lr=0.1)
+    sharded = distribute_module(net(), init_device_mesh("cpu", (1,)))
+    with pytest.raises(ValueError, match=rf"'0\.weight' is a DTensor: call {name} before"):
+        function(sharded, data(), cross_entropy, lr=0.1)

@@ -1,0 +1,136 @@
+"""The gradient quotient against an explicit Hessian, and MetaInit against the code that its paper prints."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.functional import hessian
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fused_lwlr import gradient_quotient, metainit_
+from fused_lwlr.methods.gradinit import gaussian_batches
+from fused_lwlr.train.models import ResNet, ViT
+
+
+def net():
+    """The last weight is too large."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        model[2].weight.mul_(4)
+    return model
+
+
+def data(count):
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 4, generator=generator).double(), torch.arange(8) % 3) for _ in range(count)]
+
+
+def test_gradient_quotient():
+    """Over all elements of g and H·g, with H as a matrix; a weight with a gradient of 0 among them."""
+    model, ((x, y),) = net(), data(1)
+    x[:, 1] = 0
+    params = dict(model.named_parameters())
+    flat = torch.cat([p.detach().flatten() for p in params.values()])
+
+    def loss(vector):
+        parts = vector.split([p.numel() for p in params.values()])
+        values = {name: part.view(p.shape) for (name, p), part in zip(params.items(), parts, strict=True)}
+        return cross_entropy(functional_call(model, values, (x,)), y)
+
+    (g,) = torch.autograd.grad(loss(flat.requires_grad_()), flat)
+    changed = g - hessian(loss, flat) @ g
+    assert (g == 0).sum() == 6
+    for eps in (1e-5, 1e-2):
+        terms = [
+            abs(b / (a + (eps if a >= 0 else -eps)) - 1) for a, b in zip(g.tolist(), changed.tolist(), strict=True)
+        ]
+        quotient = gradient_quotient(cross_entropy(model(x), y), model.parameters(), eps)
+        assert quotient.item() == pytest.approx(sum(terms) / len(terms), rel=1e-10)
+
+
+def test_quotients_in_closed_form():
+    """L = c·w²/2 has H·g = c·g: |1 - c - 1| = c but for ε. L = w has H = 0, and what L does not depend on, g = 0.
+
+    L = a·b has g = 0 and H·g = b for b where a is 0: |(0 - b) / ε - 1|, with ε positive.
+    """
+    w, other = (torch.full((3,), 2.0, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert gradient_quotient(0.7 * w.square().sum() / 2, [w]).item() == pytest.approx(0.7, abs=1e-5)
+    assert gradient_quotient(w.sum(), [w]).item() == pytest.approx(1e-5 / (1 + 1e-5), rel=1e-9)
+    assert gradient_quotient(w.sum(), [w, other]).item() == pytest.approx(0.5, abs=1e-5)
+    a = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    assert gradient_quotient((a * w).sum(), [w]).item() == pytest.approx(1)
+    assert 2 * gradient_quotient((a * w).sum(), [a, w]).item() == pytest.approx(2e5 + 1 + 5e-6, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("loss", "params", "eps", "message"),
+    [
+        (lambda w: w.sum(), lambda w: [], 1e-5, "params is empty"),
+        (lambda w: w, lambda w: [w], 1e-5, r"shape \(2,\): it must be a scalar"),
+        (lambda w: w.detach().sum(), lambda w: [w], 1e-5, "depends on no parameter"),
+        (lambda w: w.sum(), lambda w: [w], 0.0, "eps must be a finite number above 0, not 0.0"),
+    ],
+)
+def test_refused(loss, params, eps, message):
+    w = torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match=message):
+        gradient_quotient(loss(w), params(w), eps)
+
+
+def printed(model, batches, lr, momentum, eps):
+    """The code in the paper, on minibatches that are given: weights change in place, by their own norms."""
+    params = [p for p in model.parameters() if p.dim() >= 2]
+    memory = [0.0] * len(params)
+    quotients = []
+    for x, y in batches:
+        everything = list(model.parameters())
+        g = torch.autograd.grad(cross_entropy(model(x), y), everything, create_graph=True)
+        hg = torch.autograd.grad(sum((a**2).sum() / 2 for a in g), everything, create_graph=True)
+        terms = [
+            ((a - b) / (a + eps * (2 * (a >= 0).double() - 1).detach()) - 1).abs().sum()
+            for a, b in zip(g, hg, strict=True)
+        ]
+        quotient = sum(terms) / sum(p.numel() for p in everything)
+        quotients.append(quotient.item())
+        for j, (p, slope) in enumerate(zip(params, torch.autograd.grad(quotient, params), strict=True)):
+            norm = p.detach().norm().item()
+            memory[j] = momentum * memory[j] - lr * torch.sign((p.detach() * slope).sum() / norm).item()
+            p.data.mul_((norm + memory[j]) / norm)
+    return quotients
+
+
+@pytest.mark.parametrize(("lr", "momentum", "turned"), [(0.1, 0.9, False), (2.0, 0.5, True)])
+def test_printed_code(lr, momentum, turned):
+    """At the higher rate a norm passes through 0, which turns a weight around."""
+    expected, model, batches = net(), net(), data(12)
+    quotients = printed(expected, batches, lr, momentum, 1e-5)
+    scales, history = metainit_(model, batches[:6] + batches[6:], cross_entropy, lr=lr, momentum=momentum, steps=12)
+    assert [step.quotient for step in history] == pytest.approx(quotients, rel=1e-8)
+    assert (min(scales.values()) < 0) == turned
+    for (name, p), q, before in zip(model.named_parameters(), expected.parameters(), net().parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-12)
+        assert torch.equal(p, before * scales[name])
+        assert (scales[name] == 1) == name.endswith("bias")
+
+
+@pytest.mark.parametrize("of", [ResNet, ViT])
+def test_random_data(of, tmp_path, capsys):
+    """Networks with normalization and attention, on the paper's minibatches; buffers stay."""
+    torch.manual_seed(0)
+    model = of(image_size=8, channels=1, classes=4)
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    batches = gaussian_batches((4, 1, 8, 8), 4)
+    x, y = next(gaussian_batches((4, 1, 8, 8), 4))
+    assert (x.shape, y.shape) == ((4, 1, 8, 8), (4,))
+    result = metainit_(model, batches, cross_entropy, steps=2, progress=True)
+    assert "MetaInit" in capsys.readouterr().out
+    for buffer, before in zip(model.buffers(), buffers, strict=True):
+        assert torch.equal(buffer, before)
+    assert repr(result).startswith(f"MetaInitResult({len(list(model.parameters()))} scales from ")
+    assert str(result).splitlines()[0].split() == ["parameter", "scale"]
+    result.to_json(tmp_path / "metainit.json")
+    content = json.loads((tmp_path / "metainit.json").read_text())
+    assert content == {"scales": result.scales, "history": [vars(step) for step in result.history]}
