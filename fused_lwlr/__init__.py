@@ -1,6 +1,6 @@
 """Layer-wise learning rates, and fused optimizers that apply them in one launch."""
 
-from fused_lwlr import simulate
+from fused_lwlr import balance, simulate
 from fused_lwlr.methods.elr import ScaleInvariant, scale_invariant
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
 from fused_lwlr.optim import SGD, AdamW, LayerStatsLogger, StepStatistics
@@ -33,6 +33,7 @@ __all__ = [
     "NormalizedGradientAdaptive",
     "ScaleInvariant",
     "StepStatistics",
+    "balance",
     "calibrate",
     "layer_statistics",
     "lwlr_init_",
