@@ -1,6 +1,6 @@
 """Layer-wise learning rates, and fused optimizers that apply them in one launch."""
 
-from fused_lwlr import balance, simulate
+from fused_lwlr import balance, multipliers, simulate
 from fused_lwlr.methods.elr import ScaleInvariant, scale_invariant
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
 from fused_lwlr.optim import SGD, AdamW, LayerStatsLogger, StepStatistics
@@ -37,6 +37,7 @@ __all__ = [
     "calibrate",
     "layer_statistics",
     "lwlr_init_",
+    "multipliers",
     "scale_invariant",
     "simulate",
 ]
