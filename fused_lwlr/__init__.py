@@ -1,7 +1,7 @@
 """Layer-wise learning rates, and fused optimizers that apply them in one launch."""
 
 from fused_lwlr import balance, multipliers, simulate
-from fused_lwlr.methods.elr import ScaleInvariant, scale_invariant
+from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
 from fused_lwlr.optim import SGD, AdamW, LayerStatsLogger, StepStatistics
 from fused_lwlr.scaling import (
@@ -25,6 +25,8 @@ __all__ = [
     "SGD",
     "AdamW",
     "ClipByLayer",
+    "ELRHistory",
+    "ELRRecorder",
     "LayerRate",
     "LayerRates",
     "LayerStatistics",
