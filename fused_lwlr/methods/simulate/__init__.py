@@ -2,10 +2,11 @@
 
 from fused_lwlr.methods.simulate.models import continuous, discrete, momentum
 from fused_lwlr.methods.simulate.profiles import feedforward_profile, residual_profile
-from fused_lwlr.methods.simulate.result import Simulation
+from fused_lwlr.methods.simulate.result import Array, Simulation
 from fused_lwlr.methods.simulate.schedules import cosine, one_cycle, warmup
 
 __all__ = [
+    "Array",
     "Simulation",
     "continuous",
     "cosine",
