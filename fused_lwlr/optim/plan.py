@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels import Gate, Scale
+from fused_lwlr.kernels import Balance, Gate, Scale
 from fused_lwlr.kernels.table import identity
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.gate import LossScale
@@ -131,7 +131,7 @@ class Plan:
             self._watch(optimizer)
 
     def _decide(
-        self, optimizer: "FusedOptimizer", hyper: list[Any], scale: Scale | None, loss_scale: LossScale
+        self, optimizer: "FusedOptimizer", hyper: list[Any], scale: Scale | Balance | None, loss_scale: LossScale
     ) -> list[Decision]:
         """For each part, the factors and the gate of this step."""
         if self._completion is None or (scale is None and not optimizer.gate.looks):

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import AdamWHyper, Number
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton.step import step
@@ -58,7 +58,7 @@ def _rule(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, h
 def adamw(
     table: Table,
     hyper: Sequence[AdamWHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import Number, SGDHyper
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton.step import step
@@ -40,7 +40,7 @@ def _rule(w, g, b, y, z, has_b, has_z, scale, decay, gain, weight_decay, hyper):
 def sgd(
     table: Table,
     hyper: Sequence[SGDHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import launch as launching
@@ -31,7 +31,7 @@ def step(
     rule: Any,
     coefficients: Any,
     hyper: Sequence[Sequence[Number]],
-    scale: Scale | Factors | None,
+    scale: Scale | Factors | Balance | None,
     gate: Gate | None,
     *,
     write: bool,
@@ -53,14 +53,15 @@ def step(
         image.finish(table, written)
         return None
     gate = gate or Gate()
-    work = _workspace(image, scale, written)
+    balance = isinstance(scale, Balance)
+    work = _workspace(image, None if isinstance(scale, Balance) else scale, written)
     items = work.items if write and formula is not None else work.updates if write else work.norms
     known = scale.values.contiguous() if isinstance(scale, Factors) else None
     carried, rescale = carried_of(table), gate.totals is not None and any(row.power for row in table.rows)
     launch(
         queue.queue_kernel, image, items, work.tiles, *work.buffers,
         carried.totals if gate.totals is None else gate.totals, carried.totals, gate.max_norm,
-        gate.grad_scale, gate.found_inf, known, rounding_seed,
+        gate.grad_scale, gate.found_inf, known, carried.rows if balance and write else None, rounding_seed,
         programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes, **meta,
         STEP=image.dtypes["step"], COEFFICIENTS=coefficients,
         FORMULA=compiled(formula.formula) if formula is not None else None,
@@ -72,7 +73,7 @@ def step(
         _count_first_reads(image, work, table, again=write)
     if write:
         image.finish(table, written)
-        if rescale:
+        if rescale or balance:
             carried.remember(table)
     image.remember(table)
     return work.statistics if formula is not None else None
