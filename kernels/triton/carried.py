@@ -12,7 +12,8 @@ from fused_lwlr.kernels.table import Table
 class Carried:
     """Totals, float64 [5] as `totals` returns them, and the version counters of the parameters that they are of.
 
-    `rows` is of the last pass for totals: Σg², non-finite g and Σw² of each row. Steps with a `Balance` renew the last.
+    `rows` is of the last pass for totals: Σg², non-finite g, Σw² and, where it counts for a `Balance`, 1 / ‖w‖ of each
+    row. Steps with a `Balance` renew the last two.
     """
 
     totals: Tensor

@@ -12,7 +12,7 @@ back at zero when a launch ends.
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels.triton.image import ANCHOR, KNOWN, POWER, SCALED
+from fused_lwlr.kernels.triton.image import ANCHOR, KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import FOLD, add_norms, add_weights, fingerprint, fold, settle
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, sum_slots
@@ -35,6 +35,20 @@ def _power(x, exponent):
 
 
 @triton.jit
+def _hand_on_norms(rows, addresses, row_sums, next_totals):
+    """Σ 1 / ‖w‖ of the new weights, and how many there are; one row for each thread, which takes few registers."""
+    inverse_sum, terms = tl.zeros([TAIL], tl.float64), tl.zeros([TAIL], tl.float64)
+    begin = 0
+    while begin < rows:
+        row = begin + tl.arange(0, TAIL)
+        traits = tl.load(addresses + 10 * rows + row, mask=row < rows, other=0)
+        inverse_sum, terms = add_inverse_norms(row_sums + 4 * row + 2, traits, row < rows, inverse_sum, terms)
+        begin += TAIL
+    tl.store(next_totals + 3, tl.sum(inverse_sum, axis=0))
+    tl.store(next_totals + 4, tl.sum(terms, axis=0))
+
+
+@triton.jit
 def _leave(
     counters, rows, addresses, skipped, next_totals, peak, row_sums,
     STEP: tl.constexpr, RESCALE: tl.constexpr, SLOTS: tl.constexpr,
@@ -44,14 +58,12 @@ def _leave(
         largest = tl.atomic_xchg(peak, 0)
         if not skipped:
             tl.store(next_totals + 2, largest.to(tl.float32, bitcast=True).to(tl.float64))
-    inverse_sum, terms = tl.zeros([SLOTS], tl.float64), tl.zeros([SLOTS], tl.float64)
+    if row_sums is not None and not skipped:
+        _hand_on_norms(rows, addresses, row_sums, next_totals)
     begin = 0
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
         tl.store(counters + 2 + rows + row, 0, mask=row < rows)
-        if row_sums is not None:
-            traits = tl.load(addresses + 10 * rows + row, mask=row < rows, other=0)
-            inverse_sum, terms = add_inverse_norms(row_sums + 3 * row + 2, traits, row < rows, inverse_sum, terms)
         if STEP is not None:
             # of a tensor cut into rows only the first counts
             step_at = tl.load(addresses + 5 * rows + row, mask=row < rows, other=0)
@@ -60,10 +72,6 @@ def _leave(
             taken = step_at.to(tl.pointer_type(STEP))
             tl.store(taken, tl.load(taken, mask=mask, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=mask)
         begin += SLOTS
-    if row_sums is not None:
-        if not skipped:
-            tl.store(next_totals + 3, tl.sum(inverse_sum, axis=0))
-            tl.store(next_totals + 4, tl.sum(terms, axis=0))
     tl.store(counters, 0)
     tl.store(counters + 1, 0)
 
@@ -83,8 +91,9 @@ def queue_kernel(
     counters: ticket, programs that left; for each row norm items done, settled, update items done; the largest Σw².
     partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
     factors: [3, rows], of the gradient, of the decayed gradient, of the direction. out: [rows, 5], statistics.
-    grad_scale, found_inf: see `Gate`. known_factors: [rows], see `Factors`. row_sums: [rows, 3] of a `Balance`, the
-    last of each Σw² before and after the step. seed: of stochastic rounding. All of these may be None.
+    grad_scale, found_inf: see `Gate`. known_factors: [rows], see `Factors`. row_sums: [rows, 4], of a `Balance`; the
+    last two are Σw² and what `add_inverse_norms` makes of it, before and after the step. seed: of stochastic rounding.
+    All of these may be None.
     """
     arrivals, settled, updated = counters + 2, counters + 2 + rows, counters + 2 + 2 * rows
     peak = counters + 2 + 3 * rows
@@ -102,6 +111,8 @@ def queue_kernel(
     if found_inf is not None:
         overflowed = tl.load(found_inf) != 0
         skipped = (skipped | overflowed) if SKIP else overflowed
+    if row_sums is not None:
+        harmonic_mean = tl.load(totals + 4) / tl.load(totals + 3)
     unscale = 1.0
     if grad_scale is not None:
         unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
@@ -203,11 +214,8 @@ def queue_kernel(
                 else:
                     ratio = known_factor
             if row_sums is not None:
-                # written again below, when all items of the row are done
-                row_sum = tl.load(row_sums + 3 * row + 2)
-                weighs = ((tl.load(addresses + 10 * rows + row) & SCALED) != 0) & (row_sum != 0)
-                norms = tl.sqrt(tl.where(weighs, row_sum, 1.0)) * tl.load(totals + 3)
-                ratio = tl.where(weighs, tl.load(totals + 4) / norms, 1.0).to(tl.float32)
+                inverse = tl.load(row_sums + 4 * row + 3)
+                ratio = tl.where(inverse == 0, 1.0, harmonic_mean * inverse).to(tl.float32)
             factor *= sign * unscale
             rate = lr * ratio
             decay = rate * number(hyper, 3, LIVE)
@@ -246,7 +254,7 @@ def queue_kernel(
                     tl.store(updated + row, 0)
                     new_sum = sum_slots(carried, first, count, SLOTS)
                     if row_sums is not None:
-                        tl.store(row_sums + 3 * row + 2, new_sum)
+                        tl.store(row_sums + 4 * row + 2, new_sum)
                     if RESCALE:
                         if (tl.load(addresses + 10 * rows + row) & ANCHOR) != 0:
                             # bits of floats that are not negative are in the order of the floats

@@ -75,10 +75,14 @@ def _max_slots(partials, first, count, SLOTS: tl.constexpr):
 
 @triton.jit
 def add_inverse_norms(weight_sq_sums, traits, mask, inverse_sum, terms):
-    """Add 1 / ‖w‖, and how many there are, of the scaled rows among some whose weight is not zero, to accumulators."""
+    """Add 1 / ‖w‖, and how many there are, of the scaled rows among some whose weight is not zero, to accumulators.
+
+    Each is stored behind its Σw²; 0 for the other rows.
+    """
     scaled = (traits & SCALED) != 0
     weight_sq_sum = tl.load(weight_sq_sums, mask=mask & scaled, other=0.0, cache_modifier=".cg")
     inverse = tl.where(weight_sq_sum == 0, 0.0, 1 / tl.sqrt(tl.where(weight_sq_sum == 0, 1.0, weight_sq_sum)))
+    tl.store(weight_sq_sums + 1, inverse, mask=mask)
     return inverse_sum + inverse, terms + tl.where(inverse == 0, 0.0, 1.0)
 
 
@@ -131,7 +135,7 @@ def statistics_kernel(
             tl.store(arrivals + row, 0)
             first = tile - index
             if TOTALS:
-                result = out + 3 * row
+                result = out + 4 * row
                 tl.store(result, sum_slots(partials + item_count, first, count, SLOTS))
                 tl.store(result + 1, sum_slots(partials + 5 * item_count, first, count, SLOTS))
                 if W is not None:
@@ -166,14 +170,14 @@ def _sum_rows(addresses, rows, out, totals, W: tl.constexpr, G: tl.constexpr, SL
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
         mask = row < rows
-        sq_sum += tl.load(out + 3 * row, mask=mask, other=0.0, cache_modifier=".cg")
-        nonfinite += tl.load(out + 3 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        sq_sum += tl.load(out + 4 * row, mask=mask, other=0.0, cache_modifier=".cg")
+        nonfinite += tl.load(out + 4 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
         traits = tl.load(addresses + 5 * rows + row, mask=mask, other=0)
         anchor = (traits & ANCHOR) != 0
-        weight_sq_sum = tl.load(out + 3 * row + 2, mask=mask & anchor, other=0.0, cache_modifier=".cg")
+        weight_sq_sum = tl.load(out + 4 * row + 2, mask=mask & anchor, other=0.0, cache_modifier=".cg")
         largest = tl.maximum(largest, weight_sq_sum)
         unordered += tl.where(weight_sq_sum == weight_sq_sum, 0.0, 1.0)
-        inverse_sum, terms = add_inverse_norms(out + 3 * row + 2, traits, mask, inverse_sum, terms)
+        inverse_sum, terms = add_inverse_norms(out + 4 * row + 2, traits, mask, inverse_sum, terms)
         begin += SLOTS
     if G is not None:
         tl.store(totals, tl.sum(sq_sum, axis=0))
@@ -229,7 +233,7 @@ def totals(
     if wanted:
         image = image_of(table, COLUMNS, tile=BLOCK * PASSES)
         if carried.rows is None:
-            carried.rows = torch.zeros(image.rows, 3, dtype=torch.float64, device=image.buffer.device)
+            carried.rows = torch.zeros(image.rows, 4, dtype=torch.float64, device=image.buffer.device)
         _launch(table, image, wanted, carried.rows, carried.totals, grad_scale, totals=True)
     return carried.totals, carried.totals if carried.rows is None else carried.rows[:, 1]
 

@@ -65,7 +65,7 @@ def step(
         programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes, **meta,
         STEP=image.dtypes["step"], COEFFICIENTS=coefficients,
         FORMULA=compiled(formula.formula) if formula is not None else None,
-        PLACE=scale.place if scale is not None else "gradient", NUMBERS=len(numbers),
+        PLACE=scale.place if isinstance(scale, (Scale, Factors)) else "gradient", NUMBERS=len(numbers),
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
         WRITE=write, PASSES=queue.PASSES, SLOTS=queue.SLOTS,
     )  # fmt: skip
