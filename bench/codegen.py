@@ -86,7 +86,7 @@ def kernels(dtype: Any) -> Iterator[tuple[str, Any, dict[str, Any], int]]:
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
         unused = {"known_factors": None, "row_sums": None, "seed": None}
         yield f"{name}, all", queue.queue_kernel, {**scaled, **everything, **unused}, update.WARPS
-        if name == "adamw":
+        if (name, dtype) == ("adamw", tl.float32):
             balanced = {**scaled, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "GATED": True}
             balanced |= {key: None for key in absent if key != "row_sums"}
             yield f"{name}, balanced", queue.queue_kernel, balanced, update.WARPS

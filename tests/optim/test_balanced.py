@@ -18,7 +18,7 @@ from fused_lwlr.kernels.triton import launch
 
 SHAPES = [(6, 5), (4,), (70, 30), (3, 3), (0, 2)]
 WEIGHTS = (0, 2, 3)
-STEPS = 4
+STEPS = 3
 
 
 def layers(device, dtype=torch.float32):
@@ -216,7 +216,7 @@ def test_same_bits_for_any_order_of_programs(operation, monkeypatch):
     tile = 4096
     rows = [Row(i, scaled=i != 1, power=p if operation == "sgd" else 0, anchor=p == 1) for i, p in enumerate((1, 0, 1))]
     table = make(operation, [(2 * tile + 9,), (300,), (5, 7)], torch.float32, torch.device("cpu"), rows)
-    others = [twin_table(table) for _ in range(3)]
+    other, of_reference = twin_table(table), twin_table(table)
 
     def two_steps(t, backend):
         for _ in range(2):
@@ -224,14 +224,13 @@ def test_same_bits_for_any_order_of_programs(operation, monkeypatch):
             getattr(backend, operation)(t, HYPER[operation], Balance(), Gate(totals, 3.0, skip=True))
 
     two_steps(table, triton)
-    for seed, other in enumerate(others[:2]):
-        monkeypatch.setattr(launch, "grid", lambda _, count=3 + seed: count)
-        with interleaved(monkeypatch, seed) as turns:
-            two_steps(other, triton)
-        assert turns.switched > 5
-        equal(other, table, same)
-    two_steps(others[2], reference)
-    equal(others[2], table, lambda a, b: close(a, b, 8))
+    monkeypatch.setattr(launch, "grid", lambda _: 4)
+    with interleaved(monkeypatch, 0) as turns:
+        two_steps(other, triton)
+    assert turns.switched > 10
+    equal(other, table, same)
+    two_steps(of_reference, reference)
+    equal(of_reference, table, lambda a, b: close(a, b, 8))
 
 
 @pytest.mark.parametrize("relu", [False, True], ids=["linear", "ReLU"])
