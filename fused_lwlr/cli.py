@@ -1,4 +1,4 @@
-"""The command `fused-lwlr`: calibrate, train, demo, and elr of its own file.
+"""The command `fused-lwlr`: calibrate, train, demo; elr and balance are in files of their own.
 
 What takes long to import is imported inside the commands, so that --help is quick.
 """
@@ -15,7 +15,7 @@ except ModuleNotFoundError:
 from rich.console import Console
 from rich.text import Text
 
-from fused_lwlr.train import elr_cli
+from fused_lwlr.train import balance_cli, elr_cli
 from fused_lwlr.train import options as option
 from fused_lwlr.train.errors import errors_in_red
 
@@ -27,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(elr_cli.app, name="elr")
+app.command()(balance_cli.balance)
 
 
 def main() -> None:

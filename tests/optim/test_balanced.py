@@ -126,6 +126,31 @@ def test_a_skipped_step_moves_neither_weights_nor_norms(backend, device):
 
 
 @every_backend
+def test_with_a_grad_scaler(backend, device):
+    """Gradients that are scaled, of which one overflows."""
+    named = layers(device)
+    expected = twin(named)
+    ours = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(), backend=backend)
+    other = torch_of("sgd", expected, lr=0.1)
+    scaler = torch.amp.GradScaler(device.type, init_scale=64.0, growth_interval=100)
+    for step in range(3):
+        for optimizer, pairs in ((ours, named), (other, expected)):
+            optimizer.zero_grad()
+            loss = sum((p * p).sum() for _, p in pairs) / 2
+            if optimizer is other:
+                loss.backward()
+                continue
+            scaler.scale(loss * (math.inf if step == 1 else 1.0)).backward()
+            scaler.step(ours)
+            scaler.update()
+        if step != 1:
+            set_rates(other, 0.1)
+            other.step()
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), 4)
+
+
+@every_backend
 def test_layers_of_several_dtypes_are_balanced_together(backend, device):
     """Two launches, of which each needs the norms of the other's layers."""
     named = [*parameters([(6, 5)], torch.float32, device), *parameters([(8, 9)], torch.bfloat16, device)]
