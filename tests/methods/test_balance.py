@@ -143,3 +143,10 @@ WRONG = [
 def test_wrong_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_mean_that_does_not_settle_is_refused(monkeypatch):
+    """With few angles, those of a hundred steps at the critical rate are too few."""
+    monkeypatch.setattr("fused_lwlr.methods.balance.full.MOST", 128)
+    with pytest.raises(ValueError, match="is chaotic after 100 steps: take lower rates"):
+        balance.full_gradient_loss(0.98 * 20**1.5, 20**1.5, 20, 100)
