@@ -52,6 +52,7 @@ TYPES = {
     "grad_scale": "*fp32",
     "found_inf": "*fp32",
     "known_factors": "*fp64",
+    "row_sums": "*fp64",
 }
 
 
@@ -80,11 +81,15 @@ def kernels(dtype: Any) -> Iterator[tuple[str, Any, dict[str, Any], int]]:
             "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
             "PASSES": queue.PASSES, "SLOTS": queue.SLOTS,
         }  # fmt: skip
-        absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "seed"))
+        absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "row_sums", "seed"))
         yield f"{name}, ELR", queue.queue_kernel, {**scaled, **absent}, update.WARPS
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
-        unused = {"known_factors": None, "seed": None}
+        unused = {"known_factors": None, "row_sums": None, "seed": None}
         yield f"{name}, all", queue.queue_kernel, {**scaled, **everything, **unused}, update.WARPS
+        if (name, dtype) == ("adamw", tl.float32):
+            balanced = {**scaled, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "GATED": True}
+            balanced |= {key: None for key in absent if key != "row_sums"}
+            yield f"{name}, balanced", queue.queue_kernel, balanced, update.WARPS
         if dtype != tl.float32:
             plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "LIVE": True}
             del absent["seed"]

@@ -1,6 +1,7 @@
 """Layer-wise learning rates, and fused optimizers that apply them in one launch."""
 
-from fused_lwlr.methods.elr import ScaleInvariant, scale_invariant
+from fused_lwlr import balance, multipliers, simulate
+from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
 from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
 from fused_lwlr.optim import SGD, AdamW, LayerStatsLogger, StepStatistics
@@ -9,6 +10,7 @@ from fused_lwlr.scaling import (
     LAMB,
     LARC,
     LARS,
+    BalancedLR,
     ClipByLayer,
     NormalizedGradient,
     NormalizedGradientAdaptive,
@@ -24,7 +26,10 @@ __all__ = [
     "LARS",
     "SGD",
     "AdamW",
+    "BalancedLR",
     "ClipByLayer",
+    "ELRHistory",
+    "ELRRecorder",
     "GradInitResult",
     "LayerRate",
     "LayerRates",
@@ -35,11 +40,14 @@ __all__ = [
     "NormalizedGradientAdaptive",
     "ScaleInvariant",
     "StepStatistics",
+    "balance",
     "calibrate",
     "gradient_quotient",
     "gradinit_",
     "layer_statistics",
     "lwlr_init_",
     "metainit_",
+    "multipliers",
     "scale_invariant",
+    "simulate",
 ]

@@ -1,4 +1,4 @@
-"""The command `fused-lwlr`: calibrate, train, demo.
+"""The command `fused-lwlr`: calibrate, train, demo; elr and balance are in files of their own.
 
 What takes long to import is imported inside the commands, so that --help is quick.
 """
@@ -15,6 +15,7 @@ except ModuleNotFoundError:
 from rich.console import Console
 from rich.text import Text
 
+from fused_lwlr.train import balance_cli, elr_cli
 from fused_lwlr.train import options as option
 from fused_lwlr.train.errors import errors_in_red
 
@@ -25,6 +26,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(elr_cli.app, name="elr")
+app.command()(balance_cli.balance)
 
 
 def main() -> None:

@@ -5,11 +5,22 @@ signatures and docstrings; neither imports the other, and neither knows of `torc
 """
 
 if __name__ == "fused_lwlr.kernels":
-    from fused_lwlr.kernels.control import STEP_STATISTICS, Factors, Gate, Scale
+    from fused_lwlr.kernels.control import STEP_STATISTICS, Balance, Factors, Gate, Scale
     from fused_lwlr.kernels.hyper import AdamWHyper, SGDHyper
     from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
-    __all__ = ["STATISTICS", "STEP_STATISTICS", "AdamWHyper", "Factors", "Gate", "Row", "SGDHyper", "Scale", "Table"]
+    __all__ = [
+        "STATISTICS",
+        "STEP_STATISTICS",
+        "AdamWHyper",
+        "Balance",
+        "Factors",
+        "Gate",
+        "Row",
+        "SGDHyper",
+        "Scale",
+        "Table",
+    ]
 else:
     # a bare `import kernels` must not fail: transformers tries it, to see which version of another project is installed
     __path__.clear()

@@ -41,12 +41,29 @@ class Factors(NamedTuple):
     place: Place
 
 
+class Balance(NamedTuple):
+    """A factor on the learning rate of each row with `Row.scaled`, from ‖w‖ of all of them before the step.
+
+        (L / ‖w_i‖) / Σ_j (1 / ‖w_j‖)
+
+    over the L such rows, of all tables of the step, whose weight is not zero; 1 for the others. Σ and L are in the
+    totals of the gate. The factor acts on all that lr multiplies, decay included.
+    """
+
+    @property
+    def place(self) -> Place:
+        """As in `Scale`."""
+        return "direction"
+
+
 class Gate(NamedTuple):
     """Decisions for all rows at once. Tensors are on the table's device, and are read there.
 
     Attributes:
-        totals: float64 [3], from what `totals` returned for every table of the step: Σg², the number of non-finite
-            gradient elements, and max Σw² over the rows with `Row.anchor`. None if nothing asks for them.
+        totals: float64 [5], from what `totals` returned for every table of the step: Σg², the number of non-finite
+            gradient elements, max Σw² over the rows with `Row.anchor`, and Σ 1 / ‖w‖ and the number of terms over the
+            rows with `Row.scaled` and a weight that is not zero. None if nothing asks for them; the last two may be
+            missing where no `Balance` does.
         max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
         skip: whether one non-finite gradient element is enough for nothing to be written.
         grad_scale: float32 of one element, what the gradients are too large by: all that is said of gradients, in

@@ -21,7 +21,7 @@ from fused_lwlr.optim.plan import Plan
 from fused_lwlr.optim.precision import Precision
 from fused_lwlr.optim.rescale import Rescaling
 from fused_lwlr.optim.validate import check_control
-from fused_lwlr.scaling import Scaling
+from fused_lwlr.scaling import BalancedLR, Scaling
 
 if TYPE_CHECKING:
     from fused_lwlr.methods.elr import ScaleInvariant
@@ -85,7 +85,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.rescaling = Rescaling(rescale_weights) if rescale_weights is not False else None
         self._counts = nonfinite != "propagate" or self.precision.stochastic_rounding
         max_norm = math.inf if clip_global_norm is None else float(clip_global_norm)
-        self.gate = GlobalGate(max_norm, nonfinite, rescales=self.rescaling is not None)
+        balances = isinstance(scaling, BalancedLR)
+        self.gate = GlobalGate(max_norm, nonfinite, rescales=self.rescaling is not None, balances=balances)
         if scaling is not None:
             named = all("param_names" in group for group in self.param_groups)
             scaling.check([name for group in self.param_groups for name in group["param_names"]] if named else None)

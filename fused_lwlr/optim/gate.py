@@ -50,15 +50,17 @@ class GlobalGate:
         max_norm: for clipping, infinite for none.
         nonfinite: whether a gradient that is not finite is used, skips the step, or skips it and is reported.
         rescales: whether Ŵ is needed.
+        balances: whether Σ 1 / ‖w‖ is needed.
     """
 
-    def __init__(self, max_norm: float, nonfinite: Nonfinite, *, rescales: bool):
+    def __init__(self, max_norm: float, nonfinite: Nonfinite, *, rescales: bool, balances: bool = False):
         self.max_norm = max_norm
         self.nonfinite = nonfinite
         self.rescales = rescales
+        self.balances = balances
         self.skips = nonfinite != "propagate"
         self.clips = max_norm < math.inf
-        self.looks = self.skips or self.clips or rescales
+        self.looks = self.skips or self.clips or rescales or balances
         self._verdict: _Verdict | None = None
 
     def of(self, parts: Sequence["Part"], loss_scale: LossScale) -> list[Gate | None]:
@@ -66,7 +68,7 @@ class GlobalGate:
         if not self.looks:
             return [loss_scale.gate(part) for part in parts]
         gates = [loss_scale.gate(part) or Gate() for part in parts]
-        wanted = {"grad": self.skips or self.clips, "weight": self.rescales}
+        wanted = {"grad": self.skips or self.clips, "weight": self.rescales, "balance": self.balances}
         found = [
             part.backend.totals(part.table, **wanted, grad_scale=gate.grad_scale)
             for part, gate in zip(parts, gates, strict=True)
@@ -146,4 +148,4 @@ def _send(nonfinite: Tensor, counts: list[tuple[Tensor, list[str]]]) -> _Verdict
 def _together(totals: Sequence[Tensor]) -> Tensor:
     """The totals of all parts: sums, and the largest."""
     table = torch.stack([t.to(totals[0].device, non_blocking=True) for t in totals])
-    return torch.cat((table[:, :2].sum(0), table[:, 2:].amax(0)))
+    return torch.cat((table[:, :2].sum(0), table[:, 2:3].amax(0), table[:, 3:].sum(0)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import STEP_STATISTICS
-from fused_lwlr.scaling import Scaling
+from fused_lwlr.scaling import BalancedLR, Scaling
 from fused_lwlr.statistics import Columns
 
 if TYPE_CHECKING:
@@ -85,6 +85,11 @@ def step_statistics(scaling: Scaling | None, parts: Sequence["Part"]) -> StepSta
     if scaling is None:
         raise RuntimeError(
             "steps compute norms only with scaling=: use fused_lwlr.layer_statistics(model) after backward() instead"
+        )
+    if isinstance(scaling, BalancedLR):
+        raise RuntimeError(
+            "steps with BalancedLR go by the norms of weights alone, and compute no others: use "
+            "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"
         )
     if any(part.statistics is None for part in parts) or not parts:
         raise RuntimeError("layer_stats() tells of the last step, and there was none: call step() first")

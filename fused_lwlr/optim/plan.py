@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels import Gate, Scale
+from fused_lwlr.kernels import Balance, Gate, Scale
 from fused_lwlr.kernels.identity import Layout, addresses
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.gate import NO_LOSS_SCALE, LossScale
@@ -148,7 +148,7 @@ class Plan:
             self.state.watch(optimizer)
 
     def _decide(
-        self, optimizer: "FusedOptimizer", hyper: list[Any], scale: Scale | None, loss_scale: LossScale
+        self, optimizer: "FusedOptimizer", hyper: list[Any], scale: Scale | Balance | None, loss_scale: LossScale
     ) -> list[Decision]:
         """For each part, the factors and the gate of this step."""
         if not optimizer.gate.looks and loss_scale is NO_LOSS_SCALE and (scale is None or self._completion is None):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Factors, Gate, Row, Scale
+from fused_lwlr.kernels import Balance, Factors, Gate, Row, Scale
+from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.shards import Completion
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Decision:
         statistics: what a step with a scaling returns, of whole layers; None where the step itself does.
     """
 
-    scale: Scale | Factors | None
+    scale: Scale | Factors | Balance | None
     gate: Gate | None
     statistics: Tensor | None = None
 
@@ -50,7 +51,7 @@ def decide(
     completion: Completion,
     traits: Traits,
     hyper: Sequence[Any],
-    scale: Scale | None,
+    scale: Scale | Balance | None,
     gate: "GlobalGate",
     gates: Sequence[Gate],
 ) -> list[Decision]:
@@ -68,7 +69,7 @@ def decide(
         gate: what is decided for all rows at once.
         gates: for each part, the loss scale.
     """
-    direction = scale is not None and scale.place == "direction"
+    direction = isinstance(scale, Scale) and scale.place == "direction"
     twice = direction and gate.clips
     sums = _measure(operation, parts, hyper, "direction" if direction and not twice else "gradient", gates)
     sums = completion.sum(sums)
@@ -78,6 +79,11 @@ def decide(
     decided = gate.gates(parts, gates, totals, counts)
     if scale is None:
         return [Decision(None, gate) for gate in decided]
+    if isinstance(scale, Balance):
+        # 1 of a norm of 0, which does not count
+        balanced = BalancedLR.factors(torch.where(traits.scaled, sums[:, 3].sqrt(), 0.0))
+        places = zip(parts, decided, balanced.split([len(part.table.rows) for part in parts]), strict=True)
+        return [Decision(Factors(of.to(_device(part)), scale.place), each) for part, each, of in places]
     clip = torch.ones_like(totals[0])
     if gate.clips:
         clip = (gate.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0)
@@ -86,11 +92,15 @@ def decide(
     norm = sums[:, 4].sqrt() if direction else sums[:, 1].sqrt() * clip
     sums[:, 4] = _factors(parts, traits, hyper, scale, norm, sums[:, 3].sqrt())
     pieces = sums.split([len(part.table.rows) for part in parts])
-    devices = [part.table.columns["param"][0].device for part in parts]
     return [
-        Decision(Factors(piece[:, 4].to(device), scale.place), gate, piece)
-        for piece, device, gate in zip(pieces, devices, decided, strict=True)
+        Decision(Factors(piece[:, 4].to(_device(part)), scale.place), gate, piece)
+        for piece, part, gate in zip(pieces, parts, decided, strict=True)
     ]
+
+
+def _device(part: "Part") -> torch.device:
+    device: torch.device = part.table.columns["param"][0].device
+    return device
 
 
 def _measure(

@@ -1,5 +1,6 @@
 """Scalings: one factor for each layer and step, from norms that the step computes anyway."""
 
+from fused_lwlr.scaling.balanced import BalancedLR
 from fused_lwlr.scaling.base import Scaling, everything, weights
 from fused_lwlr.scaling.clip import ClipByLayer
 from fused_lwlr.scaling.elr import ELR
@@ -12,6 +13,7 @@ __all__ = [
     "LAMB",
     "LARC",
     "LARS",
+    "BalancedLR",
     "ClipByLayer",
     "NormalizedGradient",
     "NormalizedGradientAdaptive",

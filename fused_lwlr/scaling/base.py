@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Place, Scale
+from fused_lwlr.kernels.control import Balance, Place, Scale
 
 Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
 
@@ -64,7 +64,7 @@ class Scaling:
         """What the formula takes last: the fields in order, save for the selector."""
         return tuple(float(getattr(self, f.name)) for f in fields(self) if f.name != "select")
 
-    def scale(self, rule: str) -> Scale:
+    def scale(self, rule: str) -> Scale | Balance:
         """What a backend takes, for "sgd" or "adamw"."""
         if len(self.numbers) > 4:
             raise ValueError(f"{type(self).__name__} has {len(self.numbers)} numbers: a formula takes at most four")

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import AdamWHyper
 from fused_lwlr.kernels.reference.control import Control
 from fused_lwlr.kernels.reference.precision import wide
@@ -17,7 +17,7 @@ from fused_lwlr.kernels.table import Table
 def adamw(
     table: Table,
     hyper: Sequence[AdamWHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,
@@ -87,7 +87,7 @@ def adamw(
 def prepare_adamw(
     table: Table,
     hyper: Sequence[AdamWHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,

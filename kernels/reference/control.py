@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.control import STEP_STATISTICS, Factors, Gate, Scale
+from fused_lwlr.kernels.control import STEP_STATISTICS, Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.reference.precision import sum_dtype, wide
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.table import Row, Table
@@ -14,31 +14,37 @@ Factor = float | Tensor
 
 
 @torch.no_grad()
-def totals(table: Table, *, grad: bool, weight: bool, grad_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, and max Σw².
+def totals(
+    table: Table, *, grad: bool, weight: bool, balance: bool = False, grad_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, max Σw², Σ 1 / ‖w‖, its terms.
 
     Args:
         table: columns "param" and "grad".
         grad: whether the first two are wanted.
-        weight: whether the last is wanted; it is over the rows with `Row.anchor`.
+        weight: whether the third is wanted; it is over the rows with `Row.anchor`.
+        balance: whether the last two are wanted; they are over the rows with `Row.scaled` whose weight is not zero.
         grad_scale: as in `Gate`.
 
     Returns:
-        float64 [3] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
+        float64 [5] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
         has any value. Valid until the next step of the table.
     """
     device = table.columns["param"][0].device
     dtype = sum_dtype(device)
     inverse = inverse_of(grad_scale)
-    sq_sums, nonfinite, largest = torch.zeros(3, len(table.rows), dtype=dtype, device=device)
+    sq_sums, nonfinite, largest, inverse_norms = torch.zeros(4, len(table.rows), dtype=dtype, device=device)
     for i, (row, (param, g)) in enumerate(table.views("param", "grad")):
         if grad and g is not None:
             g = wide(g) if inverse is None else wide(g) * inverse
             sq_sums[i] = g.square().sum(dtype=dtype)
             nonfinite[i] = (~g.isfinite()).sum()
-        if weight and row.anchor:
-            largest[i] = wide(param).square().sum(dtype=dtype)
-    return torch.stack((sq_sums.sum(), nonfinite.sum(), largest.amax())), nonfinite
+        if (weight and row.anchor) or (balance and row.scaled):
+            weight_sq_sum = wide(param).square().sum(dtype=dtype)
+            largest[i] = weight_sq_sum if row.anchor else 0.0
+            inverse_norms[i] = torch.where(weight_sq_sum == 0, 0.0, weight_sq_sum.rsqrt()) if row.scaled else 0.0
+    terms = (inverse_norms != 0).sum()
+    return torch.stack((sq_sums.sum(), nonfinite.sum(), largest.amax(), inverse_norms.sum(), terms)), nonfinite
 
 
 def inverse_of(grad_scale: Tensor | None) -> Tensor | None:
@@ -52,13 +58,14 @@ class Control:
     def __init__(
         self,
         table: Table,
-        scale: Scale | Factors | None,
+        scale: Scale | Factors | Balance | None,
         gate: Gate | None,
         write: bool = True,
         rounding_seed: int | None = None,
     ):
         gate = gate or Gate()
         self._scale = scale
+        self._totals = gate.totals
         self._write = write
         self.place = scale.place if scale is not None else None
         self._clip: Factor = 1.0
@@ -103,6 +110,8 @@ class Control:
         self._index += 1
         if isinstance(self._scale, Factors):
             self._factor = self._scale.values[self._index].to(g.dtype)
+        if isinstance(self._scale, Balance):
+            self._factor = self._balanced(row, wide(param))
         if self.statistics is not None:
             w = wide(param)
             sums = (g.abs(), g.square(), ~g.isfinite(), w.square())
@@ -125,7 +134,7 @@ class Control:
         """The factor of the direction, a number or of no dimension."""
         if self.place != "direction":
             return 1.0
-        if isinstance(self._scale, Factors):
+        if isinstance(self._scale, (Factors, Balance)):
             return self._factor
         return self._measure(row, direction.square().sum(dtype=self._sums).sqrt())
 
@@ -154,6 +163,13 @@ class Control:
         for step in self._steps:
             if step is not None and self._write:
                 step.copy_(step + 1 if self._skip is None else torch.where(self._skip, step, step + 1))
+
+    def _balanced(self, row: Row, weight: Tensor) -> Factor:
+        if not row.scaled or self._totals is None:
+            return 1.0
+        inverse_sum, terms = self._totals[3:]
+        norm = weight.square().sum(dtype=self._sums).sqrt()
+        return torch.where(norm == 0, 1.0, terms / (norm * inverse_sum)).to(weight.dtype)
 
     def _measure(self, row: Row, norm: Tensor) -> Factor:
         if not row.scaled or not isinstance(self._scale, Scale) or self.statistics is None:

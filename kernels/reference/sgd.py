@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import SGDHyper
 from fused_lwlr.kernels.reference.control import Control
 from fused_lwlr.kernels.table import Table
@@ -16,7 +16,7 @@ from fused_lwlr.kernels.table import Table
 def sgd(
     table: Table,
     hyper: Sequence[SGDHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,
@@ -81,7 +81,7 @@ def sgd(
 def prepare_sgd(
     table: Table,
     hyper: Sequence[SGDHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import AdamWHyper, Number
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton.step import Rule, prepare
@@ -61,7 +61,7 @@ RULE = Rule(("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), _rule, _coefficients)
 def adamw(
     table: Table,
     hyper: Sequence[AdamWHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,
@@ -100,7 +100,7 @@ def adamw(
 def prepare_adamw(
     table: Table,
     hyper: Sequence[AdamWHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,

@@ -10,9 +10,10 @@ from fused_lwlr.kernels.table import Table
 
 @dataclass
 class Carried:
-    """Totals, float64 [3] as `totals` returns them, and the version counters of the parameters that the last is of.
+    """Totals, float64 [5] as `totals` returns them, and the version counters of the parameters that they are of.
 
-    `rows` is of the last pass for totals: Σg², non-finite g and Σw² of each row.
+    `rows` is of the last pass for totals: Σg², non-finite g, Σw² and, where it counts for a `Balance`, 1 / ‖w‖ of each
+    row. Steps with a `Balance` renew the last two.
     """
 
     totals: Tensor
@@ -20,7 +21,7 @@ class Carried:
     versions: list[int] | None = None
 
     def valid(self, table: Table) -> bool:
-        """Whether the largest Σw² is that of the weights as they are now, and will be in every replay of a graph."""
+        """Whether what is said of weights is of the weights as they are now, and will be in every replay of a graph."""
         # a replay moves weights and no version counters
         return not table.capturable and self.versions == versions(table)
 
@@ -32,7 +33,7 @@ def carried_of(table: Table) -> Carried:
     """What is carried for a table, made on the first call."""
     if "carried" not in table.images:
         device = table.columns["param"][0].device
-        table.images["carried"] = Carried(torch.zeros(3, dtype=torch.float64, device=device))
+        table.images["carried"] = Carried(torch.zeros(5, dtype=torch.float64, device=device))
     carried: Carried = table.images["carried"]
     return carried
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from fused_lwlr.kernels.triton.image import ANCHOR, KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import FOLD, add_norms, add_weights, fingerprint, fold, settle
 from fused_lwlr.kernels.triton.rounding import key_of
-from fused_lwlr.kernels.triton.statistics import sum_slots
+from fused_lwlr.kernels.triton.statistics import add_inverse_norms, sum_slots
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, tile_at
 from fused_lwlr.kernels.triton.update import TAIL, number, step_block
 
@@ -35,15 +35,31 @@ def _power(x, exponent):
 
 
 @triton.jit
+def _hand_on_norms(rows, addresses, row_sums, next_totals):
+    """Σ 1 / ‖w‖ of the new weights, and how many there are; one row for each thread, which takes few registers."""
+    inverse_sum, terms = tl.zeros([TAIL], tl.float64), tl.zeros([TAIL], tl.float64)
+    begin = 0
+    while begin < rows:
+        row = begin + tl.arange(0, TAIL)
+        traits = tl.load(addresses + 10 * rows + row, mask=row < rows, other=0)
+        inverse_sum, terms = add_inverse_norms(row_sums + 4 * row + 2, traits, row < rows, inverse_sum, terms)
+        begin += TAIL
+    tl.store(next_totals + 3, tl.sum(inverse_sum, axis=0))
+    tl.store(next_totals + 4, tl.sum(terms, axis=0))
+
+
+@triton.jit
 def _leave(
-    counters, rows, addresses, skipped, next_totals, peak,
+    counters, rows, addresses, skipped, next_totals, peak, row_sums,
     STEP: tl.constexpr, RESCALE: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """What the last program does: count the step, hand on the largest norm, and make ready for the next launch."""
+    """What the last program does: count the step, hand on norms, and make ready for the next launch."""
     if RESCALE:
         largest = tl.atomic_xchg(peak, 0)
         if not skipped:
             tl.store(next_totals + 2, largest.to(tl.float32, bitcast=True).to(tl.float64))
+    if row_sums is not None and not skipped:
+        _hand_on_norms(rows, addresses, row_sums, next_totals)
     begin = 0
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
@@ -66,7 +82,7 @@ def _leave(
 )
 def queue_kernel(
     addresses, floats, items, item_count, rows, tiles, counters, partials, prints, factors, out, totals,
-    next_totals, max_norm, grad_scale, found_inf, known_factors, seed,
+    next_totals, max_norm, grad_scale, found_inf, known_factors, row_sums, seed,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, STEP: tl.constexpr,
     M: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr, LIVE: tl.constexpr, WIDTH: tl.constexpr,
     FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, GATED: tl.constexpr, SKIP: tl.constexpr,
@@ -78,8 +94,9 @@ def queue_kernel(
     counters: ticket, programs that left; for each row norm items done, settled, update items done; the largest Σw².
     partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
     factors: [3, rows], of the gradient, of the decayed gradient, of the direction. out: [rows, 5], statistics.
-    grad_scale, found_inf: see `Gate`. known_factors: [rows], see `Factors`. seed: of stochastic rounding. All of
-    these may be None.
+    grad_scale, found_inf: see `Gate`. known_factors: [rows], see `Factors`. row_sums: [rows, 4], of a `Balance`; the
+    last two are Σw² and what `add_inverse_norms` makes of it, before and after the step. seed: of stochastic rounding.
+    All of these may be None.
     """
     arrivals, settled, updated = counters + 2, counters + 2 + rows, counters + 2 + 2 * rows
     peak = counters + 2 + 3 * rows
@@ -97,6 +114,8 @@ def queue_kernel(
     if found_inf is not None:
         overflowed = tl.load(found_inf) != 0
         skipped = (skipped | overflowed) if SKIP else overflowed
+    if row_sums is not None:
+        harmonic_mean = tl.load(totals + 4) / tl.load(totals + 3)
     unscale = 1.0
     if grad_scale is not None:
         unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
@@ -197,6 +216,9 @@ def queue_kernel(
                     scale = known_factor
                 else:
                     ratio = known_factor
+            if row_sums is not None:
+                inverse = tl.load(row_sums + 4 * row + 3)
+                ratio = tl.where(inverse == 0, 1.0, harmonic_mean * inverse).to(tl.float32)
             factor *= sign * unscale
             rate = lr * ratio
             decay = rate * number(hyper, 3, LIVE)
@@ -227,17 +249,22 @@ def queue_kernel(
             # other threads wrote what the fingerprint reads
             tl.debug_barrier()
             tl.store(prints + slot, fingerprint(w_at, stop, W))
-            if RESCALE:
+            if RESCALE or row_sums is not None:
                 first = tl.load(addresses + 9 * rows + row).to(tl.int32)
                 count = tl.cdiv(tl.load(addresses + 7 * rows + row), BLOCK * PASSES).to(tl.int32)
                 done = tl.atomic_add(updated + row, 1, sem="acq_rel")
                 if done == count - 1:
                     tl.store(updated + row, 0)
-                    if (tl.load(addresses + 10 * rows + row) & ANCHOR) != 0:
-                        # bits of floats that are not negative are in the order of the floats
-                        row_sum = sum_slots(carried, first, count, SLOTS).to(tl.float32)
-                        tl.atomic_max(peak, row_sum.to(tl.int32, bitcast=True), sem="relaxed")
+                    new_sum = sum_slots(carried, first, count, SLOTS)
+                    if row_sums is not None:
+                        tl.store(row_sums + 4 * row + 2, new_sum)
+                    if RESCALE:
+                        if (tl.load(addresses + 10 * rows + row) & ANCHOR) != 0:
+                            # bits of floats that are not negative are in the order of the floats
+                            tl.atomic_max(peak, new_sum.to(tl.float32).to(tl.int32, bitcast=True), sem="relaxed")
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
     if left == tl.num_programs(0) - 1:
-        _leave(counters, rows, addresses, skipped, next_totals, peak, STEP if WRITE else None, RESCALE, SLOTS)
+        _leave(
+            counters, rows, addresses, skipped, next_totals, peak, row_sums, STEP if WRITE else None, RESCALE, SLOTS
+        )  # fmt: skip

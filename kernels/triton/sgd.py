@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import Number, SGDHyper
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton.step import Rule, prepare
@@ -43,7 +43,7 @@ RULE = Rule(("momentum_buffer",), _rule, _coefficients)
 def sgd(
     table: Table,
     hyper: Sequence[SGDHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,
@@ -80,7 +80,7 @@ def sgd(
 def prepare_sgd(
     table: Table,
     hyper: Sequence[SGDHyper],
-    scale: Scale | Factors | None = None,
+    scale: Scale | Factors | Balance | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.carried import carried_of
-from fused_lwlr.kernels.triton.image import ANCHOR, Image, image_of
+from fused_lwlr.kernels.triton.image import ANCHOR, SCALED, Image, image_of
 from fused_lwlr.kernels.triton.launch import Bound, launch
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, load
 
@@ -73,6 +73,19 @@ def _max_slots(partials, first, count, SLOTS: tl.constexpr):
     return tl.max(largest, axis=0).to(tl.float64)
 
 
+@triton.jit
+def add_inverse_norms(weight_sq_sums, traits, mask, inverse_sum, terms):
+    """Add 1 / ‖w‖, and how many there are, of the scaled rows among some whose weight is not zero, to accumulators.
+
+    Each is stored behind its Σw²; 0 for the other rows.
+    """
+    scaled = (traits & SCALED) != 0
+    weight_sq_sum = tl.load(weight_sq_sums, mask=mask & scaled, other=0.0, cache_modifier=".cg")
+    inverse = tl.where(weight_sq_sum == 0, 0.0, 1 / tl.sqrt(tl.where(weight_sq_sum == 0, 1.0, weight_sq_sum)))
+    tl.store(weight_sq_sums + 1, inverse, mask=mask)
+    return inverse_sum + inverse, terms + tl.where(inverse == 0, 0.0, 1.0)
+
+
 @triton.jit(do_not_specialize=["item_count", "rows"], do_not_specialize_on_alignment=["grad_scale"])
 def statistics_kernel(
     addresses, floats, items, item_count, rows, partials, arrivals, out, totals, grad_scale,
@@ -122,10 +135,12 @@ def statistics_kernel(
             tl.store(arrivals + row, 0)
             first = tile - index
             if TOTALS:
-                result = out + 3 * row
+                result = out + 4 * row
                 tl.store(result, sum_slots(partials + item_count, first, count, SLOTS))
                 tl.store(result + 1, sum_slots(partials + 5 * item_count, first, count, SLOTS))
-                tl.store(result + 2, sum_slots(partials + 3 * item_count, first, count, SLOTS))
+                if W is not None:
+                    # else it is what the last step left
+                    tl.store(result + 2, sum_slots(partials + 3 * item_count, first, count, SLOTS))
             else:
                 result = out + 6 * row
                 total = sum_slots(partials, first, count, SLOTS)
@@ -150,16 +165,19 @@ def _sum_rows(addresses, rows, out, totals, W: tl.constexpr, G: tl.constexpr, SL
     """The totals of all rows that were asked for: of the gradients if they were read, of the weights if they were."""
     zero = tl.zeros([SLOTS], tl.float64)
     sq_sum, nonfinite, largest, unordered = zero, zero, zero, zero
+    inverse_sum, terms = zero, zero
     begin = 0
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
         mask = row < rows
-        sq_sum += tl.load(out + 3 * row, mask=mask, other=0.0, cache_modifier=".cg")
-        nonfinite += tl.load(out + 3 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
-        anchor = (tl.load(addresses + 5 * rows + row, mask=mask, other=0) & ANCHOR) != 0
-        weight_sq_sum = tl.load(out + 3 * row + 2, mask=mask & anchor, other=0.0, cache_modifier=".cg")
+        sq_sum += tl.load(out + 4 * row, mask=mask, other=0.0, cache_modifier=".cg")
+        nonfinite += tl.load(out + 4 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        traits = tl.load(addresses + 5 * rows + row, mask=mask, other=0)
+        anchor = (traits & ANCHOR) != 0
+        weight_sq_sum = tl.load(out + 4 * row + 2, mask=mask & anchor, other=0.0, cache_modifier=".cg")
         largest = tl.maximum(largest, weight_sq_sum)
         unordered += tl.where(weight_sq_sum == weight_sq_sum, 0.0, 1.0)
+        inverse_sum, terms = add_inverse_norms(out + 4 * row + 2, traits, mask, inverse_sum, terms)
         begin += SLOTS
     if G is not None:
         tl.store(totals, tl.sum(sq_sum, axis=0))
@@ -168,6 +186,8 @@ def _sum_rows(addresses, rows, out, totals, W: tl.constexpr, G: tl.constexpr, SL
         # the maximum skips NaN
         any_nan = tl.sum(unordered, axis=0) > 0
         tl.store(totals + 2, tl.where(any_nan, float("nan"), tl.max(largest, axis=0)))
+        tl.store(totals + 3, tl.sum(inverse_sum, axis=0))
+        tl.store(totals + 4, tl.sum(terms, axis=0))
 
 
 def statistics(table: Table) -> Tensor:
@@ -190,26 +210,30 @@ def statistics(table: Table) -> Tensor:
     return out
 
 
-def totals(table: Table, *, grad: bool, weight: bool, grad_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, and max Σw².
+def totals(
+    table: Table, *, grad: bool, weight: bool, balance: bool = False, grad_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, max Σw², Σ 1 / ‖w‖, its terms.
 
     Args:
         table: columns "param" and "grad".
         grad: whether the first two are wanted.
-        weight: whether the last is wanted; it is over the rows with `Row.anchor`.
+        weight: whether the third is wanted; it is over the rows with `Row.anchor`.
+        balance: whether the last two are wanted; they are over the rows with `Row.scaled` whose weight is not zero.
         grad_scale: as in `Gate`.
 
     Returns:
-        float64 [3] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
+        float64 [5] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
         has any value. Valid until the next step of the table.
     """
     carried = carried_of(table)
     # what the last step left is good while no weight was changed
-    wanted = [name for name, want in (("param", weight and not carried.valid(table)), ("grad", grad)) if want]
+    anew = (weight or balance) and not carried.valid(table)
+    wanted = [name for name, want in (("param", anew), ("grad", grad)) if want]
     if wanted:
         image = image_of(table, COLUMNS, tile=BLOCK * PASSES)
         if carried.rows is None:
-            carried.rows = torch.zeros(image.rows, 3, dtype=torch.float64, device=image.buffer.device)
+            carried.rows = torch.zeros(image.rows, 4, dtype=torch.float64, device=image.buffer.device)
         _launch(table, image, wanted, carried.rows, carried.totals, grad_scale, totals=True)
     return carried.totals, carried.totals if carried.rows is None else carried.rows[:, 1]
 

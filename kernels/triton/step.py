@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Factors, Gate, Scale
+from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import launch as launching
@@ -59,7 +59,7 @@ def prepare(
     table: Table,
     rule: Rule,
     hyper: Sequence[Sequence[Number]],
-    scale: Scale | Factors | None,
+    scale: Scale | Factors | Balance | None,
     gate: Gate | None,
     *,
     write: bool,
@@ -74,9 +74,10 @@ def prepare(
     gate = gate or NO_GATE
     known = scale.values.contiguous() if isinstance(scale, Factors) else None
     carried, rescale = carried_of(table), gate.totals is not None and image.rescales
+    balance = isinstance(scale, Balance)
     key = (
         rule, plain, live, write, rescale, gate.totals is None, gate.skip,
-        scale is None or (scale.place, formula and formula.formula),
+        type(scale), scale.place if isinstance(scale, (Scale, Factors)) else None, formula and formula.formula,
     )  # fmt: skip
     variant = table.launches.get(key)
     if variant is None or variant.bound.image is not image or variant.work is not (None if plain else image.workspace):
@@ -89,7 +90,7 @@ def prepare(
         totals = carried.totals if gate.totals is None else gate.totals
         arguments = (
             work.tiles, *work.buffers, totals, carried.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
-            rounding_seed,
+            carried.rows if balance and write else None, rounding_seed,
         )  # fmt: skip
     bound.ready(*arguments)
 
@@ -103,7 +104,7 @@ def prepare(
             image.finish(table, written)
         if work is None:
             return None
-        if write and rescale:
+        if write and (rescale or balance):
             carried.remember(table)
         image.remember(table, stepped=write)
         return work.statistics if formula is not None else None
@@ -114,7 +115,7 @@ def prepare(
 def _variant(
     image: Image,
     rule: Rule,
-    scale: Scale | Factors | None,
+    scale: Scale | Factors | Balance | None,
     gate: Gate,
     *,
     plain: bool,
@@ -134,14 +135,14 @@ def _variant(
         bound = Bound(update.step_kernel, image, tiles, programs=len(tiles), passes=passes, **meta)
         return Variant(bound, None, written)
     formula = scale if isinstance(scale, Scale) else None
-    work = _workspace(image, scale, written)
+    work = _workspace(image, None if isinstance(scale, Balance) else scale, written)
     items = work.items if write and formula is not None else work.updates if write else work.norms
     bound = Bound(
         queue.queue_kernel, image, items,
         programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes, **meta,
         STEP=image.dtypes["step"], COEFFICIENTS=rule.coefficients,
         FORMULA=compiled(formula.formula) if formula is not None else None,
-        PLACE=scale.place if scale is not None else "gradient",
+        PLACE=scale.place if isinstance(scale, (Scale, Factors)) else "gradient",
         NUMBERS=len(formula.numbers) if formula is not None else 0,
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
         WRITE=write, PASSES=queue.PASSES, SLOTS=queue.SLOTS,

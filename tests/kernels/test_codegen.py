@@ -24,6 +24,7 @@ COLUMNS = {
     "statistics": (2, 0),
     "totals": (1, 0),
 }
+FULL_ONLY = {"adamw, balanced": (1 + 1 + 4, 3)}
 HALF_ONLY = {
     "sgd momentum, noise": (1 + 1 + 3, 2),
     "adamw, noise": (1 + 1 + 4, 3),
@@ -48,7 +49,7 @@ def reports():
 
 def test_every_variant_was_compiled(reports):
     for dtype in ITEMSIZE:
-        names = {*COLUMNS, *(HALF_ONLY if dtype != "fp32" else ())}
+        names = {*COLUMNS, *(HALF_ONLY if dtype != "fp32" else FULL_ONLY)}
         for target in ("sm_80", "sm_90"):
             assert {r["kernel"] for r in reports if (r["dtype"], r["target"]) == (dtype, target)} == names
 
@@ -56,14 +57,18 @@ def test_every_variant_was_compiled(reports):
 def test_nothing_spills(reports):
     # for sm_80 ptxas keeps a few scalars of the queue in memory, to fit another block on a multiprocessor: 8 bytes
     # with triton 3.9, up to 24 with 3.6
-    scalars = {name for name in (*COLUMNS, *HALF_ONLY) if name.endswith((", ELR", ", all", ", noise"))}
+    scalars = {
+        name
+        for name in (*COLUMNS, *HALF_ONLY, *FULL_ONLY)
+        if name.endswith((", ELR", ", all", ", balanced", ", noise"))
+    }
     assert [r for r in reports if r["spilled"] > 24 * (r["target"] == "sm_80" and r["kernel"] in scalars)] == []
 
 
 def test_full_tiles_move_128_bits_at_a_time(reports):
     for r in reports:
         vectors, wide = (r["block"] * size // (32 * r["warps"] * 16) for size in (ITEMSIZE[r["dtype"]], 4))
-        loads, stores = {**COLUMNS, **HALF_ONLY}[r["kernel"]]
+        loads, stores = {**COLUMNS, **HALF_ONLY, **FULL_ONLY}[r["kernel"]]
         more = WIDE.get(r["kernel"], 0) * wide
         assert r["loads"]["128"] == loads * vectors + more, r
         assert r["stores"].get("128", 0) == stores * vectors + more, r

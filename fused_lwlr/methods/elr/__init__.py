@@ -1,5 +1,7 @@
-"""Effective learning rates: which weights a network is invariant to the scale of."""
+"""Effective learning rates: what they are over training, and which weights a network is invariant to the scale of."""
 
+from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.methods.elr.invariance import ScaleInvariant, scale_invariant
+from fused_lwlr.methods.elr.recorder import ELRRecorder
 
-__all__ = ["ScaleInvariant", "scale_invariant"]
+__all__ = ["ELRHistory", "ELRRecorder", "ScaleInvariant", "scale_invariant"]

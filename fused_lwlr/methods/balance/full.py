@@ -1,0 +1,122 @@
+"""The expected test loss of the full gradient after any number of steps, without matrices.
+
+Two layers: W₁ = U F₁ P and W₂ = Pᵀ F₂ with U = W₁ W₂ and P = W₂ᵀ at the start, where F₁ and F₂ are polynomials of the
+orthogonal matrix V = Uᵀ Q. They commute, and have one complex number for each eigenvalue e^(iθ) of V. Of a Haar
+distributed V the traces of odd powers have mean 0 and those of even powers mean 1, at any h, so that
+
+    E Σ_θ g(θ) = (h − 1) · mean of g over the circle + (g(0) + g(π)) / 2.
+
+Three layers: W₁ and W₂ change within the span of u = W₁ W₂ a and β, whose only freedom is their angle.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fused_lwlr.methods.balance.closed import Array, check
+
+FEWEST, MOST = 64, 1 << 16
+"""Angles at which g is taken: doubled until the mean stays."""
+EXACT, ROUNDING = 1e-11, 1e-16
+"""What two means may differ by, relative to themselves and to the loss at the start."""
+REACH = 4.0
+"""Of the substitution of `_angles`, whose weights are below 1e-30 beyond."""
+NODES = 64
+"""Cosines of u and β: exact for polynomials of twice that degree."""
+
+
+def full_gradient_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, steps: int, layers: int = 2) -> Array:
+    """The expected loss after some steps of gradient descent, from the networks of `one_step_loss`.
+
+    Exact but for rounding: neither the part that the closed forms leave out is missing, nor is anything drawn.
+
+    Args:
+        eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.
+        h: the width.
+        steps: how many; 0 for the loss at the start.
+        layers: 2, or 3 with a fixed last one.
+
+    Returns:
+        float64, of the shape of the rates together; infinite where training diverges beyond all numbers.
+
+    Raises:
+        ValueError: another number of layers, a width below 2, a negative number of steps, or rates at which the loss
+            depends on the angles so wildly that there is no telling its mean.
+    """
+    check(h, layers, steps)
+    one, two = np.broadcast_arrays(np.asarray(eta1, dtype=np.float64), np.asarray(eta2, dtype=np.float64))
+    with np.errstate(over="ignore", invalid="ignore"):
+        loss = _two_layers(one, two, h, steps) if layers == 2 else _three_layers(one, two, h, steps)
+    # what overflows becomes infinity minus infinity
+    return np.asarray(np.where(np.isnan(loss), np.inf, loss))
+
+
+def _two_layers(eta1: Array, eta2: Array, h: int, steps: int) -> Array:
+    ends = _at(eta1, eta2, h, steps, np.array([1.0 + 0j, -1.0])).mean(axis=-1)
+    points, mean = FEWEST, _mean(eta1, eta2, h, steps, FEWEST)
+    while points < MOST:
+        points *= 2
+        before, mean = mean, _mean(eta1, eta2, h, steps, points)
+        agree = np.abs(mean - before) <= EXACT * np.abs(mean) + ROUNDING / h
+        if (agree | ~np.isfinite(mean)).all():
+            return np.asarray((h - 1) * mean + ends)
+    raise ValueError(f"training at {eta1=!s:.60}, {eta2=!s:.60} is chaotic after {steps} steps: take lower rates")
+
+
+def _mean(eta1: Array, eta2: Array, h: int, steps: int, points: int) -> Array:
+    z, weight = _angles(points)
+    return _at(eta1, eta2, h, steps, z) @ weight
+
+
+def _angles(points: int) -> tuple[NDArray[np.complex128], Array]:
+    """e^(iθ) for θ between 0 and π, where g is as on the other half of the circle, and weights whose sum is 1.
+
+    Close together near both ends, as in tanh-sinh quadrature: near π training escapes from a saddle, the later the
+    nearer, so that g gets a spike there that is narrower after every step.
+    """
+    t = np.linspace(-REACH, REACH, points)
+    end = np.pi / (1 + np.exp(np.pi * np.sinh(np.abs(t))))  # the distance to the nearer end
+    weight = np.cosh(t) / np.cosh(np.pi / 2 * np.sinh(t)) ** 2
+    return np.where(t < 0, 1, -1) * np.cos(end) + 1j * np.sin(end), weight / weight.sum()
+
+
+def _at(eta1: Array, eta2: Array, h: int, steps: int, z: NDArray[np.complex128]) -> Array:
+    """|f₁ f₂ / h − z / √h|² after some steps, of shape [..., angles]."""
+    z = z / h**0.5
+    f1 = f2 = np.ones((*eta1.shape, len(z)), dtype=np.complex128)
+    rate1, rate2 = eta1[..., None] / h, eta2[..., None] / h
+    for _ in range(steps):
+        residual = f1 * f2 / h - z
+        f1, f2 = f1 - rate1 * residual * f2.conj(), f2 - rate2 * residual * f1.conj()
+    residual = f1 * f2 / h - z
+    return np.asarray(residual.real**2 + residual.imag**2)
+
+
+def _three_layers(eta1: Array, eta2: Array, h: int, steps: int) -> Array:
+    """W₁ = W₁⁰ + [u β] K [p r]ᵀ and W₂ = W₂⁰ + [p r] k aᵀ, with p = W₂⁰ a and r = W₁⁰ᵀ β.
+
+    Both pairs have the Gram matrix S, of ones and the cosine of u and β. The residual is [u β] d.
+    """
+    cosine, weight = _cosines(h, NODES)
+    shape = (*eta1.shape, NODES)
+    gram = np.ones((NODES, 2, 2))
+    gram[:, 0, 1] = gram[:, 1, 0] = cosine
+    big, small = np.zeros((*shape, 2, 2)), np.zeros((*shape, 2, 1))
+    first, last = np.array([[1.0], [0.0]]), np.array([[0.0], [1.0]])
+    rate1, rate2 = (rate[..., None, None, None] / h**0.5 for rate in (eta1, eta2))
+    for step in range(steps + 1):
+        inner = first + small
+        residual = (inner + big @ gram @ inner) / h**0.5 - last
+        if step < steps:
+            onto = residual + big.swapaxes(-1, -2) @ gram @ residual
+            big, small = big - rate1 * residual @ inner.swapaxes(-1, -2), small - rate2 * onto
+    loss = (residual.swapaxes(-1, -2) @ gram @ residual)[..., 0, 0]
+    return np.asarray(loss @ weight)
+
+
+def _cosines(h: int, nodes: int) -> tuple[Array, Array]:
+    """Gauss quadrature over the cosine of two random unit vectors of h dimensions (Golub and Welsch)."""
+    n = np.arange(2, nodes)
+    between = np.concatenate([[1 / h], n * (n + h - 3) / ((2 * n + h - 2) * (2 * n + h - 4))])
+    jacobi = np.diag(np.sqrt(between), 1)
+    values, vectors = np.linalg.eigh(jacobi + jacobi.T)
+    return values, vectors[0] ** 2

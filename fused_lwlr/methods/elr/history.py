@@ -1,0 +1,129 @@
+"""Effective learning rates over training: to look at, to keep and to compare with a model of them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ELRHistory:
+    """E = ‖∇W‖ / ‖W‖ of every layer in every step that was recorded.
+
+    Attributes:
+        names: the layers, in the order of the model.
+        steps: which steps were recorded, counted from 0: int [records].
+        grad_norm: ‖∇W‖ before the step, float64 [records, layers]; of the momentum buffer if that was asked for. NaN
+            for a layer without a gradient.
+        weight_norm: ‖W‖ before the step, of the same shape.
+        lr: the learning rate of each layer, its multiplier included, of the same shape; NaN where it has no one rate.
+    """
+
+    names: tuple[str, ...]
+    steps: tuple[int, ...]
+    grad_norm: Array
+    weight_norm: Array
+    lr: Array
+
+    @property
+    def elr(self) -> Array:
+        """E, float64 [records, layers]; NaN for a layer without a gradient, or with a weight of zeros."""
+        norm = self.weight_norm
+        return np.where(norm > 0, self.grad_norm / np.where(norm > 0, norm, 1.0), np.nan)
+
+    @property
+    def elr_mean(self) -> Array:
+        """The mean of E over layers, [records]."""
+        return np.asarray(np.nanmean(self.elr, axis=1))
+
+    @property
+    def elr_spread(self) -> Array:
+        """Std(E), the population standard deviation over layers, [records]."""
+        return np.asarray(np.nanstd(self.elr, axis=1))
+
+    @property
+    def rate_spread(self) -> Array:
+        """Std(λE), which schedules are compared by, [records]."""
+        return np.asarray(np.nanstd(self.lr * self.elr, axis=1))
+
+    def summary(self) -> dict[str, float]:
+        """Averages over the run of Mean(E), Std(E) and Std(λE), as the paper's figures show them.
+
+        Raises:
+            ValueError: nothing was recorded.
+        """
+        if not self.steps:
+            raise ValueError("no step was recorded yet")
+        found = {"elr_mean": self.elr_mean, "elr_spread": self.elr_spread, "rate_spread": self.rate_spread}
+        return {name: float(values.mean()) for name, values in found.items()}
+
+    def to_json(self, path: str | Path) -> None:
+        """Write everything to a file; null stands for what is not finite."""
+        content: dict[str, Any] = {"names": self.names, "steps": self.steps}
+        content |= {name: _plain(getattr(self, name)) for name in ("grad_norm", "weight_norm", "lr")}
+        Path(path).write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> "ELRHistory":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the file is not one that `to_json` wrote.
+        """
+        try:
+            content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            names, steps = tuple(content["names"]), tuple(content["steps"])
+            shape = len(steps), len(names)
+            arrays = [
+                np.array(content[name], dtype=np.float64).reshape(shape) for name in ("grad_norm", "weight_norm", "lr")
+            ]
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} does not hold effective learning rates: {error!r}") from error
+        return cls(names, steps, *arrays)
+
+    def plot(self, path: str | Path | None = None, title: str | None = None) -> "Figure":
+        """Draw E of every layer over time, coloured by depth, and beside it mean and spread. Needs matplotlib.
+
+        Args:
+            path: where to save the figure (PNG, PDF or SVG by its suffix), if anywhere.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        draw_layers(left, self.steps, self.elr)
+        left.set_ylabel("E = ‖∇W‖ / ‖W‖")
+        right.plot(self.steps, self.elr_mean, color="#00798c", label="mean over layers")
+        right.plot(self.steps, self.elr_spread, color="#d1495b", label="spread over layers")
+        right.legend(frameon=False)
+        for axes in (left, right):
+            axes.set_yscale("log")
+            axes.set_xlabel("step")
+            axes.spines[["top", "right"]].set_visible(False)
+        if title is not None:
+            figure.suptitle(title)
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+
+def draw_layers(axes: Any, x: Sequence[int] | Array, values: Array, **style: Any) -> None:
+    """A line for each layer, [times, layers], from dark at the first to bright at the last."""
+    import matplotlib
+
+    colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, values.shape[1]))
+    for of_layer, color in zip(values.T, colors, strict=True):
+        axes.plot(x, of_layer, color=color, linewidth=1, **style)
+
+
+def _plain(values: Array) -> list[list[float | None]]:
+    return [[x if np.isfinite(x) else None for x in row] for row in values.tolist()]

@@ -1,0 +1,156 @@
+"""Records effective learning rates while any optimizer trains."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr.kernels import STATISTICS
+from fused_lwlr.layers import Layer, named_layers, split_name
+from fused_lwlr.methods.elr.history import ELRHistory
+from fused_lwlr.ops import Backend
+from fused_lwlr.scaling.base import Scaling, Selector, weights
+from fused_lwlr.shards import is_distributed
+from fused_lwlr.statistics import StatisticsPass
+
+
+class ELRRecorder:
+    """Measures E = ‖∇W‖ / ‖W‖ of every layer in the steps of an optimizer, ours or another of torch.
+
+        recorder = fused_lwlr.ELRRecorder(model).watch(optimizer)
+        ...
+        recorder.history.plot("elr.png")
+
+    Each recorded step costs one pass over gradients and weights; what it finds stays on the device until `history` is
+    asked for. Gradients are those that `step()` starts from: unscaled where a `GradScaler` scaled them, before any
+    clipping or scaling by the optimizer itself.
+
+    Args:
+        source: a model, or named parameters; of a model, fused query / key / value projections are three layers each.
+        every: steps between two records.
+        select: the layers: a predicate of name and parameter, names, or patterns with `*` and `?`; weights, and neither
+            biases nor normalizations, by default. `scale_invariant(...).names` are those that the paper means.
+        momentum: measure the norm of `state["momentum_buffer"]` after the step instead of that of the gradient, where
+            there is one: what the learning rate multiplies, and what `simulate.momentum` models.
+        backend: "auto", "triton" or "torch", as for the optimizers.
+
+    Raises:
+        ValueError: `every` below 1, or a selector that fits no layer.
+    """
+
+    def __init__(
+        self,
+        source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+        *,
+        every: int = 1,
+        select: Selector = weights,
+        momentum: bool = False,
+        backend: Backend = "auto",
+    ):
+        if every < 1:
+            raise ValueError(f"every={every}: it must be 1 or more")
+        selection = Scaling(select=select)
+        layers = named_layers(source)
+        self.layers = [
+            layer
+            for layer in layers
+            if any(selection.selects(name, layer.param) for name in {layer.name, split_name(layer.name)[0]})
+        ]
+        if not self.layers:
+            raise ValueError(f"select={select!r} fits none of {len(layers)} layers")
+        self._every, self._momentum = every, momentum
+        self._measure = StatisticsPass(self.layers, backend)
+        self._seen = 0
+        self._records: list[tuple[int, Tensor, list[float]]] = []
+        self._handles: list[Any] = []
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> "ELRRecorder":
+        """Record the steps of an optimizer from now on.
+
+        Raises:
+            ValueError: it steps none of the layers, or momentum is asked for of layers that several processes share.
+        """
+        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        if not any(id(layer.param) in held for layer in self.layers):
+            raise ValueError("the optimizer steps none of the layers that are recorded: was it given another model?")
+        if self._momentum and any(is_distributed(layer.param) for layer in self.layers):
+            raise ValueError("momentum=True measures whole buffers: it is not for layers that are sharded")
+        self._handles += [
+            optimizer.register_step_pre_hook(self._before),
+            optimizer.register_step_post_hook(self._after),
+        ]
+        return self
+
+    def stop(self) -> None:
+        """Record no further steps."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def history(self) -> ELRHistory:
+        """What was recorded so far, on the host."""
+        shape = (len(self._records), len(self.layers))
+        norms = [values.cpu() for _, values, _ in self._records]
+        grad, weight = torch.stack(norms, dim=1).numpy() if norms else np.empty((2, *shape))
+        rates = np.array([lr for *_, lr in self._records]).reshape(shape)
+        names = tuple(layer.name for layer in self.layers)
+        return ELRHistory(names, tuple(step for step, *_ in self._records), grad, weight, rates)
+
+    def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        closure = kwargs.get("closure") if len(args) < 2 else args[1]
+        if closure is None:
+            self._record(optimizer)
+            return None
+
+        def measured() -> Any:
+            # the gradients of the step are made in here
+            loss = closure()
+            with torch.no_grad():
+                self._record(optimizer)
+            return loss
+
+        return (args[0], measured, *args[2:]), {name: value for name, value in kwargs.items() if name != "closure"}
+
+    def _record(self, optimizer: Any) -> None:
+        if self._seen % self._every or all(layer.param.grad is None for layer in self.layers):
+            return
+        found = self._measure()
+        values = found.new_full((2, len(self.layers)), np.nan)
+        columns = [STATISTICS.index("sq_sum"), STATISTICS.index("weight_sq_sum")]
+        values[:, self._measure.index] = found[:, columns].sqrt().T
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None:
+            values[0] /= scale.to(values)
+        if self._records and self._records[-1][0] == self._seen:
+            # a closure that is called more than once in a step
+            self._records.pop()
+        self._records.append((self._seen, values, self._rates(optimizer)))
+
+    def _after(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._momentum and self._records and self._records[-1][0] == self._seen:
+            values = self._records[-1][1]
+            for i, layer in enumerate(self.layers):
+                buffer = optimizer.state.get(layer.param, {}).get("momentum_buffer")
+                if buffer is not None and layer.param.grad is not None:
+                    values[0, i] = torch.linalg.vector_norm(layer.of(buffer), dtype=torch.float64)
+        self._seen += 1
+
+    def _rates(self, optimizer: Any) -> list[float]:
+        """lr · η of each layer; NaN for what the optimizer does not step, or steps by parts at different rates."""
+        found = {}
+        for group in optimizer.param_groups:
+            entries = group.get("multipliers") or [1.0] * len(group["params"])
+            for param, entry in zip(group["params"], entries, strict=True):
+                found[id(param)] = float(group["lr"]), entry
+        return [_rate(layer, *found.get(id(layer.param), (np.nan, 1.0))) for layer in self.layers]
+
+
+def _rate(layer: Layer, lr: float, entry: Any) -> float:
+    if not isinstance(entry, list):
+        return lr * float(entry)
+    if layer.stop is None:
+        return np.nan
+    return lr * next((eta for start, stop, eta in entry if (start, stop) == (layer.start, layer.stop)), 1.0)

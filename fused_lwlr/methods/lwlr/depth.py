@@ -1,0 +1,127 @@
+"""Multipliers by depth alone: what LWLR is compared with, and what fine-tuning goes by."""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+TRUNK = 0.8
+"""The part of all parameters that a list of blocks must hold to be found."""
+
+
+def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> dict[str, float]:
+    """Rates that rise linearly with depth, scaled to a mean of 1 over parameters.
+
+        η̃_i = low + (high − low) · i / (n − 1)        η_i = η̃_i · Σm / Σ(m η̃)
+
+    for the n tensors of m_i elements each, in the order of the model (Initializing the Layer-wise Learning Rate,
+    Figure 1, left).
+
+    Args:
+        model: its trainable parameters are counted; frozen ones get 1.
+        low, high: of the first and the last tensor, before they are scaled.
+
+    Returns:
+        Parameter name -> η, for `multipliers=` of an optimizer.
+
+    Raises:
+        ValueError: a bound that is negative, both 0, or a model without trainable parameters.
+    """
+    return _linear(model, low, high)
+
+
+def depth_decreasing(model: nn.Module, high: float = 2.0, low: float = 1.0) -> dict[str, float]:
+    """Rates that fall linearly with depth, from 2 to 1 by default, scaled as those of `depth_increasing`.
+
+    Args, Returns, Raises:
+        as of `depth_increasing`; `high` is of the first tensor, `low` of the last.
+    """
+    return _linear(model, high, low)
+
+
+def layer_decay(
+    model: nn.Module, decay: float, *, blocks: str | Sequence[str] | None = None, frozen: Iterable[str] = ()
+) -> dict[str, float]:
+    """Rates for fine-tuning that fall by a factor from each block to the one before it.
+
+        η = decay^(n + 1 − k)
+
+    with k = 0 for what comes before the n blocks, k = 1 ... n in them and n + 1 for what comes after them, such as the
+    head (as in BEiT: BERT Pre-Training of Image Transformers).
+
+    Args:
+        model: its parameters are in the order of depth.
+        decay: above 0, at most 1; 1 for none.
+        blocks: the name of a `Sequential` or `ModuleList` of blocks, or the names of the blocks themselves in order
+            ("layer1", "layer2", ... of a ResNet); when not given, the list that holds nearly all parameters.
+        frozen: names of parameters, or patterns with `*` and `?`, that get 0: their weights stay as they are, bit for
+            bit, though gradients are computed.
+
+    Returns:
+        Parameter name -> η, for `multipliers=` of an optimizer.
+
+    Raises:
+        ValueError: a decay out of range, no such blocks or none found, or a pattern that fits no parameter.
+    """
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay={decay} must be above 0 and at most 1")
+    names = _blocks(model, blocks)
+    found, depth = {}, 0
+    for name, _ in model.named_parameters():
+        inside = [k for k, block in enumerate(names, 1) if name.startswith(f"{block}.")]
+        # after a block comes the next one, or the head
+        depth = inside[0] if inside else len(names) + 1 if depth else 0
+        found[name] = decay ** (len(names) + 1 - depth)
+    for pattern in frozen:
+        hit = [name for name in found if name == pattern or fnmatchcase(name, pattern)]
+        if not hit:
+            raise ValueError(f"frozen= has {pattern!r}, which fits no parameter of the model")
+        found |= dict.fromkeys(hit, 0.0)
+    return found
+
+
+def _linear(model: nn.Module, first: float, last: float) -> dict[str, float]:
+    if not (first >= 0 and last >= 0 and first + last > 0):
+        raise ValueError(f"{first} and {last}: bounds must not be negative, nor both 0")
+    trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+    if not trained:
+        raise ValueError("the model has no trainable parameters")
+    steps = max(len(trained) - 1, 1)
+    raw = {name: first + (last - first) * i / steps for i, (name, _) in enumerate(trained)}
+    scale = sum(param.numel() for _, param in trained) / sum(raw[name] * param.numel() for name, param in trained)
+    return {name: raw[name] * scale if name in raw else 1.0 for name, _ in model.named_parameters()}
+
+
+def _blocks(model: nn.Module, wanted: str | Sequence[str] | None) -> list[str]:
+    """The names of the blocks, in order."""
+    modules = dict(model.named_modules())
+    if wanted is None:
+        wanted = _trunk(model)
+    if not isinstance(wanted, str):
+        names = list(wanted)
+    elif isinstance(modules.get(wanted), (nn.Sequential, nn.ModuleList)):
+        names = [f"{wanted}.{child}" if wanted else child for child, _ in modules[wanted].named_children()]
+    else:
+        raise ValueError(f"blocks={wanted!r} is no Sequential or ModuleList of the model")
+    for name in names:
+        if name not in modules:
+            raise ValueError(f"blocks= has {name!r}, which is no module of the model")
+    return names
+
+
+def _trunk(model: nn.Module) -> str:
+    """The innermost list of blocks that holds nearly all parameters."""
+    total = sum(param.numel() for param in model.parameters())
+    found: list[str] = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Sequential, nn.ModuleList))
+        and len(module) >= 2
+        and sum(param.numel() for param in module.parameters()) >= TRUNK * total
+    ]
+    if not found:
+        raise ValueError(
+            f"no Sequential or ModuleList holds {TRUNK:.0%} of the model: name its blocks, such as "
+            'blocks=("layer1", "layer2", "layer3", "layer4")'
+        )
+    return found[-1]

@@ -1,0 +1,130 @@
+"""Models of how effective learning rates of scale-invariant layers evolve early in training.
+
+A layer's base gradient is c / ‖W‖ with a constant c, and orthogonal to W and to all base gradients before it. c is
+‖∇W‖ · ‖W‖ at initialization; the paper, which mostly starts from ‖W‖ = 1, calls it the initial gradient norm.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fused_lwlr.methods.simulate.result import Array, Simulation
+
+
+def discrete(c: ArrayLike, sq_norm: ArrayLike, lrs: ArrayLike) -> Simulation:
+    """SGD without momentum, step by step.
+
+        ‖W‖² ← ‖W‖² + λ² c² / ‖W‖²        E = c / ‖W‖²
+
+    (Spreads in Effective Learning Rates, Eq. 4; so that E ← E / (1 + λ² E²).)
+
+    Args:
+        c: ‖∇W‖ · ‖W‖ of each layer, a number or an array with the layers last.
+        sq_norm: ‖W‖² at initialization, a number or an array that broadcasts with c.
+        lrs: λ of each step: [steps], or [steps, ...] with entries that broadcast with c, such as [steps, layers] for
+            layer-wise rates or [steps, runs, 1] for several schedules at once.
+
+    Returns:
+        E and ‖W‖² at steps 0 (the initial state) to `steps`: float64 [steps + 1, ..., layers].
+
+    Raises:
+        ValueError: c or a rate that is negative, ‖W‖² that is not above 0, something that is not finite, or shapes
+            that do not broadcast.
+    """
+    rates = _numbers("lrs", lrs)
+    if rates.ndim == 0:
+        raise ValueError(f"lrs={lrs!r} must hold a rate for each step: np.full(steps, lr) for a constant one")
+    c, start = _initial(c, sq_norm, rates.shape[1:])
+    squares = np.empty((len(rates) + 1, *start.shape))
+    squares[0] = start
+    for k, rate in enumerate(rates):
+        length = rate * c
+        squares[k + 1] = squares[k] + length * (length / squares[k])
+    return Simulation(c / squares, squares)
+
+
+def continuous(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, t: ArrayLike) -> Simulation:
+    """The model in continuous time: the solution of d‖W‖²/dt = λ c² / ‖W‖².
+
+        ‖W‖² = √(2 λ c² t + k₀),  k₀ = ‖W(0)‖⁴        E = c / ‖W‖²
+
+    (Eqs. 6 and 7.) Time is t = k · λ after k steps; λ stays in the equation, so that this is no limit at a fixed t.
+
+    Args:
+        c, sq_norm: as in `discrete`.
+        lr: λ, a number or an array that broadcasts with c.
+        t: times, a number or an array; `lr * np.arange(steps + 1)` for those of some steps.
+
+    Returns:
+        E and ‖W‖² at these times, float64 of shape [*t.shape, ..., layers]; at t = 0 the initial state.
+
+    Raises:
+        ValueError: as in `discrete`, or a negative time.
+    """
+    rate, times = _numbers("lr", lr), _numbers("t", t)
+    c, start = _initial(c, sq_norm, rate.shape)
+    times = times.reshape(*times.shape, *(1 for _ in start.shape))
+    squares = np.sqrt(2 * rate * c**2 * times + start**2)
+    return Simulation(c / squares, squares)
+
+
+def momentum(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, momentum: ArrayLike, steps: int) -> Simulation:
+    """SGD with momentum, step by step, E being that of the momentum buffer g.
+
+        ‖ĝ_k‖² = c² / ‖W_k‖²        ‖g_k‖² = Σ_i μ^(2(k−i)) ‖ĝ_i‖²        E_k = ‖g_k‖ / ‖W_k‖
+        ‖W_(k+1)‖² = ‖W_0‖² + λ² Σ_j ((1 − μ^(k+1−j)) / (1 − μ))² ‖ĝ_j‖²
+
+    (Eqs. 27, 29 and 32; Eq. 12's n is k.) Computed from one step to the next: −⟨W_k, g_k⟩, which the sums amount to,
+    is carried along, so that λ may change from step to step and no power is summed twice.
+
+    Args:
+        c, sq_norm: as in `discrete`.
+        lr: λ, a number, or an array [steps] or [steps, ...] as `lrs` of `discrete`.
+        momentum: μ, a number or an array that broadcasts with c, such as [runs, 1].
+        steps: how many.
+
+    Returns:
+        E and ‖W‖² at steps 0 (the initial state) to `steps`: float64 [steps + 1, ..., layers].
+
+    Raises:
+        ValueError: as in `discrete`, a momentum that is not in [0, 1), or a number of steps other than that of rates.
+    """
+    if steps < 0:
+        raise ValueError(f"steps={steps} must not be negative")
+    rates, mu = _numbers("lr", lr), _numbers("momentum", momentum)
+    if (mu >= 1).any():
+        raise ValueError(f"momentum={momentum!r} must be at least 0 and below 1")
+    if rates.ndim == 0:
+        rates = np.full(steps, rates)
+    if len(rates) != steps:
+        raise ValueError(f"lr has {len(rates)} rates for steps={steps}: pass one for each step, or a number")
+    c, start = _initial(c, sq_norm, np.broadcast_shapes(rates.shape[1:], mu.shape))
+    squares, buffers = np.empty((2, steps + 1, *start.shape))
+    squares[0], buffers[0] = start, c**2 / start
+    # −⟨W_k, g_k⟩: base gradients are orthogonal to W_k, earlier ones point to where W came from
+    descent = np.zeros(start.shape)
+    for k, rate in enumerate(rates):
+        squares[k + 1] = squares[k] + 2 * rate * descent + rate**2 * buffers[k]
+        descent = mu * (descent + rate * buffers[k])
+        buffers[k + 1] = mu**2 * buffers[k] + c**2 / squares[k + 1]
+    return Simulation(np.sqrt(buffers / squares), squares)
+
+
+def _initial(c: ArrayLike, sq_norm: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """c, and ‖W‖² in the shape of the state, which has one dimension at least."""
+    norms, squares = _numbers("c", c), _numbers("sq_norm", sq_norm)
+    if (squares <= 0).any():
+        raise ValueError(f"sq_norm={sq_norm!r} must be above 0: a layer of zeros has no effective learning rate")
+    try:
+        shape = np.broadcast_shapes(norms.shape, squares.shape, shape, (1,))
+    except ValueError:
+        raise ValueError(
+            f"c {norms.shape}, sq_norm {squares.shape} and rates {shape} do not broadcast: layers come last"
+        ) from None
+    return norms, np.broadcast_to(squares, shape)
+
+
+def _numbers(name: str, values: ArrayLike) -> Array:
+    array = np.asarray(values, dtype=np.float64)
+    if not (np.isfinite(array).all() and (array >= 0).all()):
+        raise ValueError(f"{name} must be finite and not negative, not {values!r:.80}")
+    return array

@@ -1,0 +1,63 @@
+"""How gradient norms at initialization depend on depth in networks with batch normalization and ReLU."""
+
+import math
+
+import numpy as np
+
+from fused_lwlr.methods.simulate.result import Array
+
+ALPHA = math.sqrt(math.pi / (math.pi - 1))
+"""By how much a gradient's norm grows from a layer to the one before it, about 1.21."""
+
+
+def feedforward_profile(depth: int) -> Array:
+    """Gradient norms at initialization without shortcuts: they grow by α from each layer to the one before it.
+
+        ‖∇W_ℓ‖ = α^(L−ℓ),   ℓ = 1 ... L,   α = √(π / (π − 1))
+
+    (Spreads in Effective Learning Rates, Eq. 8, where α belongs to the norm and not, as printed, to its square.)
+
+    Args:
+        depth: L, the number of layers.
+
+    Returns:
+        float64 [depth], the first layer first; the last is 1.
+
+    Raises:
+        ValueError: a depth below 1.
+    """
+    _check("depth", depth)
+    return ALPHA ** np.arange(depth - 1, -1, -1, dtype=np.float64)
+
+
+def residual_profile(depth: int, skip: int) -> Array:
+    """Gradient norms at initialization with shortcuts over `skip` layers each.
+
+        ‖∇W_ℓ‖ = (α ‖∇W_(ℓ+1)‖ + ‖∇W_(ℓ+s)‖) / 2   if ℓ ≡ 0 (mod s) and ℓ < L − s,   α ‖∇W_(ℓ+1)‖ otherwise
+
+    from ‖∇W_L‖ = α down (Eq. 9). Where no shortcut ends this is α times `feedforward_profile`.
+
+    Args:
+        depth: L, the number of layers.
+        skip: s, the number of layers that a shortcut spans.
+
+    Returns:
+        float64 [depth], the first layer first.
+
+    Raises:
+        ValueError: a depth or skip below 1.
+    """
+    _check("depth", depth)
+    _check("skip", skip)
+    norms = np.empty(depth + 1)
+    norms[depth] = ALPHA
+    for layer in range(depth - 1, 0, -1):
+        norms[layer] = ALPHA * norms[layer + 1]
+        if layer % skip == 0 and layer < depth - skip:
+            norms[layer] = (norms[layer] + norms[layer + skip]) / 2
+    return norms[1:]
+
+
+def _check(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name}={value} must be at least 1")

@@ -1,0 +1,88 @@
+"""Learning rates of every step, as arrays."""
+
+import numpy as np
+
+from fused_lwlr.methods.simulate.result import Array
+
+
+def warmup(lr: float, steps: int, warmup_steps: int) -> Array:
+    """A linear rise to a constant rate: lr · (k + 1) / (warmup_steps + 1) at step k, then lr.
+
+    As `torch.optim.lr_scheduler.LinearLR` with a start factor of 1 / (warmup_steps + 1).
+
+    Args:
+        lr: the rate after the warm-up.
+        steps: how many in all.
+        warmup_steps: steps below it.
+
+    Returns:
+        float64 [steps].
+
+    Raises:
+        ValueError: a negative argument, or a warm-up longer than training.
+    """
+    _check(lr, steps, warmup_steps)
+    return lr * np.minimum((np.arange(steps) + 1) / (warmup_steps + 1), 1.0)
+
+
+def cosine(lr: float, steps: int, warmup_steps: int = 0) -> Array:
+    """Half a cosine from lr towards 0, as `CosineAnnealingLR` with T_max = steps; after a linear rise, if wanted.
+
+    Args:
+        lr: the highest rate.
+        steps: how many in all.
+        warmup_steps: steps of a rise as in `warmup`; the cosine takes the rest.
+
+    Returns:
+        float64 [steps].
+
+    Raises:
+        ValueError: as in `warmup`.
+    """
+    rates = warmup(lr, steps, warmup_steps)
+    rest = steps - warmup_steps
+    rates[warmup_steps:] = lr * (1 + np.cos(np.pi * np.arange(rest) / max(rest, 1))) / 2
+    return rates
+
+
+def one_cycle(
+    lr: float, steps: int, pct_start: float = 0.1, div_factor: float = 10.0, final_div_factor: float = 1000.0
+) -> Array:
+    """Half a cosine up from lr / div_factor to lr, and another one down to lr / div_factor / final_div_factor.
+
+    As `OneCycleLR` with cosine annealing. The defaults are those of Spreads in Effective Learning Rates, Figure 17.
+
+    Args:
+        lr: the highest rate.
+        steps: how many in all.
+        pct_start: the part of them in which the rate rises.
+        div_factor, final_div_factor: where the rate starts and ends.
+
+    Returns:
+        float64 [steps].
+
+    Raises:
+        ValueError: a negative lr or number of steps, a part that is not in [0, 1], or a factor that is not above 0.
+    """
+    _check(lr, steps, 0)
+    if not 0 <= pct_start <= 1:
+        raise ValueError(f"pct_start={pct_start} must be a part of the steps, 0 to 1")
+    for name, value in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
+        if not value > 0:
+            raise ValueError(f"{name}={value} must be above 0")
+    start, end = lr / div_factor, lr / div_factor / final_div_factor
+    k, peak, last = np.arange(steps), pct_start * steps - 1, steps - 1
+    up = np.clip(k / peak if peak > 0 else np.ones(steps), 0, 1)
+    down = np.clip((k - peak) / (last - peak) if last > peak else np.zeros(steps), 0, 1)
+    return np.where(k <= peak, _between(start, lr, up), _between(lr, end, down))
+
+
+def _between(begin: float, end: float, part: Array) -> Array:
+    return end + (begin - end) * (1 + np.cos(np.pi * part)) / 2
+
+
+def _check(lr: float, steps: int, warmup_steps: int) -> None:
+    if not (np.isfinite(lr) and lr >= 0):
+        raise ValueError(f"lr={lr} must be finite and not negative")
+    if not 0 <= warmup_steps <= steps:
+        raise ValueError(f"steps={steps} and warmup_steps={warmup_steps} must not be negative, nor the warm-up longer")

@@ -1,0 +1,152 @@
+"""Losses of linear networks by layer-wise rates: closed forms, exact expectations and matrices, one by another."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from fused_lwlr import balance
+
+# two or three layers, and rates at which both steps do something
+NETWORKS = [(2, 1.4), (3, 0.7)]
+every_network = pytest.mark.parametrize(("layers", "alpha"), NETWORKS)
+
+
+@pytest.mark.parametrize("h", [2, 5, 40, 1000])
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.5])
+def test_one_step_is_as_printed(h, alpha):
+    a, b = 0.6 * h**alpha, 1.7 * h**alpha
+    printed = (
+        a**2 / h**4 + b**2 / h**4 + 2 * a * b / h**4 + a**2 * b**2 / h**7
+        - 2 * a / h**2 - 2 * b / h**2 + 1 / h + 2 * a * b / h**5 + 1
+    )  # fmt: skip
+    assert balance.one_step_loss(a, b, h) == pytest.approx(printed, rel=1e-12)
+
+
+@pytest.mark.parametrize("gradient", ["signal", "full"])
+@pytest.mark.parametrize("h", [2, 3, 8, 31])
+@every_network
+def test_matrices_have_these_means(layers, alpha, h, gradient):
+    """Closed forms are those of the signal, the exact expectation is that of the full gradient; at any h."""
+    a, b = 0.5 * h**alpha, 0.9 * h**alpha
+    runs = np.array([balance.simulate(h, a, b, 3, seed, layers, gradient) for seed in range(300)])
+    if gradient == "signal":
+        expected = [1 + 1 / h, balance.one_step_loss(a, b, h, layers), balance.two_step_loss(a, b, h, layers)]
+    else:
+        expected = [balance.full_gradient_loss(a, b, h, steps, layers) for steps in range(4)]
+    mean, error = runs.mean(axis=0), runs.std(axis=0) / math.sqrt(len(runs))
+    for found, deviation, wanted in zip(mean, error, expected, strict=False):
+        assert abs(found - wanted) < 4 * deviation + 1e-12
+
+
+@pytest.mark.parametrize(("layers", "alpha"), [(2, 1.4), (3, 0.4)])
+def test_a_wide_network_is_its_own_mean(layers, alpha):
+    h = 300
+    a, b = 0.5 * h**alpha, 0.9 * h**alpha
+    losses = balance.simulate(h, a, b, 6, seed=1, layers=layers)
+    expected = [balance.full_gradient_loss(a, b, h, steps, layers) for steps in range(7)]
+    assert_allclose(losses, expected, rtol=0.02)
+
+
+@pytest.mark.parametrize("h", [2, 100, 10_000])
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.5])
+def test_one_full_step_by_hand(h, alpha):
+    """The network's own output only shrinks an orthogonal W₁, by 1 − η₁ / h², and W₂ likewise."""
+    a, b = 0.6 * h**alpha, 1.1 * h**alpha
+    shrink1, shrink2, a_unit, b_unit = 1 - a / h**2, 1 - b / h**2, a / h**1.5, b / h**1.5
+    c0, c1, c2 = shrink1 * shrink2 / h, (a_unit * shrink2 + b_unit * shrink1) / h - h**-0.5, a_unit * b_unit / h
+    expected = h * (c0**2 + c1**2 + c2**2) + 2 * c0 * c2
+    assert balance.full_gradient_loss(a, b, h, 1) == pytest.approx(expected, rel=1e-11)
+
+
+def test_what_the_closed_form_leaves_out():
+    """At the critical rate the full gradient shifts the loss by about 4 / h, at lower ones by less than 1 / h²."""
+    h = 1000
+    assert balance.one_step_loss(h**1.5, h**1.5, h) == pytest.approx(0.8795, abs=5e-5)
+    assert balance.full_gradient_loss(h**1.5, h**1.5, h, 1) == pytest.approx(0.883, abs=5e-4)
+    for h in (100, 1000, 10_000):
+        low, critical = (
+            float(balance.full_gradient_loss(rate, rate, h, 1) - balance.one_step_loss(rate, rate, h))
+            for rate in (h, h**1.5)
+        )
+        assert 0 < 4 / h - critical < 12 / h**1.5
+        assert 0 < -low < 3 / h**3
+
+
+def symmetric_is(loss, total):
+    """Whether equal rates of this sum are a local minimum or maximum."""
+    equal, apart = loss(total / 2, total / 2), loss(total * 0.501, total * 0.499)
+    return "minimum" if apart > equal else "maximum"
+
+
+@pytest.mark.parametrize("h", [2, 10, 257, 10_000])
+@pytest.mark.parametrize(("layers", "alphas"), [(2, (0.5, 1.0, 1.5)), (3, (0.2, 0.6, 1.0))])
+def test_equal_rates_are_never_best_for_one_step(h, layers, alphas):
+    for alpha in alphas:
+        assert symmetric_is(partial(balance.one_step_loss, h=h, layers=layers), 2 * h**alpha) == "maximum"
+
+
+@pytest.mark.parametrize(
+    ("alpha", "closed", "full"), [(1.5, 257, 200), (1.4, 74, 100)], ids=["critical rate", "below it"]
+)
+def test_from_which_width_on_equal_rates_are_best_for_two_steps(alpha, closed, full):
+    """The theorem is for sufficiently large h; these are the widths."""
+    for loss, width in ((balance.two_step_loss, closed), (lambda *a: balance.full_gradient_loss(*a, 2), full)):
+        for h in (2, width // 2, width - 1, width, 2 * width, 5000):
+            found = symmetric_is(lambda a, b, loss=loss, h=h: loss(a, b, h), 2 * h**alpha)
+            assert found == ("minimum" if h >= width else "maximum"), h
+
+
+def test_equal_rates_do_not_stay_best():
+    """Of the later steps only some, whatever the paper says of networks that start at random."""
+    h, total = 400, 2 * 400**1.4
+    found = [symmetric_is(lambda a, b, s=s: balance.full_gradient_loss(a, b, h, s), total) for s in range(1, 13)]
+    assert found == ["maximum"] + ["minimum"] * 3 + ["maximum"] * 8
+
+
+def test_half_of_the_networks_never_fit():
+    """At equal rates a teacher on the other side of a reflection leaves one direction on a saddle, for good."""
+    h = 50
+    assert balance.full_gradient_loss(h**1.3, h**1.3, h, 400) == pytest.approx(1 / (2 * h), rel=1e-9)
+    assert balance.full_gradient_loss(1.01 * h**1.3, h**1.3, h, 400) < 1e-12
+
+
+def test_rates_may_be_arrays():
+    h, a, b = 20, np.array([[10.0], [30.0]]), np.array([5.0, 20.0, 40.0])
+    for layers in (2, 3):
+        for loss in (
+            partial(balance.one_step_loss, h=h, layers=layers),
+            partial(balance.two_step_loss, h=h, layers=layers),
+            partial(balance.full_gradient_loss, h=h, steps=3, layers=layers),
+        ):
+            together = loss(a, b)
+            assert together.shape == (2, 3)
+            assert_allclose(together, [[loss(float(x), float(y)) for y in b] for x in a[:, 0]], rtol=1e-10)
+
+
+def test_divergence_is_infinite():
+    assert balance.full_gradient_loss(1e5, 1e5, 10, 100) == math.inf
+    assert balance.full_gradient_loss(1e5, 1e5, 10, 100, layers=3) == math.inf
+
+
+WRONG = [
+    (lambda: balance.one_step_loss(1.0, 1.0, 4, layers=4), "layers=4 must be 2 or 3"),
+    (lambda: balance.two_step_loss(1.0, 1.0, 1), "h=1 must be at least 2"),
+    (lambda: balance.full_gradient_loss(1.0, 1.0, 4, -1), "steps=-1 must not be negative"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, gradient="some"), "gradient='some' is not one of 'full', 'signal'"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_wrong_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_mean_that_does_not_settle_is_refused(monkeypatch):
+    """With few angles, those of a hundred steps at the critical rate are too few."""
+    monkeypatch.setattr("fused_lwlr.methods.balance.full.MOST", 128)
+    with pytest.raises(ValueError, match="is chaotic after 100 steps: take lower rates"):
+        balance.full_gradient_loss(0.98 * 20**1.5, 20**1.5, 20, 100)

@@ -1,0 +1,185 @@
+"""Effective learning rates over training: what is recorded, against norms taken by hand."""
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose, assert_array_equal
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import fused_lwlr
+from fused_lwlr import ELRHistory, ELRRecorder
+from fused_lwlr.train.models import ViT
+
+STEPS = 5
+OPTIMIZERS = {
+    "torch": lambda model: torch.optim.AdamW(model.named_parameters(), lr=0.1),
+    "sgd": lambda model: fused_lwlr.SGD(model.named_parameters(), lr=0.1, momentum=0.9, weight_decay=0.1),
+    "elr": lambda model: fused_lwlr.SGD(model.named_parameters(), lr=0.1, scaling=fused_lwlr.ELR(0.1)),
+    "rates": lambda model: fused_lwlr.SGD(
+        model.named_parameters(), lr=0.1, multipliers={"0.weight": 0.5, "2.weight[0:2]": 3.0, "2.weight[2:5]": 2.0}
+    ),
+}
+
+
+def net():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5))
+
+
+def backward(model):
+    model.zero_grad()
+    loss = cross_entropy(model(torch.randn(6, 3)), torch.arange(6) % 5)
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("closure", [False, True], ids=["backward first", "closure"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_recorded(name, closure):
+    model = net()
+    optimizer = OPTIMIZERS[name](model)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    recorder = ELRRecorder(model).watch(optimizer)
+    expected = []
+    for _ in range(STEPS):
+        before = [model[i].weight.detach().norm().item() for i in (0, 2)]
+        if closure:
+            optimizer.step(lambda: backward(model))
+        else:
+            backward(model)
+            optimizer.step()
+        expected.append([model[i].weight.grad.norm().item() / norm for i, norm in zip((0, 2), before, strict=True)])
+        scheduler.step()
+    history = recorder.history
+    assert history.names == ("0.weight", "2.weight")
+    assert history.steps == tuple(range(STEPS))
+    assert_allclose(history.elr, expected, rtol=1e-5)
+    eta = [0.5, np.nan] if name == "rates" else [1.0, 1.0]
+    assert_allclose(history.lr, [[0.1 * 0.5**k * e for e in eta] for k in range(STEPS)])
+    assert_allclose(history.elr_mean, np.mean(expected, axis=1), rtol=1e-5)
+    spread = [abs(a - b) / 2 for a, b in expected]  # of two numbers
+    assert_allclose(history.elr_spread, spread, rtol=1e-3)
+    # of one layer where the other has no one rate
+    weighted = [
+        0.0 if np.isnan(y) else abs(a * x - b * y) / 2 for (a, b), (x, y) in zip(expected, history.lr, strict=True)
+    ]
+    assert_allclose(history.rate_spread, weighted, rtol=1e-3)
+    assert history.summary()["elr_spread"] == pytest.approx(np.mean(spread), rel=1e-3)
+
+
+def test_the_same_as_layer_stats():
+    model = net()
+    optimizer = OPTIMIZERS["elr"](model)
+    recorder = ELRRecorder(model).watch(optimizer)
+    for step in range(STEPS):
+        backward(model)
+        optimizer.step()
+        stats = optimizer.layer_stats()
+        assert recorder.history.elr_mean[step] == pytest.approx(stats.elr_mean.item())
+        assert recorder.history.elr_spread[step] == pytest.approx(stats.elr_spread.item())
+
+
+def test_of_the_momentum_buffer():
+    """What moves the weights: without weight decay ‖ΔW‖ = λ · E · ‖W‖."""
+    model = net()
+    optimizer = fused_lwlr.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    recorder = ELRRecorder(model, momentum=True).watch(optimizer)
+    for step in range(STEPS):
+        backward(model)
+        before = [model[i].weight.detach().clone() for i in (0, 2)]
+        optimizer.step()
+        moved = [(model[i].weight.detach() - w).norm() for i, w in zip((0, 2), before, strict=True)]
+        found = 0.1 * recorder.history.elr[step] * [w.norm().item() for w in before]
+        assert_allclose(found, moved, rtol=1e-4)
+
+
+def test_scaled_gradients_are_unscaled():
+    model, twin = net(), net()
+    twin.load_state_dict(model.state_dict())
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    x, y = torch.randn(6, 3), torch.arange(6) % 5
+    found = []
+    for of, scaled in ((model, True), (twin, False)):
+        optimizer = fused_lwlr.SGD(of.parameters(), lr=0.1)
+        recorder = ELRRecorder(of).watch(optimizer)
+        loss = cross_entropy(of(x), y)
+        if scaled:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+        else:
+            loss.backward()
+            optimizer.step()
+        found.append(recorder.history.elr)
+    assert_allclose(*found, rtol=1e-6)
+
+
+def test_every_so_many_steps_until_told_to_stop():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = ELRRecorder(model, every=2).watch(optimizer)
+    for _ in range(STEPS):
+        backward(model)
+        optimizer.step()
+    assert recorder.history.steps == (0, 2, 4)
+    recorder.stop()
+    backward(model)
+    optimizer.step()
+    assert recorder.history.steps == (0, 2, 4)
+
+
+def test_layers_without_gradient_and_weights_of_zeros_do_not_count():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 5))
+    nn.init.zeros_(model[1].weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = ELRRecorder(model).watch(optimizer)
+    optimizer.step()
+    backward(model)
+    model[0].weight.grad = None
+    optimizer.step()
+    history = recorder.history
+    assert history.steps == (1,)
+    assert_array_equal(np.isnan(history.elr), [[True, True, False]])
+    assert history.elr_mean[0] == history.elr[0, 2]
+    assert history.elr_spread[0] == 0
+
+
+def test_slices_are_layers():
+    model = ViT(image_size=8, channels=1, classes=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    recorders = [ELRRecorder(model, select=s).watch(optimizer) for s in ("*qkv.weight", ["blocks.0.qkv.weight[48:96]"])]
+    cross_entropy(model(torch.randn(4, 1, 8, 8)), torch.arange(4)).backward()
+    optimizer.step()
+    every, one = (recorder.history for recorder in recorders)
+    assert len(every.names) == 12
+    assert one.names == ("blocks.0.qkv.weight[48:96]",)
+    grad = model.blocks[0].qkv.weight.grad[48:96]
+    assert one.grad_norm[0, 0] == pytest.approx(grad.norm().item(), rel=1e-5)
+
+
+def test_json_round_trip_and_figure(tmp_path):
+    history = ELRHistory(
+        ("a", "b"), (0, 3), np.array([[1.0, np.nan], [0.5, 2.0]]), np.ones((2, 2)), np.full((2, 2), 0.1)
+    )
+    history.to_json(tmp_path / "elr.json")
+    again = ELRHistory.from_json(tmp_path / "elr.json")
+    assert (again.names, again.steps) == (history.names, history.steps)
+    assert_array_equal(again.elr, history.elr)
+    assert_array_equal(again.lr, history.lr)
+    figure = history.plot(tmp_path / "elr.png", title="net")
+    assert_array_equal(figure.axes[0].lines[1].get_ydata(), history.elr[:, 1])
+    assert (tmp_path / "elr.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "other.json").write_text('{"names": ["a"], "steps": [0]}')
+    with pytest.raises(ValueError, match=r"other\.json does not hold effective learning rates"):
+        ELRHistory.from_json(tmp_path / "other.json")
+
+
+def test_wrong_arguments():
+    model = net()
+    with pytest.raises(ValueError, match="every=0: it must be 1 or more"):
+        ELRRecorder(model, every=0)
+    with pytest.raises(ValueError, match="fits none of 4 layers"):
+        ELRRecorder(model, select="conv*")
+    with pytest.raises(ValueError, match="steps none of the layers"):
+        ELRRecorder(model).watch(torch.optim.SGD(net().parameters()))
+    with pytest.raises(ValueError, match="no step was recorded yet"):
+        _ = ELRRecorder(model).history.summary()

@@ -1,0 +1,156 @@
+"""Multipliers that need no measurement: depth schemes, layer decay, μP."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fused_lwlr
+from fused_lwlr import multipliers
+from fused_lwlr.train.models import NoShort, ResNet, ViT
+
+SIZE = {"image_size": 8, "channels": 1, "classes": 10}
+
+
+@pytest.mark.parametrize("build", [ResNet, ViT, NoShort])
+@pytest.mark.parametrize(
+    ("scheme", "first", "last"), [(multipliers.depth_increasing, 0.1, 1), (multipliers.depth_decreasing, 2, 1)]
+)
+def test_depth_schemes_are_linear_with_a_mean_of_1(build, scheme, first, last):
+    model = build(**SIZE)
+    eta = scheme(model)
+    names, sizes = zip(*((name, p.numel()) for name, p in model.named_parameters()), strict=True)
+    assert tuple(eta) == names
+    values = np.array(list(eta.values()))
+    assert np.average(values, weights=sizes) == pytest.approx(1, rel=1e-12)
+    assert values[0] / values[-1] == pytest.approx(first / last, rel=1e-12)
+    assert np.diff(values) == pytest.approx((values[-1] - values[0]) / (len(values) - 1), rel=1e-9)
+
+
+def test_frozen_layers_do_not_count():
+    model = ViT(**SIZE)
+    model.patch_embed.requires_grad_(False)
+    eta = multipliers.depth_increasing(model)
+    assert eta["patch_embed.weight"] == 1
+    trained = [(eta[name], p.numel()) for name, p in model.named_parameters() if p.requires_grad]
+    values, sizes = zip(*trained, strict=True)
+    assert np.average(values, weights=sizes) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("blocks", [None, "blocks", [f"blocks.{i}" for i in range(4)]])
+def test_layer_decay(blocks):
+    eta = multipliers.layer_decay(ViT(**SIZE), 0.5, blocks=blocks)
+    expected = {"cls_token": 0, "pos_embed": 0, "patch_embed.bias": 0, "norm.weight": 5, "head.weight": 5}
+    expected |= {f"blocks.{i}.{name}": 1 + i for i in range(4) for name in ("norm1.bias", "qkv.weight", "fc2.bias")}
+    assert {name: eta[name] for name in expected} == {name: 0.5 ** (5 - depth) for name, depth in expected.items()}
+
+
+def test_stages_of_a_resnet():
+    model = nn.Sequential()
+    for name in ("stem", "layer1", "layer2", "head"):
+        model.add_module(name, nn.Linear(2, 2))
+    eta = multipliers.layer_decay(model, 0.1, blocks=["layer1", "layer2"])
+    assert [eta[f"{name}.bias"] for name in ("stem", "layer1", "layer2", "head")] == pytest.approx([1e-3, 0.01, 0.1, 1])
+
+
+@pytest.mark.parametrize("optimizer", [fused_lwlr.SGD, fused_lwlr.AdamW])
+def test_fine_tuning_leaves_frozen_weights_as_they_are(optimizer):
+    model = ViT(**SIZE)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    eta = multipliers.layer_decay(model, 0.75, frozen=("patch_embed.*", "blocks.0.*", "cls_token"))
+    ours = optimizer(model.named_parameters(), lr=0.1, weight_decay=0.1, multipliers=eta)
+    torch.nn.functional.cross_entropy(model(torch.randn(4, 1, 8, 8)), torch.arange(4)).backward()
+    ours.step()
+    still = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
+    assert still == {name for name, value in eta.items() if value == 0}
+    assert len(still) == 3 + 12
+
+
+def mlp(width, depth=3):
+    layers = [nn.Linear(4, width), nn.ReLU()]
+    for _ in range(depth - 2):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 2))
+
+
+@pytest.mark.parametrize(
+    ("rule", "inputs", "hidden", "output", "bias", "last_bias"),
+    [("sgd", 4, 1, 1 / 4, 4, 1), ("adamw", 1, 1 / 4, 1 / 4, 1, 1)],
+)
+def test_mup_is_the_table(rule, inputs, hidden, output, bias, last_bias):
+    """Tensor Programs V, Table 3, at four times the width."""
+    eta = multipliers.mup(mlp(32), mlp(8), rule)
+    expected = {"0.weight": inputs, "2.weight": hidden, "4.weight": output, "0.bias": bias, "2.bias": bias}
+    assert eta == {**expected, "4.bias": last_bias}
+
+
+def test_mup_of_other_layers():
+    def build(width):
+        return nn.ModuleDict({
+            "stem": nn.Conv2d(3, width, 3),
+            "norm": nn.BatchNorm2d(width),
+            "up": nn.ConvTranspose2d(width, 5, 2),
+            "table": nn.Embedding(7, width),
+            "attention": nn.MultiheadAttention(width, 2),
+        })  # fmt: skip
+
+    eta = multipliers.mup(build(24), build(8), "sgd")
+    assert [eta[f"{name}.weight"] for name in ("stem", "norm", "up", "table")] == pytest.approx([3, 3, 1 / 3, 3])
+    assert eta["attention.in_proj_weight"] == eta["attention.out_proj.weight"] == pytest.approx(1)
+    adam = multipliers.mup(build(24), build(8), "adamw")
+    assert [adam[f"{name}.weight"] for name in ("stem", "norm", "up", "table")] == pytest.approx([1, 1, 1 / 3, 1])
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adamw"])
+def test_mup_keeps_updates_at_one_size(rule):
+    """How far some steps move the outputs: the same at any width with μP, growing with the width without."""
+
+    def moved(width, seed, wanted):
+        torch.manual_seed(seed)
+        model = mlp(width, depth=4)
+        for module in model:
+            if isinstance(module, nn.Linear):
+                fan_in = module.in_features
+                std = (2 / fan_in) ** 0.5 if module.out_features > 2 else 8**0.5 / fan_in
+                nn.init.normal_(module.weight, 0, std)
+                nn.init.zeros_(module.bias)
+        eta = multipliers.mup(model, mlp(8, depth=4), rule) if wanted else None
+        optimizer, lr = {"sgd": (fused_lwlr.SGD, 0.05), "adamw": (fused_lwlr.AdamW, 0.003)}[rule]
+        ours = optimizer(model.named_parameters(), lr=lr, multipliers=eta)
+        x = torch.randn(16, 4)
+        before = model(x).detach()
+        for _ in range(2):
+            ours.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), torch.arange(16) % 2).backward()
+            ours.step()
+        return (model(x).detach() - before).norm().item()
+
+    def growth(wanted):
+        wide, wider = (np.mean([moved(width, seed, wanted) for seed in range(6)]) for width in (64, 1024))
+        return wider / wide
+
+    assert 0.5 < growth(True) < 2
+    assert growth(False) > 4
+
+
+WRONG = [
+    (lambda m: multipliers.depth_increasing(m, -1.0), "-1.0 and 1.0: bounds must not be negative"),
+    (lambda m: multipliers.depth_increasing(m.requires_grad_(False)), "no trainable parameters"),
+    (lambda m: multipliers.layer_decay(m, 0.0), "decay=0.0 must be above 0 and at most 1"),
+    (lambda m: multipliers.layer_decay(m, 0.5, blocks="trunk"), "blocks='trunk' is no Sequential or ModuleList"),
+    (lambda m: multipliers.layer_decay(m, 0.5, blocks=["a"]), "blocks= has 'a', which is no module"),
+    (lambda m: multipliers.layer_decay(nn.Linear(2, 2), 0.5), "holds 80% of the model: name its blocks"),
+    (lambda m: multipliers.layer_decay(m, 0.5, frozen=["stem.*"]), "has 'stem.*', which fits no parameter"),
+    (lambda m: multipliers.mup(m, m, "lion"), "rule='lion' is not one of 'sgd', 'adamw'"),
+    (lambda m: multipliers.mup(m, nn.Linear(2, 2), "sgd"), "'bias' is in only one of them"),
+    (
+        lambda m: multipliers.mup(nn.Linear(2, 2, bias=False), nn.Conv1d(2, 2, 1, bias=False), "sgd"),
+        "only widths may differ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_wrong_arguments(call, message):
+    with pytest.raises(ValueError, match=message.replace("*", r"\*")):
+        call(ViT(**SIZE))

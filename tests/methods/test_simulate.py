@@ -1,0 +1,257 @@
+"""Simulators of effective learning rates, against literal loops, the ODE, and simulated training with torch."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from fused_lwlr import simulate
+
+C = np.array([8.0, 3.0, 1.0, 0.2])
+SQUARES = (1.0, 2.0, np.array([1.0, 2.0, 0.5, 3.0]))
+ALPHA = math.sqrt(math.pi / (math.pi - 1))
+
+
+@pytest.mark.parametrize("sq_norm", SQUARES, ids=str)
+@pytest.mark.parametrize("lrs", [[0.3] * 5, [0.0, 1e-3, 0.5, 2.0], np.array([[0.1] * 4, [0.1, 0.2, 0.3, 0.4]]), []])
+def test_discrete_is_eq_4(sq_norm, lrs):
+    elr, squares = simulate.discrete(C, sq_norm, lrs)
+    assert elr.shape == squares.shape == (len(lrs) + 1, 4)
+    for layer, c in enumerate(C):
+        s = float(np.broadcast_to(sq_norm, 4)[layer])
+        for k in range(len(lrs) + 1):
+            gradient_norm = c / math.sqrt(s)
+            assert squares[k, layer] == pytest.approx(s, rel=1e-14)
+            assert elr[k, layer] == pytest.approx(gradient_norm / math.sqrt(s), rel=1e-14)
+            if k < len(lrs):
+                s += float(np.broadcast_to(lrs[k], 4)[layer]) ** 2 * gradient_norm**2
+
+
+rates = st.floats(1e-3, 1e3)
+
+
+@given(rates, rates, rates)
+def test_layers_swap_in_one_step_exactly_when_the_product_says_so(a, b, lr):
+    """λ² E_a E_b > 1."""
+    product = lr**2 * a * b
+    assume(abs(a - b) > 1e-6 * a and abs(product - 1) > 1e-6)
+    (_, after), _ = simulate.discrete([a, b], 1.0, [lr])
+    assert ((after[0] - after[1]) * (a - b) < 0) == (product > 1)
+
+
+@pytest.mark.parametrize("sq_norm", SQUARES, ids=str)
+@pytest.mark.parametrize("lr", [1e-3, 0.1, 2.0])
+def test_continuous_solves_its_equation(sq_norm, lr):
+    """Eq. 6, integrated by the classical Runge-Kutta method."""
+    steps, end = 4000, 5.0
+    h = end / steps
+    squares = np.broadcast_to(sq_norm, 4).astype(float)
+
+    def slope(s):
+        return lr * C**2 / s
+
+    for _ in range(steps):
+        k1 = slope(squares)
+        k2 = slope(squares + h / 2 * k1)
+        k3 = slope(squares + h / 2 * k2)
+        squares = squares + h / 6 * (k1 + 2 * k2 + 2 * k3 + slope(squares + h * k3))
+    found = simulate.continuous(C, sq_norm, lr, [0.0, end])
+    assert_allclose(found.sq_norm[0], np.broadcast_to(sq_norm, 4))
+    assert_allclose(found.sq_norm[1], squares, rtol=1e-8)
+    assert_allclose(found.elr, C / found.sq_norm)
+
+
+@pytest.mark.parametrize(("lr", "tolerance"), [(1e-3, 4e-5), (1e-2, 3e-3)])
+def test_small_steps_follow_the_continuous_model(lr, tolerance):
+    """Not at a rate at which layers overshoot."""
+    steps = 400
+    one = simulate.discrete(C, 1.0, np.full(steps, lr))
+    other = simulate.continuous(C, 1.0, lr, lr * np.arange(steps + 1))
+    assert one.elr.shape == other.elr.shape
+    assert_allclose(one.elr, other.elr, rtol=tolerance)
+    large = simulate.discrete(C, 1.0, np.full(steps, 1.0)).elr[1]
+    assert abs(large / simulate.continuous(C, 1.0, 1.0, 1.0).elr - 1).max() > 0.5
+
+
+def test_limits_of_the_continuous_model():
+    """Eq. 10, and Eqs. 33 and 34 as they should be: ‖∇W_l‖² / ‖∇W_k‖² goes from c_l² / c_k² to c_l / c_k."""
+    elr, squares = simulate.continuous(C, 2.0, 0.1, [0.0, 1e15])
+    gradients = elr**2 * squares  # ‖∇W‖²
+    assert_allclose(gradients[0] / gradients[0, -1], (C / C[-1]) ** 2)
+    assert_allclose(gradients[1] / gradients[1, -1], C / C[-1], rtol=1e-10)
+    assert_allclose(elr[1] / elr[1, -1], 1.0, rtol=1e-10)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("lr", [1e-6, 0.05, 1.0])
+def test_momentum_is_eqs_27_29_and_32(mu, lr):
+    steps = 12
+    found = simulate.momentum(C, 2.0, lr, mu, steps)
+    assert found.elr.shape == found.sq_norm.shape == (steps + 1, 4)
+    for layer, c in enumerate(C):
+        squares, base = [2.0], []
+        for k in range(steps + 1):
+            base.append(c**2 / squares[k])
+            buffer = sum(mu ** (2 * (k - i)) * base[i] for i in range(k + 1))
+            assert found.elr[k, layer] == pytest.approx(math.sqrt(buffer / squares[k]), rel=1e-12)
+            far = sum(((1 - mu ** (k + 1 - j)) / (1 - mu)) ** 2 * base[j] for j in range(k + 1))
+            squares.append(2.0 + lr**2 * far)
+        assert_allclose(found.sq_norm[:, layer], squares[:-1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.9])
+def test_training_on_orthogonal_gradients(mu):
+    """torch.optim.SGD on orthonormal directions, at a rate that changes: the assumptions hold exactly."""
+    steps, dim = 30, 32
+    lrs = simulate.one_cycle(0.4, steps)
+    found = simulate.momentum(C, SQUARES[2], lrs, mu, steps)
+    basis = torch.linalg.qr(torch.randn(dim, dim, dtype=torch.float64)).Q
+    layers = [torch.nn.Parameter(math.sqrt(s) * basis[:, 0]) for s in SQUARES[2]]
+    optimizer = torch.optim.SGD(layers, lr=1.0, momentum=mu)
+    for k in range(steps + 1):
+        norms = np.array([w.detach().norm().item() for w in layers])
+        assert_allclose(found.sq_norm[k], norms**2, rtol=1e-11)
+        for w, c in zip(layers, C, strict=True):
+            w.grad = c / w.detach().norm() * basis[:, k + 1]
+        optimizer.param_groups[0]["lr"] = lrs[k] if k < steps else 0.0
+        optimizer.step()
+        steered = [w.grad if mu == 0 else optimizer.state[w]["momentum_buffer"] for w in layers]
+        assert_allclose(found.elr[k], [g.norm().item() for g in steered] / norms, rtol=1e-11)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.8])
+def test_training_on_a_scale_invariant_loss(mu):
+    """c · ⟨r, w⟩ / ‖w‖ with a new random r in every step: orthogonal to the past only nearly, as 1 / √dim."""
+    steps, dim, lr = 20, 40_000, 0.3
+    found = simulate.momentum(C, 1.0, lr, mu, steps)
+    layers = [torch.nn.Parameter(torch.nn.functional.normalize(torch.randn(dim), dim=0)) for _ in C]
+    optimizer = torch.optim.SGD(layers, lr=lr, momentum=mu)
+    for k in range(steps + 1):
+        norms = np.array([w.detach().norm().item() for w in layers])
+        optimizer.zero_grad()
+        targets = [torch.nn.functional.normalize(torch.randn(dim), dim=0) for _ in C]
+        sum(c * (r @ w) / w.norm() for c, r, w in zip(C, targets, layers, strict=True)).backward()
+        optimizer.step()
+        steered = [w.grad if mu == 0 else optimizer.state[w]["momentum_buffer"] for w in layers]
+        # twenty inner products of which each is within 4 / √dim
+        assert_allclose(found.elr[k], [g.norm().item() for g in steered] / norms, rtol=0.05)
+        assert_allclose(found.sq_norm[k], norms**2, rtol=0.05)
+
+
+def test_momentum_lowers_the_spread_at_usual_rates():
+    """Figure 4, after 50 steps; at 1e-6 nothing has moved, and the sum in the buffer raises it."""
+    c = simulate.residual_profile(56, 2)
+    spread = {(lr, mu): simulate.momentum(c, 1.0, lr, mu, 50).spread[-1] for lr in (1e-6, 0.1) for mu in (0.0, 0.9)}
+    assert spread[0.1, 0.9] < spread[0.1, 0.0]
+    assert spread[1e-6, 0.9] > spread[1e-6, 0.0]
+
+
+def test_mean_and_spread_are_over_layers():
+    found = simulate.discrete(C, 1.0, [0.1])
+    assert_allclose(found.mean, [sum(row) / 4 for row in found.elr])
+    assert_allclose(found.spread, [torch.tensor(row).std(correction=0).item() for row in found.elr])
+
+
+def test_many_runs_at_once():
+    lrs = np.logspace(-4, 0, 3)[:, None]  # (runs, 1)
+    together = simulate.discrete(C, 1.0, np.broadcast_to(lrs, (7, 3, 1)))
+    assert together.elr.shape == (8, 3, 4)
+    grid = simulate.momentum(C, 1.0, np.broadcast_to(lrs, (7, 3, 1)), np.array([0.0, 0.9])[:, None, None], 7)
+    assert grid.elr.shape == (8, 2, 3, 4)
+    assert simulate.continuous(C, 1.0, lrs, np.zeros((2, 5))).elr.shape == (2, 5, 3, 4)
+    for i, lr in enumerate(lrs[:, 0]):
+        assert_allclose(together.elr[:, i], simulate.discrete(C, 1.0, np.full(7, lr)).elr)
+        assert_allclose(grid.sq_norm[:, 1, i], simulate.momentum(C, 1.0, lr, 0.9, 7).sq_norm)
+
+
+def test_a_thousand_layers_for_ten_thousand_steps():
+    start = time.process_time()
+    found = simulate.discrete(simulate.feedforward_profile(1000), 1.0, np.full(10_000, 1e-3))
+    assert found.elr.shape == (10_001, 1000)
+    assert np.isfinite(found.elr).all()
+    assert time.process_time() - start < 5
+
+
+def test_feedforward_profile():
+    assert_allclose(simulate.feedforward_profile(5), [ALPHA**4, ALPHA**3, ALPHA**2, ALPHA, 1])
+
+
+@pytest.mark.parametrize(("depth", "skip"), [(1, 2), (7, 1), (7, 2), (12, 3), (9, 20)])
+def test_residual_profile_is_eq_9(depth, skip):
+    def norm(layer):
+        if layer == depth:
+            return ALPHA
+        if layer % skip == 0 and layer < depth - skip:
+            return (ALPHA * norm(layer + 1) + norm(layer + skip)) / 2
+        return ALPHA * norm(layer + 1)
+
+    assert_allclose(simulate.residual_profile(depth, skip), [norm(layer) for layer in range(1, depth + 1)])
+
+
+SCHEDULES = [
+    (simulate.warmup(0.3, 20, 6), lambda o: torch.optim.lr_scheduler.LinearLR(o, 1 / 7, total_iters=6)),
+    (simulate.cosine(0.3, 20), lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 20)),
+    (
+        simulate.cosine(0.3, 20, 5),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [torch.optim.lr_scheduler.LinearLR(o, 1 / 6, total_iters=5),
+             torch.optim.lr_scheduler.CosineAnnealingLR(o, 15)],
+            [5],
+        ),
+    ),
+    (
+        simulate.one_cycle(0.3, 20),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(
+            o, 0.3, 20, pct_start=0.1, div_factor=10, final_div_factor=1000, cycle_momentum=False
+        ),
+    ),
+    (
+        simulate.one_cycle(0.3, 20, 0.33, 4, 50),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(
+            o, 0.3, 20, pct_start=0.33, div_factor=4, final_div_factor=50, cycle_momentum=False
+        ),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rates", "of_torch"), SCHEDULES)
+def test_schedules_are_those_of_torch(rates, of_torch):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    scheduler = of_torch(optimizer)
+    expected = []
+    for _ in rates:
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert_allclose(rates, expected, rtol=1e-12)
+
+
+WRONG = [
+    (lambda: simulate.discrete([-1.0], 1.0, [0.1]), "c must be finite and not negative"),
+    (lambda: simulate.discrete([1.0], 0.0, [0.1]), "sq_norm=0.0 must be above 0"),
+    (lambda: simulate.discrete([1.0], 1.0, 0.1), "lrs=0.1 must hold a rate for each step"),
+    (lambda: simulate.discrete([1.0, 2.0], [1.0, 2.0, 3.0], [0.1]), "do not broadcast: layers come last"),
+    (lambda: simulate.discrete([1.0], 1.0, [math.nan]), "lrs must be finite"),
+    (lambda: simulate.continuous([1.0], 1.0, 0.1, -1.0), "t must be finite and not negative"),
+    (lambda: simulate.momentum([1.0], 1.0, 0.1, 1.0, 3), "momentum=1.0 must be at least 0 and below 1"),
+    (lambda: simulate.momentum([1.0], 1.0, [0.1], 0.9, 3), "lr has 1 rates for steps=3"),
+    (lambda: simulate.momentum([1.0], 1.0, 0.1, 0.9, -1), "steps=-1 must not be negative"),
+    (lambda: simulate.feedforward_profile(0), "depth=0 must be at least 1"),
+    (lambda: simulate.residual_profile(3, 0), "skip=0 must be at least 1"),
+    (lambda: simulate.warmup(0.1, 3, 4), "nor the warm-up longer"),
+    (lambda: simulate.cosine(-0.1, 3), "lr=-0.1 must be finite"),
+    (lambda: simulate.one_cycle(0.1, 3, pct_start=2), "pct_start=2 must be a part"),
+    (lambda: simulate.one_cycle(0.1, 3, div_factor=0), "div_factor=0 must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_wrong_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

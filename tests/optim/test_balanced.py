@@ -1,0 +1,310 @@
+"""BalancedLR: rates by the norms of all layers, against torch.optim with a group and a rate for each layer."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from cases import every_backend, every_case, every_name
+from interleave import interleaved
+from steps import OPTIONS, OURS, TORCH, cost, gradients, parameters, train, twin
+from tables import HYPER, equal, make
+from tables import twin as twin_table
+from tolerances import close, same
+
+from fused_lwlr import LARS, BalancedLR
+from fused_lwlr.kernels import Balance, Gate, Row, reference, triton
+from fused_lwlr.kernels.triton import launch
+
+SHAPES = [(6, 5), (4,), (70, 30), (3, 3), (0, 2)]
+WEIGHTS = (0, 2, 3)
+STEPS = 3
+
+
+def layers(device, dtype=torch.float32):
+    named = parameters(SHAPES, dtype, device)
+    for (_, param), factor in zip(named, (1.0, 1.0, 0.1, 3.0, 1.0), strict=True):
+        param.data.mul_(factor)
+    return named
+
+
+def set_rates(optimizer, lr, members=WEIGHTS):
+    """The formula, in float64, into the groups of a torch optimizer."""
+    params = [group["params"][0] for group in optimizer.param_groups]
+    norms = {i: params[i].detach().double().norm().item() for i in members}
+    for i, group in enumerate(optimizer.param_groups):
+        group["lr"] = lr
+        if i in norms:
+            group["lr"] = lr * len(norms) * (1 / norms[i]) / sum(1 / norm for norm in norms.values())
+
+
+def torch_of(name, named, **options):
+    return TORCH[name]([{"params": [param]} for _, param in named], foreach=False, **options)
+
+
+@every_case
+def test_rates_are_those_of_the_formula(name, backend, device):
+    named = layers(device)
+    expected = twin(named)
+    ours = OURS[name](named, scaling=BalancedLR(), backend=backend, **OPTIONS[name])
+    other = torch_of(name, expected, **OPTIONS[name])
+    for step in range(STEPS):
+        gradients(named, expected)
+        set_rates(other, OPTIONS[name]["lr"])
+        ours.step()
+        other.step()
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), 2 * step + 2)
+
+
+@every_backend
+def test_of_two_layers_it_is_the_paper(backend, device):
+    """η₁ = 2 ‖W₂‖ / (‖W₁‖ + ‖W₂‖) · lr, and η₂ with ‖W₁‖; without momentum and decay the step shows the rate."""
+    named = parameters([(5, 4), (4, 7)], torch.float32, device)
+    named[0][1].data.mul_(3)
+    (_, one), (_, two) = named
+    lr = 0.1
+    optimizer = OURS["sgd"](named, lr=lr, scaling=BalancedLR(), backend=backend)
+    for _ in range(STEPS):
+        gradients(named)
+        n1, n2 = one.detach().norm().item(), two.detach().norm().item()
+        before = one.detach().clone(), two.detach().clone()
+        optimizer.step()
+        rates = [((w - p.detach()).norm() / p.grad.norm()).item() for w, (_, p) in zip(before, named, strict=True)]
+        assert rates == pytest.approx([2 * n2 / (n1 + n2) * lr, 2 * n1 / (n1 + n2) * lr], rel=1e-4)
+        assert sum(rates) == pytest.approx(2 * lr, rel=1e-4)
+
+
+OTHERS = [
+    ("sgd", {"clip_global_norm": 0.5}), ("adamw", {"clip_global_norm": 0.5, "nonfinite": "skip"}),
+    ("sgd", {"nonfinite": "raise", "momentum": 0.0}), ("sgd", {"nesterov": True, "maximize": True}),
+    ("adamw", {"amsgrad": True}),
+]  # fmt: skip
+
+
+@every_backend
+@pytest.mark.parametrize(("name", "options"), OTHERS)
+def test_with_other_options(name, options, backend, device):
+    named = layers(device)
+    expected = twin(named)
+    options = {**OPTIONS[name], **options}
+    ours = OURS[name](named, scaling=BalancedLR(), backend=backend, **options)
+    clip = options.pop("clip_global_norm", math.inf)
+    options.pop("nonfinite", None)
+    other = torch_of(name, expected, **options)
+    for step in range(STEPS):
+        gradients(named, expected)
+        set_rates(other, options["lr"])
+        if clip < math.inf:
+            torch.nn.utils.clip_grad_norm_([q for _, q in expected], clip)
+        ours.step()
+        other.step()
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), 3 * step + 3)
+
+
+@every_backend
+def test_a_skipped_step_moves_neither_weights_nor_norms(backend, device):
+    named = layers(device)
+    expected = twin(named)
+    ours = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(), nonfinite="skip", backend=backend)
+    other = torch_of("sgd", expected, lr=0.1)
+    for bad in (True, False, True, False):
+        gradients(named, expected)
+        before = [p.detach().clone() for _, p in named]
+        if bad:
+            named[0][1].grad[0, 0] = float("nan")
+        ours.step()
+        if bad:
+            for w, (_, p) in zip(before, named, strict=True):
+                same(p.detach(), w)
+            continue
+        set_rates(other, 0.1)
+        other.step()
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), 4)
+
+
+@every_backend
+def test_with_a_grad_scaler(backend, device):
+    """Gradients that are scaled, of which one overflows."""
+    named = layers(device)
+    expected = twin(named)
+    ours = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(), backend=backend)
+    other = torch_of("sgd", expected, lr=0.1)
+    scaler = torch.amp.GradScaler(device.type, init_scale=64.0, growth_interval=100)
+    for step in range(3):
+        for optimizer, pairs in ((ours, named), (other, expected)):
+            optimizer.zero_grad()
+            loss = sum((p * p).sum() for _, p in pairs) / 2
+            if optimizer is other:
+                loss.backward()
+                continue
+            scaler.scale(loss * (math.inf if step == 1 else 1.0)).backward()
+            scaler.step(ours)
+            scaler.update()
+        if step != 1:
+            set_rates(other, 0.1)
+            other.step()
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), 4)
+
+
+@every_backend
+def test_layers_of_several_dtypes_are_balanced_together(backend, device):
+    """Two launches, of which each needs the norms of the other's layers."""
+    named = [*parameters([(6, 5)], torch.float32, device), *parameters([(8, 9)], torch.bfloat16, device)]
+    named = [(f"p{i}", param) for i, (_, param) in enumerate(named)]
+    wide = [(name, torch.nn.Parameter(param.detach().float())) for name, param in named]
+    ours = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(), backend=backend, master_weights=False)
+    other = torch_of("sgd", wide, lr=0.1)
+    for step in range(3):
+        gradients(named)
+        for (_, p), (_, q) in zip(named, wide, strict=True):
+            q.data.copy_(p.detach().float())
+            q.grad = p.grad.float()
+        set_rates(other, 0.1, members=(0, 1))
+        ours.step()
+        other.step()
+        close(named[0][1].detach(), wide[0][1].detach(), step + 2)
+        close(named[1][1].detach(), wide[1][1].detach().bfloat16(), step + 2)
+
+
+@every_backend
+def test_who_takes_part(backend, device):
+    """Not what is not selected, has no gradient or is zero; its rate is lr."""
+    named = parameters([(3, 4)] * 5, torch.float32, device)
+    named[2][1].data.zero_()
+    expected = twin(named)
+    ours = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(select=["p0", "p1", "p2", "p3"]), backend=backend)
+    other = torch_of("sgd", expected, lr=0.1)
+    for members, absent in (((0, 1), 3), ((0, 1, 2, 3), None), ((1, 2, 3), 0)):
+        gradients(named, expected)
+        if absent is not None:
+            named[absent][1].grad = expected[absent][1].grad = None
+        set_rates(other, 0.1, members)
+        ours.step()
+        other.step()
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), 4)
+
+
+@every_backend
+def test_slices_are_layers_and_have_multipliers(backend, device):
+    (_, whole), _ = named = parameters([(6, 5), (6,)], torch.float32, device)
+    whole.data[:2] *= 4
+    before = whole.detach().clone()
+    norms = [before[:2].norm().item(), before[2:].norm().item()]
+    eta = {"p0[0:2]": 0.5, "p0[2:6]": 3.0}
+    optimizer = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(), multipliers=eta, backend=backend)
+    gradients(named)
+    optimizer.step()
+    for part, factor, norm in ((slice(0, 2), 0.5, norms[0]), (slice(2, 6), 3.0, norms[1])):
+        rate = 0.1 * factor * 2 * (1 / norm) / (1 / norms[0] + 1 / norms[1])
+        close(whole.detach()[part], before[part] - rate * whole.grad[part], 2)
+
+
+@every_name
+def test_one_launch_that_reads_nothing_twice(name, device):
+    """As many bytes as without; two launches at first and where a weight was changed from outside."""
+    named = layers(device)
+    ours = OURS[name](named, scaling=BalancedLR(), backend="triton", **OPTIONS[name])
+    numbers = [cost(ours, named) for _ in range(3)]
+    expected = twin(named)
+    plain = OURS[name](expected, backend="triton", **OPTIONS[name])
+    _, size, _ = cost(plain, expected)
+    assert numbers == [(2, size + 4, 0), (1, size, 0), (1, size, 0)]
+    with torch.no_grad():
+        named[2][1].mul_(5)
+    assert cost(ours, named) == (2, size + 4, 0)
+    assert cost(ours, named) == (1, size, 0)
+
+
+def test_weights_that_were_changed_are_measured_again(device):
+    named = layers(device)
+    expected = twin(named)
+    ours = OURS["adamw"](named, lr=0.1, scaling=BalancedLR(), backend="triton")
+    other = OURS["adamw"](expected, lr=0.1, scaling=BalancedLR(), backend="torch")
+    for _ in range(3):
+        train((ours, other), (named, expected), 1)
+        with torch.no_grad():
+            for pairs in (named, expected):
+                pairs[0][1].mul_(7)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), 40)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs the interpreter")
+@pytest.mark.parametrize("operation", ["sgd", "adamw"])
+def test_same_bits_for_any_order_of_programs(operation, monkeypatch):
+    """Programs that overlap at random leave the norms and the weights that one program leaves; and so does the twin."""
+    tile = 4096
+    rows = [Row(i, scaled=i != 1, power=p if operation == "sgd" else 0, anchor=p == 1) for i, p in enumerate((1, 0, 1))]
+    table = make(operation, [(2 * tile + 9,), (300,), (5, 7)], torch.float32, torch.device("cpu"), rows)
+    other, of_reference = twin_table(table), twin_table(table)
+
+    def two_steps(t, backend):
+        for _ in range(2):
+            totals = backend.totals(t, grad=True, weight=True, balance=True)[0]
+            getattr(backend, operation)(t, HYPER[operation], Balance(), Gate(totals, 3.0, skip=True))
+
+    two_steps(table, triton)
+    monkeypatch.setattr(launch, "grid", lambda _: 4)
+    with interleaved(monkeypatch, 0) as turns:
+        two_steps(other, triton)
+    assert turns.switched > 10
+    equal(other, table, same)
+    two_steps(of_reference, reference)
+    equal(of_reference, table, lambda a, b: close(a, b, 8))
+
+
+@pytest.mark.parametrize("relu", [False, True], ids=["linear", "ReLU"])
+def test_asymmetric_then_balanced(relu, device):
+    """Of two layers that start out unequal the rates are apart at first, and come together as the norms do."""
+
+    def trained(scaling):
+        torch.manual_seed(3)
+        width, samples = 12, 64
+        square = torch.empty(width, width, device=device)
+        one, two, teacher = (torch.nn.init.orthogonal_(square.clone()) * scale for scale in (2.0, 0.5, 6.0))
+        inputs = torch.randn(samples, width, device=device) if relu else None
+        weights = [torch.nn.Parameter(one), torch.nn.Parameter(two)]
+        optimizer = OURS["sgd"](weights, lr=0.02, scaling=scaling)
+        ratios, losses = [], []
+        for _ in range(60):
+            one, two = weights
+            apart = one @ two - teacher if inputs is None else torch.relu(inputs @ one) @ two - inputs @ teacher
+            loss = apart.square().sum() / (2 if inputs is None else 2 * samples)
+            optimizer.zero_grad()
+            loss.backward()
+            ratios.append((two.detach().norm() / one.detach().norm()).item())
+            losses.append(loss.item())
+            optimizer.step()
+        return ratios, losses
+
+    ratios, losses = trained(BalancedLR())
+    plain_ratios, plain_losses = trained(None)
+    # the ratio of the norms is that of the rates
+    assert ratios[0] == pytest.approx(1 / 4, rel=1e-5)
+    assert all(later > sooner - 1e-4 for sooner, later in pairwise(ratios))
+    # they come closer than at one rate, and do not meet
+    assert plain_ratios[-1] + 0.05 < ratios[-1] < 0.95
+    assert losses[10] < plain_losses[10]
+
+
+def test_factors():
+    norms = torch.tensor([1.0, 2.0, 0.0, 4.0])
+    found = BalancedLR.factors(norms)
+    assert found.tolist() == pytest.approx([3 / 1.75, 1.5 / 1.75, 1.0, 0.75 / 1.75])
+
+
+def test_layer_stats_says_what_there_is_instead(device):
+    named = layers(device)
+    optimizer = OURS["sgd"](named, lr=0.1, scaling=BalancedLR())
+    train((optimizer,), (named,), 1)
+    with pytest.raises(RuntimeError, match=r"BalancedLR go by the norms of weights alone.*layer_statistics\(model\)"):
+        optimizer.layer_stats()
+    with pytest.raises(ValueError, match="which is no parameter"):
+        OURS["sgd"](named, lr=0.1, scaling=BalancedLR(select="conv.weight"))
+    assert repr(BalancedLR()).startswith("BalancedLR(")
+    assert LARS() != BalancedLR()
