@@ -7,11 +7,9 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from fused_lwlr.kernels.constants import WINDOW
 from fused_lwlr.kernels.control import STEP_STATISTICS
 from fused_lwlr.kernels.triton.image import Image
-
-WINDOW = 16 << 20
-"""Bytes of rows that wait for their updates; of an L2 of 40 MB and up twice as much is counted on."""
 
 
 class Workspace:
