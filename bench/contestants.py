@@ -10,6 +10,7 @@ import fused_lwlr
 from bench import reference as numbers
 from bench.compositions import ForeachELR, ForeachLARS, ForeachNorms
 from fused_lwlr.layers import named_layers
+from fused_lwlr.ops import Backend
 from fused_lwlr.scaling import everything
 from fused_lwlr.statistics import StatisticsPass
 
@@ -111,8 +112,8 @@ class Clipped:
 class OurStatistics:
     """Statistics of all layers, with tables that are kept."""
 
-    def __init__(self, named: Named):
-        self._pass = StatisticsPass(named_layers(named), "triton" if named[0][1].is_cuda else "auto")
+    def __init__(self, named: Named, backend: Backend = "auto"):
+        self._pass = StatisticsPass(named_layers(named), backend)
 
     def step(self) -> Tensor:
         """Σ|g|, Σg², max|g|, Σw², Σg·w, non-finite elements of each layer."""

@@ -11,6 +11,7 @@ from bench.contestants import Contestant, Named, options_of
 SGD = {"momentum": numbers.MOMENTUM, "weight_decay": numbers.DECAY["sgd"]}
 ADAMW = options_of("adamw")
 LARS = {**SGD, "trust_coeff": numbers.TRUST, "eps": numbers.LARS_EPS}
+EXACT = {"quantize": False, "master_weight_bits": None}
 
 # package -> rule, method, who, module, class, options. `.grad` counts as changed: some releases of some do
 PEERS: dict[str, list[tuple[str, str, str, str, str, dict[str, Any]]]] = {
@@ -24,11 +25,8 @@ PEERS: dict[str, list[tuple[str, str, str, str, str, dict[str, Any]]]] = {
         ("adamw", "LAMB", "apex", "apex.optimizers", "FusedLAMB", {**ADAMW, "max_grad_norm": 1e30}),
     ],
     "flashoptim": [
-        ("sgd", "plain", "flashoptim", "flashoptim", "FlashSGD", {**SGD, "quantize": False, "master_weight_bits": None}),
-        (
-            "adamw", "plain", "flashoptim", "flashoptim", "FlashAdamW",
-            {**ADAMW, "quantize": False, "master_weight_bits": None},
-        ),
+        ("sgd", "plain", "flashoptim", "flashoptim", "FlashSGD", {**SGD, **EXACT}),
+        ("adamw", "plain", "flashoptim", "flashoptim", "FlashAdamW", {**ADAMW, **EXACT}),
     ],
     "bitsandbytes": [
         ("adamw", "plain", "bitsandbytes", "bitsandbytes.optim", "AdamW32bit", ADAMW),

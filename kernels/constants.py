@@ -39,4 +39,4 @@ LEAST_RESIDENT = {
 }  # fmt: skip
 """Programs that a multiprocessor must have the registers for, by rule and kernel. Each waits for one block of every
 column, so at the least 4 programs x 4 columns x 2 KB are under way in half precision: 32 KB. By Little's law 4.8 TB/s
-over the 132 multiprocessors of an H200, at 800 ns of latency, ask for 29 KB; both from data sheets and the literature."""
+over the 132 multiprocessors of an H200, at 800 ns of latency, ask for 29 KB; neither was measured."""
