@@ -62,14 +62,15 @@ def main(
     stem = re.sub(r"\W+", "-", results["about"]["device"].lower()).strip("-")
     for name in (section for section in SECTIONS if section in sections):
         results[name] = list(tqdm(_lines(name, quick), desc=name, unit=" rows"))
-        save(results, out, stem)
+        save_json(results, out, stem)
     if "gpu" in sections and torch.cuda.is_available():
         cases = cases_of(QUICK_SETS if quick else SETS, ("fp32",) if quick else ("fp32", "bf16"))
         with tqdm(total=len(cases), unit=" cases") as bar:
 
             def keep(result: dict[str, Any]) -> None:
+                # figures wait until the end: they would take of the time for measuring
                 results["gpu"] = result
-                save(results, out, stem)
+                save_json(results, out, stem)
                 bar.update()
 
             results["gpu"] = run(
@@ -129,10 +130,16 @@ def _lines(section: str, quick: bool) -> Iterator[dict[str, Any]]:
         raise RuntimeError(f"bench.{section} ended with {process.returncode}")
 
 
-def save(results: dict[str, Any], out: Path, stem: str) -> list[Path]:
+def save_json(results: dict[str, Any], out: Path, stem: str) -> Path:
     """Write what there is so far."""
-    paths = [out / f"bench-{stem}.json", out / f"bench-{stem}.md"]
-    paths[0].write_text(json.dumps(results, indent=1) + "\n")
+    path = out / f"bench-{stem}.json"
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    return path
+
+
+def save(results: dict[str, Any], out: Path, stem: str) -> list[Path]:
+    """Write everything."""
+    paths = [save_json(results, out, stem), out / f"bench-{stem}.md"]
     paths[1].write_text(markdown(results))
     if results["gpu"]:
         paths.append(out / f"bench-{stem}-throughput.png")

@@ -9,7 +9,8 @@ from torch import Tensor
 
 MOMENTUM, BETAS, EPS = 0.9, (0.9, 0.999), 1e-8
 DECAY = {"sgd": 1e-4, "adamw": 1e-2}
-GOAL, ELR_EPS = 1.0, 1e-5
+# of which none makes two methods the same: ELR of a direction with a goal of 1 is LAMB
+GOAL, ELR_EPS = 0.5, 1e-5
 TRUST, LARS_EPS = 0.1, 1e-8
 MAX_NORM = 1.0
 MULTIPLIER = 0.5

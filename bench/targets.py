@@ -91,13 +91,15 @@ def _tiny(row: dict[str, Any]) -> bool:
 
 def _of_copy(results: dict[str, Any]) -> Found:
     for row in _gpu(results):
-        if row["method"] == "multipliers" and row["who"] == "ours" and _large(row):
+        counted = row["bytes_per_second"] is not None
+        if row["method"] == "multipliers" and row["who"] == "ours" and _large(row) and counted:
             yield f"{row['set']} {row['dtype']} {row['rule']}", row["bytes_per_second"] / _bandwidth(results)
 
 
 def _statistics(results: dict[str, Any]) -> Found:
     for row in _gpu(results):
-        if (row["rule"], row["who"]) == ("statistics", "ours") and _real(row):
+        counted = row["bytes_per_parameter"] is not None
+        if (row["rule"], row["who"]) == ("statistics", "ours") and _real(row) and counted:
             read = row["bytes_per_parameter"] * row["numel"] / _bandwidth(results)
             yield f"{row['set']} {row['dtype']}", row["cold"] / read
 
