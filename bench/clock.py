@@ -1,5 +1,6 @@
 """What the throughput bench asks of a device. `CpuClock` answers on any machine, so that the bench can be run."""
 
+import gc
 import json
 import statistics
 import tempfile
@@ -140,6 +141,8 @@ class CudaClock:
         return result, torch.cuda.max_memory_allocated() - before
 
     def free_bytes(self) -> int:
+        # graphs and their memory may be in reference cycles
+        gc.collect()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 

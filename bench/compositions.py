@@ -66,7 +66,7 @@ class ForeachNorms:
     """Σ|g|, ‖g‖, max|g| and ‖w‖ of every tensor, by four calls; what else the statistics hold is left out."""
 
     def __init__(self, named: list[tuple[str, nn.Parameter]]):
-        self._params = [param for _, param in named]
+        self._params: list[Tensor] = [param for _, param in named]
 
     @torch.no_grad()
     def step(self) -> Tensor:

@@ -22,7 +22,7 @@ METHODS = {
     "statistics": ("statistics",),
 }
 """Rule -> what is done besides it."""
-ALL = {"select": everything}
+ALL: dict[str, Any] = {"select": everything}
 SCALINGS: dict[str, Any] = {
     "ELR": fused_lwlr.ELR(numbers.GOAL, numbers.ELR_EPS, **ALL),
     "LARS": fused_lwlr.LARS(numbers.TRUST, numbers.LARS_EPS, **ALL),
@@ -69,7 +69,7 @@ def options_of(rule: str) -> dict[str, Any]:
 def ours(rule: str, method: str) -> Contestant:
     """Our optimizer; on a CPU its reference backend."""
 
-    def build(named: Named, lr: float, capturable: bool) -> torch.optim.Optimizer:
+    def build(named: Named, lr: float, capturable: bool) -> Any:
         more: dict[str, Any] = {"scaling": SCALINGS.get(method)}
         if method == "multipliers":
             more["multipliers"] = {name: numbers.MULTIPLIER for name, _ in named}

@@ -75,11 +75,11 @@ def _nvidia(cubin: bytes) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [BIN / "cuobjdump", "-sass", "-res-usage", file.name]
+        command = [str(BIN / "cuobjdump"), "-sass", "-res-usage", file.name]
         code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {
-        "registers": int(re.search(r"REG:(\d+)", code)[1]),
-        "spilled": int(re.search(r"STACK:(\d+)", code)[1]) + int(re.search(r"LOCAL:(\d+)", code)[1]),
+        "registers": _number(r"REG:(\d+)", code),
+        "spilled": _number(r"STACK:(\d+)", code) + _number(r"LOCAL:(\d+)", code),
         **{
             key: _widths(re.findall(rf"\b{op}\.E(?:\.\w+)*", code)) for key, op in (("loads", "LDG"), ("stores", "STG"))
         },
@@ -89,10 +89,17 @@ def _nvidia(cubin: bytes) -> dict[str, Any]:
 def _amd(code: str) -> dict[str, Any]:
     # scalars that are moved to lanes of a vector register go to no memory
     return {
-        "registers": int(re.search(r"\.vgpr_count:\s+(\d+)", code)[1]),
-        "spilled": int(re.search(r"\.private_segment_fixed_size:\s+(\d+)", code)[1]),
+        "registers": _number(r"\.vgpr_count:\s+(\d+)", code),
+        "spilled": _number(r"\.private_segment_fixed_size:\s+(\d+)", code),
         **{key: _widths(re.findall(rf"\b(?:global|buffer)_{key[:-1]}_\w+", code)) for key in ("loads", "stores")},
     }
+
+
+def _number(pattern: str, code: str) -> int:
+    found = re.search(pattern, code)
+    if found is None:
+        raise ValueError(f"no {pattern!r} in what the compiler says: its format has changed")
+    return int(found[1])
 
 
 def _widths(mnemonics: list[str]) -> dict[int, int]:

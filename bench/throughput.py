@@ -102,7 +102,8 @@ class Entry:
     def restore(self) -> None:
         """Undo what a step did to the gradients; not timed."""
         if self.contestant.mutates:
-            torch._foreach_copy_([param.grad for _, param in self.named], list(self._kept))
+            grads: list[Any] = [param.grad for _, param in self.named]
+            torch._foreach_copy_(grads, list(self._kept))
 
     def sample(self) -> None:
         """Take one sample of everything but graphs."""
@@ -177,7 +178,8 @@ def _run_batch(
 ) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     grads = [param.grad for _, param in parameters(case.shapes, DTYPES[case.dtype], clock.device)]
-    entries, late = [], []
+    entries: list[Entry] = []
+    late: list[Contestant] = []
     for contestant in batch:
         # the two that all are compared with in any case
         if time.monotonic() > end and len(entries) >= 2:

@@ -21,7 +21,16 @@ if not torch.cuda.is_available():
 import fused_lwlr
 from bench.contestants import Named, OurStatistics
 from bench.gate import parameters
-from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, NormalizedGradientAdaptive
+from fused_lwlr import (
+    ELR,
+    LAMB,
+    LARC,
+    LARS,
+    ClipByLayer,
+    NormalizedGradient,
+    NormalizedGradientAdaptive,
+    ScaleInvariant,
+)  # fmt: skip
 
 FILE = Path(__file__).parent / "results" / "traffic.md"
 SHAPES = [(3, 5), (4,)]
@@ -52,7 +61,7 @@ class Row(NamedTuple):
         """Options as they are written."""
         said = []
         for name, value in self.options.items():
-            shown = "..." if name == "multipliers" else str(value).removeprefix("torch.")
+            shown = "..." if name in ("multipliers", "rescale_weights") else str(value).removeprefix("torch.")
             said.append(type(value).__name__ if name == "scaling" else f"{name}={shown}")
         return ", ".join([{"sgd": "SGD", "adamw": "AdamW", "statistics": "layer_statistics"}[self.rule], *said])
 
@@ -74,6 +83,8 @@ def _rows() -> list[Row]:
         Row("sgd", {**MOMENTUM, "clip_global_norm": 1.0}, "fp32", 24, 0, 2),
         Row("sgd", {**MOMENTUM, "nonfinite": "skip"}, "fp32", 24, 0, 2),
         Row("sgd", {**MOMENTUM, "scaling": LARS(), "clip_global_norm": 1.0}, "fp32", 24, 4, 2),
+        Row("sgd", {**MOMENTUM, "rescale_weights": ...}, "fp32", 20, 0, 1),
+        Row("sgd", {**MOMENTUM, "rescale_weights": ..., "scaling": ELR(0.1)}, "fp32", 20, 4, 1),
         Row("sgd", {**MOMENTUM, "capturable": True}, "fp32", 20, 0, 1),
         Row("sgd", {**MOMENTUM, "master_weights": True}, "bf16", 18, 0, 1),
         Row("sgd", {**MOMENTUM, "stochastic_rounding": True}, "bf16", 10, 0, 1),
@@ -130,7 +141,11 @@ def _made(row: Row, named: Named) -> Any:
     if row.rule == "statistics":
         return OurStatistics(named, "triton")
     cls = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}[row.rule]
-    return cls(named, lr=0.1, backend="triton", **row.options)
+    options = dict(row.options)
+    if "rescale_weights" in options:
+        owner = torch.nn.ParameterDict({"weight": named[0][1]})
+        options["rescale_weights"] = ScaleInvariant(("layer0.weight",), ((owner, "weight"),), (), (), {}, {})
+    return cls(named, lr=0.1, backend="triton", **options)
 
 
 def table(rows: Iterable[tuple[Row, float]]) -> str:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bench import cli
+from bench import cli, sweep
+from bench.contestants import contestants
 from bench.parameter_sets import NETWORKS, SETS, numel, shapes_of
 from bench.targets import TARGETS
+from fused_lwlr.kernels import constants
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,3 +97,13 @@ def test_constants_are_set_before_kernels_are_imported():
         "2048 8 256 2 4096 5",
         "constants must be set before the kernels are imported: use a new process",
     ], result.stderr
+
+
+def test_the_sweep_tries_what_there_is():
+    steps = {(c.rule, c.method) for c in contestants() if c.who == "ours"}
+    for step, changes in sweep.candidates():
+        rule, _, method = step.partition(" ")
+        assert (rule, method or "statistics") in steps
+        assert all(isinstance(getattr(constants, name), int) for name in changes)
+        # not less than 16 bytes a thread in half precision, which is what the kernels are checked for
+        assert changes.get("BLOCK", 1024) / changes.get("THREADS", 128) >= 8
