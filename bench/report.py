@@ -8,7 +8,7 @@ from bench.targets import judge
 
 STEP_HEAD = (
     "step", "whose", "GPU µs, L2 flushed", "not flushed", "± %", "replay µs", "host µs", "whole step µs",
-    "kernels (copies)", "bytes a parameter", "GB/s", "% of copy", "peak bytes a parameter", "/ torch fused",
+    "kernels (copies)", "bytes a parameter", "GB/s", "% of copy", "peak bytes a parameter",
 )  # fmt: skip
 
 
@@ -70,13 +70,14 @@ def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
     for name, dtype, rule in cases:
         rows = [row for row in gpu["rows"] if (row["set"], row["dtype"], row["rule"]) == (name, dtype, rule)]
         yield from ("", f"### {name}, {dtype}, {rule}: {rows[0]['tensors']:,} tensors, {rows[0]['numel']:,}", "")
-        fused = next((row for row in rows if (row["method"], row["who"]) == ("plain", "torch fused")), None)
-        yield from _table(STEP_HEAD, (_cells(row, fused, bandwidth) for row in rows))
+        first = rows[0]
+        head = (*STEP_HEAD, f"whole step / {first['method']} {first['who']}")
+        yield from _table(head, (_cells(row, bandwidth) for row in rows))
 
 
-def _cells(row: dict[str, Any], fused: dict[str, Any] | None, bandwidth: float) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], bandwidth: float) -> tuple[str, ...]:
     if "skipped" in row:
-        return row["method"], row["who"], row["skipped"], *[""] * (len(STEP_HEAD) - 3)
+        return row["method"], row["who"], row["skipped"], *[""] * (len(STEP_HEAD) - 2)
     speed, launches = row["bytes_per_second"], row["launches"]
     return (
         row["method"], row["who"], f"{row['cold'] * 1e6:.1f}", f"{row['warm'] * 1e6:.1f}",
@@ -85,7 +86,7 @@ def _cells(row: dict[str, Any], fused: dict[str, Any] | None, bandwidth: float) 
         f"{launches['kernels']} ({launches['copies']})" if launches else "",
         "" if row["bytes_per_parameter"] is None else f"{row['bytes_per_parameter']:.2f}",
         "" if speed is None else f"{speed / 1e9:.0f}", "" if speed is None else f"{100 * speed / bandwidth:.1f}",
-        f"{row['peak_bytes_per_parameter']:.2f}", "" if fused is None else f"{row['wall'] / fused['wall']:.2f}",
+        f"{row['peak_bytes_per_parameter']:.2f}", f"{row['of_first']:.2f}",
     )  # fmt: skip
 
 

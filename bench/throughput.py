@@ -199,6 +199,9 @@ def _run_batch(
         {**_head(case, entry.contestant), **_row(case, entry, *extra)}
         for entry, extra in zip(entries, extras, strict=True)
     ]
+    for row in found:
+        # of the same batch, so that what drifts between batches drops out
+        row["of_first"] = row["wall"] / found[0]["wall"]
     return found + [{**_head(case, contestant), "skipped": "no time left"} for contestant in late]
 
 
