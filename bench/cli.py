@@ -22,6 +22,7 @@ from bench.parameter_sets import SETS
 from bench.report import markdown
 from bench.throughput import ROUNDS, cases_of, run
 from fused_lwlr import __version__
+from fused_lwlr.kernels import constants
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -95,6 +96,7 @@ def about(commit: str | None, quick: bool) -> dict[str, Any]:
         "commit": commit or _commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "settings": "quick" if quick else "full",
+        "launch constants": constants.MEASURED.get(gpu or "", "from generated code, not measured on this device"),
     }
 
 

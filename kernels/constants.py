@@ -11,7 +11,7 @@ into `MEASURED`.
 import torch
 
 MEASURED: dict[str, str] = {}
-"""Family -> device, date and figures that its constants come from. Empty: nothing was measured."""
+"""Name of a device -> date and figures that the constants come from there. Empty: nothing was measured."""
 
 THREADS = 128
 """Of a program. BLOCK is then 8 elements a thread: 16 bytes in half precision, twice 16 in single."""

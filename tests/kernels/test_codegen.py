@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import triton
 
+from bench.codegen import HEAD, line
 from fused_lwlr.kernels import constants
 
 ROOT = Path(__file__).parents[2]
@@ -103,8 +104,7 @@ def test_machine_code(selected):
     dtypes = selected.partition(":")[2].split(",") if ":" in selected else ITEMSIZE
     expected = {(name, dtype) for dtype in dtypes for name in (*COLUMNS, *(HALF_ONLY if dtype != "fp32" else ()))}
     assert {(r["kernel"], r["dtype"]) for r in reports} == expected
-    for r in reports:
-        print({key: value for key, value in r.items() if key not in ("block", "kind")})
+    print("\n".join((HEAD, *map(line, reports))))
     assert [(r["kernel"], r["dtype"], problem) for r in reports for problem in problems(r)] == []
 
 
