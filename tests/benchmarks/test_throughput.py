@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from bench import figures, gate, targets, throughput
+from bench.case import Case, batches
 from bench.clock import CpuClock
 from bench.contestants import METHODS, contestants, ours, torchs
 from bench.report import markdown
-from bench.throughput import Budget, Case, batches, run
+from bench.throughput import Budget, run
 
 DEVICE = torch.device("cpu")
 TOY = [(8, 8), (5,), (40, 30)]
