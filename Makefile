@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-triton-3.6 fuzz lint clean
+.PHONY: demo test test-triton-3.6 fuzz lint bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -21,6 +21,16 @@ test-triton-3.6: $(VENV)/.dev $(VENV)/triton-3.6
 # 4,000 random sequences of operations, other ones on every run
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/optim/test_fuzz.py --hypothesis-profile=long
+
+# all that this machine can measure; GPU throughput alone; single host times, compared with those saved before
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench
+
+bench-gpu: $(VENV)/.dev
+	$(BIN)/python -m bench --gpu
+
+bench-host: $(VENV)/.dev
+	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest bench -p no:xdist --benchmark-autosave --benchmark-compare
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from triton import knobs
 
+from fused_lwlr.kernels.constants import PER_PROCESSOR
 from fused_lwlr.kernels.triton.image import Image
 
-PER_PROCESSOR = 8
-"""Programs of 4 warps that a multiprocessor holds at 64 registers a thread."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -12,6 +12,7 @@ back at zero when a launch ends.
 import triton
 import triton.language as tl
 
+from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.image import ANCHOR, KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import FOLD, add_norms, add_weights, fingerprint, fold, settle
 from fused_lwlr.kernels.triton.rounding import key_of
@@ -19,10 +20,7 @@ from fused_lwlr.kernels.triton.statistics import add_inverse_norms, sum_slots
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, tile_at
 from fused_lwlr.kernels.triton.update import TAIL, number, step_block
 
-PASSES = 4
-"""Blocks in a tile; every item is one tile, of its norms or of its update."""
-SLOTS = 1024
-"""Partials that are read at once by the program that settles a row."""
+PASSES, SLOTS = constants.QUEUE_PASSES, constants.QUEUE_SLOTS
 
 
 @triton.jit

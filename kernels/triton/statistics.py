@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.carried import carried_of
 from fused_lwlr.kernels.triton.image import ANCHOR, SCALED, Image, image_of
@@ -18,13 +19,10 @@ from fused_lwlr.kernels.triton.launch import Bound, launch
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, load
 
 COLUMNS = ("param", "grad")
-BLOCK = 1024
-"""Elements of one pass; a tile is PASSES of them, accumulated elementwise before any reduction."""
-PASSES = 16
-SLOTS = 128
-"""Partials that are read at once by the program that sums a row."""
-WARPS = 4
-TAIL = tl.constexpr(32 * WARPS)
+BLOCK, WARPS = constants.BLOCK, constants.WARPS
+PASSES, SLOTS = constants.STATISTICS_PASSES, constants.STATISTICS_SLOTS
+"""A tile is PASSES blocks, accumulated elementwise before any reduction."""
+TAIL = tl.constexpr(constants.THREADS)
 """Elements at a time where a block is not full or not aligned: one for each thread."""
 
 

@@ -13,6 +13,7 @@ and goes on as the rule says.
 import triton
 import triton.language as tl
 
+from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.rounding import rounded
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, load, store, tile_at
 
@@ -20,9 +21,8 @@ HEADER = tl.constexpr(12)
 """Numbers that every row of hyper-parameters begins with."""
 UNUSED = (0.0,) * 6
 """No address: the numbers are those of the row."""
-BLOCK = 1024
-WARPS = 4
-TAIL = tl.constexpr(32 * WARPS)
+BLOCK, WARPS = constants.BLOCK, constants.WARPS
+TAIL = tl.constexpr(constants.THREADS)
 """Elements at a time where a block is not full or not aligned: one for each thread, which takes few registers."""
 
 

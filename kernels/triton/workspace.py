@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fused_lwlr.kernels.constants import WINDOW
 from fused_lwlr.kernels.control import STEP_STATISTICS
 from fused_lwlr.kernels.triton.image import Image
-
-WINDOW = 16 << 20
-"""Bytes of rows that wait for their updates; of an L2 of 40 MB and up twice as much is counted on."""
 
 
 class Workspace:

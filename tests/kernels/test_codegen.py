@@ -1,4 +1,4 @@
-"""Machine code, compiled without a GPU: nothing spilled, and only 128-bit accesses where a tile is full."""
+"""Machine code, compiled without a GPU: what the launch constants count on, for every kernel and target."""
 
 import json
 import os
@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import triton
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "codegen.py"
+from bench.codegen import HEAD, line
+from fused_lwlr.kernels import constants
+
+ROOT = Path(__file__).parents[2]
+VERSION = ".".join(triton.__version__.split(".")[:2])
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 # columns that the main path loads and stores: of a queue, those of norm items (of a direction they load the gradient
 # for its own norm and for the direction's), of a sum of the weights where it is not carried, and of update items
@@ -32,46 +37,90 @@ HALF_ONLY = {
     "adamw, master": (2, 1),
 }
 WIDE = {"adamw, master": 3}
+# bytes of a thread that ptxas keeps in memory, to fit another program on a multiprocessor: scalars outside of the loops
+SPILLED = {
+    "3.9": {
+        "sm_80": {
+            ("sgd momentum, ELR", "fp32"): 8, ("sgd momentum, all", "fp32"): 16, ("adamw, ELR", "fp32"): 8,
+            ("adamw, all", "fp32"): 8, ("sgd momentum, all", "bf16"): 16, ("sgd momentum, noise", "bf16"): 8,
+            ("sgd momentum, noise", "fp16"): 8,
+        },
+        "sm_90": {},
+        "sm_100": {},
+        "gfx942": {},
+    },
+    "3.6": {"sm_90": {}},
+}  # fmt: skip
+# fewer programs than the constants count on: exactly so many; ptxas takes more registers for what triton 3.6 hands it
+RESIDENT = {
+    "3.9": {("adamw, noise", "fp16", "sm_90"): 2},
+    "3.6": {
+        ("sgd momentum", "fp16", "sm_90"): 10, ("sgd momentum, all", "fp32", "sm_90"): 5,
+        ("sgd momentum, all", "bf16", "sm_90"): 5, ("sgd momentum, all", "fp16", "sm_90"): 5,
+        ("sgd momentum, noise", "fp16", "sm_90"): 5, ("adamw, ELR", "fp32", "sm_90"): 3,
+        ("adamw, ELR", "bf16", "sm_90"): 3, ("adamw, ELR", "fp16", "sm_90"): 3,
+        ("adamw, noise", "fp16", "sm_90"): 2, ("totals", "fp32", "sm_90"): 6, ("totals", "bf16", "sm_90"): 5,
+        ("totals", "fp16", "sm_90"): 5,
+    },
+}  # fmt: skip
+# all dtypes for those that users have most; elsewhere the dtype that every variant is launched for
+SELECTED = {"3.9": ["sm_80", "sm_90", "sm_100:bf16", "gfx942:bf16"], "3.6": ["sm_90"]}
 
 
 def lines(*command):
     """What a script prints; compiling and interpreting exclude each other within one process."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "0"}
-    result = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False)
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "0", "PYTHONPATH": path}
+    result = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
 
 
-@pytest.fixture(scope="module")
-def reports():
-    return [json.loads(line) for line in lines(SCRIPT, "--json", "sm_80", "sm_90")]
+def problems(found):
+    """What is wrong with the code of one kernel."""
+    kernel, dtype, target = found["kernel"], found["dtype"], found["target"]
+    vectors, wide = (found["block"] * size // (constants.THREADS * 16) for size in (ITEMSIZE[dtype], 4))
+    more = WIDE.get(kernel, 0) * wide
+    for key, columns in zip(("loads", "stores"), {**COLUMNS, **FULL_ONLY, **HALF_ONLY}[kernel], strict=True):
+        expected, actual = columns * vectors + more, found[key].get("128", 0)
+        # on AMD numbers of a table that lie next to one another are moved together too
+        if actual < expected or (actual > expected and target != "gfx942"):
+            yield f"{actual} {key} of 128 bits, not {expected}"
+    allowed = SPILLED[VERSION][target].get((kernel, dtype), 0)
+    if found["spilled"] != allowed:
+        yield f"{found['spilled']} bytes spilled, not {allowed}"
+    least = RESIDENT[VERSION].get((kernel, dtype, target), constants.LEAST_RESIDENT[found["kind"]])
+    if found["resident"] < least:
+        yield f"{found['registers']} registers: {found['resident']} programs on a multiprocessor, not {least}"
+    if found["divisions"]:
+        yield f"{found['divisions']} divisions of 64 bits"
 
 
-def test_every_variant_was_compiled(reports):
-    for dtype in ITEMSIZE:
-        names = {*COLUMNS, *(HALF_ONLY if dtype != "fp32" else FULL_ONLY)}
-        for target in ("sm_80", "sm_90"):
-            assert {r["kernel"] for r in reports if (r["dtype"], r["target"]) == (dtype, target)} == names
-
-
-def test_nothing_spills(reports):
-    # for sm_80 ptxas keeps a few scalars of the queue in memory, to fit another block on a multiprocessor: 8 bytes
-    # with triton 3.9, up to 24 with 3.6
-    scalars = {
-        name
-        for name in (*COLUMNS, *HALF_ONLY, *FULL_ONLY)
-        if name.endswith((", ELR", ", all", ", balanced", ", noise"))
+@pytest.mark.skipif(VERSION not in SELECTED, reason=f"what triton {VERSION} spills was not looked at")
+@pytest.mark.parametrize("selected", SELECTED.get(VERSION, []))
+def test_machine_code(selected):
+    """128-bit accesses where a tile is full, nothing spilled but what is known, few registers, no long division."""
+    reports = [json.loads(line) for line in lines("-m", "bench.codegen", "--json", selected)]
+    dtypes = selected.partition(":")[2].split(",") if ":" in selected else ITEMSIZE
+    expected = {
+        (name, dtype) for dtype in dtypes for name in (*COLUMNS, *(HALF_ONLY if dtype != "fp32" else FULL_ONLY))
     }
-    assert [r for r in reports if r["spilled"] > 24 * (r["target"] == "sm_80" and r["kernel"] in scalars)] == []
+    assert {(r["kernel"], r["dtype"]) for r in reports} == expected
+    print("\n".join((HEAD, *map(line, reports))))
+    assert [(r["kernel"], r["dtype"], problem) for r in reports for problem in problems(r)] == []
 
 
-def test_full_tiles_move_128_bits_at_a_time(reports):
-    for r in reports:
-        vectors, wide = (r["block"] * size // (32 * r["warps"] * 16) for size in (ITEMSIZE[r["dtype"]], 4))
-        loads, stores = {**COLUMNS, **HALF_ONLY, **FULL_ONLY}[r["kernel"]]
-        more = WIDE.get(r["kernel"], 0) * wide
-        assert r["loads"]["128"] == loads * vectors + more, r
-        assert r["stores"].get("128", 0) == stores * vectors + more, r
+def test_what_is_looked_for_is_found():
+    """Of a kernel with narrow accesses, a long division and many live values; spills are known of the kernels."""
+    found = [json.loads(line) for line in lines(Path(__file__).with_name("bad_code.py"))]
+    assert [r["target"] for r in found] == ["sm_90", "gfx942"]
+    for r in found:
+        assert "128" not in r["loads"]
+        assert "128" not in r["stores"]
+        assert r["divisions"] == 1
+        assert r["resident"] <= 4
 
 
 def test_launches_bind_and_compile():

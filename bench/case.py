@@ -1,0 +1,217 @@
+"""One case of the throughput bench: contestants that take turns, and what came out for each.
+
+They are alive together; each has weights of its own, gradients are shared by those that leave them as they are. Where
+memory is short they come in batches, with torch's fused step and our plain one in every batch.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.clock import Clock
+from bench.contestants import Contestant, Named
+from bench.gate import parameters
+from bench.parameter_sets import Shapes, numel
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+LR = 1e-4
+COLUMNS = {"sgd": 3, "adamw": 4, "statistics": 2}
+"""Weights, gradients and state of a rule."""
+TEMPORARY = 3
+"""Columns that a step of torch's multi-tensor calls needs for a while."""
+FEWEST = 5
+"""Rounds after which a case may run out of time."""
+
+
+class Case(NamedTuple):
+    """What is compared with one another."""
+
+    name: str
+    shapes: Shapes
+    dtype: str
+    rule: str
+
+
+class Options(NamedTuple):
+    """What else is done in a case.
+
+    Attributes:
+        profile: whether kernels are counted by the profiler.
+        captured: methods of which a graph is made.
+    """
+
+    profile: bool
+    captured: tuple[str, ...]
+
+
+class Entry:
+    """One contestant of a case, ready to step."""
+
+    def __init__(self, contestant: Contestant, case: Case, grads: Sequence[Tensor], clock: Clock):
+        self.contestant = contestant
+        self._clock = clock
+        self._kept = grads
+        self.named: Named = parameters(case.shapes, DTYPES[case.dtype], clock.device)
+        for (_, param), grad in zip(self.named, grads, strict=True):
+            param.grad = grad.clone() if contestant.mutates else grad
+        self.peak = 0
+        self.replay: Any = None
+        self.optimizer = self._made(capturable=False)
+        self.samples: dict[str, list[float]] = {}
+
+    def _made(self, *, capturable: bool) -> Any:
+        def warm() -> Any:
+            made = self.contestant.build(self.named, LR, capturable)
+            for _ in range(3):
+                made.step()
+            return made
+
+        optimizer, peak = self._clock.peak_bytes(warm)
+        self.peak = max(self.peak, peak)
+        return optimizer
+
+    def restore(self) -> None:
+        """Undo what a step did to the gradients; not timed."""
+        if self.contestant.mutates:
+            grads: list[Any] = [param.grad for _, param in self.named]
+            torch._foreach_copy_(grads, list(self._kept))
+
+    def sample(self) -> None:
+        """Take one sample of everything but graphs."""
+        self.restore()
+        host, wall = self._clock.wall_seconds(self.optimizer.step)
+        self._add(host=host, wall=wall)
+        for name, flush in (("cold", True), ("warm", False)):
+            self.restore()
+            self._add(**{name: self._clock.device_seconds(self.optimizer.step, flush=flush, host=host)})
+
+    def capture(self) -> None:
+        """Take a graph of a step, instead of what was there."""
+        self.optimizer = None
+        # where a graph reads and writes, it must be alive: the optimizer is kept beside it
+        self.optimizer = self._made(capturable=self._clock.graphs)
+        self.replay = self._clock.graph(self.optimizer.step)
+
+    def sample_replay(self) -> None:
+        """Take one sample of a replay."""
+        self.restore()
+        _, wall = self._clock.wall_seconds(self.replay)
+        self._add(replay_wall=wall, replay=self._clock.device_seconds(self.replay, flush=True, host=20e-6))
+
+    def _add(self, **seconds: float) -> None:
+        for name, value in seconds.items():
+            self.samples.setdefault(name, []).append(value)
+
+
+def counted(entry: Entry) -> tuple[float, float] | None:
+    """Bytes of a parameter, and those read again from L2, of one step of ours by the launcher; None elsewhere."""
+    if entry.contestant.who != "ours" or not entry.named[0][1].is_cuda:
+        return None
+    from fused_lwlr.kernels.triton import counters
+
+    counters.reset()
+    entry.optimizer.step()
+    count = sum(param.numel() for _, param in entry.named)
+    return counters.bytes / count, counters.cached / count
+
+
+def batches(case: Case, entrants: Sequence[Contestant], free: int) -> Iterator[list[Contestant]]:
+    """As many contestants at a time as fit into memory, with the first two in every batch."""
+    column = numel(case.shapes) * DTYPES[case.dtype].itemsize
+    # gradients and what is there for a while are needed once; a contestant may have gradients of its own
+    room = 0.85 * free - (1 + TEMPORARY) * column
+    most = max(3, int(room // (COLUMNS[case.rule] * column)))
+    if most >= len(entrants):
+        yield list(entrants)
+        return
+    baselines, others = list(entrants[:2]), list(entrants[2:])
+    for at in range(0, len(others), most - 2):
+        yield baselines + others[at : at + most - 2]
+
+
+def run_case(
+    case: Case, entrants: Sequence[Contestant], clock: Clock, deadline: float, rounds: int, options: "Options"
+) -> list[dict[str, Any]]:
+    """One row for each contestant: medians in seconds and their spreads, or why it was not timed."""
+    groups = list(batches(case, entrants, clock.free_bytes()))
+    rows: dict[str, dict[str, Any]] = {}
+    for turn, batch in enumerate(groups):
+        now = time.monotonic()
+        end = now + max(deadline - now, 0.0) / (len(groups) - turn)
+        # in a function of its own, so that nothing of a batch is left when the next is made
+        for row in _run_batch(case, batch, clock, end, rounds, options):
+            rows.setdefault(f"{row['method']} {row['who']}", row)
+    return list(rows.values())
+
+
+def _run_batch(
+    case: Case, batch: Sequence[Contestant], clock: Clock, end: float, rounds: int, options: "Options"
+) -> list[dict[str, Any]]:
+    torch.manual_seed(0)
+    grads = [param.grad for _, param in parameters(case.shapes, DTYPES[case.dtype], clock.device)]
+    entries: list[Entry] = []
+    late: list[Contestant] = []
+    for contestant in batch:
+        # the two that all are compared with in any case
+        if time.monotonic() > end and len(entries) >= 2:
+            late.append(contestant)
+        else:
+            entries.append(Entry(contestant, case, [g for g in grads if g is not None], clock))
+    # of the time that is left, two thirds for steps and one for replays
+    now = time.monotonic()
+    _rounds(entries, Entry.sample, rounds, now + (end - now) * 2 / 3)
+    extras = [(clock.launches(e.optimizer.step) if options.profile else None, counted(e)) for e in entries]
+    captured = [e for e in entries if e.contestant.graph and e.contestant.method in options.captured]
+    for at, entry in enumerate(captured):
+        if time.monotonic() < end or at < 2:
+            entry.capture()
+    _rounds([e for e in captured if e.replay is not None], Entry.sample_replay, rounds, end)
+    found = [
+        {**_head(case, entry.contestant), **_row(case, entry, *extra)}
+        for entry, extra in zip(entries, extras, strict=True)
+    ]
+    for row in found:
+        # of the same batch, so that what drifts between batches drops out
+        row["of_first"] = row["wall"] / found[0]["wall"]
+    return found + [{**_head(case, contestant), "skipped": "no time left"} for contestant in late]
+
+
+def _rounds(entries: Sequence[Entry], sample: Any, rounds: int, end: float) -> None:
+    for turn in range(rounds):
+        if turn >= FEWEST and time.monotonic() > end:
+            return
+        for entry in entries:
+            sample(entry)
+
+
+def _head(case: Case, contestant: Contestant) -> dict[str, Any]:
+    return {
+        "set": case.name, "tensors": len(case.shapes), "numel": numel(case.shapes), "dtype": case.dtype,
+        "rule": contestant.rule, "method": contestant.method, "who": contestant.who,
+    }  # fmt: skip
+
+
+def _row(
+    case: Case, entry: Entry, launches: dict[str, int] | None, counted: tuple[float, float] | None
+) -> dict[str, Any]:
+    itemsize = DTYPES[case.dtype].itemsize
+    passes = entry.contestant.passes
+    moved = counted[0] if counted is not None else None if passes is None else passes * itemsize
+    row: dict[str, Any] = {"rounds": len(entry.samples["wall"])}
+    for name, values in entry.samples.items():
+        row[name] = statistics.median(values)
+        low, _, high = statistics.quantiles(values, n=4)
+        row[f"{name}_spread"] = (high - low) / row[name]
+    row |= {
+        "bytes_per_parameter": moved,
+        "bytes_counted": counted is not None,
+        "cached_per_parameter": counted[1] if counted is not None else None,
+        "bytes_per_second": None if moved is None else moved * numel(case.shapes) / row["cold"],
+        "launches": launches,
+        "peak_bytes_per_parameter": entry.peak / numel(case.shapes),
+    }
+    return row

@@ -1,0 +1,191 @@
+"""What the throughput bench asks of a device. `CpuClock` answers on any machine, so that the bench can be run."""
+
+import gc
+import json
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+Call = Callable[[], Any]
+
+
+class Clock(Protocol):
+    """Times calls on one device. Seconds; each call is one sample."""
+
+    device: torch.device
+    timed: str
+    """What `device_seconds` is the time of."""
+    graphs: bool
+    """Whether `graph` captures, for which optimizers have to be made `capturable`."""
+
+    def facts(self) -> dict[str, Any]:
+        """Name and sizes of the device."""
+
+    def wall_seconds(self, call: Call) -> tuple[float, float]:
+        """Until the call returns, and until the device is done; idle before."""
+
+    def device_seconds(self, call: Call, *, flush: bool, host: float) -> float:
+        """Between the first and the last kernel of a call, L2 flushed before or not; `host` is its time on the host."""
+
+    def graph(self, call: Call) -> Call:
+        """What replays a call that was captured once."""
+
+    def launches(self, call: Call) -> dict[str, int]:
+        """Kernels and copies of a call."""
+
+    def peak_bytes(self, call: Call) -> tuple[Any, int]:
+        """What a call returns, and the memory that it takes at most beyond what was taken before."""
+
+    def free_bytes(self) -> int:
+        """Memory that is left."""
+
+
+class CudaClock:
+    """Events, graphs and the profiler of a GPU."""
+
+    timed = "GPU time by events"
+    graphs = True
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda")
+        self._properties = torch.cuda.get_device_properties(self.device)
+        self._flushed = torch.empty(2 * self._properties.L2_cache_size, dtype=torch.uint8, device=self.device)
+        start, end = self._events()
+        self._sleep(10**6)
+        start.record()
+        self._sleep(10**7)
+        end.record()
+        torch.cuda.synchronize()
+        self._cycles_per_second = 10**7 / (start.elapsed_time(end) * 1e-3)
+
+    @staticmethod
+    def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    @staticmethod
+    def _sleep(cycles: int) -> None:
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call,unused-ignore]
+
+    def facts(self) -> dict[str, Any]:
+        properties = self._properties
+        return {
+            "device": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda or torch.version.hip,
+        }
+
+    def wall_seconds(self, call: Call) -> tuple[float, float]:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        returned = time.perf_counter()
+        torch.cuda.synchronize()
+        return returned - start, time.perf_counter() - start
+
+    def device_seconds(self, call: Call, *, flush: bool, host: float) -> float:
+        start, end = self._events()
+        torch.cuda.synchronize()
+        if flush:
+            self._flushed.zero_()
+        # the host runs ahead while the device waits: no gaps between kernels, unless the call itself waits
+        self._sleep(int(min(2 * host + 100e-6, 0.2) * self._cycles_per_second))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e-3
+
+    def graph(self, call: Call) -> Call:
+        # steps before the capture, and the first replay, make what is made once
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        graph.replay()
+        torch.cuda.synchronize()
+        return graph.replay
+
+    def launches(self, call: Call) -> dict[str, int]:
+        torch.cuda.synchronize()
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities) as profiler:
+            call()
+            torch.cuda.synchronize()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(path))
+            events = json.loads(path.read_text())["traceEvents"]
+        kinds = Counter(event.get("cat") for event in events)
+        return {"kernels": kinds["kernel"], "copies": kinds["gpu_memcpy"] + kinds["gpu_memset"]}
+
+    def peak_bytes(self, call: Call) -> tuple[Any, int]:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = call()
+        torch.cuda.synchronize()
+        return result, torch.cuda.max_memory_allocated() - before
+
+    def free_bytes(self) -> int:
+        # graphs and their memory may be in reference cycles
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+
+class CpuClock:
+    """The clock of the host in place of the device's: for a look at the bench itself, not at speed."""
+
+    timed = "host clock"
+    graphs = False
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def facts(self) -> dict[str, Any]:
+        return {"device": "CPU"}
+
+    def wall_seconds(self, call: Call) -> tuple[float, float]:
+        start = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - start
+        return seconds, seconds
+
+    def device_seconds(self, call: Call, *, flush: bool, host: float) -> float:
+        return self.wall_seconds(call)[0]
+
+    def graph(self, call: Call) -> Call:
+        return call
+
+    def launches(self, call: Call) -> dict[str, int]:
+        call()
+        return {"kernels": 0, "copies": 0}
+
+    def peak_bytes(self, call: Call) -> tuple[Any, int]:
+        return call(), 0
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
+
+def copy_bandwidth(clock: Clock, size: int) -> float:
+    """Bytes read and written a second by a copy from one buffer to another, the median of ten."""
+    source = torch.zeros(size, dtype=torch.uint8, device=clock.device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    seconds = [clock.device_seconds(lambda: target.copy_(source), flush=True, host=0.0) for _ in range(10)]
+    return 2 * size / statistics.median(seconds)

@@ -1,0 +1,56 @@
+"""Results as figures."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+SHOWN = (("multipliers", "ours"), ("plain", "torch fused"), ("plain", "torch foreach"))
+
+
+def throughput(gpu: dict[str, Any], path: Path) -> None:
+    """Percent of copy bandwidth that steps reach, by parameter set; those that fit into L2 may pass 100."""
+    rows = [row for row in gpu["rows"] if "skipped" not in row and row["dtype"] == "fp32"]
+    bandwidth = max(gpu["copy_bytes_per_second"])
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4), sharey=True, layout="constrained")
+    for axis, rule in zip(axes, ("sgd", "adamw"), strict=True):
+        sets = list(dict.fromkeys(row["set"] for row in rows if row["rule"] == rule))
+        for at, (method, who) in enumerate(SHOWN):
+            found = {r["set"]: r for r in rows if (r["rule"], r["method"], r["who"]) == (rule, method, who)}
+            bars = [(i, found[name]) for i, name in enumerate(sets) if name in found]
+            bars = [(i, row) for i, row in bars if row["bytes_per_second"] is not None]
+            heights = [100 * row["bytes_per_second"] / bandwidth for _, row in bars]
+            axis.bar([i + 0.27 * (at - 1) for i, _ in bars], heights, 0.25, label=f"{method}, {who}")
+        axis.axhline(100, color="grey", linewidth=0.8)
+        axis.set_xticks(range(len(sets)), sets, rotation=25, ha="right")
+        axis.set_title(f"{rule}, float32, L2 flushed")
+    axes[0].set_ylabel("% of copy bandwidth")
+    axes[0].legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def scaling(rows: list[dict[str, Any]], path: Path) -> None:
+    """Host time and bytes of tables, against tensors and parameters; dotted lines are linear growth."""
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    for column, over in enumerate(("tensors", "parameters")):
+        for name in dict.fromkeys(row["scaling"] for row in rows):
+            found = [row for row in rows if (row["over"], row["scaling"]) == (over, name)]
+            counts = [row["n"] for row in found]
+            times, memory = axes[:, column]
+            times.loglog(counts, [row["first"] * 1e3 for row in found], "--", label=f"{name}, first step")
+            times.loglog(counts, [row["step"] * 1e3 for row in found], label=f"{name}, later steps")
+            memory.loglog(counts, [row["table_bytes"] / 1e3 for row in found], label=name)
+        last = next(row for row in reversed(rows) if row["over"] == over)
+        for axis, key, unit in ((times, "step", 1e3), (memory, "table_bytes", 1e-3)):
+            end = last[key] * unit
+            axis.loglog([last["n"] / 100, last["n"]], [end / 100, end], ":", color="grey")
+            axis.legend()
+        memory.set_xlabel(over)
+    axes[0, 0].set_ylabel("host time of a step, ms")
+    axes[1, 0].set_ylabel("tables on the device, kB")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,69 @@
+"""What is timed must be right first: two steps of a contestant beside the float64 reference."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench import reference
+from bench.contestants import Contestant, Named
+
+# above any block, below one, of one element, and of no multiple of a vector
+SHAPES = [(70, 65), (7,), (1,), (3, 5, 3, 3), (128, 8)]
+LR = {"sgd": 0.1, "adamw": 0.05}
+# of a weight below 2: rounding of the few operations of two steps; half precision also rounds what is stored
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4 * 2**-7, torch.float16: 4 * 2**-10}
+
+
+def parameters(shapes: Any, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> Named:
+    """Named parameters in [-1, 1] with gradients in [-scale, scale]."""
+    named = []
+    for i, shape in enumerate(shapes):
+        param = nn.Parameter(torch.rand(shape, dtype=dtype, device=device) * 2 - 1)
+        param.grad = (torch.rand(shape, dtype=dtype, device=device) * 2 - 1) * scale
+        named.append((f"layer{i}.weight", param))
+    return named
+
+
+def error_of(contestant: Contestant, dtype: torch.dtype, device: torch.device) -> float:
+    """The largest absolute difference of a weight from the reference after two steps; of statistics, relative."""
+    torch.manual_seed(0)
+    named = parameters(SHAPES, dtype, device)
+    grads = [param.grad.clone() for _, param in named if param.grad is not None]
+    wide = [grad.double() for grad in grads]
+    weights = [param.detach().double() for _, param in named]
+    lr = LR.get(contestant.rule, 0.0)
+    optimizer = contestant.build(named, lr, False)
+    if contestant.rule == "statistics":
+        return _statistics_error(optimizer.step(), weights, wide)
+    state: list[dict[str, Tensor]] = [{} for _ in weights]
+    for _ in range(2):
+        for (_, param), grad in zip(named, grads, strict=True):
+            param.grad = grad.clone()
+        optimizer.step()
+        reference.step(contestant.rule, contestant.method, lr, weights, wide, state)
+    return max(float((p.detach().double() - w).abs().max()) for (_, p), w in zip(named, weights, strict=True))
+
+
+def _statistics_error(found: Tensor, weights: list[Tensor], grads: list[Tensor]) -> float:
+    """Of Σ|g|, ‖g‖, max|g|, ‖w‖, which both contestants find."""
+    expected = torch.stack([torch.stack([g.abs().sum(), g.norm(), g.abs().max()]) for g in grads])
+    expected = torch.cat((expected, torch.stack([w.norm() for w in weights])[:, None]), dim=1)
+    if found.shape[-1] == 6:
+        found = torch.stack((found[:, 0], found[:, 1].sqrt(), found[:, 2], found[:, 3].sqrt()), dim=1)
+    else:
+        found = found.T
+    return float(((found.double() - expected) / expected).abs().max())
+
+
+def refusal(contestant: Contestant, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why a contestant is not timed: it fails, or is wrong; None if it is right."""
+    try:
+        error = error_of(contestant, dtype, device)
+    except Exception as raised:
+        if contestant.who == "ours" or contestant.who.startswith("torch "):
+            raise
+        # another library's, of a version that nobody tried: said in the report
+        return f"fails: {type(raised).__name__}: {raised}".splitlines()[0]
+    # not above, and not NaN
+    return None if error <= TOLERANCE[dtype] else f"wrong by {error:.1e}, more than {TOLERANCE[dtype]:.1e}"

@@ -1,0 +1,112 @@
+"""Host time of `step()`: everything but the kernel, which is replaced by nothing.
+
+    python -m bench.host [--json]
+
+Same tiny tensors, one thread, ours and torch.optim's in turns; runs on any machine. The rate is changed before every
+step, as by a scheduler. A step with a rate for every tensor needs as many param groups in torch.optim, and multipliers
+in ours.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from bench.without_launch import without_launch  # isort: skip
+
+import fused_lwlr
+
+ROUNDS, STEPS = 15, 20
+COUNTS = (16, 161, 2000)
+OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}, "AdamW": {"lr": 1e-3}}
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "ELR": {"scaling": fused_lwlr.ELR(0.01, select="*")},
+    "LARS": {"scaling": fused_lwlr.LARS(select="*")},
+}
+COLUMNS = (*OURS, "fused", "groups")
+"""Ours with a multiplier for every tensor, alone and with two scalings; torch's fused, and with a group for each."""
+
+Named = list[tuple[str, torch.nn.Parameter]]
+
+
+def parameters(count: int) -> Named:
+    """Named parameters of eight elements each, with gradients."""
+    named = [(f"layer{i}", torch.nn.Parameter(torch.randn(8))) for i in range(count)]
+    for _, param in named:
+        param.grad = torch.randn(8)
+    return named
+
+
+def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer]:
+    """One optimizer for each of `COLUMNS`."""
+    options = OPTIONS[name]
+    made: dict[str, torch.optim.Optimizer] = {}
+    for who, more in OURS.items():
+        named = parameters(count)
+        multipliers = {layer: 0.5 for layer, _ in named}
+        cls = getattr(fused_lwlr, name)
+        made[who] = cls(named, multipliers=multipliers, backend="triton", **more, **options)
+    cls = getattr(torch.optim, name)
+    made["fused"] = cls([param for _, param in parameters(count)], fused=True, **options)
+    groups = [{"params": [param], "lr": options["lr"] * 0.5} for _, param in parameters(count)]
+    made["groups"] = cls(groups, fused=True, **options)
+    return made
+
+
+def seconds(optimizer: torch.optim.Optimizer, reallocate: bool, steps: int = STEPS) -> float:
+    """Time of one step, the mean of a few, with the rate changed and gradients set anew before each."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    total = 0.0
+    for _ in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.999
+        if reallocate:
+            for param in params:
+                param.grad = torch.zeros_like(param)
+        start = time.perf_counter()
+        optimizer.step()
+        total += time.perf_counter() - start
+    return total / steps
+
+
+def rows(counts: tuple[int, ...] = COUNTS, rounds: int = ROUNDS, steps: int = STEPS) -> Iterator[dict[str, Any]]:
+    """Medians over rounds for each optimizer, number of tensors, and kind of gradients."""
+    for name in OPTIONS:
+        for count in counts:
+            for reallocate in (False, True):
+                optimizers = contestants(name, count)
+                timed: dict[str, list[float]] = {who: [] for who in optimizers}
+                for _ in range(rounds):
+                    for who, optimizer in optimizers.items():
+                        timed[who].append(seconds(optimizer, reallocate, steps))
+                medians = {who: statistics.median(values) for who, values in timed.items()}
+                yield {"optimizer": name, "tensors": count, "gradients": "new" if reallocate else "kept", **medians}
+
+
+def main() -> None:
+    """Print every row as soon as it is there."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if not options.json:
+        print(f"torch {torch.__version__}, one thread; µs per step; ratio of ours to fused")
+        print(f"{'':5} {'tensors':>7} {'gradients':>9}", *(f"{who:>7}" for who in COLUMNS), f"{'ratio':>6}")
+    with without_launch():
+        for row in rows(rounds=5 if options.quick else ROUNDS, steps=5 if options.quick else STEPS):
+            if options.json:
+                print(json.dumps(row), flush=True)
+                continue
+            times = " ".join(f"{row[who] * 1e6:7.0f}" for who in COLUMNS)
+            ratio = row["ours"] / row["fused"]
+            print(f"{row['optimizer']:5} {row['tensors']:7} {row['gradients']:>9} {times} {ratio:6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

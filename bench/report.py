@@ -1,0 +1,98 @@
+"""Results as Markdown."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from bench.codegen import HEAD, line
+from bench.targets import judge
+
+STEP_HEAD = (
+    "step", "whose", "GPU µs, L2 flushed", "not flushed", "± %", "replay µs", "host µs", "whole step µs",
+    "kernels (copies)", "bytes a parameter", "GB/s", "% of copy", "peak bytes a parameter",
+)  # fmt: skip
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The whole report; what was skipped is said first, and again where it would stand."""
+    about = results["about"]
+    lines = ["# Bench", ""]
+    lines += [f"- {name}: {value}" for name, value in about.items()]
+    lines += [f"- skipped: {what}: {why}" for what, why in results["skipped"].items()]
+    lines += ["", "## Targets", ""]
+    lines += _table(("target", "bound", "worst found", ""), judge(results))
+    if results.get("gpu"):
+        lines += _gpu(results["gpu"])
+    if results.get("host"):
+        lines += ["", "## Host time of a step, launch left out", ""]
+        columns = [key for key in results["host"][0] if key not in ("optimizer", "tensors", "gradients")]
+        head = ("optimizer", "tensors", "gradients", *(f"{who} µs" for who in columns), "ours / fused")
+        rows = (
+            (row["optimizer"], row["tensors"], row["gradients"], *(f"{row[who] * 1e6:.0f}" for who in columns),
+             f"{row['ours'] / row['fused']:.2f}")
+            for row in results["host"]
+        )  # fmt: skip
+        lines += _table(head, rows)
+    if results.get("traffic"):
+        lines += ["", "## Bytes and launches", ""]
+        head = ("step", "dtype", "memory", "floor", "ratio", "again, from L2", "launches")
+        rows = (
+            (r["step"], r["dtype"], f"{r['memory']:g}", f"{r['floor']:g}", f"{r['memory'] / r['floor']:.2f}",
+             f"{r['again']:g}", r["launches"])
+            for r in results["traffic"]
+        )  # fmt: skip
+        lines += _table(head, rows)
+    if results.get("scaling"):
+        lines += ["", "## Scaling", ""]
+        head = ("over", "scaling", "n", "first step ms", "later steps ms", "tables kB")
+        rows = (
+            (r["over"], r["scaling"], f"{r['n']:,}", f"{r['first'] * 1e3:.2f}", f"{r['step'] * 1e3:.3f}",
+             f"{r['table_bytes'] / 1e3:,.1f}")
+            for r in results["scaling"]
+        )  # fmt: skip
+        lines += _table(head, rows)
+    if results.get("codegen"):
+        lines += ["", "## Code generation", "", "```", HEAD, *map(line, results["codegen"]), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
+    first, last = (value / 1e9 for value in (gpu["copy_bytes_per_second"] * 2)[:2])
+    yield from ("", "## Steps", "")
+    yield f"Medians of rounds in which all take turns; {gpu['timed']}, ± the range of the middle half. Copy bandwidth "
+    yield f"of the same run: {first:.0f} GB/s before, {last:.0f} after. Bytes of ours are counted, those of others by "
+    yield "what the implementation does."
+    for name, why in {**gpu["refused"], **gpu["absent"]}.items():
+        yield f"- not timed: {name}: {why}"
+    for name in gpu["no_time"]:
+        yield f"- no time left: {name}"
+    bandwidth = max(gpu["copy_bytes_per_second"])
+    cases = dict.fromkeys((row["set"], row["dtype"], row["rule"]) for row in gpu["rows"])
+    for name, dtype, rule in cases:
+        rows = [row for row in gpu["rows"] if (row["set"], row["dtype"], row["rule"]) == (name, dtype, rule)]
+        yield from ("", f"### {name}, {dtype}, {rule}: {rows[0]['tensors']:,} tensors, {rows[0]['numel']:,}", "")
+        first = rows[0]
+        head = (*STEP_HEAD, f"whole step / {first['method']} {first['who']}")
+        yield from _table(head, (_cells(row, bandwidth) for row in rows))
+
+
+def _cells(row: dict[str, Any], bandwidth: float) -> tuple[str, ...]:
+    if "skipped" in row:
+        return row["method"], row["who"], row["skipped"], *[""] * (len(STEP_HEAD) - 2)
+    speed, launches = row["bytes_per_second"], row["launches"]
+    return (
+        row["method"], row["who"], f"{row['cold'] * 1e6:.1f}", f"{row['warm'] * 1e6:.1f}",
+        f"{100 * row['cold_spread'] / 2:.1f}", f"{row['replay'] * 1e6:.1f}" if "replay" in row else "",
+        f"{row['host'] * 1e6:.0f}", f"{row['wall'] * 1e6:.0f}",
+        f"{launches['kernels']} ({launches['copies']})" if launches else "",
+        "" if row["bytes_per_parameter"] is None else f"{row['bytes_per_parameter']:.2f}",
+        "" if speed is None else f"{speed / 1e9:.0f}", "" if speed is None else f"{100 * speed / bandwidth:.1f}",
+        f"{row['peak_bytes_per_parameter']:.2f}", f"{row['of_first']:.2f}",
+    )  # fmt: skip
+
+
+def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    head = tuple(head)
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(map(str, row))} |"

@@ -1,0 +1,161 @@
+"""What was aimed at, beside what was measured: met, missed with its figure, or not measured."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+LARGE, NETWORKS = 100_000_000, ("ResNet-50", "ViT-S/16")
+ONE_LAUNCH = ("ELR", "LARS", "LARC", "NG")
+Found = Iterator[tuple[str, float]]
+
+
+class Target(NamedTuple):
+    """One bound.
+
+    Attributes:
+        what: what is bounded.
+        limit: the bound.
+        least: whether values must be at least that, not at most.
+        values: results -> labelled values, of which the worst counts.
+    """
+
+    what: str
+    limit: float
+    least: bool
+    values: Callable[[dict[str, Any]], Found]
+
+
+class Judged(NamedTuple):
+    """A target and what became of it."""
+
+    what: str
+    limit: str
+    found: str
+    verdict: str
+
+
+def _gpu(results: dict[str, Any]) -> list[dict[str, Any]]:
+    gpu = results.get("gpu") or {}
+    return [row for row in gpu.get("rows", ()) if "skipped" not in row]
+
+
+def _bandwidth(results: dict[str, Any]) -> float:
+    copies: list[float] = results["gpu"]["copy_bytes_per_second"]
+    return max(copies)
+
+
+def _ratios(
+    rule: str, method: str, to: tuple[str, str], key: str, where: Callable[[dict[str, Any]], bool]
+) -> Callable[[dict[str, Any]], Found]:
+    """Of our step to another's (its method, its name), wherever both were timed."""
+
+    def values(results: dict[str, Any]) -> Found:
+        rows = _gpu(results)
+        others = {
+            (row["set"], row["dtype"]): row for row in rows if (row["rule"], row["method"], row["who"]) == (rule, *to)
+        }
+        for row in rows:
+            other = others.get((row["set"], row["dtype"]))
+            if (row["rule"], row["method"], row["who"]) != (rule, method, "ours") or not where(row) or other is None:
+                continue
+            if key in row and key in other:
+                yield f"{row['set']} {row['dtype']} {method}", row[key] / other[key]
+
+    return values
+
+
+def _speedups(*arguments: Any) -> Callable[[dict[str, Any]], Found]:
+    ratios = _ratios(*arguments)
+    return lambda results: ((label, 1 / value) for label, value in ratios(results))
+
+
+def _together(parts: Iterable[Callable[[dict[str, Any]], Found]]) -> Callable[[dict[str, Any]], Found]:
+    found = list(parts)
+    return lambda results: (pair for part in found for pair in part(results))
+
+
+def _large(row: dict[str, Any]) -> bool:
+    return bool(row["numel"] >= LARGE)
+
+
+def _real(row: dict[str, Any]) -> bool:
+    return not row["set"].startswith(("2,000", "one of"))
+
+
+def _network(row: dict[str, Any]) -> bool:
+    return row["set"] in NETWORKS
+
+
+def _tiny(row: dict[str, Any]) -> bool:
+    return bool(row["set"].startswith("2,000"))
+
+
+def _of_copy(results: dict[str, Any]) -> Found:
+    for row in _gpu(results):
+        counted = row["bytes_per_second"] is not None
+        if row["method"] == "multipliers" and row["who"] == "ours" and _large(row) and counted:
+            yield f"{row['set']} {row['dtype']} {row['rule']}", row["bytes_per_second"] / _bandwidth(results)
+
+
+def _statistics(results: dict[str, Any]) -> Found:
+    for row in _gpu(results):
+        counted = row["bytes_per_parameter"] is not None
+        if (row["rule"], row["who"]) == ("statistics", "ours") and _real(row) and counted:
+            read = row["bytes_per_parameter"] * row["numel"] / _bandwidth(results)
+            yield f"{row['set']} {row['dtype']}", row["cold"] / read
+
+
+def _host(optimizers: tuple[str, ...], counts: tuple[int, ...]) -> Callable[[dict[str, Any]], Found]:
+    def values(results: dict[str, Any]) -> Found:
+        for row in results.get("host") or ():
+            if row["optimizer"] in optimizers and row["tensors"] in counts:
+                for who in ("ours", "ELR", "LARS"):
+                    label = f"{row['optimizer']} {who}, {row['tensors']} tensors, {row['gradients']} gradients"
+                    yield label, row[who] / row["fused"]
+
+    return values
+
+
+FUSED = ("plain", "torch fused")
+RULES = ("sgd", "adamw")
+TARGETS = [
+    Target("100 M parameters and more, multipliers: share of copy bandwidth", 0.92, True, _of_copy),
+    Target("100 M parameters and more, multipliers: GPU time / torch fused", 0.95, False,
+           _together(_ratios(r, "multipliers", FUSED, "cold", _large) for r in RULES)),
+    Target("ResNet-50, ViT-S/16, multipliers: whole step by wall clock / torch fused", 0.80, False,
+           _together(_ratios(r, "multipliers", FUSED, "wall", _network) for r in RULES)),
+    Target("ResNet-50, ViT-S/16, multipliers: graph replay / torch fused", 0.90, False,
+           _together(_ratios(r, "multipliers", FUSED, "replay", _network) for r in RULES)),
+    Target("SGD with ELR, LARS, LARC, NG: GPU time / our plain step", 1.10, False,
+           _together(_ratios("sgd", m, ("plain", "ours"), "cold", _real) for m in ONE_LAUNCH)),
+    Target("SGD with ELR, LARS: times faster than the foreach composition, wall clock", 3.0, True,
+           _together(_speedups("sgd", m, (m, "foreach"), "wall", _real) for m in ("ELR", "LARS"))),
+    Target("SGD with LARS: times faster than timm's Lars, wall clock", 10.0, True,
+           _speedups("sgd", "LARS", ("LARS", "timm"), "wall", _real)),
+    Target("AdamW with LAMB, ELR: GPU time / our plain step", 1.25, False,
+           _together(_ratios("adamw", m, ("plain", "ours"), "cold", _real) for m in ("LAMB", "ELR"))),
+    Target("AdamW with LAMB: times faster than apex, wall clock", 2.0, True,
+           _speedups("adamw", "LAMB", ("LAMB", "apex"), "wall", _real)),
+    Target("statistics: GPU time / reading the inputs at copy bandwidth", 1.05, False, _statistics),
+    Target("statistics: times faster than four _foreach_norm, GPU time", 4.0, True,
+           _speedups("statistics", "statistics", ("statistics", "foreach"), "cold", _real)),
+    Target("2,000 tiny tensors: times faster than torch fused, wall clock", 3.0, True,
+           _together(_speedups(r, "multipliers", FUSED, "wall", _tiny) for r in RULES)),
+    Target("host time of SGD, 161 tensors / torch fused", 0.35, False, _host(("SGD",), (161,))),
+    Target("host time of AdamW, 161 tensors / torch fused", 0.20, False, _host(("AdamW",), (161,))),
+    Target("host time, 16 and 2,000 tensors / torch fused", 0.35, False, _host(("SGD", "AdamW"), (16, 2000))),
+]  # fmt: skip
+
+
+def judge(results: dict[str, Any]) -> list[Judged]:
+    """Every target, by the worst of its values."""
+    judged = []
+    for target in TARGETS:
+        values = list(target.values(results))
+        limit = f"{'≥' if target.least else '≤'} {target.limit:.2f}"
+        if not values:
+            judged.append(Judged(target.what, limit, "", "not measured"))
+            continue
+        label, worst = (min if target.least else max)(values, key=lambda pair: pair[1])
+        met = worst >= target.limit if target.least else worst <= target.limit
+        judged.append(Judged(target.what, limit, f"{worst:.2f} ({label})", "met" if met else "missed"))
+    return judged

@@ -1,0 +1,198 @@
+"""Bytes and launches of a step, as the launcher counts them, beside the fewest that there can be.
+
+    python -m bench.traffic [--json | FILE]
+
+counts them, through Triton's interpreter where there is no GPU, and writes the table.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+if not torch.cuda.is_available():
+    # read once, when triton is first imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import fused_lwlr
+from bench.contestants import Named, OurStatistics
+from bench.gate import parameters
+from fused_lwlr import (
+    ELR,
+    LAMB,
+    LARC,
+    LARS,
+    ClipByLayer,
+    NormalizedGradient,
+    NormalizedGradientAdaptive,
+    ScaleInvariant,
+)  # fmt: skip
+
+FILE = Path(__file__).parent / "results" / "traffic.md"
+SHAPES = [(3, 5), (4,)]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MOMENTUM = {"momentum": 0.9}
+EXACT = {"master_weights": True, "state_dtype": torch.float32}
+GRADIENT = [ELR(0.1), LARS(), LARC(), NormalizedGradient(), NormalizedGradientAdaptive(), ClipByLayer(0.5)]
+"""Scalings by norms of the gradient, with SGD; with AdamW, ELR is by that of the direction."""
+
+
+class Row(NamedTuple):
+    """What one kind of step moves for each parameter.
+
+    Attributes:
+        memory: bytes from and to memory.
+        again: bytes that the same launch reads once more while they are in L2.
+    """
+
+    rule: str
+    options: dict[str, Any]
+    dtype: str
+    memory: float
+    again: float
+    launches: int
+
+    @property
+    def label(self) -> str:
+        """Options as they are written."""
+        said = []
+        for name, value in self.options.items():
+            shown = "..." if name in ("multipliers", "rescale_weights") else str(value).removeprefix("torch.")
+            said.append(type(value).__name__ if name == "scaling" else f"{name}={shown}")
+        return ", ".join([{"sgd": "SGD", "adamw": "AdamW", "statistics": "layer_statistics"}[self.rule], *said])
+
+
+def _rows() -> list[Row]:
+    rows = [Row("sgd", {}, dtype, 3 * size, 0, 1) for dtype, size in (("fp32", 4), ("bf16", 2))]
+    for dtype, size in (("fp32", 4), ("bf16", 2), ("fp16", 2)):
+        rows += [
+            Row("sgd", MOMENTUM, dtype, 5 * size, 0, 1),
+            Row("sgd", {**MOMENTUM, "scaling": ELR(0.1)}, dtype, 5 * size, size, 1),
+            Row("adamw", {}, dtype, 7 * size, 0, 1),
+            Row("adamw", {"scaling": LAMB()}, dtype, 7 * size, 4 * size, 1),
+        ]
+    rows += [Row("sgd", {**MOMENTUM, "scaling": scaling}, "fp32", 20, 4, 1) for scaling in GRADIENT[1:]]
+    rows += [
+        Row("sgd", {**MOMENTUM, "nesterov": True}, "fp32", 20, 0, 1),
+        Row("sgd", {**MOMENTUM, "multipliers": {"layer0.weight": 0.5}}, "fp32", 20, 0, 1),
+        Row("sgd", {**MOMENTUM, "scaling": LAMB()}, "fp32", 20, 12, 1),
+        Row("sgd", {**MOMENTUM, "clip_global_norm": 1.0}, "fp32", 24, 0, 2),
+        Row("sgd", {**MOMENTUM, "nonfinite": "skip"}, "fp32", 24, 0, 2),
+        Row("sgd", {**MOMENTUM, "scaling": LARS(), "clip_global_norm": 1.0}, "fp32", 24, 4, 2),
+        Row("sgd", {**MOMENTUM, "rescale_weights": ...}, "fp32", 20, 0, 1),
+        Row("sgd", {**MOMENTUM, "rescale_weights": ..., "scaling": ELR(0.1)}, "fp32", 20, 4, 1),
+        Row("sgd", {**MOMENTUM, "capturable": True}, "fp32", 20, 0, 1),
+        Row("sgd", {**MOMENTUM, "master_weights": True}, "bf16", 18, 0, 1),
+        Row("sgd", {**MOMENTUM, "stochastic_rounding": True}, "bf16", 10, 0, 1),
+        Row("sgd", {**MOMENTUM, "state_dtype": torch.float32}, "bf16", 14, 0, 1),
+        Row("adamw", {"amsgrad": True}, "fp32", 36, 0, 1),
+        Row("adamw", {"multipliers": {"layer0.weight": 0.5}}, "fp32", 28, 0, 1),
+        Row("adamw", {"scaling": ELR(0.1)}, "fp32", 28, 16, 1),
+    ]
+    rows += [Row("adamw", {"scaling": scaling}, "fp32", 28, 4, 1) for scaling in GRADIENT[1:]]
+    rows += [
+        Row("adamw", {"clip_global_norm": 1.0}, "fp32", 32, 0, 2),
+        Row("adamw", {"nonfinite": "skip"}, "fp32", 32, 0, 2),
+        Row("adamw", {"scaling": LAMB(), "clip_global_norm": 1.0}, "fp32", 32, 16, 2),
+        Row("adamw", {"capturable": True}, "fp32", 28, 0, 1),
+        Row("adamw", EXACT, "bf16", 30, 0, 1),
+        Row("adamw", {**EXACT, "scaling": LAMB()}, "bf16", 30, 16, 1),
+        Row("adamw", {"stochastic_rounding": True}, "bf16", 14, 0, 1),
+        Row("statistics", {}, "fp32", 8, 0, 1),
+        Row("statistics", {}, "bf16", 4, 0, 1),
+    ]
+    return rows
+
+
+ROWS = _rows()
+
+
+def count(row: Row, device: torch.device) -> tuple[tuple[float, float, int], float]:
+    """(memory, again, launches) of a step that is not the first, and its floor, in bytes for each parameter.
+
+    The floor: every column that the step needs read once, and all but the gradient written once; of half precision
+    beside exact weights the parameter need only be written.
+    """
+    from fused_lwlr.kernels.triton import counters
+
+    torch.manual_seed(0)
+    named = parameters(SHAPES, DTYPES[row.dtype], device)
+    numel = sum(param.numel() for _, param in named)
+    optimizer = _made(row, named)
+    optimizer.step()
+    counters.reset()
+    optimizer.step()
+    found = counters.bytes / numel, counters.cached / numel, counters.launches
+    size = DTYPES[row.dtype].itemsize
+    if row.rule == "statistics":
+        return found, 2 * size
+    # of a scale that the device counts steps by, there is one for each tensor
+    state = [s for entry in optimizer.state.values() for name, s in entry.items() if name != "step" and s is not None]
+    kept = sum(tensor.numel() * tensor.element_size() for tensor in state) / numel
+    exact = any("master_weight" in entry for entry in optimizer.state.values())
+    return found, (1 if exact else 2) * size + size + 2 * kept
+
+
+def _made(row: Row, named: Named) -> Any:
+    if row.rule == "statistics":
+        return OurStatistics(named, "triton")
+    cls = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}[row.rule]
+    options = dict(row.options)
+    if "rescale_weights" in options:
+        owner = torch.nn.ParameterDict({"weight": named[0][1]})
+        options["rescale_weights"] = ScaleInvariant(("layer0.weight",), ((owner, "weight"),), (), (), {}, {})
+    return cls(named, lr=0.1, backend="triton", **options)
+
+
+def table(rows: Iterable[tuple[Row, float]]) -> str:
+    """Markdown of rows with their floors."""
+    lines = [
+        "# Bytes and launches of a step",
+        "",
+        "Bytes for each parameter, counted by the launcher in a step that is not the first. Written by",
+        "`python -m bench.traffic`, and asserted row by row by `tests/benchmarks/test_traffic.py`. The floor is every",
+        "column read once, and all but the gradient written once. What is read again comes from L2, for layers of up",
+        "to 16 MiB with their state.",
+        "",
+        "| step | dtype | memory | floor | ratio | again, from L2 | launches |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row, floor in rows:
+        lines.append(line(row, floor))
+    return "\n".join(lines) + "\n"
+
+
+def line(row: Row, floor: float) -> str:
+    """One row of the table."""
+    again = f"{row.again:g}" if row.again else ""
+    return (
+        f"| {row.label} | {row.dtype} | {row.memory:g} | {floor:g} | {row.memory / floor:.2f} | {again} | "
+        f"{row.launches} |"
+    )
+
+
+def measured(device: torch.device) -> Iterator[tuple[Row, float]]:
+    """Every row as it was counted, with its floor."""
+    for row in ROWS:
+        (memory, again, launches), floor = count(row, device)
+        yield row._replace(memory=round(memory, 3), again=round(again, 3), launches=launches), floor
+
+
+def main() -> None:
+    """Count, and write the table, or print one JSON object a line."""
+    if sys.argv[1:] == ["--json"]:
+        for row, floor in measured(torch.device("cuda" if torch.cuda.is_available() else "cpu")):
+            facts = {"step": row.label, "dtype": row.dtype, "memory": row.memory, "again": row.again}
+            print(json.dumps({**facts, "floor": floor, "launches": row.launches}), flush=True)
+        return
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
+    path.write_text(table(measured(torch.device("cuda" if torch.cuda.is_available() else "cpu"))))
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

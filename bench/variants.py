@@ -1,0 +1,102 @@
+"""Every variant of the kernels that is launched, with its compile-time arguments."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+
+from fused_lwlr import ELR
+from fused_lwlr.kernels import constants
+
+# the modules: the package exports functions of these names
+adamw, sgd, statistics, queue, update, formula = (
+    importlib.import_module(f"fused_lwlr.kernels.triton.{n}")
+    for n in ("adamw", "sgd", "statistics", "queue", "update", "formula")
+)
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
+DTYPES = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
+TYPES = {
+    "addresses": "*i64",
+    "floats": "*fp32",
+    "items": "*i32",
+    "counters": "*i32",
+    "partials": "*fp32",
+    "prints": "*i32",
+    "factors": "*fp32",
+    "arrivals": "*i32",
+    "out": "*fp64",
+    "totals": "*fp64",
+    "next_totals": "*fp64",
+    "max_norm": "fp32",
+    "grad_scale": "*fp32",
+    "found_inf": "*fp32",
+    "known_factors": "*fp64",
+    "row_sums": "*fp64",
+}
+"""Of the arguments that are not compile-time; int32 where not said."""
+
+
+class Variant(NamedTuple):
+    """A kernel with its compile-time arguments.
+
+    Attributes:
+        kind: the key of `constants.LEAST_RESIDENT` that it falls under.
+    """
+
+    name: str
+    kind: str
+    kernel: Any
+    constants: dict[str, Any]
+
+
+def variants(dtype: Any) -> Iterator[Variant]:
+    """Every variant that is launched for parameters of a dtype."""
+    rules = {
+        "sgd": (sgd, "", 16),
+        "sgd momentum": (sgd, "X", 16),
+        "adamw": (adamw, "XY", 20),
+        "adamw amsgrad": (adamw, "XYZ", 20),
+    }
+    made = {}
+    for name, (rule, states, width) in rules.items():
+        meta = {**dict.fromkeys("WGXYZM"), **dict.fromkeys("WG" + states, dtype)}
+        meta |= {"RULE": rule._rule, "LIVE": False, "BLOCK": constants.BLOCK, "WIDTH": width}
+        made[name] = (rule, meta)
+        yield Variant(name, name.split()[0], update.step_kernel, meta)
+    if dtype != tl.float32:
+        exact = {"M": tl.float32, "X": tl.float32, "Y": tl.float32}
+        yield Variant("adamw, master", "adamw", update.step_kernel, {**made["adamw"][1], **exact})
+    for name, place in (("sgd momentum", "gradient"), ("adamw", "direction")):
+        rule, meta = made[name]
+        kind = f"{name.split()[0]} queue"
+        scaled = {
+            **meta, "STEP": None, "COEFFICIENTS": rule._coefficients, "WIDTH": meta["WIDTH"] + 2,
+            "FORMULA": formula.compiled(ELR.formula), "PLACE": place, "NUMBERS": 2,
+            "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
+            "PASSES": constants.QUEUE_PASSES, "SLOTS": constants.QUEUE_SLOTS,
+        }  # fmt: skip
+        absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "row_sums", "seed"))
+        yield Variant(f"{name}, ELR", kind, queue.queue_kernel, {**scaled, **absent})
+        everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
+        unused = {"known_factors": None, "row_sums": None, "seed": None}
+        yield Variant(f"{name}, all", kind, queue.queue_kernel, {**scaled, **everything, **unused})
+        if (name, dtype) == ("adamw", tl.float32):
+            balanced = {**scaled, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "GATED": True}
+            balanced |= {key: None for key in absent if key != "row_sums"}
+            yield Variant(f"{name}, balanced", kind, queue.queue_kernel, balanced)
+        if dtype != tl.float32:
+            plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "LIVE": True}
+            del absent["seed"]
+            yield Variant(f"{name}, noise", kind, queue.queue_kernel, {**scaled, **absent, **plain})
+    meta = {"W": dtype, "G": dtype, "TOTALS": False, "grad_scale": None, "BLOCK": constants.BLOCK}
+    meta |= {"PASSES": constants.STATISTICS_PASSES, "SLOTS": constants.STATISTICS_SLOTS}
+    yield Variant("statistics", "statistics", statistics.statistics_kernel, meta)
+    yield Variant("totals", "totals", statistics.statistics_kernel, {**meta, "W": None, "TOTALS": True})

@@ -1,0 +1,109 @@
+"""One command: what it measures here, what it says that it does not, and what it writes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bench import cli, sweep
+from bench.contestants import contestants
+from bench.parameter_sets import NETWORKS, SETS, numel, shapes_of
+from bench.targets import TARGETS
+from fused_lwlr.kernels import constants
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would measure the GPU")
+def test_what_cannot_be_measured_is_said(tmp_path):
+    result = CliRunner().invoke(cli.app, ["--gpu", "--out", str(tmp_path), "--commit", "abc"])
+    assert result.exit_code == 0, result.output
+    assert "skipped: gpu: no GPU: GPU time" in result.output
+    (path,) = tmp_path.glob("*.json")
+    results = json.loads(path.read_text())
+    assert results["about"]["commit"] == "abc"
+    assert results["about"].keys() >= {"device", "python", "torch", "triton", "date", "settings"}
+    assert results["skipped"].keys() == {"gpu", *cli.SECTIONS}
+    text = path.with_suffix(".md").read_text()
+    assert text.count("| not measured |") == len(TARGETS)
+
+
+def test_sections_are_run_and_saved(tmp_path, monkeypatch):
+    lines = [{"over": over, "scaling": "plain", "n": n, "first": 1.0, "step": 0.5, "table_bytes": 10 * n}
+             for over in ("tensors", "parameters") for n in (10, 100)]  # fmt: skip
+    monkeypatch.setattr(cli, "_lines", lambda section, quick: iter(lines))
+    result = CliRunner().invoke(cli.app, ["--only", "scaling", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".png"}
+    (path,) = tmp_path.glob("*.json")
+    assert json.loads(path.read_text())["scaling"] == lines
+
+
+def test_a_section_that_fails_is_an_error(monkeypatch):
+    monkeypatch.setitem(cli.SECTIONS, "nothing", {})
+    with pytest.raises(RuntimeError, match=r"bench\.nothing ended with 1"):
+        list(cli._lines("nothing", False))
+
+
+@pytest.mark.parametrize("arguments", [["--only", "speed"], ["--gpu", "--only", "host"]])
+def test_refused(arguments):
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 2
+
+
+# as their papers and timm's model cards have them; GPT-3 XL rounds to 1.3 billion
+@pytest.mark.parametrize(
+    ("name", "tensors", "millions"),
+    [
+        ("ResNet-50", 161, 25.6), ("ViT-S/16", 152, 22.1), ("ConvNeXt-T", 182, 28.6), ("Swin-T", 173, 28.3),
+        ("ViT-L/16", 296, 304.3), ("decoder 1.3B", 292, 1315.7), ("2,000 tiny", 2000, 0.128),
+        ("one of 2^28", 1, 268.4),
+    ],
+)  # fmt: skip
+def test_parameter_sets(name, tensors, millions):
+    shapes = shapes_of(name)
+    assert len(shapes) == tensors
+    assert numel(shapes) / 1e6 == pytest.approx(millions, rel=0.003)
+
+
+def test_every_parameter_set_has_shapes():
+    assert [name for name in SETS if not shapes_of(name)] == []
+    with pytest.raises(ValueError, match="no parameter set 'AlexNet': choose from ResNet-50"):
+        shapes_of("AlexNet")
+
+
+def test_shapes_are_those_of_timm(timm):
+    with torch.device("meta"):
+        model = timm.create_model(NETWORKS["ViT-S/16"])
+    assert shapes_of("ViT-S/16") == [tuple(p.shape) for p in model.parameters()]
+
+
+def test_constants_are_set_before_kernels_are_imported():
+    """As a trial of the sweep does it: all that depends on a constant follows."""
+    code = (
+        "import importlib; from bench.sweep import apply\n"
+        "apply({'BLOCK': 2048, 'THREADS': 256, 'QUEUE_PASSES': 2, 'WINDOW': 5, 'PER_PROCESSOR': 3})\n"
+        "update, queue, step, workspace, launch = (importlib.import_module('fused_lwlr.kernels.triton.' + name)\n"
+        "    for name in ('update', 'queue', 'step', 'workspace', 'launch'))\n"
+        "print(update.BLOCK, update.WARPS, update.TAIL.value, queue.PASSES, step.TILE, workspace.WINDOW)\n"
+        "try: apply({})\n"
+        "except RuntimeError as error: print(error)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.stdout.splitlines() == [
+        "2048 8 256 2 4096 5",
+        "constants must be set before the kernels are imported: use a new process",
+    ], result.stderr
+
+
+def test_the_sweep_tries_what_there_is():
+    steps = {(c.rule, c.method) for c in contestants() if c.who == "ours"}
+    for step, changes in sweep.candidates():
+        rule, _, method = step.partition(" ")
+        assert (rule, method or "statistics") in steps
+        assert all(isinstance(getattr(constants, name), int) for name in changes)
+        # not less than 16 bytes a thread in half precision, which is what the kernels are checked for
+        assert changes.get("BLOCK", 1024) / changes.get("THREADS", 128) >= 8

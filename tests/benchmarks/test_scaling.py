@@ -1,0 +1,95 @@
+"""No term worse than linear, by counts that no machine changes; and tables are built in the first step only."""
+
+import sys
+from collections import Counter
+
+import pytest
+import torch
+
+if torch.cuda.is_available():
+    pytest.skip("the host's side of steps on tensors of the CPU", allow_module_level=True)
+
+from bench import host, scaling
+from bench.without_launch import without_launch
+from fused_lwlr import ELR
+
+OPTIONS = {"plain": None, "ELR": ELR(0.1, select="*")}
+every_scaling = pytest.mark.parametrize("name", OPTIONS)
+BUILDERS = {"tile_list", "item_list", "schedule", "partition", "Workspace", "_upload", "_gather_state"}
+
+
+@pytest.fixture(autouse=True)
+def _no_launch():
+    with without_launch():
+        yield
+
+
+def calls(function):
+    """How often each function is called, Python's and those of C."""
+    counts = Counter()
+
+    def count(frame, event, argument):
+        if event == "call":
+            counts[frame.f_code.co_name] += 1
+        elif event == "c_call":
+            counts[argument.__name__] += 1
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return counts
+
+
+@every_scaling
+def test_calls_grow_with_tensors_and_no_faster(name):
+    """Of the first step, and of one with new gradients and another rate."""
+    totals = []
+    for count in (10, 110, 1110):
+        optimizer = scaling.optimizer_of([64] * count, OPTIONS[name])
+        first = calls(optimizer.step).total()
+        for param in optimizer.param_groups[0]["params"]:
+            param.grad = torch.empty_like(param)
+        optimizer.param_groups[0]["lr"] *= 0.5
+        totals.append((first, calls(optimizer.step).total()))
+    for small, middle, large in zip(*totals, strict=True):
+        assert (large - middle) / 1000 <= 1.05 * (middle - small) / 100
+
+
+@every_scaling
+def test_later_steps_build_nothing(name):
+    """Nor does the number of parameters count in them."""
+    totals = set()
+    for size in (64, 4096, 10**6):
+        optimizer = scaling.optimizer_of([size] * 10, OPTIONS[name])
+        built = calls(optimizer.step)
+        # the counts have names of functions that exist
+        assert built.keys() & BUILDERS
+        optimizer.step()
+        later = calls(optimizer.step)
+        assert not later.keys() & BUILDERS
+        totals.add(later.total())
+    assert len(totals) == 1
+
+
+@every_scaling
+def test_tables_grow_with_tensors_and_tiles(name):
+    """By no more than 256 bytes a tensor and 64 a tile of 4,096 elements."""
+
+    def size(count, numel):
+        optimizer = scaling.optimizer_of([numel] * count, OPTIONS[name])
+        optimizer.step()
+        return scaling.table_bytes(optimizer)
+
+    few, many, large = size(10, 64), size(1010, 64), size(10, 4096 * 101)
+    assert 0 < many - few <= 1000 * (256 + 64)
+    assert 0 < large - few <= 10 * 100 * 64
+
+
+def test_host_times_are_of_everyone():
+    rows = list(host.rows(counts=(3,), rounds=2, steps=1))
+    assert [(row["optimizer"], row["gradients"]) for row in rows] == [
+        ("SGD", "kept"), ("SGD", "new"), ("AdamW", "kept"), ("AdamW", "new")
+    ]  # fmt: skip
+    assert all(row[who] > 0 for row in rows for who in host.COLUMNS)

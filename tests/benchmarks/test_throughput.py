@@ -1,0 +1,150 @@
+"""The throughput bench on the clock of the host: everything but the events, graphs and the profiler of a GPU."""
+
+import json
+
+import pytest
+import torch
+
+from bench import figures, gate, targets, throughput
+from bench.case import Case, batches
+from bench.clock import CpuClock
+from bench.contestants import METHODS, contestants, ours, torchs
+from bench.report import markdown
+from bench.throughput import Budget, run
+
+DEVICE = torch.device("cpu")
+TOY = [(8, 8), (5,), (40, 30)]
+CASES = [Case("toy", TOY, "fp32", rule) for rule in METHODS]
+ENTRANTS = contestants()
+
+
+@pytest.fixture(scope="module")
+def result():
+    told, saved = [], []
+    found = run(
+        CpuClock(), CASES, seconds=60, rounds=3, copied=1 << 16,
+        save=lambda result: saved.append(len(result["rows"])), tell=told.append,
+    )  # fmt: skip
+    assert told[-3:] == ["1/3 toy fp32 sgd", "2/3 toy fp32 adamw", "3/3 toy fp32 statistics"]
+    # after every case: what was measured is not lost if a later one fails
+    assert saved[-1] == len(found["rows"]) > saved[0] > 0
+    return found
+
+
+def test_everyone_is_timed(result):
+    timed = {(row["rule"], row["method"], row["who"]) for row in result["rows"] if "skipped" not in row}
+    expected = {(c.rule, c.method, c.who) for c in ENTRANTS if f"{c.name} fp32" not in result["refused"]}
+    assert timed >= expected
+    assert not [name for name in result["refused"] if "ours" in name]
+    for row in result["rows"]:
+        graph = row["rule"] != "statistics" and row["who"] in ("ours", "torch fused", "torch foreach", "torch for-loop")
+        assert {"host", "wall", "cold", "warm"} <= row.keys()
+        assert ("replay" in row) == graph
+        assert row["rounds"] == 3
+        assert row["cold"] > 0
+
+
+def test_it_becomes_json_markdown_and_a_figure(result, tmp_path):
+    results = {"about": {"device": "CPU"}, "skipped": {"host": "not asked for"}, "gpu": result}
+    assert json.loads(json.dumps(results)) == results
+    text = markdown(results)
+    assert "- skipped: host: not asked for" in text
+    assert "### toy, fp32, sgd: 3 tensors, 1,269" in text
+    assert text.count("| LARS | ours |") == 1
+    figures.throughput(result, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("contestant", ENTRANTS, ids=lambda c: c.name.replace(" ", "_"))
+def test_contestants_are_right(contestant):
+    assert gate.refusal(contestant, torch.float32, DEVICE) is None
+
+
+@pytest.mark.parametrize(
+    ("contestant", "claimed"),
+    [
+        (ours("sgd", "plain"), "multipliers"), (ours("sgd", "LARS"), "ELR"), (ours("sgd", "plain"), "clip"),
+        (ours("sgd", "LARC"), "LARS"), (ours("adamw", "plain"), "LAMB"), (ours("adamw", "LAMB"), "ELR"),
+        (torchs("adamw", "plain", "fused", 7), "clip"),
+    ],
+)  # fmt: skip
+def test_who_does_something_else_is_refused(contestant, claimed):
+    assert "wrong by" in gate.refusal(contestant._replace(method=claimed), torch.float32, DEVICE)
+
+
+def test_what_is_refused_is_not_timed(monkeypatch):
+    wrong = ours("sgd", "plain")._replace(method="ELR", who="somebody")
+    failing = wrong._replace(who="another", build=lambda *_: torch.optim.SGD([]))
+    entrants = [torchs("sgd", "plain", "fused", 5), ours("sgd", "plain"), wrong, failing]
+    monkeypatch.setattr(throughput, "contestants", lambda: entrants)
+    monkeypatch.setattr(throughput, "peers", lambda: ([], {"apex": "not installed"}))
+    found = run(CpuClock(), CASES[:1], seconds=60, rounds=3, copied=1 << 16)
+    assert [row["who"] for row in found["rows"]] == ["torch fused", "ours"]
+    assert "wrong by" in found["refused"]["sgd ELR, somebody fp32"]
+    assert found["refused"]["sgd ELR, another fp32"].startswith("fails: ValueError")
+    assert found["absent"] == {"apex": "not installed"}
+
+
+def test_without_time_it_says_so():
+    found = run(CpuClock(), CASES, seconds=0, rounds=3, copied=1 << 16)
+    assert found["rows"] == []
+    assert found["no_time"] == ["toy fp32 sgd", "toy fp32 adamw", "toy fp32 statistics"]
+    assert "- no time left: toy fp32 adamw" in markdown({"about": {}, "skipped": {}, "gpu": found})
+
+
+def test_a_case_takes_its_share_of_the_time():
+    clock = Budget(100, 4)
+    now = throughput.time.monotonic()
+    assert [round(clock.next() - now) for _ in range(4)] == [50, 67, 100, 100]
+
+
+@pytest.mark.parametrize("free", [0, 10**5, 10**9])
+def test_batches_hold_everyone_and_the_baselines(free):
+    found = list(batches(Case("toy", TOY, "fp32", "sgd"), ENTRANTS, free))
+    for batch in found:
+        assert batch[:2] == ENTRANTS[:2]
+        assert len(batch) > 2
+    assert [c for batch in found for c in batch[2:]] == ENTRANTS[2:]
+    assert (len(found) == 1) == (free == 10**9)
+    if free == 10**5:
+        # three columns each, gradients and what a step needs for a while
+        assert max(map(len, found)) * 3 * 4 * 1269 <= free
+
+
+def row(rule, method, who, name="ResNet-50", numel=25_557_032, **more):
+    counted = {"bytes_per_second": None, "bytes_per_parameter": None}
+    return {"rule": rule, "method": method, "who": who, "set": name, "dtype": "fp32", "numel": numel, **counted, **more}
+
+
+@pytest.mark.parametrize(
+    ("rows", "what", "verdict"),
+    [
+        ([row("sgd", "multipliers", "ours", wall=0.7), row("sgd", "plain", "torch fused", wall=1)], "by wall", "met"),
+        (
+            [row("adamw", "multipliers", "ours", wall=0.9), row("adamw", "plain", "torch fused", wall=1)],
+            "by wall", "missed",
+        ),
+        ([row("sgd", "ELR", "ours", wall=1), row("sgd", "ELR", "foreach", wall=4)], "foreach composition", "met"),
+        ([row("sgd", "ELR", "ours", wall=1), row("sgd", "ELR", "foreach", wall=2)], "foreach composition", "missed"),
+        ([row("sgd", "multipliers", "ours", "ViT-L/16", 3 * 10**8, bytes_per_second=93)], "share of copy", "met"),
+        ([row("sgd", "multipliers", "ours", "ViT-L/16", 3 * 10**8, bytes_per_second=91)], "share of copy", "missed"),
+        # too small to count, and nobody to compare with
+        ([row("sgd", "multipliers", "ours", bytes_per_second=10)], "share of copy", "not measured"),
+        ([row("sgd", "LARS", "ours", wall=1)], "timm", "not measured"),
+        ([row("statistics", "statistics", "ours", bytes_per_parameter=8, cold=2.0e6)], "reading", "met"),
+        ([row("statistics", "statistics", "ours", bytes_per_parameter=8, cold=2.2e6)], "reading", "missed"),
+    ],
+)  # fmt: skip
+def test_targets(rows, what, verdict):
+    results = {"gpu": {"rows": rows, "copy_bytes_per_second": [90.0, 100.0]}}
+    (judged,) = [j for j in targets.judge(results) if what in j.what]
+    assert judged.verdict == verdict
+
+
+def test_targets_of_host_time():
+    rows = [
+        {"optimizer": "SGD", "tensors": 161, "gradients": kind, "ours": 30, "ELR": 30, "LARS": lars, "fused": 100}
+        for kind, lars in (("kept", 30), ("new", 40))
+    ]
+    (judged,) = [j for j in targets.judge({"host": rows}) if "SGD, 161" in j.what]
+    assert (judged.verdict, judged.found) == ("missed", "0.40 (SGD LARS, 161 tensors, new gradients)")
