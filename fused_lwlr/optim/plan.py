@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,9 +63,7 @@ class Plan:
         self._idle: list[None] = [None] * len(idle)
         self._distributed = any(map(is_distributed, self._params))
         self._where = addresses(self._here(self._params))
-        # elements of several dimensions can be arranged in several ways at one address
-        self._manifold = [i for i, param in enumerate(self._params) if param.dim() > 1]
-        self._layout = Layout(self._here([self._params[i] for i in self._manifold]))
+        self._layout = Layout(self._here(self._params))
         self.state = State(optimizer, alive, self.group, labels, idle)
         columns = {"grad": [*(grad for _, grad, *_ in live), *self._idle], **self.state.columns}
         targets = {target.tensor: target for target in self._targets}
@@ -98,10 +97,13 @@ class Plan:
             targets = optimizer.rescaling.targets()
             if len(targets) != len(self._targets) or not all(map(_same_target, targets, self._targets)):
                 return False
-        here = self._here(live + self._params[len(live) :])
+        params = live + self._params[len(live) :]
+        here = self._here(params)
         return (
-            addresses(here) == self._where
-            and self._layout.fits([here[i] for i in self._manifold])
+            len(params) == len(self._params)
+            and all(map(is_, params, self._params))
+            and addresses(here) == self._where
+            and self._layout.fits(here)
             and self.state.is_in_place(optimizer)
         )
 
@@ -137,7 +139,7 @@ class Plan:
             found = launch()
             part.statistics = found if decision.statistics is None else decision.statistics
             # at once, so that a part that fails leaves those before it stepped in full
-            self.state.count(optimizer, part.live)
+            self.state.count(part.live)
             if self.new:
                 self.state.store(optimizer, part.live)
         if self._distributed:

@@ -45,6 +45,7 @@ class State:
         idle: Sequence[Tensor],
     ):
         self._params = params
+        self._counts = optimizer.counts_steps and not optimizer.counts_on_device
         self._distributed = any(map(is_distributed, params))
         states = [optimizer.state.get(param, {}) for param in params]
         used = [optimizer.state_columns(group) for group in optimizer.param_groups]
@@ -75,9 +76,9 @@ class State:
                 self._entries["step"] = list(steps.unbind())
         self.watch(optimizer)
 
-    def count(self, optimizer: "FusedOptimizer", members: Sequence[int]) -> None:
-        """Count a step of some parameters, unless the device does."""
-        if optimizer.counts_steps and not optimizer.counts_on_device:
+    def count(self, members: Sequence[int]) -> None:
+        """Count a step of some parameters, unless the device does or nobody asks."""
+        if self._counts:
             if len(members) == len(self.steps):
                 self.steps += 1
             else:
