@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from bench.without_launch import without_launch  # isort: skip
 
 import fused_lwlr
+from fused_lwlr.kernels.identity import Layout, addresses
 
 ROUNDS, STEPS = 15, 20
 COUNTS = (16, 161, 2000)
@@ -28,8 +30,8 @@ OURS: dict[str, dict[str, Any]] = {
     "ELR": {"scaling": fused_lwlr.ELR(0.01, select="*")},
     "LARS": {"scaling": fused_lwlr.LARS(select="*")},
 }
-COLUMNS = (*OURS, "fused", "groups")
-"""Ours with a multiplier for every tensor, alone and with two scalings; torch's fused, and with a group for each."""
+COLUMNS = (*OURS, "looks", "fused", "groups")
+"""Ours with a multiplier for every tensor, alone and scaled; `Looks`; torch's fused, and with a group for each tensor."""
 
 Named = list[tuple[str, torch.nn.Parameter]]
 
@@ -42,26 +44,49 @@ def parameters(count: int) -> Named:
     return named
 
 
-def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer]:
-    """One optimizer for each of `COLUMNS`."""
+class Looks:
+    """What a step from Python cannot leave out: it looks at every tensor, and notes that parameters were changed.
+
+    Gradients are found, addresses read, the layouts of gradients compared with those of the last step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        optimizer.step()
+        self.param_groups = optimizer.param_groups
+        self._params = [param for group in optimizer.param_groups for param in group["params"]]
+        self._state = [entry for state in optimizer.state.values() for entry in state.values()]
+        self._layout = Layout([param.grad for param in self._params])
+
+    def step(self) -> None:
+        """Look at parameters, gradients and state."""
+        grads = [param.grad for param in self._params]
+        for tensors in (self._params, grads, self._state):
+            addresses(tensors)
+        assert self._layout.fits(grads)
+        increment_version(self._params)
+
+
+def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Looks]:
+    """One for each of `COLUMNS`."""
     options = OPTIONS[name]
-    made: dict[str, torch.optim.Optimizer] = {}
+    made: dict[str, torch.optim.Optimizer | Looks] = {}
     for who, more in OURS.items():
         named = parameters(count)
         multipliers = {layer: 0.5 for layer, _ in named}
         cls = getattr(fused_lwlr, name)
         made[who] = cls(named, multipliers=multipliers, backend="triton", **more, **options)
     cls = getattr(torch.optim, name)
+    made["looks"] = Looks(cls([param for _, param in parameters(count)], fused=True, **options))
     made["fused"] = cls([param for _, param in parameters(count)], fused=True, **options)
     groups = [{"params": [param], "lr": options["lr"] * 0.5} for _, param in parameters(count)]
     made["groups"] = cls(groups, fused=True, **options)
     return made
 
 
-def seconds(optimizer: torch.optim.Optimizer, reallocate: bool, steps: int = STEPS) -> float:
-    """Time of one step, the mean of a few, with the rate changed and gradients set anew before each."""
+def seconds(optimizer: torch.optim.Optimizer | Looks, reallocate: bool, steps: int = STEPS) -> float:
+    """Time of one step, the median of a few, with the rate changed and gradients set anew before each."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    total = 0.0
+    times = []
     for _ in range(steps):
         for group in optimizer.param_groups:
             group["lr"] *= 0.999
@@ -70,8 +95,8 @@ def seconds(optimizer: torch.optim.Optimizer, reallocate: bool, steps: int = STE
                 param.grad = torch.zeros_like(param)
         start = time.perf_counter()
         optimizer.step()
-        total += time.perf_counter() - start
-    return total / steps
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def rows(counts: tuple[int, ...] = COUNTS, rounds: int = ROUNDS, steps: int = STEPS) -> Iterator[dict[str, Any]]:
@@ -96,7 +121,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if not options.json:
-        print(f"torch {torch.__version__}, one thread; µs per step; ratio of ours to fused")
+        print(
+            f"torch {torch.__version__}, one thread; µs per step; looks: what cannot be left out; ratio: ours to fused"
+        )
         print(f"{'':5} {'tensors':>7} {'gradients':>9}", *(f"{who:>7}" for who in COLUMNS), f"{'ratio':>6}")
     with without_launch():
         for row in rows(rounds=5 if options.quick else ROUNDS, steps=5 if options.quick else STEPS):

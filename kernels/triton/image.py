@@ -45,6 +45,7 @@ class Image:
         """Bytes of each row in each column."""
         self._strides = [walk(p, i in split) for i, p in enumerate(params)]
         self._tensor = np.array([row.tensor for row in table.rows], dtype=np.int64)
+        self._whole = [(row.tensor, row.stop) for row in table.rows] == [(i, None) for i in range(len(params))]
         extents = np.array([_extent(params[row.tensor], row) for row in table.rows], dtype=np.int64).reshape(-1, 2)
         self._first, self.numel = extents.T
         self._own_traits = np.array(
@@ -207,6 +208,9 @@ class Image:
             self.sizes[name] = np.where(present, self.numel * itemsize, 0)
             # an absent tensor and an empty one have the address 0, which stays 0
             self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
+        if self._whole and name not in self._scratched:
+            self._addresses[column] = addresses
+            return
         base = np.array(addresses, dtype=np.int64)
         for i, scratch in self._scratch[name].items():
             base[i] = scratch.data_ptr()
