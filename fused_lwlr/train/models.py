@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fused_lwlr.train.deepnet import deepnet
+
 
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with batch normalization and a shortcut."""
@@ -115,7 +117,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "no
 
 
 def build(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module:
-    """A new model: one of `MODELS`, or "timm:NAME" for a model of timm.
+    """A new model: one of `MODELS`, one that `deepnet` names, or "timm:NAME" for a model of timm.
 
     Raises:
         ValueError: there is no such model, or it cannot take images of this size.
@@ -124,6 +126,9 @@ def build(name: str, *, image_size: int, channels: int, classes: int) -> nn.Modu
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), image_size, channels, classes)
     if name not in MODELS:
+        deep = deepnet(name, image_size=image_size, channels=channels, classes=classes)
+        if deep is not None:
+            return deep
         raise ValueError(
             f"there is no model {name!r}: choose from {', '.join(MODELS)} or timm:NAME (such as timm:resnet50)"
         )
