@@ -50,7 +50,7 @@ def _statements(results: Results) -> Table:
     models = results.distinct("model")
     plain = results.where(momentum=0.0)
     lrs = sorted(plain.distinct("lr"))
-    lowest, low = lrs[0], min(lrs, key=lambda lr: abs(lr - LOW))
+    lowest, low = lrs[0], min(lrs[1:], key=lambda lr: abs(lr - LOW))
     rows = []
     for model in models:
         found = ratios(_spread(plain, model, lowest), _spread(plain, model, low))
@@ -67,7 +67,9 @@ def _statements(results: Results) -> Table:
             withs = results.where(model=models[0], momentum=most, lr=lr).of(value)
             found = ratios(withs, _spread(plain, models[0], lr))
             said = "below 1" if lr <= LOW else "not said"
-            rows.append([f"Std(E) {of} with momentum {most:g}, of that without, lr {lr:g}", cell(found, "{:.2f}"), said])
+            rows.append(
+                [f"Std(E) {of} with momentum {most:g}, of that without, lr {lr:g}", cell(found, "{:.2f}"), said]
+            )
     for model in models:
         of = plain.where(model=model)
         pairs = zip(of.of("elr_spread"), of.of("test_accuracy"), strict=True)

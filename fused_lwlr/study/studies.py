@@ -6,6 +6,10 @@ from fused_lwlr.study.study import Study
 
 STUDIES = {
     "lwlr-T": "fused_lwlr.study.lwlr_t",
+    "elr-spread": "fused_lwlr.study.elr_spread",
+    "elr-constrained": "fused_lwlr.study.elr_constrained",
+    "gradinit": "fused_lwlr.study.gradinit",
+    "balance": "fused_lwlr.study.balance",
 }
 """Name -> the module whose `STUDY` it is; imported when it is asked for."""
 
