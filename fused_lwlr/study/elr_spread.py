@@ -7,14 +7,12 @@ batch normalization that has no parameters, and with biases in its place.
 import math
 from typing import Any
 
-import torch
-
 from fused_lwlr import ELRRecorder
 from fused_lwlr.study.elr_spread_report import report
+from fused_lwlr.study.from_he import FromHe
 from fused_lwlr.study.study import Job, Settings, Study
-from fused_lwlr.train.data import Batches
-from fused_lwlr.train.deepnet import NAME, kaiming_init_
-from fused_lwlr.train.loop import Config, DivergedError, Training
+from fused_lwlr.train.deepnet import NAME
+from fused_lwlr.train.loop import Config, DivergedError
 
 MODEL = "resnet32x8"
 LRS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -61,11 +59,8 @@ def measure(model: str, momentum: float, lr: float, seed: int, data: str, epochs
         model=model, data=data, rates="single", lr=lr, momentum=momentum, weight_decay=0.0, warmup=0.0, epochs=epochs,
         seed=seed, device=device,
     )  # fmt: skip
-    training = Training(config)
-    torch.manual_seed(seed)
-    kaiming_init_(training.model)
-    total = epochs * len(Batches(training.data.train, config.batch_size, training.device, seed=seed))
-    every = math.ceil(total / RECORDS)
+    training = FromHe(config)
+    every = math.ceil(training.steps / RECORDS)
     convolutions = [name for name, param in training.model.named_parameters() if param.dim() == 4]
     # linear weights, where there is no convolution
     select: dict[str, Any] = {"select": convolutions} if convolutions else {}

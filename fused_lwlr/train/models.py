@@ -1,4 +1,4 @@
-"""A small ResNet, a small ViT, a deep network without shortcuts, and the models of timm by name."""
+"""A small ResNet, a small ViT, a deep network without shortcuts and with, and the models of timm by name."""
 
 import difflib
 from collections.abc import Callable
@@ -113,7 +113,18 @@ class NoShort(nn.Module):
         return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort}
+class Short(NoShort):
+    """`NoShort`, of the same parameters, with a shortcut past every two convolutions but the first two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        per_block = 6  # two of convolution, normalization and ReLU each
+        x = self.layers[:per_block](x)
+        for i in range(per_block, len(self.layers), per_block):
+            x = functional.relu(x + self.layers[i : i + per_block - 1](x))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
 
 
 def build(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module:
