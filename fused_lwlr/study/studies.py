@@ -5,6 +5,8 @@ import importlib
 from fused_lwlr.study.study import Study
 
 STUDIES = {
+    "lwlr-vs-single": "fused_lwlr.study.lwlr_vs_single",
+    "methods": "fused_lwlr.study.methods",
     "lwlr-T": "fused_lwlr.study.lwlr_t",
 }
 """Name -> the module whose `STUDY` it is; imported when it is asked for."""
