@@ -14,13 +14,15 @@ from fused_lwlr.study.report import Report, Table, cell
 from fused_lwlr.study.study import Job, Results, Settings, Study
 from fused_lwlr.train.data import Batch, Batches, Data, load
 from fused_lwlr.train.loop import Config, Training, initial_model, pick_device
-from fused_lwlr.train.recipes import WEIGHT_DECAY, learning_rate
+from fused_lwlr.train.recipes import WEIGHT_DECAY, image_size, learning_rate
 
 MODELS = ("resnet", "vit")
 BATCH_SIZE = 64
 OTHER_SIZES = (16, 256)
 MOST = 1000
 """The largest T, unless an epoch is longer."""
+SIZES_AT = 100
+"""T at which minibatches of other sizes are compared."""
 
 PAPER = {1: (11.02, 2.66, 77.07), 10: (3.51, 0.69, 77.01), 100: (1.01, 0.18, 77.04), 1000: (0.32, 0.06, 77.07)}
 """Table 3, ResNet-50: T -> largest and mean deviation from T = 5004 over layers in %, validation accuracy in %."""
@@ -29,16 +31,17 @@ PAPER_ACCURACY = 77.15
 
 
 def _jobs(settings: Settings) -> list[Job]:
-    data = load(settings.data)
+    data = load(settings.data, image_size(settings.model or MODELS[0]))
     epoch = len(Batches(data.train, BATCH_SIZE, torch.device("cpu"), seed=0))
     most = 10 if settings.quick else max(MOST, epoch)
     steps = [t for t in (10**i for i in range(9)) if t < most] + [most]
     models = [settings.model] if settings.model else ["resnet"] if settings.quick else list(MODELS)
     common = {"data": settings.data, "epochs": settings.epochs, "device": settings.device}
-    # the same images, whatever the size: T = 1000 minibatches of 64 are 250 of 256
     cells = [(t, BATCH_SIZE, True) for t in steps]
+    # the same images, whatever the size: T = 100 minibatches of 64 are 25 of 256
+    images = min(SIZES_AT, most) * BATCH_SIZE
     for size in OTHER_SIZES:
-        cells += [(t, size, False) for t in (1, max(1, most * BATCH_SIZE // size))]
+        cells += [(t, size, False) for t in (1, max(1, images // size))]
     return [
         Job(
             f"{model.replace(':', '-')}-T{t}-batch{size}-seed{seed}",
@@ -59,9 +62,10 @@ def measure(
     """Multipliers after `steps` minibatches, and the test accuracy in % of SGD with them."""
     lr = learning_rate(model, "sgd")
     config = Config(
-        model=model, data=data, lr=lr, weight_decay=WEIGHT_DECAY["sgd"], epochs=epochs, seed=seed, device=device
-    )
-    images, place = load(data), pick_device(device)
+        model=model, data=data, image_size=image_size(model), lr=lr, weight_decay=WEIGHT_DECAY["sgd"], epochs=epochs,
+        seed=seed, device=device,
+    )  # fmt: skip
+    images, place = load(data, image_size(model)), pick_device(device)
     network = initial_model(model, images, seed).to(place)
     rates = calibrate(network, _endless(images, batch_size, place, seed), cross_entropy, steps=steps, init=False)
     found: dict[str, Any] = {"eta": list(rates.values())}
@@ -113,28 +117,28 @@ def _report(settings: Settings, results: Results) -> Report:
         ],
         labels=2,
     )
-    return Report([first, _sizes(results, steps[-1])], _draw(results, steps))
+    return Report([first, _sizes(results, min(SIZES_AT, steps[-1]))], _draw(results, steps))
 
 
 def _of_paper(row: tuple[float, float, float] | None) -> list[str]:
     return [f"{number:g}" for number in row] if row else ["", "", ""]
 
 
-def _sizes(results: Results, most: int) -> Table:
-    """Deviation from the multipliers of all images at minibatches of 64."""
+def _sizes(results: Results, at: int) -> Table:
+    """Deviation from the multipliers after `at` minibatches of 64."""
     rows = []
     for model in results.distinct("model"):
-        reference = results.where(model=model, batch_size=BATCH_SIZE, steps=most)
+        reference = results.where(model=model, batch_size=BATCH_SIZE, steps=at)
         for size in sorted(results.distinct("batch_size")):
             of_size = results.where(model=model, batch_size=size)
-            few, many = min(of_size.distinct("steps")), max(of_size.distinct("steps"))
+            few, many = 1, at * BATCH_SIZE // size
             row = [model, str(size), str(many)]
             for t in (few, many):
                 largest, mean = deviations(of_size.where(steps=t), reference)
                 row += [cell(largest, "{:.2f}"), cell(mean, "{:.2f}")]
             rows.append(row)
     return Table(
-        f"multipliers by the size of minibatches, against T = {most} of {BATCH_SIZE}",
+        f"multipliers by the size of minibatches, against T = {at} of {BATCH_SIZE}",
         ["model", "minibatch", "T of as many images", "T = 1: max %", "mean %", "as many images: max %", "mean %"],
         rows,
         ["the paper has no figures for this"],
@@ -167,7 +171,8 @@ def _draw(results: Results, steps: Sequence[int]) -> Figure:
         of_model = results.where(model=model)
         for size in sorted(of_model.distinct("batch_size")):
             of_size = of_model.where(batch_size=size)
-            eta = np.array(of_size.where(steps=max(of_size.distinct("steps"))).of("eta"))  # (seeds, layers)
+            of_size = of_size.where(steps=min(SIZES_AT, steps[-1]) * BATCH_SIZE // size)
+            eta = np.array(of_size.of("eta"))  # (seeds, layers)
             axes.plot(eta.mean(0), linewidth=1, marker=".", markersize=4, label=f"minibatches of {size}")
         axes.set_title(model, fontsize="medium")
         axes.set_xlabel("layer, in order of depth")

@@ -37,7 +37,7 @@ class Table:
         caption = Text("\n".join(self.notes), justify="left") if self.notes else None
         table = RichTable(title=Text(self.title), caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for i, name in enumerate(self.columns):
-            table.add_column(Text(name), justify="left" if i < self.labels else "right")
+            table.add_column(Text(name), justify="left" if i < self.labels else "right", overflow="fold")
         for row in self.rows:
             # a line may end between columns' words, not within a number and its spread
             table.add_row(*(Text(text.replace(" ", "\N{NO-BREAK SPACE}")) for text in row))

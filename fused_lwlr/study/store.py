@@ -71,14 +71,15 @@ class Store:
     def save_report(self, report: Report, results: Results, device: str) -> list[Path]:
         """Write results.json, table.md and the picture; returns where."""
         paths = [self.out / "results.json", self.out / "table.md", self.out / f"{self.settings.study}.png"]
-        content = {
+        about = {
             "settings": asdict(self.settings),
             "torch": torch.__version__,
             "device": device,
-            "seconds": sum(result.seconds for result in results),
-            "jobs": [asdict(result) for result in results],
+            "seconds": round(sum(result.seconds for result in results), 1),
         }
-        write(paths[0], content)
+        # a line for each job
+        jobs = ",\n".join(f"  {json.dumps(asdict(result), allow_nan=False)}" for result in results)
+        _replace(paths[0], f'{json.dumps(about, indent=1)[:-2]},\n "jobs": [\n{jobs}\n ]\n}}\n')
         _replace(paths[1], "\n".join(table.markdown() for table in report.tables))
         report.figure.savefig(paths[2], dpi=110)
         return paths

@@ -5,6 +5,8 @@ import importlib
 from fused_lwlr.study.study import Study
 
 STUDIES = {
+    "lwlr-vs-single": "fused_lwlr.study.lwlr_vs_single",
+    "methods": "fused_lwlr.study.methods",
     "lwlr-T": "fused_lwlr.study.lwlr_t",
     "elr-spread": "fused_lwlr.study.elr_spread",
     "elr-constrained": "fused_lwlr.study.elr_constrained",
