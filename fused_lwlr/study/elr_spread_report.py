@@ -63,18 +63,18 @@ def _statements(results: Results) -> Table:
         rows.append([name, cell(found, "{:.2f}"), "above 1"])
     most = max(results.distinct("momentum"))
     for lr in lrs:
-        for value, of in (("elr_spread", "of the buffer"), ("base_spread", "of the gradient")):
+        for value, whose in (("elr_spread", "of the buffer"), ("base_spread", "of the gradient")):
             withs = results.where(model=models[0], momentum=most, lr=lr).of(value)
             found = ratios(withs, _spread(plain, models[0], lr))
             said = "below 1" if lr <= LOW else "not said"
             rows.append(
-                [f"Std(E) {of} with momentum {most:g}, of that without, lr {lr:g}", cell(found, "{:.2f}"), said]
+                [f"Std(E) {whose} with momentum {most:g}, of that without, lr {lr:g}", cell(found, "{:.2f}"), said]
             )
     for model in models:
         of = plain.where(model=model)
         pairs = zip(of.of("elr_spread"), of.of("test_accuracy"), strict=True)
-        found = [pair for pair in pairs if None not in pair]
-        correlation = f"{ranks(found):.2f}" if len(found) > 2 else "too few"
+        kept = [pair for pair in pairs if None not in pair]
+        correlation = f"{ranks(kept):.2f}" if len(kept) > 2 else "too few"
         rows.append([f"{model}: rank correlation of Std(E) and accuracy over rates and seeds", correlation, "negative"])
     notes = ["paper: Sections 4.2 and 4.3, in words; ResNet-56 on CIFAR-10, 200 epochs, with batch normalization"]
     return Table("what the paper says of them", ["", "here", "paper"], rows, notes)
