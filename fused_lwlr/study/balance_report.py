@@ -74,7 +74,8 @@ def _schedule(settings: Settings, results: Results) -> Table:
         rows.append([net, *(cell(values, "{:.3f}") for values in apart), "to 0", cell(ratio, "{:.3g}"), "below 1"])
     columns = ["net", "rates apart at first", "at last", "paper", "loss / at a single rate"]
     notes = [
-        f"BalancedLR, {settings.epochs} steps on whole batches; {settings.data} for the ReLU net; mean ± standard deviation over {len(of)} seeds",
+        f"BalancedLR, {settings.epochs} steps on whole batches; {settings.data} for the ReLU net; mean ± standard "
+        f"deviation over {len(of)} seeds",
         "rates apart: |lr₁ − lr₂| / lr, which is 2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖)",
     ]
     return Table("rates that follow norms", [*columns, "paper"], rows, notes)
