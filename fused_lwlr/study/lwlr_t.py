@@ -33,7 +33,7 @@ PAPER_ACCURACY = 77.15
 def _jobs(settings: Settings) -> list[Job]:
     data = load(settings.data, image_size(settings.model or MODELS[0]))
     epoch = len(Batches(data.train, BATCH_SIZE, torch.device("cpu"), seed=0))
-    most = 10 if settings.quick else max(MOST, epoch)
+    most = 4 if settings.quick else max(MOST, epoch)
     steps = [t for t in (10**i for i in range(9)) if t < most] + [most]
     models = [settings.model] if settings.model else ["resnet"] if settings.quick else list(MODELS)
     common = {"data": settings.data, "epochs": settings.epochs, "device": settings.device}
@@ -41,7 +41,7 @@ def _jobs(settings: Settings) -> list[Job]:
     # the same images, whatever the size: T = 100 minibatches of 64 are 25 of 256
     images = min(SIZES_AT, most) * BATCH_SIZE
     for size in OTHER_SIZES:
-        cells += [(t, size, False) for t in (1, max(1, images // size))]
+        cells += [(t, size, False) for t in sorted({1, images // size})]
     return [
         Job(
             f"{model.replace(':', '-')}-T{t}-batch{size}-seed{seed}",
