@@ -15,6 +15,7 @@ from fused_lwlr.study.mlp import drawn, drawn_for_mup
 from fused_lwlr.study.studies import find
 from fused_lwlr.train.data import Batches, load
 from fused_lwlr.train.loop import initial_model
+from fused_lwlr.train.runs import NAMES
 
 CPU = torch.device("cpu")
 COMMON = {"data": "digits", "epochs": 1, "device": "cpu"}
