@@ -33,15 +33,15 @@ PAPER_ACCURACY = 77.15
 def _jobs(settings: Settings) -> list[Job]:
     data = load(settings.data, image_size(settings.model or MODELS[0]))
     epoch = len(Batches(data.train, BATCH_SIZE, torch.device("cpu"), seed=0))
-    most = 10 if settings.quick else max(MOST, epoch)
+    most = 4 if settings.quick else max(MOST, epoch)
     steps = [t for t in (10**i for i in range(9)) if t < most] + [most]
     models = [settings.model] if settings.model else ["resnet"] if settings.quick else list(MODELS)
     common = {"data": settings.data, "epochs": settings.epochs, "device": settings.device}
-    cells = [(t, BATCH_SIZE, True) for t in steps]
+    cells = [(t, BATCH_SIZE, not settings.quick or t == most) for t in steps]
     # the same images, whatever the size: T = 100 minibatches of 64 are 25 of 256
     images = min(SIZES_AT, most) * BATCH_SIZE
     for size in OTHER_SIZES:
-        cells += [(t, size, False) for t in (1, max(1, images // size))]
+        cells += [(t, size, False) for t in sorted({1, images // size})]
     return [
         Job(
             f"{model.replace(':', '-')}-T{t}-batch{size}-seed{seed}",
@@ -99,6 +99,7 @@ def _report(settings: Settings, results: Results) -> Report:
             row = of_size.where(model=model, steps=t)
             largest, mean = deviations(row, of_size.where(model=model, steps=steps[-1]))
             paper = PAPER.get(t) if t < steps[-1] else (0.0, 0.0, PAPER_ACCURACY)
+            paper = paper if "resnet" in model else None
             accuracies = row.of("test_accuracy") if row[0].parameters["train"] else None
             deviation = [cell(largest, "{:.2f}"), cell(mean, "{:.2f}")] if t < steps[-1] else ["0", "0"]
             rows.append(
@@ -135,7 +136,8 @@ def _sizes(results: Results, at: int) -> Table:
             row = [model, str(size), str(many)]
             for t in (few, many):
                 largest, mean = deviations(of_size.where(steps=t), reference)
-                row += [cell(largest, "{:.2f}"), cell(mean, "{:.2f}")]
+                same = (t, size) == (at, BATCH_SIZE)
+                row += ["0", "0"] if same else [cell(largest, "{:.2f}"), cell(mean, "{:.2f}")]
             rows.append(row)
     return Table(
         f"multipliers by the size of minibatches, against T = {at} of {BATCH_SIZE}",

@@ -81,7 +81,7 @@ class Store:
         jobs = ",\n".join(f"  {json.dumps(asdict(result), allow_nan=False)}" for result in results)
         _replace(paths[0], f'{json.dumps(about, indent=1)[:-2]},\n "jobs": [\n{jobs}\n ]\n}}\n')
         _replace(paths[1], "\n".join(table.markdown() for table in report.tables))
-        report.figure.savefig(paths[2], dpi=110)
+        report.figure.savefig(paths[2], dpi=100)
         return paths
 
 
