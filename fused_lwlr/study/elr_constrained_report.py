@@ -91,7 +91,7 @@ def _differences(results: Results) -> Table:
             said = "no gain" if setup == "constrained" else "above 0"
             rows.append([f"{model}, {setup}: warm-up, over none", cell(minus(of, without), "{:+.1f}"), said])
     notes = ["paper: Figure 8 and Sections 4.4 and 4.6; its own Figure 9 has +2.8 for warm-up with a constraint"]
-    return Table("differences of test accuracy in points", ["", "here", "paper"], rows, notes)
+    return Table("differences of test accuracy in points", ["difference", "here", "paper"], rows, notes)
 
 
 def minus(one: Results, other: Results) -> list[float | None]:

@@ -82,7 +82,7 @@ def _statements(results: Results) -> Table:
             ]
         )
     notes = ["paper: Sections 4.2 and 4.3, in words; ResNet-56 on CIFAR-10, 200 epochs, with batch normalization"]
-    return Table("what the paper says of them", ["", "here", "paper"], rows, notes)
+    return Table("what the paper says of them", ["statement", "here", "paper"], rows, notes)
 
 
 def _said(model: str, what: str) -> str:
