@@ -72,13 +72,13 @@ def _schedule(settings: Settings, results: Results) -> Table:
         apart = [[float(abs(f[i, 0] - f[i, 1])) for f in factors] for i in (0, -1)]
         ratio = [run["loss"][-1] / run["plain_loss"][-1] for run in runs]
         rows.append([net, *(cell(values, "{:.3f}") for values in apart), "to 0", cell(ratio, "{:.3g}"), "below 1"])
-    columns = ["net", "rates apart at first", "at last", "paper", "loss / at a single rate"]
+    columns = ["net", "rates apart at first", "at last", "paper: at last", "loss / at a single rate"]
     notes = [
         f"BalancedLR, {settings.epochs} steps on whole batches; {settings.data} for the ReLU net; mean ± standard "
         f"deviation over {len(of)} seeds",
         "rates apart: |lr₁ − lr₂| / lr, which is 2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖)",
     ]
-    return Table("rates that follow norms", [*columns, "paper"], rows, notes)
+    return Table("rates that follow norms", [*columns, "paper: loss"], rows, notes)
 
 
 def _of(results: Results, layers: int) -> Results:

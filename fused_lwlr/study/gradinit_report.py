@@ -63,7 +63,7 @@ def _accuracy(settings: Settings, results: Results) -> Table:
         "paper: Table 3, CIFAR-10, 200 epochs, mean ± standard error of 4 seeds; its GradInit is in the row of the "
         "authors' scripts, which divide the gradient by its norm",
     ]
-    columns += ["paper", "first epoch %", "best %"]
+    columns += ["paper: net", "paper: first epoch %", "paper: best %"]
     return Table("accuracy from different initializations", columns, rows, notes, labels=2)
 
 

@@ -23,7 +23,10 @@ def test_study(tmp_path):
     assert differences[0]["here"] == f"{np.mean(gain):+.1f} ± {np.std(gain, ddof=1):.1f}"
     assert differences[0]["paper"] == "+1.4"
     assert of["kaiming", 0]["before"] == of["kaiming", 0]["after"] == of["gradinit", 0]["before"]
-    assert of["gradinit", 0]["after"] != of["gradinit-normalized", 0]["after"] != of["metainit", 0]["after"]
+    # three steps of Adam on the scales are much the same with the gradient divided by its norm
+    for init in ("metainit", "gradinit", "gradinit-normalized"):
+        change = np.array(of[init, 0]["after"]) / np.array(of[init, 0]["before"])
+        assert abs(change - 1).max() > 1e-3
     assert [row["initialization"] for row in variance] == ["MetaInit", "GradInit", "GradInit, g / ‖g‖"]
 
 
@@ -52,11 +55,10 @@ def test_gradient_std():
     torch.manual_seed(0)
     model = build("resnet8x2", image_size=8, channels=1, classes=10)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    batches = Batches(digits().train, 200, CPU, seed=0)
-    found = gradient_std(model, batches)
+    found = gradient_std(model, Batches(digits().train, 200, CPU, seed=0))
     torch.testing.assert_close(dict(model.state_dict()), state, rtol=0, atol=0)
     of_head = []
-    for x, y in batches:
+    for x, y in Batches(digits().train, 200, CPU, seed=0):
         model.zero_grad()
         cross_entropy(model(x), y).backward()
         of_head.append(model.head.weight.grad.numpy().copy())
