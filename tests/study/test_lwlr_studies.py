@@ -69,7 +69,7 @@ def test_layerwise_against_single(tmp_path):
     single, layerwise = ([j["values"] for j in jobs if j["parameters"]["rates"] == rates] for rates in NAMES)
     gains = [b["test_accuracy"] - a["test_accuracy"] for a, b in zip(single, layerwise, strict=True)]
     assert row["difference"] == f"{np.mean(gains):+.2f} ± {np.std(gains, ddof=1):.2f}"
-    assert (row["paper: single"], row["paper: layer-wise"]) == ("76.80", "77.12")
+    assert (row["paper"], row["paper's sign"]) == ("76.80 → 77.12", "+")
     for values in single:
         assert values["test_accuracy"] > 50
 
@@ -89,8 +89,9 @@ def test_sign(values, sign):
 
 
 def test_methods(tmp_path):
-    (losses, rates), jobs = quick("methods", tmp_path)
-    assert [row["method"] for row in losses] == [row["method"] for row in rates] == ["single", "LWLR", "mup", "LAMB"]
+    (losses, rates, accuracies), jobs = quick("methods", tmp_path)
+    for table in (losses, rates, accuracies):
+        assert [row["method"] for row in table] == ["single", "LWLR", "mup", "LAMB"]
     found = {}
     for job in jobs:
         parameters = job["parameters"]
