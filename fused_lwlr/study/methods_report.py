@@ -55,7 +55,7 @@ def report(settings: Settings, results: Results) -> Report:
         ["method", *sizes, "paper"],
         accuracies,
         [
-            "paper: ResNet-50, ImageNet, 90 epochs: Table 2 (its LARS is the clipped one), Figure 1 (depth), Table 1 (AdamW)",
+            "paper: ResNet-50, ImageNet, 90 epochs; Table 2 (its LARS is LARC), Figure 1 (depth) and Table 1 (AdamW)",
         ],
     )  # fmt: skip
     return Report([first, second, third], _draw(results))
