@@ -80,6 +80,7 @@ def sign(values: list[float | None]) -> str:
 
 def _report(settings: Settings, results: Results) -> Report:
     rows = []
+    more = ", and three times that" if FACTORS[1] in results.distinct("factor") else ""
     for model, optimizer, factor in product(*map(results.distinct, ("model", "optimizer", "factor"))):
         of_cell = results.where(model=model, optimizer=optimizer, factor=factor)
         arms = [of_cell.where(rates=rates) for rates in NAMES]
@@ -95,7 +96,7 @@ def _report(settings: Settings, results: Results) -> Report:
         [
             f"{settings.data}, {settings.epochs} epochs, mean ± standard deviation over {settings.seeds} seeds; the "
             "difference is paired by seed, its sign undecided where it is within two standard errors of 0",
-            "lr: the rate that suits a single rate best (chosen on held-out training images), and three times that",
+            f"lr: the rate that suits a single rate best (chosen on held-out training images){more}",
             "paper: Table 1, a single rate → layer-wise ones, one run each: ResNet-50 after 90 epochs of ImageNet, and "
             "ViT-S/16 after 300; basic augmentation",
         ],
