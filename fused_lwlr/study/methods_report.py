@@ -20,7 +20,7 @@ PAPER = {
 def report(settings: Settings, results: Results) -> Report:
     """The best loss of each method and size, the rates that work, and losses over rates."""
     sizes = results.distinct("size")
-    losses, usable = [], []
+    losses, usable, accuracies = [], [], []
     for method in results.distinct("method"):
         of_method = results.where(method=method)
         best = {size: _best(of_method.where(size=size)) for size in sizes}
@@ -28,9 +28,9 @@ def report(settings: Settings, results: Results) -> Report:
             f"{cell(found.of('train_loss'), '{:.4f}')} at {found[0].parameters['lr']:g}" for found in best.values()
         ]
         losses.append([method, *lowest])
-        works = [_usable(of_method.where(size=size)) for size in sizes]
-        accuracies = [cell(found.of("test_accuracy"), "{:.2f}") for found in best.values()]
-        usable.append([method, *works, *accuracies, PAPER.get(method, "")])
+        usable.append([method, *(_usable(of_method.where(size=size)) for size in sizes)])
+        tested = [cell(found.of("test_accuracy"), "{:.2f}") for found in best.values()]
+        accuracies.append([method, *tested, PAPER.get(method, "")])
     over = f"{settings.data}, {settings.epochs} epochs, mean ± standard deviation over {settings.seeds} seeds"
     grid = len(results.where(method=results[0].parameters["method"]).distinct("lr"))
     first = Table(
@@ -38,21 +38,27 @@ def report(settings: Settings, results: Results) -> Report:
         ["method", *(f"{size}: loss at lr" for size in sizes)],
         losses,
         [
-            f"{over}; sizes are depth x width of a perceptron" if settings.model is None else over,
+            over if settings.model else f"{over}; sizes are depth x width of a perceptron; all but μP start from the "
+            "initialization of LWLR",
             "paper, Figure 7, as its text has it: SGD-NG bears higher rates but does not reach low losses; SGD-NG_adap "
             "reaches them; LWLR does so over more rates",
         ],
     )  # fmt: skip
     second = Table(
-        "rates that work, and test accuracy in % at the rate with the lowest training loss",
-        ["method", *(f"{size}: rates" for size in sizes), *(f"{size}: accuracy" for size in sizes), "paper: accuracy"],
+        f"how many of {grid} learning rates work",
+        ["method", *sizes],
         usable,
+        [f"work: the mean training loss is {LOW:g} at most"],
+    )
+    third = Table(
+        "test accuracy in % at the rate with the lowest training loss",
+        ["method", *sizes, "paper"],
+        accuracies,
         [
-            f"rates: how many of those tried have a mean training loss of {LOW:g} at most",
-            "paper: ResNet-50, ImageNet, 90 epochs: Table 2 (its LARS is the clipped one), Figure 1, Table 1 for AdamW",
+            "paper: ResNet-50, ImageNet, 90 epochs; Table 2 (its LARS is LARC), Figure 1 (depth) and Table 1 (AdamW)",
         ],
     )  # fmt: skip
-    return Report([first, second], _draw(results))
+    return Report([first, second, third], _draw(results))
 
 
 def _mean(losses: list[float | None]) -> float:
@@ -95,6 +101,8 @@ def _draw(results: Results) -> Figure:
                 axes.fill_between(lrs, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
+        # some rates end at losses that would hide all others
+        axes.set_ylim(top=5)
         axes.set_title(method, fontsize="small")
         axes.tick_params(labelsize="x-small")
     for axes in grid.flat[len(methods) :]:

@@ -25,7 +25,8 @@ class Store:
     def __init__(self, out: Path, settings: Settings) -> None:
         self.out, self.jobs, self.settings = out, out / "jobs", settings
         path = out / "settings.json"
-        if path.exists():
+        # without results there is nothing to mix up: a mistyped option can be put right
+        if path.exists() and any(self.jobs.glob("*.json")):
             mine, theirs = asdict(settings), _read(path)
             changed = [
                 f"{key} {theirs.get(key)} -> {value}"

@@ -104,7 +104,10 @@ def test_a_failure_is_named_and_the_others_are_kept(monkeypatch):
     ],
 )
 def test_other_settings_are_refused(first, second, changed):
-    start(toy.study(), **first)
+    # of what has no results yet they may be put right
+    start(toy.study(), **second)
+    store, jobs = start(toy.study(), **first)
+    run(store, jobs[:1], workers=1)
     with pytest.raises(ValueError, match=f"run holds a run with other settings: {changed}; choose another folder"):
         start(toy.study(), **second)
     # as they were, and on another device
