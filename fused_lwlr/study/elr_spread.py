@@ -51,7 +51,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(model: str, momentum: float, lr: float, seed: int, data: str, epochs: int, device: str) -> dict[str, Any]:
-    """Mean(E) and Std(E) over convolutions, averaged over a training from He's initialization, and its test accuracy.
+    """Mean(E) and Std(E) over layers, averaged over a training from He's initialization, and its test accuracy.
 
     With momentum E is that of the buffer (Eq. 11), and `base_spread` that of the gradient. What diverges has no values.
     """
@@ -62,8 +62,8 @@ def measure(model: str, momentum: float, lr: float, seed: int, data: str, epochs
     training = FromHe(config)
     every = math.ceil(training.steps / RECORDS)
     convolutions = [name for name, param in training.model.named_parameters() if param.dim() == 4]
-    # linear weights, where there is no convolution
-    select: dict[str, Any] = {"select": convolutions} if convolutions else {}
+    # all weights of a net that is not of convolutions: a ViT has one
+    select: dict[str, Any] = {"select": convolutions} if len(convolutions) > 1 else {}
     base = ELRRecorder(training.model, every=every, **select).watch(training.optimizer)
     buffer = ELRRecorder(training.model, every=every, momentum=True, **select).watch(training.optimizer)
     try:
