@@ -1,4 +1,4 @@
-"""The command `fused-lwlr`: calibrate, train, demo; elr and balance are in files of their own.
+"""The command `fused-lwlr`: calibrate, train, demo; elr, balance and study are in files of their own.
 
 What takes long to import is imported inside the commands, so that --help is quick.
 """
@@ -15,6 +15,7 @@ except ModuleNotFoundError:
 from rich.console import Console
 from rich.text import Text
 
+from fused_lwlr.study import cli as study_cli
 from fused_lwlr.train import balance_cli, elr_cli
 from fused_lwlr.train import options as option
 from fused_lwlr.train.errors import errors_in_red
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(elr_cli.app, name="elr")
 app.command()(balance_cli.balance)
+app.command()(study_cli.study)
 
 
 def main() -> None:

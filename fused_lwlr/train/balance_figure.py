@@ -6,6 +6,7 @@ two, by the closed form (signal only), exactly, and by training with matrices; a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr import SGD, BalancedLR, balance
-from fused_lwlr.train.data import digits
+from fused_lwlr.train.data import Batches, load
 
 STEPS = (1, 2, 4, 8)
 COLORS = ("#00798c", "#d1495b", "#edae49", "#66a182")
@@ -78,13 +79,18 @@ def table(split: Split, seeds: int) -> Table:
     return result
 
 
-def train(lr: float = 0.02, steps: int = 60) -> list[Trained]:
-    """`BalancedLR` and a single rate: a linear net with a linear teacher, and a ReLU net with handwritten digits."""
-    torch.manual_seed(0)
+def train(lr: float = 0.02, steps: int = 60, seed: int = 0, data: str = "digits") -> list[Trained]:
+    """`BalancedLR` and a single rate: a linear net with a linear teacher, and a ReLU net with handwritten digits.
+
+    Of other data the ReLU net has at most 2,000 training images.
+    """
+    torch.manual_seed(seed)
     one, two, teacher = (nn.init.orthogonal_(torch.empty(12, 12)) * scale for scale in (2.0, 0.5, 6.0))
-    images, labels = digits().train.tensors  # type: ignore[attr-defined]
-    images = images.flatten(1)
-    first, second = torch.randn(64, 128) / 8, torch.randn(128, 10) / 128**0.5
+    source = load(data)
+    pixels, labels = next(iter(Batches(source.train, 2000, torch.device("cpu"))))
+    images = pixels.flatten(1)
+    sizes = images.shape[1], 128, len(source.classes)
+    first, second = (torch.randn(a, b) / a**0.5 for a, b in pairwise(sizes))
 
     def linear(w: Sequence[Tensor]) -> Tensor:
         return (w[0] @ w[1] - teacher).square().sum() / 2

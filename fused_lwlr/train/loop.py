@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -91,15 +92,25 @@ class Training:
         config: what to train and how.
         rates: layer-wise rates to take instead of calibrating or reading them.
         progress: show a progress bar while calibrating.
+        model: a network to train, with the weights that it has, instead of the one that `config` names.
+        optimizer: makes the optimizer, from this training with its model and rates, instead of what `config` says.
     """
 
-    def __init__(self, config: Config, *, rates: LayerRates | None = None, progress: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        rates: LayerRates | None = None,
+        progress: bool = False,
+        model: nn.Module | None = None,
+        optimizer: "Callable[[Training], SGD | AdamW] | None" = None,
+    ) -> None:
         self.config = config
         self.device = pick_device(config.device)
         self.data = load(config.data, config.image_size)
-        self.model = initial_model(config.model, self.data, config.seed).to(self.device)
+        self.model = (model or initial_model(config.model, self.data, config.seed)).to(self.device)
         self.rates = rates or self._find_rates(progress)
-        self.optimizer = self._new_optimizer()
+        self.optimizer = optimizer(self) if optimizer is not None else self._new_optimizer()
         self.scheduler = self._new_scheduler()
         self.history: list[Epoch] = []
 

@@ -1,4 +1,4 @@
-"""A small ResNet, a small ViT, a deep network without shortcuts, and the models of timm by name."""
+"""A small ResNet, a small ViT, a deep network without shortcuts and with, and the models of timm by name."""
 
 import difflib
 from collections.abc import Callable
@@ -6,6 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from fused_lwlr.train.deepnet import deepnet
 
 
 class BasicBlock(nn.Module):
@@ -111,11 +113,22 @@ class NoShort(nn.Module):
         return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort}
+class Short(NoShort):
+    """`NoShort`, of the same parameters, with a shortcut past every two convolutions but the first two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        per_block = 6  # two of convolution, normalization and ReLU each
+        x = self.layers[:per_block](x)
+        for i in range(per_block, len(self.layers), per_block):
+            x = functional.relu(x + self.layers[i : i + per_block - 1](x))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
 
 
 def build(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module:
-    """A new model: one of `MODELS`, or "timm:NAME" for a model of timm.
+    """A new model: one of `MODELS`, one that `deepnet` names, or "timm:NAME" for a model of timm.
 
     Raises:
         ValueError: there is no such model, or it cannot take images of this size.
@@ -124,6 +137,9 @@ def build(name: str, *, image_size: int, channels: int, classes: int) -> nn.Modu
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), image_size, channels, classes)
     if name not in MODELS:
+        deep = deepnet(name, image_size=image_size, channels=channels, classes=classes)
+        if deep is not None:
+            return deep
         raise ValueError(
             f"there is no model {name!r}: choose from {', '.join(MODELS)} or timm:NAME (such as timm:resnet50)"
         )

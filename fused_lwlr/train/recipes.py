@@ -50,3 +50,8 @@ NOSHORT: tuple[dict[str, Any], ...] = (
 def learning_rate(model: str, optimizer: str) -> float:
     """A base learning rate for a model and an optimizer."""
     return ON_DIGITS.get((model, optimizer), LEARNING_RATE[optimizer])
+
+
+def image_size(model: str) -> int | None:
+    """The side of images for a model: that of the data set, or 224 for models of timm."""
+    return 224 if model.startswith("timm:") else None

@@ -91,7 +91,7 @@ def test_synthetic_images_are_named_and_not_for_training(run):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("calibrate --model nope", "there is no model 'nope': choose from resnet, vit, noshort or timm:NAME"),
+        ("calibrate --model nope", "there is no model 'nope': choose from resnet, vit, noshort, short or timm:NAME"),
         ("calibrate --data nowhere", "nowhere is not a folder of images"),
         ("calibrate --device toaster", "device 'toaster' cannot be used here"),
         ("calibrate --steps 23 --device cpu", "22 minibatches"),
