@@ -31,7 +31,7 @@ OURS: dict[str, dict[str, Any]] = {
     "LARS": {"scaling": fused_lwlr.LARS(select="*")},
 }
 COLUMNS = (*OURS, "looks", "fused", "groups")
-"""Ours with a multiplier for every tensor, alone and scaled; `Looks`; torch's fused, alone and with a group for each."""
+"""Ours with multipliers, alone and scaled; `Looks`; torch's fused, alone and with a group for each tensor."""
 
 Named = list[tuple[str, torch.nn.Parameter]]
 
