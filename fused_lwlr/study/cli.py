@@ -31,7 +31,11 @@ def study(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="resnet, vit, noshort or timm:NAME.", metavar="NAME", show_default="the models of the study"),
+        typer.Option(
+            help="resnet, vit, noshort, short, a deep one such as resnet56 or noshort110-nobn, or timm:NAME.",
+            metavar="NAME",
+            show_default="the models of the study",
+        ),
     ] = None,
     epochs: Annotated[
         int | None,

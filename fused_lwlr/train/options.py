@@ -39,8 +39,8 @@ class Backends(str, Enum):
 Model = Annotated[
     str,
     typer.Option(
-        help="resnet, vit or noshort (small ones of our own; the last is deep, without shortcuts), or timm:NAME for "
-        "any model of timm.",
+        help="resnet, vit, noshort or short (small ones of our own; the last two are deep, without and with shortcuts), "
+        "a deep ResNet such as resnet56 or noshort110-nobn, or timm:NAME for any model of timm.",
         metavar="NAME",
     ),
 ]
