@@ -39,7 +39,7 @@ class Backends(str, Enum):
 Model = Annotated[
     str,
     typer.Option(
-        help="resnet, vit, noshort or short (small ones of our own; the last two are deep, without and with shortcuts), "
+        help="resnet, vit, noshort or short (small ones of our own; the last two deep, without and with shortcuts), "
         "a deep ResNet such as resnet56 or noshort110-nobn, or timm:NAME for any model of timm.",
         metavar="NAME",
     ),
