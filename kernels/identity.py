@@ -48,7 +48,7 @@ class Layout:
         # the guard is stricter than we are: it looks at requires_grad, autocast and the like
         try:
             other = Layout(tensors)
-        except (RuntimeError, AttributeError):
+        except RuntimeError:
             return False
         if not self._equals(other):
             return False

@@ -97,8 +97,8 @@ class Image:
 
     def refresh(self, table: Table, hyper: np.ndarray) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
-        moved = table.moves != self._moves
-        if moved:
+        changed = table.moves != self._moves
+        if changed:
             self._moves = table.moves
             for column, name in enumerate(self.columns):
                 if name in table.columns:
@@ -106,7 +106,6 @@ class Image:
         for name in self._scratched:
             for index, tensor in self._scratch[name].items():
                 tensor.copy_(real(table.columns[name][index]))
-        changed = moved
         if table.hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
