@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -127,15 +128,18 @@ class Short(NoShort):
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
 
 
-def build(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module:
+def build(name: str, *, image_size: int, channels: int, classes: int, **arguments: Any) -> nn.Module:
     """A new model: one of `MODELS`, one that `deepnet` names, or "timm:NAME" for a model of timm.
 
+    Args:
+        arguments: for a model of timm, such as drop_path_rate=0.1.
+
     Raises:
-        ValueError: there is no such model, or it cannot take images of this size.
+        ValueError: there is no such model, or it cannot take images of this size or these arguments.
         ImportError: a model of timm is asked for and timm cannot be imported.
     """
     if name.startswith("timm:"):
-        return _timm(name.removeprefix("timm:"), image_size, channels, classes)
+        return _timm(name.removeprefix("timm:"), image_size, channels, classes, arguments)
     if name not in MODELS:
         deep = deepnet(name, image_size=image_size, channels=channels, classes=classes)
         if deep is not None:
@@ -146,7 +150,7 @@ def build(name: str, *, image_size: int, channels: int, classes: int) -> nn.Modu
     return MODELS[name](image_size=image_size, channels=channels, classes=classes)
 
 
-def _timm(name: str, image_size: int, channels: int, classes: int) -> nn.Module:
+def _timm(name: str, image_size: int, channels: int, classes: int, arguments: dict[str, Any]) -> nn.Module:
     try:
         import timm
     except ImportError as error:
@@ -159,5 +163,10 @@ def _timm(name: str, image_size: int, channels: int, classes: int) -> nn.Module:
         raise ValueError(f"timm has no model {name!r}{hint}")
     config = timm.get_pretrained_cfg(name)
     fixed = {"img_size": image_size} if config is not None and config.fixed_input_size else {}
-    model: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels, **fixed)
+    try:
+        model: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels, **{**fixed, **arguments})
+    except TypeError as error:
+        if not arguments:
+            raise
+        raise ValueError(f"timm:{name} does not take {', '.join(arguments)}: {error}") from error
     return model

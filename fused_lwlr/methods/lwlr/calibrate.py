@@ -23,6 +23,7 @@ def calibrate(
     loss_fn: Callable[[Any, Any], Tensor],
     *,
     steps: int | None = None,
+    accumulate: int = 1,
     init: bool = True,
     progress: bool = False,
     backend: Backend = "auto",
@@ -42,6 +43,8 @@ def calibrate(
             mapping, `loss_fn(model(**batch), batch)`. Their tensors are moved to the model's device.
         loss_fn: returns the mean loss over the minibatch, a scalar.
         steps: the number of minibatches T; all of them when None. One deviates from an epoch by some percent.
+        accumulate: so many of `batches` make a minibatch together: its gradient is the mean of theirs, and magnitudes
+            are taken of that. For minibatches that do not fit in memory.
         init: draw weights with `lwlr_init_` first, as the paper does; else take them as they are.
         progress: show a progress bar (needs rich).
         backend: "auto", "triton" or "torch", for the reduction.
@@ -52,6 +55,8 @@ def calibrate(
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps={steps}: at least one minibatch is needed")
+    if accumulate < 1:
+        raise ValueError(f"accumulate={accumulate}: a minibatch has at least one part")
     layers = layers_of(model)
     if not any(layer.param.requires_grad for layer in layers):
         raise ValueError("model has no parameter that requires a gradient")
@@ -66,12 +71,15 @@ def calibrate(
         if init:
             lwlr_init_(model)
         model.train()
-        for batch in _shown(islice(batches, steps), _length(batches, steps), progress):
+        for minibatch in _shown(
+            islice(_parts(batches, accumulate), steps), _length(batches, steps, accumulate), progress
+        ):
             model.zero_grad(set_to_none=True)
-            loss = loss_of(model, batch, loss_fn, device)
-            if loss.dim() != 0:
-                raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
-            loss.backward()
+            for batch in minibatch:
+                loss = loss_of(model, batch, loss_fn, device)
+                if loss.dim() != 0:
+                    raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
+                (loss / accumulate).backward()
             values = reduction().to(totals.device, torch.float64)
             index = reduction.index.to(totals.device)
             totals[0, index] += values[:, STATISTICS.index("abs_sum")] * weight[index]
@@ -94,8 +102,15 @@ def calibrate(
     )
 
 
-def _length(batches: Iterable[Any], steps: int | None) -> int | None:
-    return steps if steps is not None or not isinstance(batches, Sized) else len(batches)
+def _parts(batches: Iterable[Any], count: int) -> Iterator[list[Any]]:
+    """So many at a time; what is left at the end is no whole minibatch."""
+    source = iter(batches)
+    while len(found := list(islice(source, count))) == count:
+        yield found
+
+
+def _length(batches: Iterable[Any], steps: int | None, accumulate: int) -> int | None:
+    return steps if steps is not None or not isinstance(batches, Sized) else len(batches) // accumulate
 
 
 def _shown(batches: Iterator[Any], total: int | None, progress: bool) -> Iterable[Any]:

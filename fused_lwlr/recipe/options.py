@@ -1,0 +1,71 @@
+"""What the command line says of every field of a recipe, and under which heading."""
+
+HELP: dict[str, dict[str, str]] = {
+    "Model": {
+        "model": "resnet, vit, resnet56, noshort110-nobn, ... (small ones of our own), or timm:NAME.",
+        "model_args": "NAME=VALUE for a model of timm, such as drop_path_rate=0.1; may be repeated.",
+        "init": "Weights to start from: the LWLR paper's, those scaled by GradInit, or what the model comes with.",
+        "gradinit_steps": "Steps of GradInit.",
+        "channels_last": "Keep images and weights of convolutions with channels last.",
+        "compile": "Compile the model with torch.compile.",
+    },
+    "Data": {
+        "data": "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn).",
+        "image_size": "Side of images in pixels.",
+        "augmentation": "basic: random crops and flips; strong: RandAugment as well.",
+        "random_erasing": "Part of the training images in which a rectangle is erased.",
+        "mixup": "Strength of Mixup, α of its beta distribution; 0 for none.",
+        "cutmix": "Strength of CutMix; 0 for none.",
+        "label_smoothing": "Part of each label that is spread over all classes.",
+        "corrupt": "An image that cannot be read: refuse to go on, or skip and count it.",
+        "workers": "Processes that load images, for each process that trains.",
+    },
+    "Optimizer": {
+        "optimizer": "SGD with momentum, or AdamW.",
+        "lr": "Peak learning rate. A preset scales its own with the batch size, not one that is given here.",
+        "lr_scaling": "How --lr changes from --lr-batch-size to --batch-size.",
+        "lr_batch_size": "Batch size that --lr was found at.",
+        "momentum": "Momentum of SGD.",
+        "weight_decay": "Weight decay.",
+        "decay": "Decay all parameters, or only those of two or more dimensions.",
+        "scaling": "Layer-wise scaling by norms of each step.",
+        "goal": "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.",
+        "trust_coefficient": "With --scaling lars or larc.",
+        "clip_global_norm": "The largest norm of all gradients together.",
+        "rates": "layerwise measures multipliers first (LWLR), single has none; or a file that calibrate wrote.",
+        "calibration_steps": "Batches to measure multipliers on.",
+        "ema": "Decay of an average of the weights, which the step itself keeps; it is tested as well.",
+    },
+    "Schedule": {
+        "epochs": "Passes over the training images.",
+        "steps": "Steps of the optimizer, in place of --epochs.",
+        "warmup_epochs": "Epochs in which the learning rate rises.",
+        "schedule": "How it falls after that; polynomial is a square.",
+        "batch_size": "Images in a step, of all processes together.",
+        "micro_batch": "At most so many in one pass of one process; gradients of several passes make a step.",
+        "amp": "Mixed precision.",
+        "fsdp": "Shard the model over processes (FSDP2), where DDP copies it.",
+    },
+    "Run": {
+        "seed": "Seed of weights, order of images, augmentation and dropout.",
+        "deterministic": "Only algorithms that give the same bits each time; on a GPU they can be slower.",
+        "device": "cpu, cuda, cuda:1, ...; auto takes the GPU where there is one.",
+        "backend": "Implementation of the fused steps: auto takes Triton on a GPU and PyTorch elsewhere.",
+        "out": "Folder of the run. The same command again goes on with what is in it.",
+        "checkpoint_minutes": "Minutes between checkpoints.",
+        "log_every": "Steps between two lines of metrics.",
+        "stats_every": "Steps between two records of all layers; 0 for one each epoch.",
+        "tensorboard": "Write curves and layers for TensorBoard.",
+    },
+}
+
+SUITED: dict[str, str] = {
+    "image_size": "224 for timm, 8 for digits, else 64",
+    "lr": "what suits model and optimizer",
+    "weight_decay": "1e-4 for sgd, 0.1 for adamw",
+    "warmup_epochs": "a tenth of the epochs",
+    "rates": "layerwise, or single with --scaling",
+    "calibration_steps": "an epoch, at most 100",
+    "micro_batch": "all of a process's part",
+}
+"""Defaults without a preset that depend on other fields."""
