@@ -5,15 +5,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from fused_lwlr.train.scan import scan
+
 Batch = tuple[Tensor, Tensor]
 
-EXTENSIONS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 # of ImageNet, what models for photographs are commonly given
 RGB_MEAN, RGB_STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
@@ -70,27 +72,9 @@ def digits(image_size: int = 8) -> Data:
 
 def folder(path: Path, image_size: int) -> Data:
     """A folder of images, as `load` describes it."""
-    if not path.is_dir():
-        raise FileNotFoundError(f"{path} is not a folder of images, nor the name of a data set (digits)")
-    root = path / "train" if (path / "train").is_dir() else path
-    classes = tuple(entry.name for entry in _visible(root) if entry.is_dir())
-    if len(classes) < 2:
-        raise ValueError(
-            f"{root} has {len(classes)} sub-folder(s): images of two classes at least are needed, one folder each"
-        )
-    files = [_images(root / name) for name in classes]
-    if root != path and (path / "val").is_dir():
-        extra = {entry.name for entry in _visible(path / "val") if entry.is_dir()} - set(classes)
-        if extra:
-            raise ValueError(f"{path / 'val'} has classes that {root} has not: {', '.join(sorted(extra))}")
-        train, test = files, [_images(path / "val" / name) for name in classes]
-    else:
-        train, test = [[f for i, f in enumerate(of) if i % 5 != 4] for of in files], [of[4::5] for of in files]
-        if not any(test):
-            raise ValueError(
-                f"{root} has no class of five images, of which one would be for testing: add images, or train/ and val/"
-            )
-    return Data(str(path), ImageFiles(train, image_size), ImageFiles(test, image_size), classes, 3, image_size)
+    found = scan(path)
+    train, test = (ImageFiles(files, image_size) for files in (found.train, found.test))
+    return Data(str(path), train, test, found.classes, channels=3, image_size=image_size)
 
 
 def synthetic(count: int, image_size: int, classes: int = 1000) -> Data:
@@ -103,8 +87,8 @@ def synthetic(count: int, image_size: int, classes: int = 1000) -> Data:
 class ImageFiles(Dataset[tuple[Tensor, ...]]):
     """Image files, listed by class and decoded when asked for, as normalised RGB."""
 
-    def __init__(self, files: Sequence[Sequence[Path]], image_size: int) -> None:
-        self.samples = [(file, target) for target, of_class in enumerate(files) for file in of_class]
+    def __init__(self, files: Sequence[Sequence[str]], image_size: int) -> None:
+        self.samples = [(Path(file), target) for target, of_class in enumerate(files) for file in of_class]
         self.image_size = image_size
         self.pool = ThreadPoolExecutor()
 
@@ -113,7 +97,7 @@ class ImageFiles(Dataset[tuple[Tensor, ...]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         file, target = self.samples[index]
-        return _decode(file, self.image_size), torch.tensor(target)
+        return normalized(central_square(open_rgb(file), self.image_size)), torch.tensor(target)
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         # what DataLoader calls for a minibatch; Pillow decodes outside the interpreter lock
@@ -167,25 +151,29 @@ class Batches:
             yield inputs.to(self.device), targets.to(self.device)
 
 
-def _visible(path: Path) -> list[Path]:
-    return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+def open_rgb(file: str | Path) -> Any:
+    """An image of Pillow in RGB, with 8 bits a channel, and turned as its EXIF data say.
 
-
-def _images(path: Path) -> list[Path]:
-    found = path.rglob("*") if path.is_dir() else ()
-    files = sorted(file for file in found if file.suffix.lower() in EXTENSIONS and not file.name.startswith("."))
-    if not files:
-        raise ValueError(f"{path} holds no images ({', '.join(sorted(EXTENSIONS))})")
-    return files
-
-
-def _decode(file: Path, size: int) -> Tensor:
+    Raises:
+        ValueError: the file is no image that can be read.
+    """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(file) as image:
-            square = ImageOps.fit(ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+            return ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"cannot read the image {file}: {error}") from error
-    pixels = torch.from_numpy(np.array(square)).float() / 255  # (size, size, 3)
+
+
+def central_square(image: Any, size: int) -> Any:
+    """The largest square in the middle of an image of Pillow, `size` x `size` pixels."""
+    from PIL import Image, ImageOps
+
+    return ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+
+
+def normalized(image: Any) -> Tensor:
+    """An image of Pillow in RGB as float32 of (3, height, width), with ImageNet's mean and deviation taken out."""
+    pixels = torch.from_numpy(np.array(image)).float() / 255  # (height, width, 3)
     return ((pixels - RGB_MEAN) / RGB_STD).permute(2, 0, 1).contiguous()

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -150,13 +151,20 @@ def build(name: str, *, image_size: int, channels: int, classes: int, **argument
     return MODELS[name](image_size=image_size, channels=channels, classes=classes)
 
 
-def _timm(name: str, image_size: int, channels: int, classes: int, arguments: dict[str, Any]) -> nn.Module:
+def import_timm(needed_by: str) -> ModuleType:
+    """The package timm, or an ImportError that says what needs it and what to install."""
     try:
         import timm
+        import timm.data
     except ImportError as error:
-        raise ImportError(f"timm:{name} needs timm ({error}): pip install 'fused_lwlr[timm]'") from error
+        raise ImportError(f"{needed_by} needs timm ({error}): pip install 'fused_lwlr[timm]'") from error
     except RuntimeError as error:  # what a torchvision that was built for another torch raises
         raise ImportError(f"timm cannot be imported: {error}; does torchvision match this torch?") from error
+    return timm  # type: ignore[no-any-return]
+
+
+def _timm(name: str, image_size: int, channels: int, classes: int, arguments: dict[str, Any]) -> nn.Module:
+    timm = import_timm(f"timm:{name}")
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
         hint = f"; did you mean {', '.join(close)}?" if close else ""

@@ -1,0 +1,1 @@
+"""Recipes of large-batch training on ImageNet and the like, run from one configuration."""

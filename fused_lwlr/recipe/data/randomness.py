@@ -1,0 +1,46 @@
+"""Random numbers that are a function of where they are used, not of what was drawn before."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+# one for each use, so that no two draw the same numbers from the same seed
+ORDER, IMAGE, SYNTHETIC, MIXING = range(4)
+
+
+def sequence(use: int, seed: int, *where: int) -> np.random.SeedSequence:
+    """The seeds for one use, at one place such as (epoch, index); all of them at least 0."""
+    # not one tuple of entropy, in which (1,) and (1, 0) would be the same
+    return np.random.SeedSequence(seed, spawn_key=(use, *where))
+
+
+def seed_globals(source: np.random.SeedSequence) -> None:
+    """Seed Python's, numpy's and torch's global generators, which timm and torchvision draw from.
+
+    The generators of a GPU are left alone, unlike by `torch.manual_seed`.
+    """
+    words = source.generate_state(8)  # uint32
+    random.seed(words[:4].tobytes())
+    np.random.seed(words[:4])
+    torch.default_generator.manual_seed(int(words[4]) << 32 | int(words[5]))
+
+
+@contextmanager
+def globals_restored() -> Iterator[None]:
+    """Leave the three global generators as they were found."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what numpy cannot hash: ValueError."""
+    if seed < 0:
+        raise ValueError(f"seed={seed} is negative: give 0 or more")

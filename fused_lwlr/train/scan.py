@@ -1,0 +1,98 @@
+"""The files of a folder of images, by class: what is there, in an order that depends on names alone."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+EXTENSIONS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Paths of images for training and for testing, a list for each of the classes, which are sorted by name."""
+
+    classes: tuple[str, ...]
+    train: list[list[str]]
+    test: list[list[str]]
+
+
+def scan(path: Path, names: tuple[str, ...] = ("digits",)) -> Listing:
+    """The images of a folder that holds a sub-folder for each class, or `train/` and `val/` with those inside.
+
+    Without `val/`, every fifth image of a class is for testing. Images may lie in sub-folders of a class; names
+    that begin with a dot are left out. No file is opened, nor asked for anything but its name.
+
+    Args:
+        path: the folder.
+        names: what could have been asked for instead, to say so.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it is a file, or cannot be listed, or does not hold images of at least two classes, each of them
+            for training and for testing.
+    """
+    if not path.is_dir():
+        if path.exists():
+            raise ValueError(f"{path} is a file: give the folder that holds one sub-folder of images for each class")
+        raise FileNotFoundError(f"{path} is not a folder of images, nor the name of a data set ({', '.join(names)})")
+    root = path / "train" if (path / "train").is_dir() else path
+    classes = _folders(root)
+    if len(classes) < 2:
+        raise ValueError(
+            f"{root} has {len(classes)} sub-folder(s): images of two classes at least are needed, one folder each"
+        )
+    if root == path or not (path / "val").is_dir():
+        files = _images(root, classes)
+        train, test = [[f for i, f in enumerate(of) if i % 5 != 4] for of in files], [of[4::5] for of in files]
+        if not any(test):
+            raise ValueError(
+                f"{root} has no class of five images, of which one would be for testing: add images, or train/ and val/"
+            )
+        return Listing(tuple(classes), train, test)
+    val = path / "val"
+    theirs = set(_folders(val))
+    if not theirs:
+        raise ValueError(f"{val} has no sub-folders: sort its images into folders of their classes, named as in {root}")
+    if extra := sorted(theirs - set(classes)):
+        raise ValueError(f"{val} has classes that {root} has not: {_some(extra)}; remove them, or add images to train")
+    if missing := sorted(set(classes) - theirs):
+        raise ValueError(
+            f"{val} lacks classes that {root} has: {_some(missing)}; add images of them, or leave them out"
+        )
+    return Listing(tuple(classes), _images(root, classes), _images(val, classes))
+
+
+def _folders(root: Path) -> list[str]:
+    return [entry.name for entry in _entries(str(root)) if entry.is_dir()]
+
+
+def _images(root: Path, classes: list[str]) -> list[list[str]]:
+    # on a disk of the network a listing is mostly waiting
+    with ThreadPoolExecutor(16) as pool:
+        files = list(pool.map(lambda name: list(_walk(os.path.join(root, name))), classes))
+    for name, found in zip(classes, files, strict=True):
+        if not found:
+            raise ValueError(f"{root / name} holds no images ({', '.join(sorted(EXTENSIONS))}): add some, or remove it")
+    return files
+
+
+def _walk(folder: str) -> Iterator[str]:
+    for entry in _entries(folder):
+        if entry.is_dir():
+            yield from _walk(entry.path)
+        elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
+            yield entry.path
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+    except OSError as error:
+        raise ValueError(f"cannot list {folder}: {error.strerror}") from error
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
