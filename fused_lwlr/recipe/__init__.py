@@ -1,1 +1,1 @@
-"""Recipes of large-batch training on ImageNet and the like, run from one configuration."""
+"""Recipes of training with large batches: presets, data, the loop, and the folder in which a run is kept."""

@@ -4,7 +4,6 @@ Checkpoints are written in one piece or not at all, and read without running cod
 """
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fused_lwlr import LayerRates
+from fused_lwlr import LayerRates, files
 from fused_lwlr.train.loop import Config, Epoch, Training
 
 CONTENTS = ("config", "history", "model", "optimizer", "scheduler", "rng", "cuda_rng")
@@ -53,19 +52,7 @@ def finish(training: Training, out: Path, on_epoch: Callable[[Epoch], None] = la
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint at `path`: after a crash there is the old one or the new one, whole."""
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    if os.name == "posix":
-        # the new name too is to outlive a loss of power
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    files.replace(path, lambda file: torch.save(state, file))
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -77,13 +64,10 @@ def load(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint to resume from at {path}")
-    with path.open("rb") as file:
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-        # a damaged file makes for errors of any kind
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ValueError(f"{path} is not a checkpoint of fused-lwlr: {reason}") from error
+    try:
+        state = files.read_tensors(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a checkpoint of fused-lwlr: {error}") from error
     missing = [name for name in CONTENTS if not isinstance(state, dict) or name not in state]
     if missing:
         raise ValueError(f"{path} is not a checkpoint of fused-lwlr: it has no {missing[0]!r}")

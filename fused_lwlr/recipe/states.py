@@ -1,0 +1,178 @@
+"""Weights and optimizer state by name and in whole tensors, however the model is wrapped, compiled or sharded."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from fused_lwlr.recipe.ranks import from_first, is_first, shared
+from fused_lwlr.shards import is_distributed
+
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+SAVED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+LOADED = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What torch.compile and activation checkpointing put into names."""
+
+
+def of_model(model: nn.Module) -> dict[str, Any]:
+    """Parameters and buffers by name, those of a sharded model whole, on the CPU and on rank 0 alone (a collective)."""
+    found: dict[str, Any] = get_model_state_dict(model, options=SAVED if _sharded(model) else None)
+    return found
+
+
+def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state dict of an optimizer in which parameters go by name; of a sharded model as in `of_model`.
+
+    Raises:
+        ValueError: it steps a parameter that is not of the model.
+    """
+    names = _names(model, optimizer)
+    # without state torch's own function takes a step to get some
+    if _sharded(model) and optimizer.state:
+        found: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=SAVED)
+        return found
+    plain = optimizer.state_dict()
+    ids = [key for group in plain["param_groups"] for key in group["params"]]
+    of = dict(zip(ids, [name for group in names for name in group], strict=True))
+    groups = [{**group, "params": [of[key] for key in group["params"]]} for group in plain["param_groups"]]
+    return {"state": {of.get(key, key): entry for key, entry in plain["state"].items()}, "param_groups": groups}
+
+
+def load_model(model: nn.Module, saved: Mapping[str, Any], group: Any) -> None:
+    """Load what `of_model` returned on rank 0, on whose word others go."""
+    if _sharded(model):
+        set_model_state_dict(model, dict(saved) if is_first() else {}, options=LOADED)
+    else:
+        set_model_state_dict(model, shared(dict(saved), group))
+
+
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], group: Any) -> None:
+    """Load what `of_optimizer` returned on rank 0, on whose word others go."""
+    if _sharded(model) and from_first(lambda: bool(saved["state"]), group):
+        set_optimizer_state_dict(model, optimizer, dict(saved) if is_first() else {}, options=LOADED)
+    else:
+        # torch.optim, and ours, go by the order of ids, which may be names
+        optimizer.load_state_dict(shared(dict(saved), group))
+
+
+def shapes(model: nn.Module) -> Shapes:
+    """Shape and dtype of every parameter and buffer, of the whole where it is sharded."""
+    return {name: (tuple(t.shape), t.dtype) for name, t in get_model_state_dict(model).items() if _is_tensor(t)}
+
+
+def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, where: object) -> None:
+    """Refuse weights of other models.
+
+    Raises:
+        ValueError: they differ in names, shapes or dtypes, the first few of which the message tells.
+    """
+    if saved.keys() != wanted.keys():
+        raise ValueError(f"{where} has weights of {_listed(saved)}, but this run of {_listed(wanted)}")
+    for model, expected in wanted.items():
+        found = {name: (tuple(t.shape), t.dtype) for name, t in saved[model].items() if _is_tensor(t)}
+        problems = [f"it has no {name}" for name in expected if name not in found]
+        problems += [f"{name} is not of this one" for name in found if name not in expected]
+        problems += [
+            f"{name} is {_told(found[name])} there and {_told(expected[name])} here"
+            for name in expected
+            if name in found and found[name] != expected[name]
+        ]
+        if problems:
+            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+            raise ValueError(f"{where} is of another {model}: {'; '.join(problems[:3])}{more}. Nothing was loaded")
+
+
+def check_optimizer(
+    saved: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, *, where: object
+) -> None:
+    """Refuse state of other parameters, of these in other groups, or of other shapes.
+
+    Raises:
+        ValueError: it is.
+    """
+    mine = _names(model, optimizer)
+    theirs = [list(group["params"]) for group in saved["param_groups"]]
+    if theirs != mine:
+        if len(theirs) != len(mine):
+            what = f"{len(theirs)} parameter groups there and {len(mine)} here"
+        else:
+            number = next(i for i, pair in enumerate(zip(theirs, mine, strict=True)) if pair[0] != pair[1])
+            odd = [name for name in theirs[number] if name not in mine[number]]
+            odd += [name for name in mine[number] if name not in theirs[number]]
+            what = f"parameter group {number} differs in {_listed(odd[:3]) if odd else 'the order of its parameters'}"
+        raise ValueError(f"{where} is of an optimizer with other parameters: {what}. Nothing was loaded")
+    params = {name: p for group, own in zip(mine, optimizer.param_groups, strict=True)
+              for name, p in zip(group, own["params"], strict=True)}  # fmt: skip
+    for name, entry in saved["state"].items():
+        for key, value in entry.items() if name in params else ():
+            if _is_tensor(value) and value.dim() and value.shape != params[name].shape:
+                raise ValueError(
+                    f"{where} is of another optimizer: {key!r} of {name} is {tuple(value.shape)}, but the parameter "
+                    f"{tuple(params[name].shape)}. Nothing was loaded"
+                )
+
+
+def check_readable(content: Any, place: str = "") -> None:
+    """Refuse what could be written, but not read back without running code from the file.
+
+    Raises:
+        ValueError: such a value, and where it is.
+    """
+    if isinstance(content, dict):
+        for key, entry in content.items():
+            check_readable(key, f"a key of {place}")
+            check_readable(entry, f"{place}[{key!r}]" if place else str(key))
+    elif type(content) in (list, tuple):
+        for i, entry in enumerate(content):
+            check_readable(entry, f"{place}[{i}]")
+    elif type(content) not in PLAIN and not _is_tensor(content):
+        raise ValueError(
+            f"{place} is a {type(content).__module__}.{type(content).__qualname__}: a checkpoint holds dicts, lists, "
+            "tuples, strings, numbers and tensors"
+        )
+
+
+def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """The parameters of each group by name, without what wrappers add."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    names = {}
+    for name, param in inner.named_parameters():
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        names[id(param)] = name.removeprefix("module.") if _wraps_ddp(inner) else name
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if any(id(param) not in names for param in params):
+        raise ValueError("the optimizer steps a parameter that is not of the first of the models")
+    return [[names[id(param)] for param in group["params"]] for group in optimizer.param_groups]
+
+
+def _wraps_ddp(model: nn.Module) -> bool:
+    """Whether this is what torch.compile makes of a model in DistributedDataParallel."""
+    return isinstance(getattr(model, "_orig_mod", None), nn.parallel.DistributedDataParallel)
+
+
+def _sharded(model: nn.Module) -> bool:
+    return any(is_distributed(param) for param in model.parameters())
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names))
+
+
+def _told(of: tuple[tuple[int, ...], torch.dtype]) -> str:
+    return f"{tuple(of[0])} {str(of[1]).removeprefix('torch.')}"
