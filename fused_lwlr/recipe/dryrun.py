@@ -1,7 +1,7 @@
 """What a recipe comes to, before anything is trained: steps, memory, learning rates, and how fast it goes."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
@@ -81,10 +81,10 @@ def _bytes(tensors: Iterable[Any]) -> int:
 
 def _steps(trainer: Trainer) -> Table:
     recipe, data, world = trainer.recipe, trainer.data, trainer.world
-    left = len(data.train) % recipe.batch_size  # type: ignore[arg-type]
+    left = len(data.train) % recipe.batch_size
     rows = {
         "model": f"{recipe.model}, {sum(p.numel() for p in trainer.model.parameters()):,} parameters",
-        "data": f"{data.name}: {len(data.train):,} images to train, {len(data.val):,} to test, "  # type: ignore[arg-type]
+        "data": f"{data.name}: {len(data.train):,} images to train, {len(data.val):,} to test, "
         f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels",
         "a step": f"{recipe.batch_size} images = {world.size} process(es) x {trainer.accumulation} pass(es) "
         f"x {trainer.micro} images",
@@ -112,7 +112,9 @@ def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Tab
     rows = [(name, f"{size / GIB:.3f}") for name, size in found.items()]
     rows.append(("together, without what is needed for moments", f"{sum(found.values()) / GIB:.3f}"))
     if trainer.world.device.type == "cuda":
-        rows.append(("highest so far on this GPU", f"{torch.cuda.max_memory_allocated(trainer.world.device) / GIB:.3f}"))
+        rows.append(
+            ("highest so far on this GPU", f"{torch.cuda.max_memory_allocated(trainer.world.device) / GIB:.3f}")
+        )
     note = "" if micro == probe else f" (backward: from {probe} images)"
     return _table(f"Memory of a process{note}", ("", "GiB"), rows)
 
@@ -121,7 +123,9 @@ def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -
     """Peak learning rates of the layers of each kind."""
     peak, kinds = peak_lr(recipe), kinds_of(model)
     if rates is None:
-        layers = [(kinds[name] or "other", param.numel(), 1.0) for name, param in model.named_parameters()]
+        layers: list[tuple[str, int, float]] = [
+            (kinds[name] or "other", param.numel(), 1.0) for name, param in model.named_parameters()
+        ]
     else:
         layers = [(layer.kind, layer.numel, layer.eta) for layer in rates.layers]
     rows = []
@@ -161,7 +165,7 @@ def _wait(trainer: Trainer) -> None:
         torch.cuda.synchronize(trainer.world.device)
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     table = Table(title=title, title_justify="left", show_header=any(columns))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 or not any(columns) else "right")

@@ -111,7 +111,7 @@ class Trainer:
         """Which images are in which pass; `alone`: in every process those of the first pass of each step."""
         size, rank = (1, 0) if alone else (self.world.size, self.world.rank)
         return MicroBatchSampler(
-            len(self.data.train),  # type: ignore[arg-type]
+            len(self.data.train),
             seed=self.recipe.seed,
             batch_size=self.micro if alone else self.recipe.batch_size,
             micro_batch=self.micro,
@@ -198,7 +198,7 @@ class Trainer:
         """Test the weights as they are."""
         images = val_batches(
             self.data.val,
-            batch_size=min(2 * self.micro, max(1, math.ceil(len(self.data.val) / self.world.size))),  # type: ignore[arg-type]
+            batch_size=min(2 * self.micro, max(1, math.ceil(len(self.data.val) / self.world.size))),
             device=self.world.device,
             workers=self.recipe.workers,
             world_size=self.world.size,
