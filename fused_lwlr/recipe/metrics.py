@@ -84,7 +84,7 @@ class LayerValues:
         names: the layers, in the order of the model.
         weight: for each, whether it is a weight: not a bias, a scale, or the like.
         elr: ‖g‖ / ‖w‖ before the step; None for a weight of zeros or a gradient that is not finite.
-        trust_ratio: the factor of the optimizer's scaling, 1 without one.
+        trust_ratio: the factor of the optimizer's scaling, 1 without one; None where it cannot be told.
         multiplier: η; None where parts of the layer have different ones.
     """
 
