@@ -49,6 +49,16 @@ def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     return {"state": {of.get(key, key): entry for key, entry in plain["state"].items()}, "param_groups": groups}
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel and what `torch.compile` returns, in any order."""
+    while True:
+        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
+        inner = inner if inner is not None else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
 def load_model(model: nn.Module, saved: Mapping[str, Any], group: Any) -> None:
     """Load what `of_model` returned on rank 0, on whose word others go."""
     if _sharded(model):
@@ -68,7 +78,8 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Ma
 
 def shapes(model: nn.Module) -> Shapes:
     """Shape and dtype of every parameter and buffer, of the whole where it is sharded."""
-    return {name: (tuple(t.shape), t.dtype) for name, t in get_model_state_dict(model).items() if _is_tensor(t)}
+    found: dict[str, Any] = get_model_state_dict(model)
+    return {name: (tuple(t.shape), t.dtype) for name, t in found.items() if _is_tensor(t)}
 
 
 def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, where: object) -> None:
@@ -145,21 +156,15 @@ def check_readable(content: Any, place: str = "") -> None:
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
     """The parameters of each group by name, without what wrappers add."""
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     names = {}
-    for name, param in inner.named_parameters():
+    for name, param in unwrapped(model).named_parameters():
         for wrapper in WRAPPERS:
             name = name.replace(wrapper, "")
-        names[id(param)] = name.removeprefix("module.") if _wraps_ddp(inner) else name
+        names[id(param)] = name
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if any(id(param) not in names for param in params):
         raise ValueError("the optimizer steps a parameter that is not of the first of the models")
     return [[names[id(param)] for param in group["params"]] for group in optimizer.param_groups]
-
-
-def _wraps_ddp(model: nn.Module) -> bool:
-    """Whether this is what torch.compile makes of a model in DistributedDataParallel."""
-    return isinstance(getattr(model, "_orig_mod", None), nn.parallel.DistributedDataParallel)
 
 
 def _sharded(model: nn.Module) -> bool:

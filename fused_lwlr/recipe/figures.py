@@ -1,0 +1,120 @@
+"""The pictures of a run: of its metrics over training, and of its layers by depth."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fused_lwlr.methods.elr.history import draw_layers
+
+Array = NDArray[np.float64]
+Records = Sequence[dict[str, Any]]
+
+BLUE, RED, GRAY = "#00798c", "#d1495b", "0.55"
+WEIGHTS = {"model": ("trained weights", BLUE), "ema": ("averaged weights (EMA)", RED)}
+LABELS = {"elr": "ELR = ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multiplier": "multiplier η"}
+
+
+def column(records: Records, name: str) -> Array:
+    """A field of all records, NaN where it is None."""
+    return np.array([np.nan if record.get(name) is None else record[name] for record in records], dtype=np.float64)
+
+
+def learning(train: Records, validation: Records) -> Figure:
+    """Loss, accuracy and learning rate by epoch."""
+    figure, (loss, accuracy, lr) = _row(3)
+    loss.plot(column(train, "epoch"), column(train, "loss"), color=GRAY, linewidth=1, label="training")
+    for weights, (label, color) in WEIGHTS.items():
+        records = [record for record in validation if record["weights"] == weights]
+        if not records:
+            continue
+        style = {"color": color, "marker": "o", "markersize": 3} if len(records) < 40 else {"color": color}
+        epochs, top1 = column(records, "epoch"), 100 * column(records, "top1")
+        loss.plot(epochs, column(records, "loss"), label=f"validation, {label}", **style)
+        accuracy.plot(epochs, top1, label=f"top-1, {label}", **style)
+        accuracy.plot(epochs, 100 * column(records, "top5"), label="top-5", **{**style, "linestyle": ":"})
+    lr.plot(column(train, "epoch"), column(train, "lr"), color=BLUE)
+    for axes, label in ((loss, "loss"), (accuracy, "accuracy in %"), (lr, "learning rate")):
+        axes.set(xlabel="epoch", ylabel=label)
+    lr.set_ylim(bottom=0)
+    _legends(loss, accuracy)
+    return figure
+
+
+def throughput(train: Records) -> Figure:
+    """Images a second, where the time goes, and the norm of the gradient with skipped images, by epoch."""
+    figure, (rate, share, norm) = _row(3)
+    epochs, seconds = column(train, "epoch"), column(train, "seconds")
+    rate.plot(epochs, column(train, "images_per_second"), color=BLUE, label="training")
+    in_step = column(train, "step_seconds")
+    alone = np.divide(column(train, "images"), in_step, out=np.full(len(train), np.nan), where=in_step > 0)
+    rate.plot(epochs, alone, color=GRAY, linewidth=1, linestyle="--", label="in the step, without waiting")
+    rate.set_ylim(bottom=0)
+    parts = [
+        100 * np.divide(column(train, name), seconds, out=np.full(len(train), np.nan), where=seconds > 0)
+        for name in ("step_seconds", "loader_seconds")
+    ]
+    share.plot(epochs, parts[0], color=BLUE, label="in the step")
+    share.plot(epochs, parts[1], color=RED, label="waiting for the loader")
+    share.set_ylim(0, 105)
+    norm.plot(epochs, column(train, "grad_norm"), color=BLUE, linewidth=1)
+    if np.isfinite(column(train, "grad_norm")).any():
+        norm.set_yscale("log")
+    for axes, label in ((rate, "images a second"), (share, "% of the time"), (norm, "norm of the gradient")):
+        axes.set(xlabel="epoch", ylabel=label)
+    _legends(rate, share)
+    return figure
+
+
+def layers_over_time(records: Records) -> Figure:
+    """ELR of every weight by step, and its mean and spread over them."""
+    figure, (left, right) = _row(2)
+    chosen = [i for i, weight in enumerate(records[-1]["weight"]) if weight] or range(len(records[-1]["names"]))
+    values = np.array([column([dict(enumerate(r["elr"]))], i)[0] for r in records for i in chosen])
+    steps, elr = column(records, "step"), values.reshape(len(records), len(chosen))
+    draw_layers(left, steps, elr)
+    left.set_ylabel(f"{LABELS['elr']} of each weight")
+    some = np.isfinite(elr).any(axis=1)
+    right.plot(steps[some], np.nanmean(elr[some], axis=1), color=BLUE, label="mean over weights")
+    right.plot(steps[some], np.nanstd(elr[some], axis=1), color=RED, label="spread over weights")
+    for axes in (left, right):
+        axes.set_xlabel("step")
+        if (elr[some] > 0).any():
+            axes.set_yscale("log")
+    _legends(right)
+    return figure
+
+
+def by_depth(record: dict[str, Any], *names: str) -> Figure:
+    """Quantities of the layers in one step against depth, weights apart from the rest."""
+    figure, all_axes = _row(len(names))
+    weight = np.array(record["weight"], dtype=bool)
+    for axes, name in zip(all_axes, names, strict=True):
+        values = column([{"x": value} for value in record[name]], "x")
+        depth = np.arange(len(values))
+        axes.plot(depth[~weight], values[~weight], ".", color="0.75", markersize=4, label="scales, biases and the like")
+        axes.plot(depth[weight], values[weight], "o-", color=BLUE, markersize=3, linewidth=1, label="weights")
+        positive = values[np.isfinite(values) & (values > 0)]
+        if positive.size and positive.max() > 10 * positive.min():
+            axes.set_yscale("log")
+        if name != "elr":
+            axes.axhline(1, color="0.5", linewidth=0.8, linestyle=":")
+        axes.set(xlabel="layer, in order of depth", ylabel=LABELS[name])
+    _legends(all_axes[0])
+    return figure
+
+
+def _row(count: int) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(11 if count > 1 else 6, 3.2), layout="constrained")
+    axes = figure.subplots(1, count, squeeze=False)[0]
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _legends(*all_axes: Any) -> None:
+    for axes in all_axes:
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize="small")
