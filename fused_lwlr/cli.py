@@ -15,6 +15,7 @@ except ModuleNotFoundError:
 from rich.console import Console
 from rich.text import Text
 
+from fused_lwlr.recipe import cli as recipe_cli
 from fused_lwlr.study import cli as study_cli
 from fused_lwlr.train import balance_cli, elr_cli
 from fused_lwlr.train import options as option
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(elr_cli.app, name="elr")
 app.command()(balance_cli.balance)
 app.command()(study_cli.study)
+app.command()(recipe_cli.train)
 
 
 def main() -> None:
@@ -117,85 +119,6 @@ def calibrate(
             rates.plot(plot, title=what)
         written = f"{out} and {plot}" if plot is not None else str(out)
         console.print(Text(f"{what}. Wrote {written}."), soft_wrap=True)
-
-
-@app.command()
-def train(
-    model: option.Model = "resnet",
-    data: option.Data = "digits",
-    image_size: option.ImageSize = None,
-    optimizer: option.Optimizer = option.Optimizers.sgd,
-    rates: option.Rates = None,
-    scaling: option.Scaling = None,
-    goal: option.Goal = None,
-    lr: option.LearningRate = None,
-    weight_decay: option.WeightDecay = None,
-    momentum: option.Momentum = 0.9,
-    epochs: option.Epochs = 20,
-    warmup: option.Warmup = 0.1,
-    batch_size: option.BatchSize = 64,
-    seed: option.Seed = 0,
-    out: option.RunFolder = Path("runs/train"),
-    resume: option.Resume = False,
-    device: option.Device = "auto",
-    backend: option.Backend = option.Backends.auto,
-) -> None:
-    """Train a model: with layer-wise learning rates, a single one, or one effective rate.
-
-    Weights start from the initialization of the paper either way. There is a
-    checkpoint after every epoch.
-
-    Examples:
-
-      fused-lwlr train --model vit --optimizer adamw
-
-      fused-lwlr train --model timm:resnet50 --data photos/ --epochs 90
-
-      fused-lwlr train --model noshort --scaling elr --goal 0.15 --momentum 0
-    """
-    with errors_in_red():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        from fused_lwlr.train.checkpoint import finish, start
-        from fused_lwlr.train.loop import Config, Epoch
-        from fused_lwlr.train.recipes import WEIGHT_DECAY, learning_rate
-
-        config = Config(
-            model=model,
-            data=data,
-            image_size=_image_size(model, image_size),
-            optimizer=optimizer.value,
-            rates=rates if rates is not None else "layerwise" if scaling is None else "single",
-            scaling=scaling.value if scaling is not None else None,
-            goal=goal,
-            lr=learning_rate(model, optimizer.value) if lr is None else lr,
-            weight_decay=WEIGHT_DECAY[optimizer.value] if weight_decay is None else weight_decay,
-            momentum=momentum,
-            epochs=epochs,
-            warmup=warmup,
-            batch_size=batch_size,
-            seed=seed,
-            device=device,
-            backend=backend.value,
-        )
-        console = Console()
-        training = start(config, out, resume=resume, progress=True)
-        columns = (BarColumn(), MofNCompleteColumn(), "epochs", TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("", total=epochs, completed=len(training.history))
-
-            def show(epoch: Epoch) -> None:
-                progress.advance(task)
-                console.print(
-                    f"epoch {len(training.history):3}  training loss {epoch.train_loss:.4f}  "
-                    f"test accuracy {epoch.test_accuracy:.2%}  {epoch.seconds:.1f} s",
-                    highlight=False,
-                )
-
-            finish(training, out, show)
-        console.print(
-            Text(f"Test accuracy {training.history[-1].test_accuracy:.2%}. Everything is in {out}."), soft_wrap=True
-        )
 
 
 @app.command()

@@ -93,15 +93,19 @@ class Trainer:
         )  # fmt: skip
         self._start(called)
 
-    def adopt(self, rates: LayerRates | None) -> None:
-        """Be ready to load a checkpoint: no weights are made, nothing is measured."""
-        self.rates = rates
+    def adopt(self) -> None:
+        """Be ready to load a checkpoint, which has the multipliers: nothing is measured."""
         self._start(spread(self.model, self.recipe, self.world))
 
     def _start(self, called: nn.Module) -> None:
         self.called: Any = torch.compile(called) if self.recipe.compile else called
         self.optimizer = new_optimizer(self.recipe, self.model, self.rates)
         self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """What a checkpoint holds by its name; the optimizer steps the first."""
+        return {"model": self.model} if self.averages is None else {"model": self.model, "averages": self.averages}
 
     def batches(self) -> Iterator[Batch]:
         """The passes of this process from the next step to the end of the training."""

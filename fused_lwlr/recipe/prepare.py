@@ -25,10 +25,15 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
         batches: as many as `gradinit_batches`; the same in every process, since the second derivatives that GradInit
             goes by are no averages of those of the processes.
     """
-    optimizer = "sgd" if recipe.optimizer == "sgd" else "adam"
     gradinit_(
-        model, batches, loss, optimizer=optimizer, lr=peak_lr(recipe), steps=recipe.gradinit_steps, progress=world.first
-    )  # fmt: skip
+        model,
+        batches,
+        loss,
+        optimizer="sgd" if recipe.optimizer == "sgd" else "adam",
+        lr=peak_lr(recipe),
+        steps=recipe.gradinit_steps,
+        progress=world.first,
+    )
     world.from_first(model, params=True)
 
 

@@ -73,4 +73,6 @@ def new_scaling(recipe: Recipe) -> Scaling | None:
     if recipe.scaling in ("lars", "larc"):
         kind = fused_lwlr.LARS if recipe.scaling == "lars" else fused_lwlr.LARC
         return kind(trust_coefficient=recipe.trust_coefficient)
-    return {"lamb": fused_lwlr.LAMB, "ng": fused_lwlr.NormalizedGradient, "none": lambda: None}[recipe.scaling]()
+    if recipe.scaling == "lamb":
+        return fused_lwlr.LAMB()
+    return fused_lwlr.NormalizedGradient() if recipe.scaling == "ng" else None

@@ -1,0 +1,127 @@
+"""A training from the first step to the report, in a folder that it can be continued from."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fused_lwlr import files
+from fused_lwlr.recipe import states
+from fused_lwlr.recipe.checkpoints import Checkpoints
+from fused_lwlr.recipe.config import Recipe
+from fused_lwlr.recipe.data import Splits, open_data
+from fused_lwlr.recipe.engine import Trainer
+from fused_lwlr.recipe.loop import Loop
+from fused_lwlr.recipe.parallel import world_of
+from fused_lwlr.recipe.provenance import record_facts, record_start
+from fused_lwlr.recipe.ranks import from_first, process_group
+from fused_lwlr.recipe.report import write_report
+from fused_lwlr.recipe.show import Screen
+from fused_lwlr.recipe.signals import StopFlag
+
+
+def run(recipe: Recipe) -> int:
+    """Train by a recipe, or go on with it where its folder has a checkpoint.
+
+    The folder gets `run.json` (what ran), `rates.json`, `metrics.jsonl`, `layers.jsonl`, checkpoints, and at the end
+    `model.pt`, with `ema` also `model_ema.pt`, and `report.html`.
+
+    Returns:
+        0, or after a signal what the process should exit with; a checkpoint was written then.
+
+    Raises:
+        ValueError, FileNotFoundError: what the recipe asks for cannot be had, or the folder has a run of another one.
+        DivergedError: the loss is not finite any more. The last checkpoint is from before.
+    """
+    with reproducible(recipe.deterministic), world_of(recipe.device) as world, StopFlag() as flag:
+        trainer = Trainer(recipe, world, load_data(recipe))
+        screen = Screen(world.first)
+        checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
+        loop = Loop(trainer, checkpoints, flag, screen)
+        restored = loop.restore() if from_first(lambda: bool(checkpoints.paths()), process_group()) else None
+        if restored == trainer.total:
+            screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
+            return finish(trainer, screen)
+        record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
+        if restored is None:
+            trainer.prepare()
+            loop.begin()
+        else:
+            screen.say(f"Going on after step {restored} of {trainer.total}.")
+        with screen.progress(trainer.total, trainer.step):
+            loop.train()
+        finish(trainer, screen)
+        return flag.exit_code
+
+
+def finish(trainer: Trainer, screen: Screen) -> int:
+    """Write what a run ends with: that it did, its weights if it is done, and the report; 0 when that is there."""
+    recipe, device = trainer.recipe, trainer.world.device
+    done = trainer.step == trainer.total
+    record_facts(
+        recipe.out,
+        end="finished" if done else "stopped by a signal",
+        end_step=trainer.step,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    )
+    if done:
+        save_weights(trainer, Path(recipe.out))
+    report = from_first(lambda: str(write_report(recipe.out)), process_group())
+    screen.say(f"Everything is in {recipe.out}; {report} shows it.")
+    return 0
+
+
+def load_data(recipe: Recipe) -> Splits:
+    """The images of a recipe.
+
+    Raises:
+        FileNotFoundError, ValueError: as of `open_data`.
+    """
+    side = recipe.side if recipe.side is not None else 8 if recipe.data == "digits" else 64
+    return open_data(
+        recipe.data,
+        image_size=side,
+        augmentation=recipe.augmentation,
+        corrupt=recipe.corrupt,
+        random_erasing=recipe.random_erasing,
+    )
+
+
+def save_weights(trainer: Trainer, folder: Path) -> None:
+    """Write the weights at the end, and their averages, as `model.load_state_dict` takes them."""
+
+    def write(name: str) -> None:
+        content = states.of_model(trainer.model)
+        from_first(lambda: files.replace(folder / name, lambda file: torch.save(content, file)), process_group())
+
+    write("model.pt")
+    if trainer.averages is not None:
+        with trainer.optimizer.averaged(trainer.model), trainer.averages.applied(trainer.model):
+            write("model_ema.pt")
+
+
+@contextmanager
+def reproducible(wanted: bool) -> Iterator[None]:
+    """Only algorithms that give the same bits each time, while this lasts; a warning where there is none.
+
+    Without, convolutions on a GPU take the fastest algorithm, found by trying.
+    """
+    cudnn: Any = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill, modes = memory.fill_uninitialized_memory, (cudnn.deterministic, cudnn.benchmark)
+    if wanted:
+        # read when the first matrix product runs
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    memory.fill_uninitialized_memory = False
+    cudnn.deterministic, cudnn.benchmark = wanted, not wanted
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = fill
+        cudnn.deterministic, cudnn.benchmark = modes
