@@ -154,6 +154,8 @@ class Batches:
 def open_rgb(file: str | Path) -> Any:
     """An image of Pillow in RGB, with 8 bits a channel, and turned as its EXIF data say.
 
+    Of 16 bits the upper 8 are kept; transparency is dropped; of an animation the first picture is taken.
+
     Raises:
         ValueError: the file is no image that can be read.
     """
@@ -161,9 +163,20 @@ def open_rgb(file: str | Path) -> Any:
 
     try:
         with Image.open(file) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            return _eight_bits(ImageOps.exif_transpose(image), image.format).convert("RGB")
+    except Exception as error:  # decoders of Pillow that are fed with garbage raise nearly anything
         raise ValueError(f"cannot read the image {file}: {error}") from error
+
+
+def _eight_bits(image: Any, file_format: str | None) -> Any:
+    """An image of integers of 16 bits with 8; others as they are. Pillow would clip them, to white."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and file_format == "PNG"):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"the range of its pixels (mode {image.mode}) is not known: save it with 8 bits a channel")
+    return image
 
 
 def central_square(image: Any, size: int) -> Any:

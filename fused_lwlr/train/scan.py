@@ -65,7 +65,7 @@ def scan(path: Path, names: tuple[str, ...] = ("digits",)) -> Listing:
 
 
 def _folders(root: Path) -> list[str]:
-    return [entry.name for entry in _entries(str(root)) if entry.is_dir()]
+    return [name for name, _, is_folder in _entries(str(root)) if is_folder]
 
 
 def _images(root: Path, classes: list[str]) -> list[list[str]]:
@@ -79,19 +79,20 @@ def _images(root: Path, classes: list[str]) -> list[list[str]]:
 
 
 def _walk(folder: str) -> Iterator[str]:
-    for entry in _entries(folder):
-        if entry.is_dir():
-            yield from _walk(entry.path)
-        elif os.path.splitext(entry.name)[1].lower() in EXTENSIONS:
-            yield entry.path
+    for name, path, is_folder in _entries(folder):
+        if is_folder:
+            yield from _walk(path)
+        elif os.path.splitext(name)[1].lower() in EXTENSIONS:
+            yield path
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _entries(folder: str) -> list[tuple[str, str, bool]]:
+    """Name, path, and whether it is a folder, sorted by name."""
     try:
         with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not e.name.startswith(".")), key=lambda entry: entry.name)
+            return sorted((e.name, e.path, e.is_dir()) for e in entries if not e.name.startswith("."))
     except OSError as error:
-        raise ValueError(f"cannot list {folder}: {error.strerror}") from error
+        raise ValueError(f"cannot list {error.filename}: {error.strerror}; can it be read, and its links?") from error
 
 
 def _some(names: list[str]) -> str:

@@ -1,6 +1,7 @@
 """Where images come from: files, numbers made from an index, or the digits; each item is a whole micro-batch."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -118,7 +119,8 @@ class Transformed(Images):
         inputs = torch.zeros(len(wanted.indices), 3, self.image_size, self.image_size)
         targets = torch.full((len(wanted.indices),), -1)
         skipped: list[str] = []
-        with globals_restored():
+        with globals_restored(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")  # of metadata, and of images that are merely large
             for at, index in enumerate(wanted.indices):
                 try:
                     found, image = self._open(index, skipped)

@@ -1,0 +1,166 @@
+"""Micro-batches from workers: the same bits always, each validation image once, and workers that stay."""
+
+import multiprocessing
+import os
+import random
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from bench import pictures
+from fused_lwlr.recipe.data import MicroBatchSampler, loader_throughput, open_data, train_batches, val_batches
+from fused_lwlr.recipe.data.sources import Images, Loaded
+
+# from Python 3.12 on, where another test has started a thread
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return pictures.make(tmp_path_factory.mktemp("recipe") / "photos", classes=3, images=5)
+
+
+def batches(images, *, workers=0, device=CPU, **options):
+    options = {"seed": 1, "batch_size": 6, "micro_batch": 3, "steps": 5, **options}
+    return train_batches(images, MicroBatchSampler(len(images), **options), device=device, workers=workers)
+
+
+def same(found, wanted):
+    return len(found) == len(wanted) and all(
+        torch.equal(a.inputs, b.inputs) and torch.equal(a.targets, b.targets)
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+@pytest.mark.parametrize(("source", "augmentation"), [("photos", "strong"), ("synthetic", "basic"), ("digits", "none")])
+def test_bits_depend_neither_on_workers_nor_on_the_first_step(source, augmentation, photos, timm):
+    source = photos if source == "photos" else source
+    images = open_data(source, image_size=20, augmentation=augmentation, synthetic=(15, 3, 10)).train
+    wanted = list(batches(images))
+    assert len(wanted) == 10
+    assert wanted[0].inputs.shape[2:] == (20, 20)
+    assert len({batch.inputs.double().sum().item() for batch in wanted}) == 10
+    assert same(list(batches(images, workers=2, start_step=1)), wanted[2:])
+    assert same(list(batches(images, start_step=3)), wanted[6:])
+
+
+def test_an_image_is_augmented_by_seed_epoch_and_index_alone(photos, timm):
+    images = open_data(photos, image_size=20, augmentation="strong", random_erasing=0.5).train
+
+    whole = next(iter(MicroBatchSampler(15, seed=0, batch_size=15, micro_batch=15, steps=1)))
+
+    def image(index, **options):
+        return images[whole._replace(indices=(index,), **options)].inputs[0]
+
+    for index, among_others in zip(whole.indices, images[whole].inputs, strict=True):
+        assert torch.equal(image(index), among_others)
+    assert torch.equal(image(3, step=9, micro=2), image(3))
+    assert not torch.equal(image(3, epoch=1), image(3))
+    assert not torch.equal(image(3, seed=1), image(3))
+
+
+def test_global_generators_are_left_as_they_were(photos, timm):
+    images = open_data(photos, image_size=20, augmentation="strong").train
+
+    def states():
+        return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+    before = states()
+    list(batches(images))
+    assert states() == before
+
+
+def test_batches_are_on_the_device(device):
+    data = open_data("digits", image_size=8, augmentation="none")
+    made = [next(batches(data.train, device=device)), next(val_batches(data.val, batch_size=3, device=device))]
+    for batch in made:
+        assert (batch.inputs.device.type, batch.targets.device.type) == (device.type, device.type)
+        assert (batch.inputs.dtype, batch.targets.dtype, batch.skipped) == (torch.float32, torch.int64, ())
+        assert batch.inputs.shape == (3, 1, 8, 8)
+
+
+@pytest.mark.parametrize(("world_size", "batch_size", "workers"), [(1, 50, 0), (2, 7, 0), (3, 64, 1), (4, 100, 0)])
+def test_validation_counts_are_exact_over_the_processes(world_size, batch_size, workers):
+    images = open_data("digits", image_size=8, augmentation="none").val
+    wanted = images.targets.bincount(), images.inputs.double().sum()
+    shards = [
+        list(val_batches(images, batch_size=batch_size, device=CPU, workers=workers, world_size=world_size, rank=rank))
+        for rank in range(world_size)
+    ]
+    assert len({len(shard) for shard in shards}) == 1
+    everything = [batch for shard in shards for batch in shard]
+    assert {len(batch.targets) for batch in everything} == {batch_size}
+    targets = torch.cat([batch.targets for batch in everything])
+    assert torch.equal(targets[targets >= 0].bincount(), wanted[0])
+    torch.testing.assert_close(sum(batch.inputs.double().sum() for batch in everything), wanted[1])
+
+
+class WhoLoads(Images):
+    """The process that made a micro-batch."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, wanted):
+        return Loaded(torch.tensor([os.getpid()]), torch.tensor([wanted.epoch]), (), None)
+
+
+def test_the_same_workers_load_all_epochs():
+    loaded = list(batches(WhoLoads(), workers=2, batch_size=4, micro_batch=4, steps=8))
+    assert [int(batch.targets) for batch in loaded] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len({int(batch.inputs) for batch in loaded}) == 2
+    assert os.getpid() not in {int(batch.inputs) for batch in loaded}
+
+
+def test_workers_end_with_the_iterator():
+    loading = batches(WhoLoads(), workers=2, batch_size=4, micro_batch=4, steps=100)
+    next(loading)
+    assert len(multiprocessing.active_children()) == 2
+    loading.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": -1}, "workers=-1 is negative"),
+        ({"prefetch": 0}, "prefetch=0 is not positive"),
+        ({"sampler": MicroBatchSampler(9, seed=0, batch_size=1, micro_batch=1, steps=1)}, "for 9 images, but there ar"),
+    ],
+)
+def test_loading_is_refused_before_it_begins(options, message):
+    sampler = MicroBatchSampler(8, seed=0, batch_size=1, micro_batch=1, steps=1)
+    with pytest.raises(ValueError, match=message):
+        train_batches(WhoLoads(), **{"sampler": sampler, "device": CPU, **options})
+
+
+@pytest.mark.parametrize(("options", "message"), [({"batch_size": 0}, "batch_size=0"), ({"rank": 1}, "rank=1 is not")])
+def test_validation_is_refused_before_it_begins(options, message):
+    with pytest.raises(ValueError, match=message):
+        val_batches(WhoLoads(), **{"batch_size": 1, "device": CPU, **options})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_throughput_is_of_as_many_images_as_were_asked_for(workers, monkeypatch):
+    """By a clock that stands still but for one second: what was timed, and nothing else, lies within it."""
+    images = open_data("digits", image_size=8, augmentation="none").train
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr("fused_lwlr.recipe.data.loader.time.perf_counter", lambda: next(clock))
+    assert loader_throughput(images, batch_size=16, workers=workers, batches=5) == 5 * 16 / 2
+    with pytest.raises(ValueError, match="batch_size=2000 is more than the 1437 images"):
+        loader_throughput(images, batch_size=2000, workers=workers)
+    with pytest.raises(ValueError, match="batches=0"):
+        loader_throughput(images, batch_size=16, workers=workers, batches=0)
+
+
+def test_synthetic_images_are_a_function_of_their_index():
+    data, again = (open_data("synthetic", image_size=8, augmentation="none", synthetic=(6, 5, 4)) for _ in range(2))
+    (train,), (repeated,) = (list(islice(batches(d.train, micro_batch=6), 1)) for d in (data, again))
+    assert torch.equal(train.inputs, repeated.inputs)
+    assert (data.classes, data.channels) == (tuple(f"random label {i}" for i in range(4)), 3)
+    val = next(val_batches(data.val, batch_size=5, device=CPU))
+    assert not any(torch.equal(a, b) for a in train.inputs for b in val.inputs)
+    assert 0 <= val.targets.min() <= val.targets.max() < 4
