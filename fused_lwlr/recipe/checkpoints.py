@@ -171,7 +171,10 @@ class Checkpoints:
         tensors = {name: content.pop(name, {}) for name in ("models", "optimizer")}
         content = shared(content, group)
         # the optimizer first, whose loading may fail and then changes nothing
-        states.load_optimizer(next(iter(models.values())), optimizer, tensors["optimizer"], group)
+        try:
+            states.load_optimizer(next(iter(models.values())), optimizer, tensors["optimizer"], group)
+        except ValueError as error:
+            raise ValueError(f"{where} does not fit the optimizer: {error}") from error
         for name, model in models.items():
             states.load_model(model, tensors["models"].get(name, {}), group)
         own = content["own"]
@@ -224,8 +227,9 @@ def _read(path: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"it has no {missing[0]!r}")
     if content["format"] != FORMAT:
+        # not damaged: no reason to go back to an older one
         raise OSError(
-            f"{path} was written by another version of fused_lwlr (format {content['format']}, here {FORMAT})"
+            f"{path} has format {content['format']}, of another version of fused_lwlr; this one reads {FORMAT}"
         )
     found: dict[str, Any] = content
     return found

@@ -15,8 +15,8 @@ class Dashboard:
     """Writes what is added to `Metrics` also for TensorBoard, in the folder `tensorboard` of a run, on rank 0.
 
     Scalars have the step as their x: `train/loss`, `train/lr`, `train/images_per_second`, ...; `validation/top1_model`,
-    `validation/top1_ema`, ...; of each layer `elr/<layer>`, `trust_ratio/<layer>` and `multiplier/<layer>`, which are in
-    one chart each on the page Custom Scalars. On the page Images is each of the three against depth.
+    `validation/top1_ema`, ...; of each layer `elr/<layer>`, `trust_ratio/<layer>` and `multiplier/<layer>`, which are
+    in one chart each on the page Custom Scalars. On the page Images is each of the three against depth.
 
     Args:
         folder: of the run.

@@ -19,7 +19,7 @@ LABELS = {"elr": "ELR = ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multi
 
 def column(records: Records, name: str) -> Array:
     """A field of all records, NaN where it is None."""
-    return np.array([np.nan if record.get(name) is None else record[name] for record in records], dtype=np.float64)
+    return np.array([record.get(name) for record in records], dtype=np.float64)
 
 
 def learning(train: Records, validation: Records) -> Figure:
@@ -71,9 +71,9 @@ def throughput(train: Records) -> Figure:
 def layers_over_time(records: Records) -> Figure:
     """ELR of every weight by step, and its mean and spread over them."""
     figure, (left, right) = _row(2)
-    chosen = [i for i, weight in enumerate(records[-1]["weight"]) if weight] or range(len(records[-1]["names"]))
-    values = np.array([column([dict(enumerate(r["elr"]))], i)[0] for r in records for i in chosen])
-    steps, elr = column(records, "step"), values.reshape(len(records), len(chosen))
+    chosen = [i for i, weight in enumerate(records[-1]["weight"]) if weight] or list(range(len(records[-1]["names"])))
+    # None becomes NaN
+    steps, elr = column(records, "step"), np.array([r["elr"] for r in records], dtype=np.float64)[:, chosen]
     draw_layers(left, steps, elr)
     left.set_ylabel(f"{LABELS['elr']} of each weight")
     some = np.isfinite(elr).any(axis=1)
@@ -92,7 +92,7 @@ def by_depth(record: dict[str, Any], *names: str) -> Figure:
     figure, all_axes = _row(len(names))
     weight = np.array(record["weight"], dtype=bool)
     for axes, name in zip(all_axes, names, strict=True):
-        values = column([{"x": value} for value in record[name]], "x")
+        values = np.array(record[name], dtype=np.float64)
         depth = np.arange(len(values))
         axes.plot(depth[~weight], values[~weight], ".", color="0.75", markersize=4, label="scales, biases and the like")
         axes.plot(depth[weight], values[weight], "o-", color=BLUE, markersize=3, linewidth=1, label="weights")

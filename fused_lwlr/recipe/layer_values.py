@@ -28,7 +28,8 @@ class LayerProbe:
 
     Where the optimizer has a scaling, its own launch found all of it (`optimizer.layer_stats()`); else one pass over
     the gradients and weights before the step does: gradients that are accumulated, and averaged over ranks, by then.
-    With `GradScaler` they are unscaled. Trust ratios with `BalancedLR`, which no step tells, are None. Of a sharded model all ranks measure together.
+    With `GradScaler` they are unscaled. Trust ratios with `BalancedLR`, which no step tells, are None. Of a sharded
+    model all ranks measure together.
 
     Args:
         model: also in DistributedDataParallel, compiled or sharded.

@@ -5,7 +5,7 @@ import math
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 from fused_lwlr import files
 from fused_lwlr.recipe.ranks import from_first, is_first, process_group
@@ -121,7 +121,6 @@ class Metrics:
     def __init__(self, folder: str | Path, *, after: int | None = None):
         self.folder = Path(folder)
         self._kept: set[tuple[Any, ...]] = set()
-        self._open: dict[str, BinaryIO] = {}
         from_first(lambda: self._take_over(after), process_group())
 
     def add(self, record: Record) -> None:
@@ -133,15 +132,10 @@ class Metrics:
         content = plain(record)
         if is_first() and _key(content) not in self._kept:
             self._kept.add(_key(content))
-            file = self._open[FILES[record.kind]]
-            file.write(json.dumps(content, allow_nan=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def close(self) -> None:
-        """Add no further records."""
-        for file in self._open.values():
-            file.close()
+            with (self.folder / FILES[record.kind]).open("ab") as file:
+                file.write(json.dumps(content, allow_nan=False).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
 
     def _take_over(self, after: int | None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -149,9 +143,8 @@ class Metrics:
             path = self.folder / name
             content = [] if after is None else [r for r in read_records(path) if r["step"] <= after]
             self._kept |= set(map(_key, content))
-            if path.exists():
-                files.replace_text(path, "".join(f"{json.dumps(record, allow_nan=False)}\n" for record in content))
-            self._open[name] = path.open("ab")
+            # also where there is none yet: what cannot be written is told before hours are spent
+            files.replace_text(path, "".join(f"{json.dumps(record, allow_nan=False)}\n" for record in content))
 
 
 def plain(record: Record) -> dict[str, Any]:

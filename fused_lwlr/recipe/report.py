@@ -55,7 +55,9 @@ class Run:
         kinds = {kind: [r for r in metrics if r["kind"] == kind] for kind in ("train", "validation")}
         checkpoints = Checkpoints(folder / "checkpoints").paths()
         layers = read_records(folder / FILES["layers"])
-        return cls(folder, starts, kinds["train"], kinds["validation"], layers, (checkpoints or [None])[-1])
+        return cls(
+            folder, starts, kinds["train"], kinds["validation"], layers, checkpoints[-1] if checkpoints else None
+        )
 
     @property
     def last(self) -> dict[str, Any]:

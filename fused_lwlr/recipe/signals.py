@@ -15,6 +15,16 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NOTICE = b"\nStopping after this step, with a checkpoint. (Ctrl-C once more ends the run at once, without.)\n"
 
 
+def shield_worker(worker_id: int = 0) -> None:
+    """Have this process ignore the first SIGTERM and SIGINT: a `worker_init_fn` for loaders that do not fork."""
+    for number in SIGNALS:
+        signal.signal(number, _by_default_from_now_on)
+
+
+def _by_default_from_now_on(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+
+
 class StopFlag:
     """Set by SIGTERM or SIGINT within the block; asked after each optimizer step.
 
@@ -30,7 +40,8 @@ class StopFlag:
 
     A second SIGINT ends the process at once; further SIGTERMs change nothing. Worker processes that are forked within
     the block ignore the first signal of each kind, so that what is sent to a whole group of processes (Ctrl-C in a
-    terminal, a scheduler) does not take the loader away from the step; a second one ends them.
+    terminal, torchrun, a scheduler) does not take the loader away from the step; a second one ends them. Those that
+    are started in another way need `shield_worker`.
 
     Under torch.distributed it must be made on all ranks.
 
@@ -84,10 +95,10 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            signal.signal(number, signal.SIG_DFL)
+            _by_default_from_now_on(number, frame)
             return
         if number == signal.SIGINT:
-            signal.signal(number, signal.SIG_DFL)
+            _by_default_from_now_on(number, frame)
         if self.signum is None:
             self.signum = number
             if self._first:

@@ -92,13 +92,13 @@ def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, wher
         raise ValueError(f"{where} has weights of {_listed(saved)}, but this run of {_listed(wanted)}")
     for model, expected in wanted.items():
         found = {name: (tuple(t.shape), t.dtype) for name, t in saved[model].items() if _is_tensor(t)}
-        problems = [f"it has no {name}" for name in expected if name not in found]
-        problems += [f"{name} is not of this one" for name in found if name not in expected]
-        problems += [
+        problems = [
             f"{name} is {_told(found[name])} there and {_told(expected[name])} here"
             for name in expected
             if name in found and found[name] != expected[name]
         ]
+        problems += [f"it has no {name}" for name in expected if name not in found]
+        problems += [f"{name} is not of this one" for name in found if name not in expected]
         if problems:
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise ValueError(f"{where} is of another {model}: {'; '.join(problems[:3])}{more}. Nothing was loaded")
