@@ -32,6 +32,7 @@ app.add_typer(elr_cli.app, name="elr")
 app.command()(balance_cli.balance)
 app.command()(study_cli.study)
 app.command()(recipe_cli.train)
+app.command()(recipe_cli.report)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """`fused-lwlr train`, whose options are the fields of a recipe."""
 
 import inspect
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -53,6 +54,22 @@ def train(preset: str | None, dry_run: bool, presets: bool, **options: Any) -> N
         code = run(recipe)
     if code:
         raise typer.Exit(code)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, finished or not.", metavar="FOLDER")] = Path(
+        "runs/train"
+    ),
+) -> None:
+    """Write the report of a run: one HTML file with what ran, curves, layers and speed.
+
+    A training writes it when it ends; this is for one that was killed, or is
+    under way.
+    """
+    with errors_in_red():
+        from fused_lwlr.recipe.report import write_report
+
+        typer.echo(f"Wrote {write_report(folder)}.")
 
 
 def _parameter(name: str, hint: Any, default: Any, group: str, text: str) -> inspect.Parameter:

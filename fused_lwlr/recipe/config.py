@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -39,7 +40,7 @@ class Recipe:
     cutmix: float = 0.0
     label_smoothing: float = 0.0
     corrupt: Literal["refuse", "skip"] = "refuse"
-    workers: int = 4
+    workers: int | None = None
 
     # optimizer
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -124,6 +125,14 @@ class Recipe:
         """The side of images that was asked for, or that models of timm are made for; None: what suits the data."""
         return 224 if self.image_size is None and self.model.startswith("timm:") else self.image_size
 
+    @property
+    def loaders(self) -> int:
+        """Processes that load images: `workers`, or what the machine has cores for; images in memory need none."""
+        if self.workers is not None:
+            return self.workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return 0 if self.data == "digits" else min(8, cores)
+
     def to_dict(self) -> dict[str, Any]:
         """Field -> value, as JSON has it."""
         found = dataclasses.asdict(self)
@@ -139,7 +148,8 @@ class Recipe:
         unknown = sorted(set(values) - {item.name for item in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(f"a recipe has no {', '.join(unknown)}")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**fields)
 
 
 LOWEST: dict[str, float] = {

@@ -86,8 +86,8 @@ def _steps(trainer: Trainer) -> Table:
         "model": f"{recipe.model}, {sum(p.numel() for p in trainer.model.parameters()):,} parameters",
         "data": f"{data.name}: {len(data.train):,} images to train, {len(data.val):,} to test, "
         f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels",
-        "a step": f"{recipe.batch_size} images = {world.size} process(es) x {trainer.accumulation} pass(es) "
-        f"x {trainer.micro} images",
+        "a step": f"{recipe.batch_size} images: {_count(world.size, 'process', 'processes')}, "
+        f"{_count(trainer.accumulation, 'pass', 'passes')} in each, of {trainer.micro} images",
         "an epoch": f"{trainer.steps_per_epoch:,} steps" + (f"; {left} images are left over" if left else ""),
         "training": f"{trainer.total:,} steps, {trainer.warmup:,} of them warm-up, then a {recipe.schedule} to 0",
         "learning rate": f"{peak_lr(recipe):.4g} at its peak"
@@ -110,7 +110,7 @@ def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Tab
         f"kept for the backward pass, {micro} images": int(activations),
     }
     rows = [(name, f"{size / GIB:.3f}") for name, size in found.items()]
-    rows.append(("together, without what is needed for moments", f"{sum(found.values()) / GIB:.3f}"))
+    rows.append(("together; what layers need for a moment comes on top", f"{sum(found.values()) / GIB:.3f}"))
     if trainer.world.device.type == "cuda":
         rows.append(
             ("highest so far on this GPU", f"{torch.cuda.max_memory_allocated(trainer.world.device) / GIB:.3f}")
@@ -143,7 +143,7 @@ def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -
 def _throughput(trainer: Trainer, small: Trainer, probe: int) -> Table:
     """The loader without the step, and the step without the loader."""
     data, recipe = trainer.data, trainer.recipe
-    loading = loader_throughput(data.train, batch_size=probe, workers=recipe.workers, batches=max(4, 64 // probe))
+    loading = loader_throughput(data.train, batch_size=probe, workers=recipe.loaders, batches=max(4, 64 // probe))
     batch = next(small._passes(small._sampler(0, 1)))
     rounds = 3
     _wait(small)
@@ -154,7 +154,7 @@ def _throughput(trainer: Trainer, small: Trainer, probe: int) -> Table:
     _wait(small)
     stepping = rounds * probe / (time.perf_counter() - start)
     rows = [
-        (f"loader alone, {recipe.workers} workers", f"{loading:,.1f}"),
+        (f"loader alone, {recipe.loaders} workers", f"{loading:,.1f}"),
         (f"steps alone, passes of {probe} images", f"{stepping:,.1f}"),
     ]
     return _table("Images a second of a process", ("", "images/s"), rows)
@@ -163,6 +163,10 @@ def _throughput(trainer: Trainer, small: Trainer, probe: int) -> Table:
 def _wait(trainer: Trainer) -> None:
     if trainer.world.device.type == "cuda":
         torch.cuda.synchronize(trainer.world.device)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class Trainer:
 
     Raises:
         ValueError: a batch that does not fit the data or the processes, or a model that cannot be had.
+        FileNotFoundError: `rates` is neither single nor layerwise nor a file.
 
     Attributes:
         model: the network itself, sharded with `fsdp`.
@@ -57,6 +59,10 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, world: World, data: Splits) -> None:
         self.recipe, self.world, self.data = recipe, world, data
+        if recipe.fsdp and world.size == 1:
+            raise ValueError("fsdp shards a model over processes, of which there is one: start several with torchrun")
+        if recipe.rates not in ("single", "layerwise") and not Path(recipe.rates).is_file():
+            raise FileNotFoundError(f"rates must be single, layerwise or a file of rates, not {recipe.rates!r}")
         self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
         self.steps_per_epoch = self._sampler(0, 1).steps_per_epoch
         self.total = total_steps(recipe, self.steps_per_epoch)
@@ -80,7 +86,7 @@ class Trainer:
         """Take GradInit's steps and measure layer-wise rates, where the recipe has them; then the optimizer is there.
 
         Raises:
-            ValueError: the model cannot be calibrated on these images, or there is no file of rates.
+            ValueError: the model cannot be calibrated on these images, or the file of rates is none.
         """
         recipe = self.recipe
         if recipe.init == "gradinit":
@@ -126,7 +132,7 @@ class Trainer:
         )
 
     def _passes(self, sampler: MicroBatchSampler) -> Iterator[Batch]:
-        return train_batches(self.data.train, sampler, device=self.world.device, workers=self.recipe.workers)
+        return train_batches(self.data.train, sampler, device=self.world.device, workers=self.recipe.loaders)
 
     def _pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets as training has them from its first step on, to measure with."""
@@ -204,7 +210,7 @@ class Trainer:
             self.data.val,
             batch_size=min(2 * self.micro, max(1, math.ceil(len(self.data.val) / self.world.size))),
             device=self.world.device,
-            workers=self.recipe.workers,
+            workers=self.recipe.loaders,
             world_size=self.world.size,
             rank=self.world.rank,
         )

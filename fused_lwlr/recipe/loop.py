@@ -9,12 +9,14 @@ import torch
 
 from fused_lwlr.recipe.checkpoints import Checkpoints
 from fused_lwlr.recipe.config import FREE, Recipe
+from fused_lwlr.recipe.dashboard import Dashboard
 from fused_lwlr.recipe.data import Batch
 from fused_lwlr.recipe.engine import Trainer
 from fused_lwlr.recipe.evaluate import Evaluation
 from fused_lwlr.recipe.layer_values import LayerProbe
 from fused_lwlr.recipe.metrics import Interval, Metrics, Record, Validation
 from fused_lwlr.recipe.ranks import from_first, gathered, process_group
+from fused_lwlr.recipe.schedule import peak_lr
 from fused_lwlr.recipe.show import Screen
 from fused_lwlr.recipe.signals import StopFlag
 from fused_lwlr.train.loop import DivergedError
@@ -73,6 +75,7 @@ class Loop:
 
     def _open(self, after: int | None) -> None:
         self.metrics = Metrics(self.folder, after=after)
+        self.dashboard = Dashboard(self.folder, after=after) if self.recipe.tensorboard else None
         self.probe = LayerProbe(self.trainer.model, self.trainer.optimizer, backend=self.recipe.backend)
 
     def train(self) -> None:
@@ -111,10 +114,13 @@ class Loop:
                 self._save()
             if stop:
                 break
-        self.metrics.close()
+        if self.dashboard is not None:
+            self.dashboard.close()
 
     def _add(self, record: Record) -> None:
         self.metrics.add(record)
+        if self.dashboard is not None:
+            self.dashboard.add(record)
 
     def _interval(self, lr: float, seconds: float, waited: float) -> None:
         """Record the steps since the last record, over all processes."""
@@ -141,7 +147,7 @@ class Loop:
         mean = world.sum(self.loss.clone()).item() / (world.size * max(self.steps, 1))
         if not math.isfinite(mean):
             raise DivergedError(
-                f"the training loss became {mean} by step {self.trainer.step} (learning rate {self.trainer.lr:.3g}): "
+                f"the training loss became {mean} by step {self.trainer.step} (peak learning rate {peak_lr(self.recipe):.3g}): "
                 "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
             )
         return mean

@@ -91,13 +91,8 @@ def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
 
     The model itself for one process, `DistributedDataParallel` around it, or with `fsdp` the model itself, sharded in
     place, each block of a list of blocks for itself.
-
-    Raises:
-        ValueError: `fsdp` with one process.
     """
     if recipe.fsdp:
-        if world.size == 1:
-            raise ValueError("fsdp needs several processes: start with torchrun --nproc-per-node=2 -m fused_lwlr ...")
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -125,6 +120,5 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 def unsynchronized(model: nn.Module, wanted: bool) -> Any:
     """Keeps gradients of a pass in this process, for the passes of a step before its last one."""
-    if wanted and hasattr(model, "no_sync"):
-        return model.no_sync()
-    return nullcontext()
+    no_sync: Any = getattr(model, "no_sync", None)
+    return no_sync() if wanted and no_sync is not None else nullcontext()
