@@ -10,6 +10,7 @@ arguments give the same files.
 
 import argparse
 import importlib.util
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def photographs() -> dict[str, Any]:
     for root in (spec.submodule_search_locations or ()) if spec is not None else ():
         for name in SCIKIT_IMAGE:
             for file in (Path(root) / "data").glob(f"{name}.*"):
-                found[name] = Image.open(file).convert("RGB")
+                with Image.open(file) as image:
+                    found[name] = image.convert("RGB")
     return found
 
 
@@ -60,26 +62,20 @@ def regions(classes: int) -> dict[str, Any]:
             rows += 1
         else:
             columns += 1
-    cells = {
-        f"{name}-{row}{column}": photo.crop(
-            (
-                column * photo.width // columns,
-                row * photo.height // rows,
-                (column + 1) * photo.width // columns,
-                (row + 1) * photo.height // rows,
-            )
-        )
-        for row in range(rows)
-        for column in range(columns)
-        for name, photo in photos.items()
-    }
-    chosen = dict(list(cells.items())[:classes])
-    if min(min(cell.size) for cell in chosen.values()) < SMALLEST:
+    grid = itertools.product(range(rows), range(columns), photos)
+    chosen = {f"{name}-{row}{column}": (name, row, column) for row, column, name in itertools.islice(grid, classes)}
+    if min(min(photo.width // columns, photo.height // rows) for photo in photos.values()) < SMALLEST:
         raise ValueError(
             f"classes={classes}: {len(photos)} photographs cannot be cut into so many; give fewer, or install "
             "scikit-image, which has more photographs"
         )
-    return chosen
+    return {key: _cell(photos[name], row, column, rows, columns) for key, (name, row, column) in chosen.items()}
+
+
+def _cell(photo: Any, row: int, column: int, rows: int, columns: int) -> Any:
+    xs, ys = ([i * side // of for i in (at, at + 1)] for at, side, of in
+              ((column, photo.width, columns), (row, photo.height, rows)))  # fmt: skip
+    return photo.crop((xs[0], ys[0], xs[1], ys[1]))
 
 
 def make(folder: Path, *, classes: int = 4, images: int = 64) -> Path:

@@ -1,5 +1,7 @@
 """Files that are no images, or images of a rarer kind: refused by name, skipped and counted, or read as they look."""
 
+import struct
+
 import numpy as np
 import pytest
 import torch
@@ -40,12 +42,16 @@ def float_pixels(file):
     Image.fromarray(np.ones((9, 9), np.float32)).save(file, "TIFF")
 
 
+def exif(*entries):
+    """EXIF data of entries of (tag, type, count, value), the value as 4 bytes."""
+    fields = b"".join(struct.pack(">HHI4s", *entry) for entry in entries)
+    return b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", len(entries)) + fields + b"\0\0\0\0"
+
+
 def broken_exif(file):
-    """Of a kind over which Pillow stumbles with a TypeError, after it has decoded the pixels."""
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned
-    exif[0x011A] = "letters where a number is due"
-    Image.open(file).convert("RGB").save(file, "JPEG", exif=exif)
+    """Pillow decodes it, and stumbles as it turns it: the resolution is no number."""
+    image = Image.open(file).convert("RGB")
+    image.save(file, "JPEG", exif=exif((0x0112, 3, 1, b"\0\6\0\0"), (0x011A, 2, 3, b"abc\0")))
 
 
 BAD = {
@@ -55,6 +61,7 @@ BAD = {
     bomb: "decompression bomb",
     dangling: "No such file",
     float_pixels: "mode F",
+    broken_exif: "abs",
 }
 bad = pytest.mark.parametrize(("spoil", "why"), BAD.items(), ids=[spoil.__name__ for spoil in BAD])
 
@@ -62,10 +69,6 @@ bad = pytest.mark.parametrize(("spoil", "why"), BAD.items(), ids=[spoil.__name__
 @pytest.fixture
 def photos(tmp_path):
     return pictures.make(tmp_path / "photos", classes=2, images=4)
-
-
-def file_of(images, index):
-    return type(images.pictures.path(index))(images.pictures.path(index))
 
 
 def loaded(images, **options):
@@ -174,9 +177,8 @@ def animation(file):
 
 def turned(file):
     """Lies on its side, and says so."""
-    exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned clockwise
-    rgb().transpose(Image.Transpose.ROTATE_90).save(file, "JPEG", exif=exif, quality=95)
+    clockwise = exif((0x0112, 3, 1, b"\0\6\0\0"))
+    rgb().transpose(Image.Transpose.ROTATE_90).save(file, "JPEG", exif=clockwise, quality=95)
 
 
 def wrong_name(file):
@@ -208,10 +210,8 @@ def test_rarer_images_are_read_as_they_look(save, photos):
 def test_broken_metadata_are_no_reason_to_warn_or_to_fail_otherwise(photos):
     """As a few of ImageNet's files have; warnings are errors here."""
     file = photos / "train" / "flower-00" / "00000.jpg"
-    exif = Image.Exif()
-    exif[0x010E] = "a description"
-    Image.open(file).save(file, exif=exif)
-    file.write_bytes(file.read_bytes().replace(b"\0\0\0\x0e\0\0\0\x1a", b"\0\0\xff\xff\0\0\xff\xff"))
+    image = Image.open(file).convert("RGB")
+    image.save(file, exif=exif((0x010E, 2, 0xFFFF, b"\0\0\xff\xff")))  # a description that lies beyond the end
     with pytest.warns(UserWarning, match="EXIF|larger than file"):
         open_rgb(file)
     assert len(loaded(open_data(photos, image_size=8, augmentation="none").train)) == 4

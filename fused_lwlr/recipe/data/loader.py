@@ -142,11 +142,15 @@ def _batches(
 
 
 def _on_device(loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
-    for loaded in loader:
-        if loaded.error is not None:
-            raise ValueError(loaded.error)
-        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in loaded[:2])
-        yield Batch(inputs, targets, tuple(loaded.skipped))  # of which pinning makes a list
+    try:
+        for loaded in loader:
+            if loaded.error is not None:
+                raise ValueError(loaded.error)
+            inputs, targets = (tensor.to(device, non_blocking=True) for tensor in loaded[:2])
+            yield Batch(inputs, targets, tuple(loaded.skipped))  # of which pinning makes a list
+    finally:
+        # ends the workers here and now: the traceback of an error keeps what a frame holds
+        del loader
 
 
 def _as_it_is(loaded: Any) -> Any:
