@@ -147,7 +147,7 @@ class Loop:
         mean = world.sum(self.loss.clone()).item() / (world.size * max(self.steps, 1))
         if not math.isfinite(mean):
             raise DivergedError(
-                f"the training loss became {mean} by step {self.trainer.step} (peak learning rate {peak_lr(self.recipe):.3g}): "
+                f"the training loss became {mean} by step {self.trainer.step} (peak lr {peak_lr(self.recipe):.3g}): "
                 "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
             )
         return mean

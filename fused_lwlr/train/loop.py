@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -188,40 +188,6 @@ class Training:
             right += (self.model(inputs).argmax(1) == targets).sum()
             count += len(targets)
         return right.item() / count
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that training depends on from here, multipliers included."""
-        return {
-            "config": asdict(self.config),
-            "history": [asdict(epoch) for epoch in self.history],
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where `state_dict` was taken.
-
-        Raises:
-            ValueError: the state belongs to another configuration.
-        """
-        mine, theirs = asdict(self.config), state["config"]
-        changed = [
-            f"{key} {theirs.get(key)} -> {mine[key]}"
-            for key in mine
-            if mine[key] != theirs.get(key) and key != "device"
-        ]
-        if changed:
-            raise ValueError(f"the checkpoint is of another configuration: {', '.join(changed)}")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.history = [Epoch(**epoch) for epoch in state["history"]]
-        torch.set_rng_state(state["rng"])
-        if torch.cuda.device_count() == len(state["cuda_rng"]):
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
 
 
 def pick_device(name: str) -> torch.device:

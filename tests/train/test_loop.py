@@ -1,24 +1,16 @@
 import itertools
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr import LayerRates, calibrate
+from fused_lwlr import calibrate
 from fused_lwlr.layers import split_name
-from fused_lwlr.train.checkpoint import finish, load, save, start
 from fused_lwlr.train.data import Batches, digits
 from fused_lwlr.train.loop import Config, DivergedError, Training, initial_model, pick_device
 
 BASE = Config(lr=0.01, epochs=3, batch_size=128, device="cpu")
-ROWS = [
-    replace(BASE, model="resnet", optimizer="sgd", rates="layerwise"),
-    replace(BASE, model="vit", optimizer="adamw", rates="layerwise"),
-    replace(BASE, model="vit", optimizer="sgd", rates="single", warmup=0),
-    replace(BASE, model="resnet", optimizer="sgd", rates="single", lr=0.1, momentum=0.0, scaling="elr", goal=0.2),
-]
 
 
 def assert_same(a, b):
@@ -36,27 +28,6 @@ def assert_same(a, b):
             assert_same(x, y)
     else:
         assert a == b
-
-
-@pytest.mark.parametrize("config", ROWS, ids=lambda c: f"{c.model}-{c.optimizer}-{c.scaling or c.rates}")
-def test_resumed_is_bit_identical_to_not_stopped(config, tmp_path):
-    straight = start(config, tmp_path / "straight")
-    finish(straight, tmp_path / "straight")
-
-    stopped = start(config, tmp_path / "stopped")
-    for _ in range(2):
-        stopped.run_epoch()
-        save(tmp_path / "stopped" / "checkpoint.pt", stopped.state_dict())
-    torch.manual_seed(99)
-    resumed = start(config, tmp_path / "stopped", resume=True)
-    assert len(resumed.history) == 2
-    finish(resumed, tmp_path / "stopped")
-
-    assert_same(straight.state_dict(), resumed.state_dict())
-    ends = [load(tmp_path / name / "checkpoint.pt") for name in ("straight", "stopped")]
-    assert_same(*ends)
-    assert json.loads((tmp_path / "stopped" / "history.json").read_text())["history"][2]["train_loss"] > 0
-    assert not list(tmp_path.rglob("*.partial"))
 
 
 @pytest.mark.parametrize("model", ["resnet", "vit"])
@@ -126,25 +97,6 @@ def test_with_elr_the_first_step_moves_every_weight_by_the_same_part_of_itself(o
             assert moved == pytest.approx(0.01 * 0.3, rel=1e-2), name
 
 
-def test_what_cannot_go_on_with_another_scaling_is_refused(tmp_path):
-    config = replace(BASE, rates="single", epochs=1, scaling="elr", goal=0.2)
-    finish(start(config, tmp_path), tmp_path)
-    assert json.loads((tmp_path / "history.json").read_text())["config"]["goal"] == 0.2
-    with pytest.raises(ValueError, match=r"another configuration: goal 0\.2 -> 0\.3"):
-        start(replace(config, goal=0.3), tmp_path, resume=True)
-    with pytest.raises(ValueError, match=r"scaling elr -> None, goal 0\.2 -> None"):
-        start(replace(config, scaling=None, goal=None), tmp_path, resume=True)
-
-
-def test_a_checkpoint_from_before_there_was_scaling_still_resumes(tmp_path):
-    config = replace(BASE, rates="single", epochs=1)
-    finish(start(config, tmp_path), tmp_path)
-    state = load(tmp_path / "checkpoint.pt")
-    del state["config"]["scaling"], state["config"]["goal"]
-    save(tmp_path / "checkpoint.pt", state)
-    assert len(start(config, tmp_path, resume=True).history) == 1
-
-
 def test_rates_from_a_file(tmp_path):
     calibrated = Training(BASE).rates
     calibrated.to_json(tmp_path / "rates.json")
@@ -182,20 +134,6 @@ def test_divergence_stops_with_advice():
     assert training.history == []
 
 
-def test_what_cannot_be_resumed_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no checkpoint"):
-        start(BASE, tmp_path, resume=True)
-    training = start(replace(BASE, rates="single"), tmp_path)
-    finish(training, tmp_path)
-    with pytest.raises(FileExistsError, match="--resume"):
-        start(BASE, tmp_path)
-    with pytest.raises(ValueError, match=r"another configuration: lr 0\.01 -> 0\.2"):
-        start(replace(BASE, rates="single", lr=0.2), tmp_path, resume=True)
-    (tmp_path / "checkpoint.pt").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="not a checkpoint"):
-        start(replace(BASE, rates="single"), tmp_path, resume=True)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -208,12 +146,6 @@ def test_wrong_settings_are_refused(wrong):
     [(name, value)] = wrong.items()
     with pytest.raises(ValueError, match=rf"{name} must .*not {value!r}"):
         replace(BASE, **wrong)
-
-
-def test_rates_survive_their_file_bit_for_bit(tmp_path):
-    config = replace(BASE, epochs=1)
-    training = start(config, tmp_path)
-    assert dict(LayerRates.from_json(tmp_path / "rates.json")) == dict(training.rates)
 
 
 def test_devices():

@@ -1,0 +1,199 @@
+"""A run in its folder: killed anywhere it goes on to the same bits; another configuration or model is refused."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+
+from fused_lwlr import LayerRates
+from fused_lwlr.recipe import checkpoints, engine, loop, prepare
+from fused_lwlr.recipe import run as running
+from fused_lwlr.recipe.config import Recipe
+from fused_lwlr.recipe.metrics import TIMING, read_records
+
+BASE = Recipe(
+    lr=0.02, epochs=2.5, batch_size=128, device="cpu", workers=0, log_every=4, checkpoint_minutes=1e-6, stats_every=7
+)
+RUNS = [
+    dataclasses.replace(BASE, calibration_steps=3),
+    dataclasses.replace(BASE, model="vit", optimizer="adamw", rates="single", scaling="lamb", amp="bf16"),
+]
+
+
+def records(folder):
+    """Metrics and layers, without what depends on the clock."""
+    found = read_records(folder / "metrics.jsonl") + read_records(folder / "layers.jsonl")
+    return [{key: value for key, value in record.items() if key not in TIMING} for record in found]
+
+
+def assert_equal_runs(a, b):
+    assert records(a) == records(b)
+    ends = [torch.load(folder / "model.pt", weights_only=True) for folder in (a, b)]
+    assert ends[0].keys() == ends[1].keys()
+    for name, tensor in ends[0].items():
+        assert torch.equal(tensor, ends[1][name]), name
+    assert not list(b.rglob("*.partial"))
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The folder of a recipe that was not interrupted, trained once."""
+    made = {}
+
+    def folder(recipe):
+        if recipe not in made:
+            made[recipe] = tmp_path_factory.mktemp("straight")
+            assert running.run(dataclasses.replace(recipe, out=str(made[recipe]))) == 0
+        return made[recipe]
+
+    return folder
+
+
+def killing(target, name, count, number=signal.SIGKILL):
+    """Make the process send itself a signal when a function is called for the count-th time."""
+    whole, calls = getattr(target, name), []
+
+    def dying(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == count:
+            os.kill(os.getpid(), number)
+        return whole(*args, **kwargs)
+
+    setattr(target, name, dying)
+
+
+def half_a_checkpoint(count):
+    """Die while the count-th checkpoint is half written."""
+    whole, calls = torch.save, []
+
+    def save(content, file):
+        calls.append(1)
+        if len(calls) < count:
+            return whole(content, file)
+        file.write(b"PK half of it")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.save = save
+
+
+DEATHS = {
+    "calibration": lambda: killing(prepare, "calibrate", 1),
+    "first-step": lambda: killing(engine.Trainer, "update", 1),
+    "epoch": lambda: killing(engine.Trainer, "gradients", 9),
+    "log": lambda: killing(loop.Interval, "__init__", 2),
+    "half-written": lambda: half_a_checkpoint(9),
+    "between-write-and-name": lambda: killing(checkpoints.os, "replace", 30),
+    "last-epoch": lambda: killing(engine.Trainer, "test", 3),
+    "done-but-for-weights": lambda: killing(running, "save_weights", 1),
+}
+
+
+def in_a_child(recipe, prelude):
+    """The exit code of a process that trains, after something was prepared in it."""
+
+    def body():
+        prelude()
+        os._exit(running.run(recipe))
+
+    child = multiprocessing.get_context("fork").Process(target=body)
+    child.start()
+    child.join()
+    return child.exitcode
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize("recipe", RUNS, ids=["lwlr-sgd", "lamb-bf16"])
+def test_killed_anywhere_it_goes_on_to_the_same_bits(recipe, death, straight, tmp_path):
+    if death == "calibration" and recipe.rates == "single":
+        pytest.skip("is not calibrated")
+    recipe = dataclasses.replace(recipe, out=str(tmp_path / "run"))
+    assert in_a_child(recipe, DEATHS[death]) == -signal.SIGKILL
+    assert running.run(recipe) == 0
+    assert_equal_runs(straight(dataclasses.replace(recipe, out=BASE.out)), tmp_path / "run")
+    starts = json.loads((tmp_path / "run/run.json").read_text())
+    assert [start.get("end") for start in starts][-1] == "finished"
+
+
+def test_sigterm_ends_with_a_checkpoint(straight, tmp_path):
+    recipe = dataclasses.replace(RUNS[0], out=str(tmp_path / "run"), checkpoint_minutes=1000.0)
+    assert in_a_child(recipe, lambda: killing(engine.Trainer, "update", 6, signal.SIGTERM)) == 143
+    names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
+    assert names == ["step-000000000.pt", "step-000000006.pt"]
+    assert (tmp_path / "run/report.html").exists()
+    assert not (tmp_path / "run/model.pt").exists()
+    assert running.run(recipe) == 0
+    assert_equal_runs(straight(RUNS[0]), tmp_path / "run")
+
+
+def test_what_changes_no_bit_may_change(straight, tmp_path):
+    folder = tmp_path / "run"
+    recipe = dataclasses.replace(RUNS[0], out=str(folder), checkpoint_minutes=1000.0)
+    assert in_a_child(recipe, lambda: killing(engine.Trainer, "update", 6, signal.SIGTERM)) == 143
+    shutil.move(folder, tmp_path / "elsewhere")
+    moved = dataclasses.replace(recipe, out=str(tmp_path / "elsewhere"), checkpoint_minutes=1.0, workers=1)
+    assert running.run(moved) == 0
+    assert_equal_runs(straight(RUNS[0]), tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [({"lr": 0.03}, "lr: 0.02 -> 0.03"), ({"seed": 1}, "seed: 0 -> 1"), ({"model": "vit"}, "model: resnet -> vit"),
+     ({"epochs": 3.0}, "epochs: 2.5 -> 3.0"), ({"scaling": "lars"}, "scaling: none -> lars")],
+)  # fmt: skip
+def test_another_configuration_is_refused_with_what_differs(change, line, straight, tmp_path):
+    folder = shutil.copytree(straight(RUNS[0]), tmp_path / "run")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="is of a run with other options") as refused:
+        running.run(dataclasses.replace(RUNS[0], out=str(folder), **change))
+    assert f"  {line}\n" in str(refused.value)
+    assert "Repeat its options to go on with it, or choose another folder (--out)" in str(refused.value)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_what_a_run_leaves(straight):
+    folder = straight(RUNS[0])
+    [start] = json.loads((folder / "run.json").read_text())
+    assert start["config"] == {**dataclasses.replace(RUNS[0], out=str(folder)).to_dict(), "world_size": 1}
+    assert (start["end"], start["end_step"], start["steps"], start["seed"]) == ("finished", 28, 28, 0)
+    assert start["versions"]["torch"] == torch.__version__
+    rates = LayerRates.from_json(folder / "rates.json")
+    assert rates.steps == 3
+    kinds = [record["kind"] for record in records(folder)]
+    assert (kinds.count("train"), kinds.count("validation"), kinds.count("layers")) == (7, 3, 4)
+    [layers] = [record for record in records(folder) if record["kind"] == "layers" and record["step"] == 14]
+    assert dict(zip(layers["names"], layers["multiplier"], strict=True)) == dict(rates)
+    state = torch.load(folder / "checkpoints/step-000000028.pt", weights_only=True)
+    assert state["optimizer"]["param_groups"][0]["multipliers"] is not None
+    assert 0.8 < [record["top1"] for record in records(folder) if record["kind"] == "validation"][-1] <= 1
+
+
+def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
+    folder = shutil.copytree(straight(RUNS[0]), tmp_path / "run")
+    (folder / "model.pt").unlink()
+    monkeypatch.setattr(engine.Trainer, "gradients", None)
+    assert running.run(dataclasses.replace(RUNS[0], out=str(folder))) == 0
+    assert_equal_runs(straight(RUNS[0]), folder)
+
+
+def test_divergence_leaves_the_checkpoint_from_before(tmp_path):
+    recipe = dataclasses.replace(BASE, rates="single", lr=1e12, out=str(tmp_path), log_every=1000)
+    with pytest.raises(loop.DivergedError, match=r"became (nan|inf) by step \d+ \(peak lr 1e\+12\): try a lower"):
+        running.run(recipe)
+    for path in (tmp_path / "checkpoints").glob("*.pt"):
+        state = torch.load(path, weights_only=True)
+        assert torch.isfinite(state["own"][0]["loss"])
+
+
+def test_algorithms_are_those_of_before():
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    for wanted in (True, False):
+        with running.reproducible(wanted):
+            assert torch.are_deterministic_algorithms_enabled() == wanted
+            assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (wanted, not wanted)
+    assert before == (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
