@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
 
@@ -12,17 +13,30 @@ import torch.distributed as dist
 from fused_lwlr.recipe.ranks import is_first, process_group
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GRACE = 3.0  # seconds in which a signal counts as the one before; a loader waits for 5 before it ends a worker
 NOTICE = b"\nStopping after this step, with a checkpoint. (Ctrl-C once more ends the run at once, without.)\n"
 
 
+class _Shield:
+    """A handler that ignores the first signal, and those that come with it: torchrun sends its SIGTERM twice."""
+
+    def __init__(self) -> None:
+        self._until: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + GRACE
+        elif now >= self._until:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
 def shield_worker(worker_id: int = 0) -> None:
-    """Have this process ignore the first SIGTERM and SIGINT: a `worker_init_fn` for loaders that do not fork."""
+    """Have this process ignore the first SIGTERM or SIGINT: a `worker_init_fn` for loaders that do not fork."""
+    shield = _Shield()
     for number in SIGNALS:
-        signal.signal(number, _by_default_from_now_on)
-
-
-def _by_default_from_now_on(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, shield)
 
 
 class StopFlag:
@@ -39,9 +53,9 @@ class StopFlag:
         sys.exit(flag.exit_code)
 
     A second SIGINT ends the process at once; further SIGTERMs change nothing. Worker processes that are forked within
-    the block ignore the first signal of each kind, so that what is sent to a whole group of processes (Ctrl-C in a
-    terminal, torchrun, a scheduler) does not take the loader away from the step; a second one ends them. Those that
-    are started in another way need `shield_worker`.
+    the block ignore the first signal, so that what is sent to a whole group of processes (Ctrl-C in a terminal,
+    torchrun, a scheduler) does not take the loader away from the step; one that comes later ends them. Those that are
+    started in another way need `shield_worker`.
 
     Under torch.distributed it must be made on all ranks.
 
@@ -55,6 +69,7 @@ class StopFlag:
         self._group = process_group()
         self._before: dict[int, Any] = {}
         self._pid = 0
+        self._shield = _Shield()
 
     def __enter__(self) -> "StopFlag":
         if threading.current_thread() is not threading.main_thread():
@@ -89,16 +104,17 @@ class StopFlag:
     def exit_code(self) -> int:
         """What to exit with on all ranks: 143 after SIGTERM, 130 after SIGINT, as shells have it; 0 without a signal.
 
-        Not 0, since the run is not done: schedulers that requeue do so by this.
+        Not 0, since the run is not done: schedulers that requeue do so by this. torchrun, whose processes end with it,
+        exits with 1 itself; it kills what has not ended 30 s after the signal.
         """
         return 128 + self._agreed if self._agreed else 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            _by_default_from_now_on(number, frame)
+            self._shield(number, frame)
             return
         if number == signal.SIGINT:
-            _by_default_from_now_on(number, frame)
+            signal.signal(number, signal.SIG_DFL)
         if self.signum is None:
             self.signum = number
             if self._first:

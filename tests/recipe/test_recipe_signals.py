@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from fused_lwlr.recipe import signals
 from fused_lwlr.recipe.signals import StopFlag, shield_worker
 
 
@@ -86,17 +87,21 @@ def test_the_second_ctrl_c_ends_the_process(numbers, end):
 @forked
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("shielded", [False, True], ids=["forked", "shielded"])
-@pytest.mark.parametrize(("times", "alive"), [(1, True), (2, False)])
-def test_workers_ignore_the_first_signal(times, alive, shielded, number):
+@pytest.mark.parametrize(("times", "grace", "alive"), [(1, 0.0, True), (2, 0.0, False), (3, 60.0, True)])
+def test_workers_ignore_the_first_signal(times, grace, alive, shielded, number, monkeypatch):
+    """And those that come with it."""
+    monkeypatch.setattr(signals, "GRACE", grace)
+
     def work():
         if shielded:
             shield_worker(0)
         for _ in range(times):
             os.kill(os.getpid(), number)
 
+    end = (0, 7) if alive else (number, 0)
     if shielded:
-        assert in_a_child(work) == ((0, 7) if alive else (number, 0))
+        assert in_a_child(work) == end
         return
     with StopFlag() as flag:
-        assert in_a_child(work) == ((0, 7) if alive else (number, 0))
+        assert in_a_child(work) == end
         assert flag.agree() == (False, False)
