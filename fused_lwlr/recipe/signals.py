@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from types import FrameType
 from typing import Any
 
@@ -13,30 +12,26 @@ import torch.distributed as dist
 from fused_lwlr.recipe.ranks import is_first, process_group
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GRACE = 3.0  # seconds in which a signal counts as the one before; a loader waits for 5 before it ends a worker
 NOTICE = b"\nStopping after this step, with a checkpoint. (Ctrl-C once more ends the run at once, without.)\n"
 
 
-class _Shield:
-    """A handler that ignores the first signal, and those that come with it: torchrun sends its SIGTERM twice."""
-
-    def __init__(self) -> None:
-        self._until: float | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._until is None:
-            self._until = now + GRACE
-        elif now >= self._until:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-
 def shield_worker(worker_id: int = 0) -> None:
-    """Have this process ignore the first SIGTERM or SIGINT: a `worker_init_fn` for loaders that do not fork."""
-    shield = _Shield()
-    for number in SIGNALS:
-        signal.signal(number, shield)
+    """Have this worker of a loader leave signals to the process that it works for: a `worker_init_fn`.
+
+    torchrun sends SIGTERM to whole groups of processes, as schedulers may, and a terminal Ctrl-C. A worker that went
+    at once would take its loader away from the step that is to be finished. One that the loader itself ends does end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        # blocked here, and in threads that start later; only who waits for a signal learns who sent it
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_end_when_told_by_parent, daemon=True).start()
+
+
+def _end_when_told_by_parent() -> None:
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 class StopFlag:
@@ -52,10 +47,7 @@ class StopFlag:
                     break
         sys.exit(flag.exit_code)
 
-    A second SIGINT ends the process at once; further SIGTERMs change nothing. Worker processes that are forked within
-    the block ignore the first signal, so that what is sent to a whole group of processes (Ctrl-C in a terminal,
-    torchrun, a scheduler) does not take the loader away from the step; one that comes later ends them. Those that are
-    started in another way need `shield_worker`.
+    A second SIGINT ends the process at once; further SIGTERMs change nothing. Workers of loaders need `shield_worker`.
 
     Under torch.distributed it must be made on all ranks.
 
@@ -69,7 +61,6 @@ class StopFlag:
         self._group = process_group()
         self._before: dict[int, Any] = {}
         self._pid = 0
-        self._shield = _Shield()
 
     def __enter__(self) -> "StopFlag":
         if threading.current_thread() is not threading.main_thread():
@@ -111,7 +102,10 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            self._shield(number, frame)
+            # forked within the block; Ctrl-C in a terminal comes to all
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             return
         if number == signal.SIGINT:
             signal.signal(number, signal.SIG_DFL)
