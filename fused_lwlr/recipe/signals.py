@@ -16,13 +16,22 @@ NOTICE = b"\nStopping after this step, with a checkpoint. (Ctrl-C once more ends
 
 
 def shield_worker(worker_id: int = 0) -> None:
-    """Have this process ignore the first SIGTERM and SIGINT: a `worker_init_fn` for loaders that do not fork."""
-    for number in SIGNALS:
-        signal.signal(number, _by_default_from_now_on)
+    """Have this worker of a loader leave signals to the process that it works for: a `worker_init_fn`.
+
+    torchrun sends SIGTERM to whole groups of processes, as schedulers may, and a terminal Ctrl-C. A worker that went
+    at once would take its loader away from the step that is to be finished. One that the loader itself ends does end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        # blocked here, and in threads that start later; only who waits for a signal learns who sent it
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_end_when_told_by_parent, daemon=True).start()
 
 
-def _by_default_from_now_on(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)
+def _end_when_told_by_parent() -> None:
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 class StopFlag:
@@ -38,10 +47,7 @@ class StopFlag:
                     break
         sys.exit(flag.exit_code)
 
-    A second SIGINT ends the process at once; further SIGTERMs change nothing. Worker processes that are forked within
-    the block ignore the first signal of each kind, so that what is sent to a whole group of processes (Ctrl-C in a
-    terminal, torchrun, a scheduler) does not take the loader away from the step; a second one ends them. Those that
-    are started in another way need `shield_worker`.
+    A second SIGINT ends the process at once; further SIGTERMs change nothing. Workers of loaders need `shield_worker`.
 
     Under torch.distributed it must be made on all ranks.
 
@@ -89,16 +95,20 @@ class StopFlag:
     def exit_code(self) -> int:
         """What to exit with on all ranks: 143 after SIGTERM, 130 after SIGINT, as shells have it; 0 without a signal.
 
-        Not 0, since the run is not done: schedulers that requeue do so by this.
+        Not 0, since the run is not done: schedulers that requeue do so by this. torchrun, whose processes end with it,
+        exits with 1 itself; it kills what has not ended 30 s after the signal.
         """
         return 128 + self._agreed if self._agreed else 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            _by_default_from_now_on(number, frame)
+            # forked within the block; Ctrl-C in a terminal comes to all
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             return
         if number == signal.SIGINT:
-            _by_default_from_now_on(number, frame)
+            signal.signal(number, signal.SIG_DFL)
         if self.signum is None:
             self.signum = number
             if self._first:

@@ -55,8 +55,9 @@ def test_what_is_written(tmp_path):
     assert plain(interval(1, seconds=0.0))["images_per_second"] is None
 
 
-@pytest.mark.parametrize("cut", [0, 1, 40, -1])
-@pytest.mark.parametrize(("died", "checkpoint"), [(7, 4), (6, 6), (5, 0), (3, None)])
+@pytest.mark.parametrize(
+    ("died", "checkpoint", "cut"), [(7, 4, 0), (7, 4, 1), (7, 4, -1), (6, 6, 40), (5, 0, 40), (3, None, 40)]
+)
 def test_an_interrupted_run_has_the_lines_of_one_that_was_not(died, checkpoint, cut, tmp_path):
     """Whatever was written after the checkpoint, and wherever the last line was cut off."""
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"

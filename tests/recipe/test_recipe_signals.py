@@ -1,6 +1,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -53,14 +54,15 @@ def test_only_in_the_main_thread():
     assert caught == ["signals can be handled in the main thread alone: enter StopFlag there"]
 
 
-def in_a_child(what):
-    """The signal that ended a forked process, and its exit status."""
+def in_a_child(what, then=lambda child: None):
+    """The signal that ended a forked process, and its exit status, 7 unless another one is meant."""
     child = os.fork()
     if child == 0:
         try:
             what()
         finally:
             os._exit(7)
+    then(child)
     status = os.waitpid(child, 0)[1]
     return os.WTERMSIG(status), os.WEXITSTATUS(status)
 
@@ -84,19 +86,28 @@ def test_the_second_ctrl_c_ends_the_process(numbers, end):
 
 
 @forked
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("shielded", [False, True], ids=["forked", "shielded"])
-@pytest.mark.parametrize(("times", "alive"), [(1, True), (2, False)])
-def test_workers_ignore_the_first_signal(times, alive, shielded, number):
-    def work():
-        if shielded:
-            shield_worker(0)
-        for _ in range(times):
-            os.kill(os.getpid(), number)
-
-    if shielded:
-        assert in_a_child(work) == ((0, 7) if alive else (number, 0))
-        return
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, (signal.SIGTERM, 0)), (signal.SIGINT, (0, 7))])
+def test_forked_processes_leave_ctrl_c_to_their_parent(number, end):
     with StopFlag() as flag:
-        assert in_a_child(work) == ((0, 7) if alive else (number, 0))
+        assert in_a_child(lambda: os.kill(os.getpid(), number)) == end
         assert flag.agree() == (False, False)
+
+
+@forked
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="needs sigwaitinfo")
+def test_workers_end_at_the_word_of_their_parent_alone():
+    done, ready = os.pipe()
+
+    def work():
+        shield_worker(0)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        time.sleep(0.05)
+        os.write(ready, b"x")
+        time.sleep(60)
+
+    def tell(child):
+        assert os.read(done, 1) == b"x"
+        os.kill(child, signal.SIGTERM)
+
+    assert in_a_child(work, tell) == (0, 0)
