@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from fused_lwlr.recipe.config import Recipe
 from fused_lwlr.recipe.metrics import TIMING, read_records
 
 BASE = Recipe(
-    lr=0.02, epochs=2.5, batch_size=128, device="cpu", workers=0, log_every=4, checkpoint_minutes=1e-6, stats_every=7
+    lr=0.02, epochs=2.4, batch_size=256, device="cpu", workers=0, log_every=4, checkpoint_minutes=1e-6, stats_every=3
 )
 RUNS = [
     dataclasses.replace(BASE, calibration_steps=3),
@@ -38,6 +39,12 @@ def assert_equal_runs(a, b):
     for name, tensor in ends[0].items():
         assert torch.equal(tensor, ends[1][name]), name
     assert not list(b.rglob("*.partial"))
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    """Reports have tests of their own, and take as long as a run here."""
+    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +92,10 @@ def half_a_checkpoint(count):
 DEATHS = {
     "calibration": lambda: killing(prepare, "calibrate", 1),
     "first-step": lambda: killing(engine.Trainer, "update", 1),
-    "epoch": lambda: killing(engine.Trainer, "gradients", 9),
+    "epoch": lambda: killing(engine.Trainer, "gradients", 7),
     "log": lambda: killing(loop.Interval, "__init__", 2),
-    "half-written": lambda: half_a_checkpoint(9),
-    "between-write-and-name": lambda: killing(checkpoints.os, "replace", 30),
+    "half-written": lambda: half_a_checkpoint(6),
+    "between-write-and-name": lambda: killing(checkpoints.os, "replace", 9),
     "last-epoch": lambda: killing(engine.Trainer, "test", 3),
     "done-but-for-weights": lambda: killing(running, "save_weights", 1),
 }
@@ -107,11 +114,12 @@ def in_a_child(recipe, prelude):
     return child.exitcode
 
 
-@pytest.mark.parametrize("death", DEATHS)
-@pytest.mark.parametrize("recipe", RUNS, ids=["lwlr-sgd", "lamb-bf16"])
+@pytest.mark.parametrize(
+    ("recipe", "death"),
+    [*((RUNS[0], death) for death in DEATHS), (RUNS[1], "epoch"), (RUNS[1], "last-epoch")],
+    ids=[*DEATHS, "lamb-bf16-epoch", "lamb-bf16-last-epoch"],
+)
 def test_killed_anywhere_it_goes_on_to_the_same_bits(recipe, death, straight, tmp_path):
-    if death == "calibration" and recipe.rates == "single":
-        pytest.skip("is not calibrated")
     recipe = dataclasses.replace(recipe, out=str(tmp_path / "run"))
     assert in_a_child(recipe, DEATHS[death]) == -signal.SIGKILL
     assert running.run(recipe) == 0
@@ -125,7 +133,6 @@ def test_sigterm_ends_with_a_checkpoint(straight, tmp_path):
     assert in_a_child(recipe, lambda: killing(engine.Trainer, "update", 6, signal.SIGTERM)) == 143
     names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
     assert names == ["step-000000000.pt", "step-000000006.pt"]
-    assert (tmp_path / "run/report.html").exists()
     assert not (tmp_path / "run/model.pt").exists()
     assert running.run(recipe) == 0
     assert_equal_runs(straight(RUNS[0]), tmp_path / "run")
@@ -144,7 +151,7 @@ def test_what_changes_no_bit_may_change(straight, tmp_path):
 @pytest.mark.parametrize(
     ("change", "line"),
     [({"lr": 0.03}, "lr: 0.02 -> 0.03"), ({"seed": 1}, "seed: 0 -> 1"), ({"model": "vit"}, "model: resnet -> vit"),
-     ({"epochs": 3.0}, "epochs: 2.5 -> 3.0"), ({"scaling": "lars"}, "scaling: none -> lars")],
+     ({"epochs": 3.0}, "epochs: 2.4 -> 3.0"), ({"scaling": "lars"}, "scaling: none -> lars")],
 )  # fmt: skip
 def test_another_configuration_is_refused_with_what_differs(change, line, straight, tmp_path):
     folder = shutil.copytree(straight(RUNS[0]), tmp_path / "run")
@@ -160,17 +167,18 @@ def test_what_a_run_leaves(straight):
     folder = straight(RUNS[0])
     [start] = json.loads((folder / "run.json").read_text())
     assert start["config"] == {**dataclasses.replace(RUNS[0], out=str(folder)).to_dict(), "world_size": 1}
-    assert (start["end"], start["end_step"], start["steps"], start["seed"]) == ("finished", 28, 28, 0)
+    assert (start["end"], start["end_step"], start["steps"], start["seed"]) == ("finished", 12, 12, 0)
     assert start["versions"]["torch"] == torch.__version__
     rates = LayerRates.from_json(folder / "rates.json")
     assert rates.steps == 3
     kinds = [record["kind"] for record in records(folder)]
-    assert (kinds.count("train"), kinds.count("validation"), kinds.count("layers")) == (7, 3, 4)
-    [layers] = [record for record in records(folder) if record["kind"] == "layers" and record["step"] == 14]
+    assert (kinds.count("train"), kinds.count("validation"), kinds.count("layers")) == (3, 3, 4)
+    [layers] = [record for record in records(folder) if record["kind"] == "layers" and record["step"] == 6]
     assert dict(zip(layers["names"], layers["multiplier"], strict=True)) == dict(rates)
-    state = torch.load(folder / "checkpoints/step-000000028.pt", weights_only=True)
+    state = torch.load(folder / "checkpoints/step-000000012.pt", weights_only=True)
     assert state["optimizer"]["param_groups"][0]["multipliers"] is not None
-    assert 0.8 < [record["top1"] for record in records(folder) if record["kind"] == "validation"][-1] <= 1
+    losses = [record["loss"] for record in records(folder) if record["kind"] == "train"]
+    assert losses == sorted(losses, reverse=True)
 
 
 def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
