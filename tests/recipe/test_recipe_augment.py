@@ -2,6 +2,7 @@
 
 import math
 import random
+import subprocess
 import sys
 
 import numpy as np
@@ -88,6 +89,11 @@ def test_augmentation_needs_timm_and_the_rest_does_not(monkeypatch):
     assert len(open_data("synthetic", augmentation="none", **options).train) == 9
     with pytest.raises(ImportError, match=r"^augmentation='strong' needs timm .*pip install 'fused_lwlr\[timm\]'$"):
         open_data("synthetic", augmentation="strong", **options)
+
+
+def test_importing_imports_no_extras():
+    code = "import sys, fused_lwlr.recipe.data; print({'PIL', 'sklearn', 'timm', 'torchvision'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("other", [(0, 4, 1), (1, 3, 1), (1, 4, 2), (1, 4), (1, 4, 1, 0)])
