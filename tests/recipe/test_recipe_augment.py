@@ -2,6 +2,7 @@
 
 import math
 import random
+import subprocess
 import sys
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_strong_adds_randaugment_of_two_layers_and_magnitude_ten(timm):
     (augment,) = added
     assert isinstance(augment, timm.data.auto_augment.RandAugment)
     assert augment.num_layers == 2
-    assert {(op.magnitude, op.magnitude_std) for op in augment.ops} == {(10, 0)}
+    assert {(op.magnitude, op.magnitude_std, op.prob) for op in augment.ops} == {(10, 0, 0.5)}
     assert {"Rotate", "Equalize", "Solarize", "ShearX"} < {op.name for op in augment.ops}
 
 
@@ -88,6 +89,18 @@ def test_augmentation_needs_timm_and_the_rest_does_not(monkeypatch):
     assert len(open_data("synthetic", augmentation="none", **options).train) == 9
     with pytest.raises(ImportError, match=r"^augmentation='strong' needs timm .*pip install 'fused_lwlr\[timm\]'$"):
         open_data("synthetic", augmentation="strong", **options)
+
+
+def test_pillow_is_missed_at_once_and_not_in_a_worker(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ModuleNotFoundError) as info:
+        open_data("synthetic", augmentation="none", image_size=8)
+    assert info.value.name == "PIL"  # by which the command line says what to install
+
+
+def test_importing_imports_no_extras():
+    code = "import sys, fused_lwlr.recipe.data; print({'PIL', 'sklearn', 'timm', 'torchvision'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("other", [(0, 4, 1), (1, 3, 1), (1, 4, 2), (1, 4), (1, 4, 1, 0)])

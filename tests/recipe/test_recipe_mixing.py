@@ -48,7 +48,8 @@ def test_mixup(where, smoothing, timm, device):
     torch.testing.assert_close(found[1].cpu(), weight * soft + (1 - weight) * soft.flip(0))
 
 
-@pytest.mark.parametrize("where", [(0, 0, 0, 0), (3, 17, 1, 2), (8, 1, 0, 0)])
+# of boxes with sides of an even number of pixels: where a half goes otherwise depends on the version of timm
+@pytest.mark.parametrize("where", [(0, 0, 0, 0), (3, 17, 1, 10), (3, 17, 1, 3)])
 def test_cutmix(where, timm, device):
     (inputs, targets), (seed, step, rank, micro) = batch(device), where
     rng = draws(*where)
@@ -57,7 +58,7 @@ def test_cutmix(where, timm, device):
     sides = [(side, int(side * ratio)) for side in (12, 10)]
     centres = [rng.randint(0, side) for side, _ in sides]
     (top, bottom), (left, right) = (
-        (max(0, c - cut // 2), min(side, c + (cut + 1) // 2)) for c, (side, cut) in zip(centres, sides, strict=True)
+        (max(0, c - cut // 2), min(side, c + cut // 2)) for c, (side, cut) in zip(centres, sides, strict=True)
     )
     wanted = inputs.clone()
     for i in range(IMAGES):

@@ -11,7 +11,7 @@ from fused_lwlr.train.models import import_timm
 
 Transform = Callable[[Any], Tensor]  # a Pillow image in RGB -> (3, image_size, image_size), float32
 
-# RandAugment's layers and magnitude as in the LWLR paper, in timm's spelling
+# RandAugment's layers and magnitude as in the LWLR paper, in timm's spelling; timm applies a layer half of the time
 POLICIES = {"basic": None, "strong": "rand-m10-n2"}
 
 
@@ -38,18 +38,20 @@ def training_transform(augmentation: str, image_size: int, random_erasing: float
 
 def validation_transform(image_size: int, crop_pct: float) -> Transform:
     """Resize the shorter side to `image_size / crop_pct` pixels and crop the middle; timm's, to the bit."""
-    return partial(_resized, image_size=image_size, shorter=int(image_size / crop_pct))
+    from PIL import Image  # if it is not installed, then better known here than in a worker
+
+    return partial(
+        _resized, image_size=image_size, shorter=int(image_size / crop_pct), resample=Image.Resampling.BICUBIC
+    )
 
 
 def _central(image: Any, image_size: int) -> Tensor:
     return normalized(central_square(image, image_size))
 
 
-def _resized(image: Any, image_size: int, shorter: int) -> Tensor:
-    from PIL import Image
-
+def _resized(image: Any, image_size: int, shorter: int, resample: Any) -> Tensor:
     width, height = image.size
     size = (shorter, int(shorter * height / width)) if width <= height else (int(shorter * width / height), shorter)
     left, top = (round((side - image_size) / 2) for side in size)
-    resized = image.resize(size, Image.Resampling.BICUBIC)
+    resized = image.resize(size, resample)
     return normalized(resized.crop((left, top, left + image_size, top + image_size)))

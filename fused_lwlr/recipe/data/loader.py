@@ -1,5 +1,6 @@
 """Micro-batches on the device, from workers that live as long as the run."""
 
+import signal
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -133,8 +134,8 @@ def _batches(
         collate_fn=_as_it_is,
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
-        persistent_workers=workers > 0,
         pin_memory=gpu,
+        worker_init_fn=_leave_signals_to_the_trainer if workers else None,
         # of its own: DataLoader would draw from torch's global one
         generator=torch.Generator(),
     )
@@ -142,16 +143,19 @@ def _batches(
 
 
 def _on_device(loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
-    try:
-        for loaded in loader:
-            if loaded.error is not None:
-                raise ValueError(loaded.error)
-            inputs, targets = (tensor.to(device, non_blocking=True) for tensor in loaded[:2])
-            yield Batch(inputs, targets, tuple(loaded.skipped))  # of which pinning makes a list
-    finally:
-        # ends the workers here and now: the traceback of an error keeps what a frame holds
-        del loader
+    for loaded in loader:
+        if loaded.error is not None:
+            raise ValueError(loaded.error)
+        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in loaded[:2])
+        yield Batch(inputs, targets, tuple(loaded.skipped))  # of which pinning makes a list
 
 
 def _as_it_is(loaded: Any) -> Any:
     return loaded
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """A run that is told to stop ends its step and saves: not without its workers, who are often told as well."""
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):  # not all of them on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

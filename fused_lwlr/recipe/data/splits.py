@@ -49,7 +49,7 @@ def open_data(
         image_size: side of the images in pixels.
         augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area (0.08 to 1)
             and aspect ratio (3/4 to 4/3), resized, and flipped half of the time. "strong": that, and RandAugment with 2
-            layers and magnitude 10 (timm's rand-m10-n2). The last two need timm.
+            layers and magnitude 10 (timm's rand-m10-n2, whose layers act half of the time). The last two need timm.
         corrupt: what to do about files that cannot be read. "refuse": raise ValueError where one is met. "skip": when
             training, put the next readable image in its place; in validation, leave it out (target -1).
         random_erasing: probability that a rectangle of a training image is replaced by noise.
