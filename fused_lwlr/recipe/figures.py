@@ -71,9 +71,12 @@ def throughput(train: Records) -> Figure:
 def layers_over_time(records: Records) -> Figure:
     """ELR of every weight by step, and its mean and spread over them."""
     figure, (left, right) = _row(2)
-    chosen = [i for i, weight in enumerate(records[-1]["weight"]) if weight] or list(range(len(records[-1]["names"])))
-    # None becomes NaN
-    steps, elr = column(records, "step"), np.array([r["elr"] for r in records], dtype=np.float64)[:, chosen]
+    last = records[-1]
+    names = [name for name, weight in zip(last["names"], last["weight"], strict=True) if weight] or last["names"]
+    # a layer without a gradient is in no record of that step
+    of_steps = [dict(zip(record["names"], record["elr"], strict=True)) for record in records]
+    steps = column(records, "step")
+    elr = np.array([[of_step.get(name) for name in names] for of_step in of_steps], dtype=np.float64)
     draw_layers(left, steps, elr)
     left.set_ylabel(f"{LABELS['elr']} of each weight")
     some = np.isfinite(elr).any(axis=1)

@@ -1,5 +1,6 @@
 """Weights and optimizer state by name and in whole tensors, however the model is wrapped, compiled or sharded."""
 
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -140,14 +141,14 @@ def check_readable(content: Any, place: str = "") -> None:
     Raises:
         ValueError: such a value, and where it is.
     """
-    if isinstance(content, dict):
+    if type(content) in (dict, OrderedDict, Counter):
         for key, entry in content.items():
             check_readable(key, f"a key of {place}")
             check_readable(entry, f"{place}[{key!r}]" if place else str(key))
     elif type(content) in (list, tuple):
         for i, entry in enumerate(content):
             check_readable(entry, f"{place}[{i}]")
-    elif type(content) not in PLAIN and not _is_tensor(content):
+    elif type(content) not in (*PLAIN, Tensor, nn.Parameter):
         raise ValueError(
             f"{place} is a {type(content).__module__}.{type(content).__qualname__}: a checkpoint holds dicts, lists, "
             "tuples, strings, numbers and tensors"

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,20 @@ def test_a_run_goes_on_to_the_same_bits(name, make, compiled, tmp_path):
     train(run, range(2))
     model = run["models"]["model"]
     wrapped = {"model": torch.compile(model, backend="eager") if compiled else model}
-    state, own = {"epoch": 1, "seen": (1, torch.ones(2, dtype=torch.bfloat16))}, {"rng": torch.get_rng_state()}
+    state = {
+        "epoch": 1,
+        "seen": (1, torch.ones(2, dtype=torch.bfloat16)),
+        "count": Counter("aab"),
+        "size": torch.Size([2]),
+    }
+    state |= {
+        "ordered": OrderedDict(a=None),
+        "dtype": torch.half,
+        "device": torch.device("cpu"),
+        "raw": b"\0",
+        "on": True,
+    }
+    own = {"rng": torch.get_rng_state()}
     path = Checkpoints(tmp_path / "a" / "b").save(2, **{**run, "models": wrapped}, state=state, own=own)
     assert path == tmp_path / "a" / "b" / "step-000000002.pt"
     other = run_of(network(), make[name], **{**OPTIONS[name], "lr": 9.0})

@@ -1,5 +1,6 @@
 """What is no checkpoint, or one of something else, is refused by name, and nothing changes."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ class Malicious:
     [
         ({"a": [1, (np.float64(2.0),)]}, r"state\['a'\]\[1\]\[0\] is a numpy.float64"),
         ({"a": {Path("b"): 1}}, r"a key of state\['a'\] is a pathlib"),
+        ({"a": defaultdict(int)}, r"state\['a'\] is a collections.defaultdict"),
         ({"a": Malicious()}, r"state\['a'\] is a test_recipe_checkpoints_refused.Malicious"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 from html.parser import HTMLParser
 
 import pytest
@@ -165,6 +166,10 @@ def test_the_pictures_show_what_was_recorded(tmp_path):
     ]
     assert list(right.lines[0].get_ydata()) == pytest.approx([0.05, 0.1, 0.15])
     assert list(right.lines[1].get_ydata()) == pytest.approx([0.03, 0.06, 0.09])
+    # a layer without a gradient at first
+    layers[0] = {key: value[1:] if isinstance(value, list) else value for key, value in layers[0].items()}
+    gap = figures.layers_over_time(layers).axes[0].lines[0].get_ydata()
+    assert list(gap) == pytest.approx([math.nan, 0.04, 0.06], nan_ok=True)
     elr, _, multiplier = figures.by_depth(layers[-1], "elr", "trust_ratio", "multiplier").axes
     assert list(elr.lines[1].get_ydata()) == pytest.approx([0.06, 0.24])
     assert list(multiplier.lines[1].get_ydata()) == [2.0, 2.0]
