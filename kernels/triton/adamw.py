@@ -114,7 +114,7 @@ def prepare_adamw(
 
 
 def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
-    """lr, sign, 0, weight_decay, 1 / (1 − β₁ᵗ), √(1 − β₂ᵗ), 1 − ema; 1 − β₁, β₂, 1 − β₂, eps, and both β.
+    """lr, sign, 0, weight_decay, 1 / (1 − β₁ᵗ), √(1 − β₂ᵗ), 1 − ema, 0; 1 − β₁, β₂, 1 − β₂, eps, and both β.
 
     The last two are of two floats each. In double precision, rounded once.
     """
@@ -123,7 +123,7 @@ def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
     gain, correction2 = 1 / (1 - beta1**h.step), (1 - beta2**h.step) ** 0.5
     header = (h.lr, -1.0 if h.maximize else 1.0, 0.0, h.weight_decay, gain, correction2)
     numbers = (1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2))
-    return *header, *UNUSED, 1 - h.ema, *numbers
+    return *header, *UNUSED, 1 - h.ema, 0.0, *numbers
 
 
 def _two_floats(x: float) -> tuple[float, float]:

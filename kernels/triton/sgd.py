@@ -94,7 +94,7 @@ def prepare_sgd(
 
 
 def _hyper(h: SGDHyper) -> tuple[Number, ...]:
-    """lr, sign, weight_decay, 0, decay, gain, 1 − ema; momentum, 1 − dampening, nesterov."""
+    """lr, sign, weight_decay, 0, decay, gain, 1 − ema, 0; momentum, 1 − dampening, nesterov."""
     decay, gain = (0.0, 1.0) if h.first else (h.momentum, 1 - h.dampening)
     header = (h.lr, -1.0 if h.maximize else 1.0, h.weight_decay, 0.0, decay, gain)
-    return *header, *UNUSED, 1 - h.ema, h.momentum, 1 - h.dampening, float(h.nesterov)
+    return *header, *UNUSED, 1 - h.ema, 0.0, h.momentum, 1 - h.dampening, float(h.nesterov)

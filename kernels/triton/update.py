@@ -6,7 +6,7 @@ which depend on the number of steps taken. Each row of hyper-parameters begins w
 
     0 lr   1 sign   2 weight decay of the gradient   3 weight decay of the weight   4 c1   5 c2
     6 to 11: as three int64, where lr and the two weight decays live on the device, see `number`
-    12 what the average of the weights moves by, 1 less its decay
+    12 what the average of the weights moves by, 1 less its decay   13 nothing, for an alignment of what follows
 
 and goes on as the rule says.
 """
@@ -18,7 +18,7 @@ from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.rounding import rounded
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, load, store, tile_at
 
-HEADER = tl.constexpr(13)
+HEADER = tl.constexpr(14)
 """Numbers that every row of hyper-parameters begins with."""
 UNUSED = (0.0,) * 6
 """No address: the numbers are those of the row."""
