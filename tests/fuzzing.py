@@ -9,8 +9,8 @@ from torch import nn
 
 SHAPES = [(3,), (2, 3), (), (2, 2, 2, 2), (0,)]
 HALF = (torch.float16, torch.bfloat16)
-# ours has multipliers, torch's one of its implementations
-NOT_COMPARED = ("capturable", "params", "multipliers", "foreach", "fused")
+# ours has multipliers and averages, torch's one of its implementations
+NOT_COMPARED = ("capturable", "params", "multipliers", "ema", "foreach", "fused")
 
 
 def _large(grad, size):
