@@ -62,7 +62,7 @@ def averaged(optimizer: "FusedOptimizer", model: nn.Module | None) -> Iterator[N
         (param, optimizer.state[param][EMA])
         for group in optimizer.param_groups
         for param in group["params"]
-        if group[EMA] is not None and EMA in optimizer.state.get(param, {})
+        if group[EMA] is not None and optimizer.state.get(param, {}).get(EMA) is not None
     ]
     if not pairs:
         wanted = any(group[EMA] is not None for group in optimizer.param_groups)

@@ -204,7 +204,7 @@ def _value(optimizer: "FusedOptimizer", param: Tensor, name: Any, value: Any) ->
         return torch.tensor(taken, dtype=torch.float32, device=param.device if optimizer.counts_on_device else "cpu")
     if name not in (*optimizer.state_names, MASTER, EMA):
         return _other(param, value)
-    if value is None and not optimizer.counts_steps:
+    if value is None and name in optimizer.state_names and not optimizer.counts_steps:
         # so did SGD of torch 2.1 without momentum
         return None
     _check_column(param, value)

@@ -5,19 +5,15 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cases import every_case, every_name
+from cases import every_name
 from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, saved, snapshot, through_pickle, train, twin
 from tolerances import same
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 SHAPES = [(6, 5), ()]
-KINDS = {
-    "float32": {},
-    "bfloat16": {"dtype": torch.bfloat16},
-    "exact": {"dtype": torch.bfloat16, "master_weights": True},
-}
-every_kind = pytest.mark.parametrize("kind", KINDS)
+BF16 = {"dtype": torch.bfloat16}
+KINDS = {"float32": {}, "bfloat16": BF16, "exact": {"master_weights": True, **BF16}}
 
 
 def ours_of(name, named, backend="torch", **more):
@@ -35,8 +31,11 @@ def params_of(optimizer):
     return [(f"p{i}", p) for i, p in enumerate(optimizer.param_groups[0]["params"])]
 
 
-@every_kind
-@every_case
+@pytest.mark.parametrize(
+    ("name", "backend", "kind"),
+    [(name, "torch", kind) for name in OURS for kind in KINDS]
+    + [("sgd", "triton", "float32"), ("adamw", "triton", "exact")],
+)
 def test_resuming_is_not_having_stopped(name, backend, kind, device):
     """With the decay that was set last; also of a pickled copy."""
     ours, named = trained(name, device, backend, **KINDS[kind])
