@@ -36,6 +36,7 @@ FILE = Path(__file__).parent / "results" / "traffic.md"
 SHAPES = [(3, 5), (4,)]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MOMENTUM = {"momentum": 0.9}
+AVERAGE = {"ema": 0.999}
 EXACT = {"master_weights": True, "state_dtype": torch.float32}
 GRADIENT = [ELR(0.1), LARS(), LARC(), NormalizedGradient(), NormalizedGradientAdaptive(), ClipByLayer(0.5)]
 """Scalings by norms of the gradient, with SGD; with AdamW, ELR is by that of the direction."""
@@ -102,6 +103,12 @@ def _rows() -> list[Row]:
         Row("adamw", EXACT, "bf16", 30, 0, 1),
         Row("adamw", {**EXACT, "scaling": LAMB()}, "bf16", 30, 16, 1),
         Row("adamw", {"stochastic_rounding": True}, "bf16", 14, 0, 1),
+        Row("sgd", {**MOMENTUM, **AVERAGE}, "fp32", 28, 0, 1),
+        Row("adamw", AVERAGE, "fp32", 36, 0, 1),
+        Row("adamw", {**AVERAGE, "scaling": LAMB()}, "fp32", 36, 16, 1),
+        Row("adamw", {**AVERAGE, "clip_global_norm": 1.0}, "fp32", 40, 0, 2),
+        Row("adamw", AVERAGE, "bf16", 22, 0, 1),
+        Row("adamw", {**EXACT, **AVERAGE}, "bf16", 38, 0, 1),
         Row("statistics", {}, "fp32", 8, 0, 1),
         Row("statistics", {}, "bf16", 4, 0, 1),
     ]

@@ -60,20 +60,22 @@ class Variant(NamedTuple):
 def variants(dtype: Any) -> Iterator[Variant]:
     """Every variant that is launched for parameters of a dtype."""
     rules = {
-        "sgd": (sgd, "", 16),
-        "sgd momentum": (sgd, "X", 16),
-        "adamw": (adamw, "XY", 20),
-        "adamw amsgrad": (adamw, "XYZ", 20),
+        "sgd": (sgd, "", 18),
+        "sgd momentum": (sgd, "X", 18),
+        "adamw": (adamw, "XY", 22),
+        "adamw amsgrad": (adamw, "XYZ", 22),
     }
     made = {}
     for name, (rule, states, width) in rules.items():
-        meta = {**dict.fromkeys("WGXYZM"), **dict.fromkeys("WG" + states, dtype)}
+        meta = {**dict.fromkeys("WGXYZME"), **dict.fromkeys("WG" + states, dtype)}
         meta |= {"RULE": rule._rule, "LIVE": False, "BLOCK": constants.BLOCK, "WIDTH": width}
         made[name] = (rule, meta)
         yield Variant(name, name.split()[0], update.step_kernel, meta)
     if dtype != tl.float32:
         exact = {"M": tl.float32, "X": tl.float32, "Y": tl.float32}
         yield Variant("adamw, master", "adamw", update.step_kernel, {**made["adamw"][1], **exact})
+    if dtype == tl.bfloat16:
+        yield Variant("adamw, ema", "adamw", update.step_kernel, {**made["adamw"][1], "E": tl.float32})
     for name, place in (("sgd momentum", "gradient"), ("adamw", "direction")):
         rule, meta = made[name]
         kind = f"{name.split()[0]} queue"
@@ -92,6 +94,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
             balanced = {**scaled, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "GATED": True}
             balanced |= {key: None for key in absent if key != "row_sums"}
             yield Variant(f"{name}, balanced", kind, queue.queue_kernel, balanced)
+            yield Variant(f"{name}, ELR, ema", kind, queue.queue_kernel, {**scaled, **absent, "E": dtype})
         if dtype != tl.float32:
             plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "LIVE": True}
             del absent["seed"]

@@ -9,7 +9,10 @@ Number = float | Tensor
 
 
 class SGDHyper(NamedTuple):
-    """One row of `torch.optim.SGD` options; `first` marks a momentum buffer that holds no gradient yet."""
+    """One row of `torch.optim.SGD` options; `first` marks a momentum buffer that holds no gradient yet.
+
+    `ema` is the decay of the average of the weights, where there is one.
+    """
 
     lr: Number
     momentum: float = 0.0
@@ -18,12 +21,14 @@ class SGDHyper(NamedTuple):
     nesterov: bool = False
     maximize: bool = False
     first: bool = False
+    ema: float = 0.0
 
 
 class AdamWHyper(NamedTuple):
     """One row of `torch.optim.AdamW` options; `step` counts from 1 and includes this step.
 
-    `bias_correction` says whether 1 − βᵗ stands as it is, or is 1.
+    `bias_correction` says whether 1 − βᵗ stands as it is, or is 1; `ema` is the decay of the average of the weights,
+    where there is one.
     """
 
     lr: Number
@@ -34,3 +39,4 @@ class AdamWHyper(NamedTuple):
     maximize: bool = False
     step: float = 1.0
     bias_correction: bool = True
+    ema: float = 0.0

@@ -42,7 +42,8 @@ class Table:
             no such state, or are left out. Within a column all tensors share one dtype, and all columns share
             one device. A parameter without a gradient is not stepped (its hyper row must say lr 0), but is
             divided by Ŵᵖ if its row says so. "step" holds the steps taken, float32 of no dimension, where the
-            device counts them; "master_weight" the weights, float32, that parameters are rounded from.
+            device counts them; "master_weight" the weights, float32, that parameters are rounded from; "ema" the moving
+            averages of the weights, in float32 of half precision.
         rows: contiguous slices of parameters, each with its learning-rate multiplier. One whole-tensor
             row for each parameter when not given.
 

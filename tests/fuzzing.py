@@ -9,8 +9,8 @@ from torch import nn
 
 SHAPES = [(3,), (2, 3), (), (2, 2, 2, 2), (0,)]
 HALF = (torch.float16, torch.bfloat16)
-# ours has multipliers, torch's one of its implementations
-NOT_COMPARED = ("capturable", "params", "multipliers", "foreach", "fused")
+# ours has multipliers and averages, torch's one of its implementations
+NOT_COMPARED = ("capturable", "params", "multipliers", "ema", "foreach", "fused")
 
 
 def _large(grad, size):
@@ -67,9 +67,9 @@ REPLACED = {
 class Twins:
     """Every operation is done to both sides; `check` compares all there is."""
 
-    def __init__(self, name, backend, options, shapes, device, named):
+    def __init__(self, name, backend, options, shapes, device, named, ema):
         self.name, self.backend, self.options, self.device = name, backend, options, device
-        self.exact = backend == "torch"
+        self.exact, self.ema = backend == "torch", ema
         self.named = parameters(shapes, torch.float32, device)
         self.expected = twin(self.named)
         self.with_names = named
@@ -80,7 +80,7 @@ class Twins:
     def _optimizers(self, options):
         result = []
         for cls, params, more in (
-            (OURS[self.name], self.named, {"backend": self.backend}),
+            (OURS[self.name], self.named, {"backend": self.backend, "ema": self.ema}),
             (TORCH[self.name], self.expected, {"foreach": False}),
         ):
             entries = params if self.with_names else [p for _, p in params]
@@ -193,6 +193,7 @@ class Twins:
 
     def _step(self):
         self._before = [self._sizes(q, self.torchs.state.get(q, {})) for _, q in self._pairs()]
+        averages = [self.ours.state.get(p, {}).get("ema", p).detach().double().clone() for p, _ in self._pairs()]
         versions = [p._version for p, _ in self._pairs()]
         stepped = [p.grad is not None for p, _ in self._pairs()]
         self.ours.step()
@@ -201,6 +202,20 @@ class Twins:
         else:
             self.torchs.step()
         assert [p._version > v for (p, _), v in zip(self._pairs(), versions, strict=True)] == stepped
+        for (p, _), average, moved in zip(self._pairs(), averages, stepped, strict=True):
+            self._check_average(p, average, moved)
+
+    def _check_average(self, p, before, moved):
+        """Of the weight as it is stored now, in single precision at least; as it was, without a step."""
+        average = self.ours.state.get(p, {}).get("ema")
+        assert not moved or (average is not None) == (self.ema is not None)
+        if average is None:
+            return
+        w = p.detach().double() if moved else before
+        assert average.dtype == (p.dtype if p.dtype == torch.float64 else torch.float32)
+        expected = self.ema * before + (1 - self.ema) * w
+        close = (average - expected).abs() <= 4 * EPS[torch.float32] * (before.abs() + w.abs())
+        assert (close | ~before.isfinite() | ~w.isfinite()).all()
 
     def _step_wide(self):
         """What half precision means: torch's step of float32 copies, rounded once."""
@@ -222,18 +237,21 @@ class Twins:
     @staticmethod
     def _sizes(p, state):
         """The magnitude of what goes into each element of a step."""
-        terms = [p, *([p.grad] if p.grad is not None else []), *(v for key, v in state.items() if key != "step")]
+        terms = [p, *([p.grad] if p.grad is not None else [])]
+        terms += [value for key, value in state.items() if key not in ("step", "ema")]
         return sum(torch.nan_to_num(t.detach().double().abs(), 0.0, 0.0, 0.0) for t in terms) + 1
 
     def check(self):
         before = getattr(self, "_before", [])
         for i, (p, q) in enumerate(self._pairs()):
             mine, theirs = self.ours.state.get(p, {}), self.torchs.state.get(q, {})
-            assert mine.keys() == theirs.keys()
+            # torch carries averages along
+            keys = mine.keys() - {"ema"}
+            assert keys == theirs.keys() - {"ema"}
             assert p.stride() == q.stride()
             sizes = self._sizes(q, theirs) + (before[i] if i < len(before) else 0)
             self._compare(p.detach(), q.detach(), sizes)
-            for key in mine:
+            for key in keys:
                 self._compare(mine[key], theirs[key], None if key == "step" else sizes)
         for group, other in zip(self.ours.param_groups, self.torchs.param_groups, strict=True):
             keys = (group.keys() | other.keys()) - set(NOT_COMPARED)
@@ -261,4 +279,5 @@ class Twins:
             for p, q in self._pairs():
                 q.data.copy_(p)
                 for key, value in self.torchs.state.get(q, {}).items():
-                    value.copy_(self.ours.state[p][key])
+                    if key != "ema":
+                        value.copy_(self.ours.state[p][key])

@@ -9,6 +9,7 @@ from torch.optim.optimizer import ParamsT
 
 from fused_lwlr.kernels import AdamWHyper
 from fused_lwlr.ops import Backend
+from fused_lwlr.optim.average import decay_of
 from fused_lwlr.optim.base import FusedOptimizer, number
 from fused_lwlr.optim.gate import Nonfinite
 from fused_lwlr.optim.plan import Plan
@@ -42,6 +43,12 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
             device skips the step; no parameter, state or step count changes. "raise": it is skipped, and reported
             at once or, on a GPU, by the next step. The last two keep step counts on the device, as `state["step"]`,
             and cost the same launch as clipping.
+        ema: the decay of a moving average of the weights, moved by the same launch: after every step
+            e ← e + (1 − ema) · (w − e), in `state["ema"]`, float32 also of half precision, of the exact weight with
+            `master_weights`. It begins with the weight before the first step. None: there is none. An option of the
+            param group, that may change in every step: `group["ema"] = min(0.999, (1 + t) / (10 + t))` is a warm-up.
+            With None the average is dropped, and a number after that begins with the weight as it is then. A parameter
+            that is not stepped, for want of a gradient, keeps its average. See `averaged()`.
         master_weights: keeps the exact weights of half-precision parameters, float32, as `state["master_weight"]`, and
             steps those. A parameter that was changed from outside counts as it is, element by element.
         stochastic_rounding: rounds half-precision parameters and state up or down at random, so that expectations are
@@ -78,6 +85,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         scaling: Scaling | None = None,
         clip_global_norm: float | None = None,
         nonfinite: Nonfinite = "propagate",
+        ema: float | None = None,
         master_weights: bool = False,
         stochastic_rounding: bool = False,
         rounding_seed: int = 0,
@@ -85,7 +93,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         backend: Backend = "auto",
     ) -> None:
         precision = Precision(master_weights, stochastic_rounding, rounding_seed, state_dtype)
-        self._start(backend, precision, fused, foreach, differentiable, capturable)
+        self._start(backend, precision, fused, foreach, differentiable, capturable, ema)
         super().__init__(
             params, lr, betas, eps, weight_decay, amsgrad,
             maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable,
@@ -113,4 +121,5 @@ def _hyper(group: dict[str, Any], step: float, bias_correction: bool) -> AdamWHy
         maximize=group["maximize"],
         step=step,
         bias_correction=bias_correction,
+        ema=decay_of(group),
     )

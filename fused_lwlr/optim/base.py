@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, imports torch._dynamo at the first step
 
 from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.ops import Backend, check_backend
-from fused_lwlr.optim import checkpoint
+from fused_lwlr.optim import average, checkpoint
 from fused_lwlr.optim import multipliers as multiplier
 from fused_lwlr.optim.capture import check_capture, is_capturing
 from fused_lwlr.optim.gate import NO_LOSS_SCALE, GlobalGate, LossScale, Nonfinite
@@ -46,6 +47,9 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Whether `state["step"]` is kept."""
     idle: Any
     """The hyper row of a tensor that is only rescaled."""
+    holds_averages: bool = False
+    """Whether parameters hold their averages now, within `averaged()`."""
+    _ema: float | None = None
     _captured: "tuple[Plan, ...]" = ()
     """Plans whose tables graphs go on to read and write, also when steps outside of them go by other plans."""
     _step_supports_amp_scaling = True
@@ -59,8 +63,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         foreach: bool | None,
         differentiable: bool,
         capturable: bool,
+        ema: float | None,
     ) -> None:
         check_backend(backend)
+        average.check_decay(ema)
         # torch's errors, of flags that it never sees together: fused is not passed on
         if fused and differentiable:
             raise RuntimeError("`fused` does not support `differentiable`")
@@ -69,6 +75,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.backend: Backend = backend
         self.precision = precision
         self._capturable = capturable
+        self._ema = ema
         self._check_fused(fused)
         self._plan: Plan | None = None
 
@@ -125,9 +132,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             if options.get(name):
                 raise ValueError(f"{name}={options[name]} is not supported: {why}")
         self._check_fused(options.get("fused"))
+        average.check_decay(options.get("ema"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         group.setdefault("capturable", self._capturable)
+        group.setdefault("ema", self._ema)
         try:
             if isinstance(group.setdefault("multipliers", None), Mapping):
                 group["multipliers"] = multiplier.resolve(group["multipliers"], [group])[0]
@@ -145,11 +154,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             FloatingPointError: with `nonfinite="raise"`, a gradient of this step (on a GPU: of the one before) that is
                 not finite. Nothing was changed by the step that it is of.
-            RuntimeError: sparse gradients, a parameter whose elements share memory, or a capture in a CUDA graph
-                whose replays would not do what a step does.
+            RuntimeError: sparse gradients, a parameter whose elements share memory, a capture in a CUDA graph
+                whose replays would not do what a step does, or a call within `averaged()`.
             ValueError: a backend that cannot work on a parameter, or state that does not fit one.
                 All are raised before anything is written.
         """
+        if self.holds_averages:
+            raise RuntimeError("step() within averaged(): the parameters hold averages now, so leave it first")
         capturing = is_capturing(self.param_groups)
         if not capturing:
             self.gate.report(wait=True)
@@ -187,6 +198,27 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         return step_statistics(self.scaling, self._plan.parts if self._plan is not None else [])
 
+    def averaged(self, model: nn.Module | None = None) -> AbstractContextManager[None]:
+        """Puts the averages of the weights in their place, for an evaluation or a checkpoint of the model.
+
+            with optimizer.averaged():
+                accuracy = evaluate(model)
+                torch.save(model.state_dict(), "averaged.pt")
+
+        Averages are rounded to the dtype of their parameter. On leaving, with an exception too, the weights of the
+        training are back, bit for bit; they are kept aside as a copy. Parameters without an average stay as they are.
+        Buffers, such as the running statistics of batch normalization, are not averaged, and are those of the training:
+        for some of the averaged weights, use `torch.optim.swa_utils.update_bn(loader, copy.deepcopy(model))` within.
+
+        Args:
+            model: needed where it is under `torch.distributed.fsdp.fully_shard`, whose modules may hold whole weights
+                of the last forward pass: they are let go of, on entering and on leaving.
+
+        Raises:
+            RuntimeError: there are no averages yet, or this is called within itself; so does `step()` within.
+        """
+        return average.averaged(self, model)
+
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim`'s, with multipliers; a step that was skipped because of a gradient is reported first."""
         self.gate.report(wait=True)
@@ -195,8 +227,10 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of its `torch.optim` namesake: all of it, or nothing.
 
-        Multipliers come from the dict if it has them and stay as they are if not. Implementation flags
-        (`foreach`, `fused`, ...) stay as constructed. State is copied, in the dtype that the optimizer keeps it in.
+        Multipliers come from the dict if it has them and stay as they are if not; so does the decay `ema`, for which
+        None counts as not having it: averages that the dict lacks begin with the weights before the next step.
+        Implementation flags (`foreach`, `fused`, ...) stay as constructed. State is copied, in the dtype that the
+        optimizer keeps it in.
 
         Raises:
             ValueError: something in the dict does not fit the optimizer, or cannot be what it should. The optimizer
@@ -205,13 +239,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         checkpoint.load(self, state_dict, kept=("fused", "capturable", *UNSUPPORTED))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("backend", "precision", "scaling", "rescaling", "gate", "_capturable", "_counts")
+        own = ("backend", "precision", "scaling", "rescaling", "gate", "_capturable", "_counts", "_ema")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("capturable", False)
+            group.setdefault("ema", None)
         self._plan = None
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.optim import multipliers as multiplier
+from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.precision import MASTER
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ RANGES: Ranges = {
 
 Others may be missing, as from dicts of older versions: `__setstate__` gives them their defaults.
 """
+OWN: Ranges = {"ema": ("None, or a number, at least 0 and below 1", lambda x: 0 <= x < 1)}
+"""Options that dicts of `torch.optim` lack: they stay as they are where a dict has them not, or None for one."""
 SWITCHES = ("nesterov", "maximize", "amsgrad")
 """Options that are True or False."""
 
@@ -99,6 +102,7 @@ def _groups(optimizer: "FusedOptimizer", saved: Any, kept: tuple[str, ...]) -> l
         for name in ("param_names", "multipliers"):
             if name in mine:
                 group.setdefault(name, mine[name])
+        group.update({name: mine[name] for name in OWN if group.get(name) is None})
         groups.append(group)
     return groups
 
@@ -117,8 +121,8 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
         isinstance(names, (list, tuple)) and len(names) == len(params) and all(isinstance(n, str) for n in names)
     ):
         raise ValueError(f"'param_names' of {where} must be {len(params)} names, not {_shown(names)}")
-    for option in mine.keys() & (RANGES.keys() | set(SWITCHES)):
-        if option in theirs:
+    for option in mine.keys() & (RANGES.keys() | OWN.keys() | set(SWITCHES)):
+        if option in theirs and not (option in OWN and theirs[option] is None):
             _check_option(option, theirs[option], where)
         elif option in RANGES:
             raise ValueError(f"{where} has no {option!r}: it is of another kind of optimizer, or incomplete")
@@ -129,7 +133,7 @@ def _check_option(option: str, value: Any, where: str) -> None:
     if option in SWITCHES:
         what, right = "True or False", isinstance(value, bool)
     else:
-        what, holds = RANGES[option]
+        what, holds = {**RANGES, **OWN}[option]
         numbers = value if option == "betas" else (value,)
         right = isinstance(numbers, (list, tuple)) and len(numbers) == (2 if option == "betas" else 1)
         right = right and all((x := _number(number)) is not None and holds(x) for number in numbers)
@@ -198,9 +202,9 @@ def _value(optimizer: "FusedOptimizer", param: Tensor, name: Any, value: Any) ->
         if taken is None or not (taken >= 0 and taken.is_integer()):
             raise ValueError(f"must be a number of steps, not {_shown(value)}")
         return torch.tensor(taken, dtype=torch.float32, device=param.device if optimizer.counts_on_device else "cpu")
-    if name not in (*optimizer.state_names, MASTER):
+    if name not in (*optimizer.state_names, MASTER, EMA):
         return _other(param, value)
-    if value is None and not optimizer.counts_steps:
+    if value is None and name in optimizer.state_names and not optimizer.counts_steps:
         # so did SGD of torch 2.1 without momentum
         return None
     _check_column(param, value)

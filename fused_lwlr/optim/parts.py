@@ -10,6 +10,7 @@ from torch import Tensor
 from fused_lwlr import ops
 from fused_lwlr.kernels import Row, Table
 from fused_lwlr.optim import multipliers
+from fused_lwlr.optim.average import EMA
 from fused_lwlr.shards import local, local_row
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ def partition(
     """
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, param in enumerate(params):
-        # counts are float32 wherever they are
-        state = (column[i] for name, column in columns.items() if name != "step")
+        # counts are float32 wherever they are, and the dtype of an average follows from its parameter's
+        state = (column[i] for name, column in columns.items() if name not in ("step", EMA))
         kinds.setdefault((param.device, *(param.dtype if t is None else t.dtype for t in (param, *state))), []).append(
             i
         )

@@ -192,7 +192,13 @@ def _facts(optimizer: "FusedOptimizer", kept: Callable[[Any], Any] = lambda entr
     return [
         (optimizer.scaling, optimizer.precision, optimizer.counts_on_device),
         *(
-            (len(group["params"]), group["capturable"], optimizer.state_columns(group), kept(group["multipliers"]))
+            (
+                len(group["params"]),
+                group["capturable"],
+                group["ema"] is None,
+                optimizer.state_columns(group),
+                kept(group["multipliers"]),
+            )
             for group in optimizer.param_groups
         ),
     ]

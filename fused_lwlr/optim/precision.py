@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fused_lwlr.optim.average import EMA, average_dtype
+
 MASTER = "master_weight"
 HALF = (torch.bfloat16, torch.float16)
 
@@ -55,6 +57,8 @@ class Precision:
         """The dtype of an entry of a parameter's state: not of step counts, which are float32."""
         if name == MASTER:
             return torch.float32
+        if name == EMA:
+            return average_dtype(param)
         double = param.is_complex() or param.dtype == torch.float64
         # state that is computed with in another precision, or as pairs of numbers, has its parameter's dtype
         return param.dtype if double or self.state_dtype is None else self.state_dtype

@@ -1,6 +1,7 @@
 """The state of the parameters that are stepped: found or made, kept once a step is done, and watched in between."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.precision import MASTER
 from fused_lwlr.optim.validate import same_width
 from fused_lwlr.shards import is_distributed, local
@@ -60,6 +62,11 @@ class State:
         for param in idle:
             for name, column in self.columns.items():
                 column.append(optimizer.state.get(param, {}).get(name))
+        wanted = [optimizer.param_groups[number]["ema"] is not None for number in group]
+        if any(wanted):
+            # what is only rescaled is not stepped, and the average of it stays
+            averages = map(partial(_average, optimizer), labels, params, self.columns[MASTER], wanted)
+            self.columns[EMA] = [*averages, *[None] * len(idle)]
         self.fresh = np.array(fresh)
         self._entries: dict[str, list[Tensor | None]] = dict(self.columns)
         if optimizer.counts_on_device:
@@ -92,9 +99,11 @@ class State:
             # without momentum SGD has none, and makes no entry in optimizer.state
             if entries:
                 optimizer.state[self._params[i]].update(entries)
-            if "step" not in self._entries and self._params[i] in optimizer.state:
-                # of a time when the device counted: it would go stale
-                optimizer.state[self._params[i]].pop("step", None)
+            if self._params[i] in optimizer.state:
+                # of a time when the device counted, or there was an average: they would go stale
+                for name in ("step", EMA):
+                    if name not in entries:
+                        optimizer.state[self._params[i]].pop(name, None)
 
     def watch(self, optimizer: "FusedOptimizer") -> None:
         """Remember where the state is, which may be replaced from outside between steps."""
@@ -134,17 +143,36 @@ def _entry(
     elif wanted and tensor is None:
         dtype = optimizer.precision.dtype_of(param, name)
         tensor = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-    if tensor is not None and (tensor.shape, tensor.device) != (param.shape, param.device):
+    if tensor is not None:
+        _check(label, param, name, tensor, fits=same_width(tensor, param))
+    return tensor
+
+
+def _average(
+    optimizer: "FusedOptimizer", label: str, param: Tensor, master_weight: Tensor | None, wanted: bool
+) -> Tensor | None:
+    """The average of a parameter: the one that there is, or a new one; None if none is wanted."""
+    if not wanted:
+        return None
+    tensor: Tensor | None = optimizer.state.get(param, {}).get(EMA)
+    if tensor is None:
+        return first_average(param, master_weight)
+    _check(label, param, EMA, tensor, fits=tensor.dtype == average_dtype(param))
+    return tensor
+
+
+def _check(label: str, param: Tensor, name: str, tensor: Tensor, *, fits: bool) -> None:
+    """Raise ValueError unless an entry of the state has the shape and device of its parameter and fits it in dtype."""
+    if (tensor.shape, tensor.device) != (param.shape, param.device):
         raise ValueError(
             f"state {name!r} of parameter {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
             f"parameter is {tuple(param.shape)} on {param.device}: load a state dict of this model"
         )
-    if tensor is not None and not same_width(tensor, param):
+    if not fits:
         raise ValueError(
             f"state {name!r} of parameter {label} is {tensor.dtype}, but the parameter is {param.dtype}: "
             "optimizer.load_state_dict(optimizer.state_dict()) converts the state"
         )
-    return tensor
 
 
 def _counts(params: Sequence[Tensor], taken: Sequence[float | Tensor]) -> list[Tensor | None]:

@@ -31,6 +31,7 @@ def adamw(
         u ← max(u, v)  with amsgrad,  v  without
         d ← m / (1 − β₁ᵗ) / (√u / √(1 − β₂ᵗ) + eps)
         w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · d
+        e ← e + (1 − ema) · (w − e)                  (of w as it is stored; of the exact weight, where there is one)
 
     with clip and grad_scale from the gate, and s from the scale (at one of the two places, 1 at the other; the norm
     of the direction is ‖d + weight_decay · w‖). The multiplier acts on the decay too, as a parameter group of its own
@@ -38,8 +39,9 @@ def adamw(
 
     Args:
         table: columns "param", "grad", "exp_avg", "exp_avg_sq" and "max_exp_avg_sq" (None without amsgrad),
-            "step" where the device counts steps, and "master_weight", of a half-precision parameter its weight
-            before rounding, which holds where rounding it gives the parameter.
+            "step" where the device counts steps; "master_weight", of a half-precision parameter its weight
+            before rounding, which holds where rounding it gives the parameter; and "ema", the moving average of the
+            weight (None where there is none).
         hyper: the rows that `table.hyper_row` points into, with the step count t of each, which "step" overrides.
         scale: one factor for each row.
         gate: loss scaling, clipping and skipping.
@@ -51,8 +53,8 @@ def adamw(
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
     control = Control(table, scale, gate, write, rounding_seed)
-    names = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step", "master_weight")
-    for row, (param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, master_weight) in table.views(*names):
+    names = ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step", "master_weight", "ema")
+    for row, (param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq, step, master_weight, ema) in table.views(*names):
         h = hyper[table.hyper_row[row.tensor]]
         lr, weight_decay = float(h.lr) * row.multiplier, float(h.weight_decay)
         t = h.step if step is None else step.double() + 1
@@ -80,6 +82,7 @@ def adamw(
             control.store(row, stored, computed, column)
         if master_weight is not None:
             control.store(row, master_weight, w, 0)
+        control.average(ema, param if master_weight is None else master_weight, h.ema)
     control.count()
     return control.statistics
 

@@ -158,6 +158,19 @@ class Control:
         if computed is not stored:
             stored.copy_(computed)
 
+    def average(self, ema: Tensor | None, weight: Tensor, decay: float) -> None:
+        """Move the average of a weight, if there is one, towards what was stored of it; not if the step is skipped.
+
+        The form and the bits of `torch.optim.swa_utils.get_ema_multi_avg_fn`.
+        """
+        if ema is None or not self._write:
+            return
+        weight = wide(weight)
+        if self._skip is None:
+            ema.lerp_(weight, 1 - decay)
+        else:
+            ema.copy_(torch.where(self._skip, ema, ema.lerp(weight, 1 - decay)))
+
     def count(self) -> None:
         """One more step taken, where the device counts them; not if the step is skipped."""
         for step in self._steps:

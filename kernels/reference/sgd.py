@@ -29,14 +29,16 @@ def sgd(
         b ← momentum · b + (1 − dampening) · g       (b ← g on the first step)
         d ← g + momentum · b  with nesterov,  b  with momentum,  g  without
         w ← (w − lr · η · s · d) / Ŵᵖ,   b ← b / Ŵᵖ
+        e ← e + (1 − ema) · (w − e)                  (of w as it is stored; of the exact weight, where there is one)
 
     with clip and grad_scale from the gate, s from the scale (at one of its three places, 1 at the others), and Ŵᵖ as
     each row says. Half precision is computed in float32 and rounded once when stored.
 
     Args:
         table: columns "param", "grad" and "momentum_buffer" (None where the momentum is 0), "step" where
-            the device counts steps: then a step count of 0 marks the first step; and "master_weight", of a
-            half-precision parameter its weight before rounding, which holds where rounding it gives the parameter.
+            the device counts steps: then a step count of 0 marks the first step; "master_weight", of a
+            half-precision parameter its weight before rounding, which holds where rounding it gives the parameter; and
+            "ema", the moving average of the weight (None where there is none).
         hyper: the rows that `table.hyper_row` points into.
         scale: one factor for each row.
         gate: loss scaling, clipping, skipping and Ŵ.
@@ -48,8 +50,8 @@ def sgd(
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step.
     """
     control = Control(table, scale, gate, write, rounding_seed)
-    names = ("param", "grad", "momentum_buffer", "step", "master_weight")
-    for row, (param, grad, momentum_buffer, step, master_weight) in table.views(*names):
+    names = ("param", "grad", "momentum_buffer", "step", "master_weight", "ema")
+    for row, (param, grad, momentum_buffer, step, master_weight, ema) in table.views(*names):
         h = hyper[table.hyper_row[row.tensor]]
         lr, weight_decay = float(h.lr) * row.multiplier, float(h.weight_decay)
         w = control.weight(param, master_weight)
@@ -71,6 +73,7 @@ def sgd(
         control.store(row, param, w, 0, row.power)
         if master_weight is not None:
             control.store(row, master_weight, w, 0, row.power)
+        control.average(ema, param if master_weight is None else master_weight, h.ema)
         if momentum_buffer is not None:
             # last: b may be the direction
             control.store(row, momentum_buffer, b, 1, row.power)

@@ -75,6 +75,7 @@ def adamw(
         u ← max(u, v)  with amsgrad,  v  without
         d ← m / (1 − β₁ᵗ) / (√u / √(1 − β₂ᵗ) + eps)
         w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · d
+        e ← e + (1 − ema) · (w − e)                  (of w as it is stored; of the exact weight, where there is one)
 
     with clip and grad_scale from the gate, and s from the scale (at one of the two places, 1 at the other; the norm
     of the direction is ‖d + weight_decay · w‖). The multiplier acts on the decay too, as a parameter group of its own
@@ -82,8 +83,9 @@ def adamw(
 
     Args:
         table: columns "param", "grad", "exp_avg", "exp_avg_sq" and "max_exp_avg_sq" (None without amsgrad),
-            "step" where the device counts steps, and "master_weight", of a half-precision parameter its weight
-            before rounding, which holds where rounding it gives the parameter.
+            "step" where the device counts steps; "master_weight", of a half-precision parameter its weight
+            before rounding, which holds where rounding it gives the parameter; and "ema", the moving average of the
+            weight (None where there is none).
         hyper: the rows that `table.hyper_row` points into, with the step count t of each, which "step" overrides.
         scale: one factor for each row.
         gate: loss scaling, clipping and skipping.
@@ -112,15 +114,16 @@ def prepare_adamw(
 
 
 def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
-    """lr, sign, 0, weight_decay, 1 / (1 − β₁ᵗ), √(1 − β₂ᵗ); 1 − β₁, β₂, 1 − β₂, eps, and both β as two floats each.
+    """lr, sign, 0, weight_decay, 1 / (1 − β₁ᵗ), √(1 − β₂ᵗ), 1 − ema, 0; 1 − β₁, β₂, 1 − β₂, eps, and both β.
 
-    In double precision, rounded once.
+    The last two are of two floats each. In double precision, rounded once.
     """
     # 1 − 0ᵗ is 1
     beta1, beta2 = (h.beta1, h.beta2) if h.bias_correction else (0.0, 0.0)
     gain, correction2 = 1 / (1 - beta1**h.step), (1 - beta2**h.step) ** 0.5
     header = (h.lr, -1.0 if h.maximize else 1.0, 0.0, h.weight_decay, gain, correction2)
-    return *header, *UNUSED, 1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2)
+    numbers = (1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2))
+    return *header, *UNUSED, 1 - h.ema, 0.0, *numbers
 
 
 def _two_floats(x: float) -> tuple[float, float]:

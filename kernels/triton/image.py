@@ -25,9 +25,9 @@ NO_HYPER = np.zeros((0, 0), dtype=np.float32)
 class Image:
     """One int64 buffer on the device, uploaded in a single copy whenever anything in it changed.
 
-    Its parts, for R rows and C columns: addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R],
-    all int64; then multipliers [R, padded to be even] and hyper rows [H, K], as float32. An address of 0 stands for an
-    absent tensor.
+    Its parts, for R rows and C columns: addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R] ·
+    addresses [M, R] of M more columns, all int64; then multipliers [R, padded to be even] and hyper rows [H, K], as
+    float32. An address of 0 stands for an absent tensor.
     Tiles are numbered over all rows, in tiles of `tile` elements; traits are the bits below.
 
     A kernel walks a row in storage order, so all columns of a row must have the same strides and fill
@@ -35,10 +35,12 @@ class Image:
     and copied back after it if the kernel writes that column.
     """
 
-    def __init__(self, table: Table, columns: Sequence[str], hyper_rows: int, hyper_width: int, tile: int):
+    def __init__(
+        self, table: Table, columns: Sequence[str], more: Sequence[str], hyper_rows: int, hyper_width: int, tile: int
+    ):
         params = [real(p) for p in table.columns["param"]]
         split = {row.tensor for row in table.rows if row.stop is not None}
-        self.columns = tuple(columns)
+        self.columns = (*columns, *more)
         self.hyper_rows, self.hyper_width = hyper_rows, hyper_width
         self.rows = len(table.rows)
         self.sizes: dict[str, np.ndarray] = {}
@@ -53,14 +55,16 @@ class Image:
             dtype=np.int64,
         )
 
-        used = (len(columns) + 4) * self.rows
+        used = (len(self.columns) + 4) * self.rows
         # even, for an alignment of 16 bytes behind it
         integers = used + used % 2
         multipliers = self.rows + self.rows % 2
         floats = multipliers + hyper_rows * hyper_width
         self._staging = np.zeros(integers + (floats + 1) // 2, dtype=np.int64)
         staged = self._staging[:used].reshape(-1, self.rows)
-        self._addresses, (numel, self._hyper_row, first, self._traits) = staged[: len(columns)], staged[-4:]
+        fixed = len(columns)
+        numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
+        self._addresses = [*staged[:fixed], *staged[fixed + 4 :]]
         numel[:], self._traits[:] = self.numel, self._own_traits
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
@@ -81,7 +85,7 @@ class Image:
         self._scratch: dict[str, dict[int, Tensor]] = {}
         self._scratched: list[str] = []
         self._tiles: dict[int, Tensor] = {}
-        self.dtypes = {name: dtype_of(table, name) for name in columns}
+        self.dtypes = {name: dtype_of(table, name) for name in self.columns}
         self._versions: list[int] | None = None
         self.known = np.zeros(self.rows, dtype=bool)
         """For each row, whether its parameter is as it was when `remember` was called, by its version counter."""
@@ -208,7 +212,7 @@ class Image:
             # an absent tensor and an empty one have the address 0, which stays 0
             self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
         if self._whole and name not in self._scratched:
-            self._addresses[column] = addresses
+            self._addresses[column][:] = addresses
             return
         base = np.array(addresses, dtype=np.int64)
         for i, scratch in self._scratch[name].items():
@@ -216,11 +220,20 @@ class Image:
         np.add(base[self._tensor], self._offsets[name], out=self._addresses[column])
 
 
-def image_of(table: Table, columns: Sequence[str], hyper: np.ndarray = NO_HYPER, *, tile: int) -> Image:
-    """The table's image, made on the first call and brought up to date on every one."""
+def image_of(
+    table: Table, columns: Sequence[str], hyper: np.ndarray = NO_HYPER, *, tile: int, more: Sequence[str] = ()
+) -> Image:
+    """The table's image, made on the first call and brought up to date on every one.
+
+    Args:
+        columns: those that a kernel finds at fixed places.
+        hyper: float32 [hyper rows, numbers].
+        tile: elements.
+        more: columns behind all of that, which only some tables have.
+    """
     image: Image | None = table.images.get(tuple(columns))
     if image is None or (image.hyper_rows, image.hyper_width) != hyper.shape:
-        image = table.images[tuple(columns)] = Image(table, columns, len(hyper), hyper.shape[1], tile)
+        image = table.images[tuple(columns)] = Image(table, columns, more, len(hyper), hyper.shape[1], tile)
     image.refresh(table, hyper)
     return image
 

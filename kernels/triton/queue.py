@@ -82,13 +82,15 @@ def queue_kernel(
     addresses, floats, items, item_count, rows, tiles, counters, partials, prints, factors, out, totals,
     next_totals, max_norm, grad_scale, found_inf, known_factors, row_sums, seed,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, STEP: tl.constexpr,
-    M: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr, LIVE: tl.constexpr, WIDTH: tl.constexpr,
+    M: tl.constexpr, E: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr, LIVE: tl.constexpr,
+    WIDTH: tl.constexpr,
     FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, GATED: tl.constexpr, SKIP: tl.constexpr,
     RESCALE: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """One step of a rule, in items of one tile each.
 
-    addresses: see `Image`, with columns param, grad, three of state, step, master_weight. items: see `item_list`.
+    addresses: see `Image`, with columns param, grad, three of state, step, master_weight, and ema where there is one.
+    items: see `item_list`.
     counters: ticket, programs that left; for each row norm items done, settled, update items done; the largest Σw².
     partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
     factors: [3, rows], of the gradient, of the decayed gradient, of the direction. out: [rows, 5], statistics.
@@ -131,8 +133,11 @@ def queue_kernel(
         y_at = tile_at(addresses + 3 * rows, row, start, Y)
         z_at = tile_at(addresses + 4 * rows, row, start, Z)
         m_at = tile_at(addresses + 6 * rows, row, start, M)
+        e_at = tl.zeros([], tl.int64)
+        if E is not None:
+            e_at = tile_at(addresses + 11 * rows, row, start, E)
         hyper = floats + rows + rows % 2 + WIDTH * tl.load(addresses + 8 * rows + row)
-        aligned = (w_at | g_at | x_at | y_at | z_at | m_at) % ALIGNMENT == 0
+        aligned = (w_at | g_at | x_at | y_at | z_at | m_at | e_at) % ALIGNMENT == 0
         lr = number(hyper, 0, LIVE) * tl.load(floats + row)
         sign = tl.load(hyper + 1)
         c1 = tl.load(hyper + 4)
@@ -230,15 +235,17 @@ def queue_kernel(
             while begin < stop:
                 if (begin + BLOCK <= stop) & aligned:
                     w = step_block(
-                        w_at, g_at, x_at, y_at, z_at, m_at, begin + tl.arange(0, BLOCK), stop, rate, decay, factor,
-                        scale, divisor, c1, c2, hyper, key, start, W, G, X, Y, Z, M, RULE, LIVE, True, "evict_first",
+                        w_at, g_at, x_at, y_at, z_at, m_at, e_at, begin + tl.arange(0, BLOCK), stop, rate, decay,
+                        factor, scale, divisor, c1, c2, hyper, key, start, W, G, X, Y, Z, M, E, RULE, LIVE, True,
+                        "evict_first",
                     )  # fmt: skip
                     weight_sum += fold(w * w, True)
                     begin += BLOCK
                 else:
                     few = step_block(
-                        w_at, g_at, x_at, y_at, z_at, m_at, begin + tl.arange(0, TAIL), stop, rate, decay, factor,
-                        scale, divisor, c1, c2, hyper, key, start, W, G, X, Y, Z, M, RULE, LIVE, False, "evict_first",
+                        w_at, g_at, x_at, y_at, z_at, m_at, e_at, begin + tl.arange(0, TAIL), stop, rate, decay,
+                        factor, scale, divisor, c1, c2, hyper, key, start, W, G, X, Y, Z, M, E, RULE, LIVE, False,
+                        "evict_first",
                     )  # fmt: skip
                     weight_tail += few * few
                     begin += TAIL

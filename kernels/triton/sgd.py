@@ -56,14 +56,16 @@ def sgd(
         b ← momentum · b + (1 − dampening) · g       (b ← g on the first step)
         d ← g + momentum · b  with nesterov,  b  with momentum,  g  without
         w ← (w − lr · η · s · d) / Ŵᵖ,   b ← b / Ŵᵖ
+        e ← e + (1 − ema) · (w − e)                  (of w as it is stored; of the exact weight, where there is one)
 
     with clip and grad_scale from the gate, s from the scale (at one of its three places, 1 at the others), and Ŵᵖ as
     each row says. Half precision is computed in float32 and rounded once when stored.
 
     Args:
         table: columns "param", "grad" and "momentum_buffer" (None where the momentum is 0), "step" where
-            the device counts steps: then a step count of 0 marks the first step; and "master_weight", of a
-            half-precision parameter its weight before rounding, which holds where rounding it gives the parameter.
+            the device counts steps: then a step count of 0 marks the first step; "master_weight", of a
+            half-precision parameter its weight before rounding, which holds where rounding it gives the parameter; and
+            "ema", the moving average of the weight (None where there is none).
         hyper: the rows that `table.hyper_row` points into.
         scale: one factor for each row.
         gate: loss scaling, clipping, skipping and Ŵ.
@@ -92,7 +94,7 @@ def prepare_sgd(
 
 
 def _hyper(h: SGDHyper) -> tuple[Number, ...]:
-    """lr, sign, weight_decay, 0, decay, gain; momentum, 1 − dampening, nesterov."""
+    """lr, sign, weight_decay, 0, decay, gain, 1 − ema, 0; momentum, 1 − dampening, nesterov."""
     decay, gain = (0.0, 1.0) if h.first else (h.momentum, 1 - h.dampening)
     header = (h.lr, -1.0 if h.maximize else 1.0, h.weight_decay, 0.0, decay, gain)
-    return *header, *UNUSED, h.momentum, 1 - h.dampening, float(h.nesterov)
+    return *header, *UNUSED, 1 - h.ema, 0.0, h.momentum, 1 - h.dampening, float(h.nesterov)

@@ -6,6 +6,7 @@ which depend on the number of steps taken. Each row of hyper-parameters begins w
 
     0 lr   1 sign   2 weight decay of the gradient   3 weight decay of the weight   4 c1   5 c2
     6 to 11: as three int64, where lr and the two weight decays live on the device, see `number`
+    12 what the average of the weights moves by, 1 less its decay   13 nothing, for an alignment of what follows
 
 and goes on as the rule says.
 """
@@ -17,7 +18,7 @@ from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.rounding import rounded
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, load, store, tile_at
 
-HEADER = tl.constexpr(12)
+HEADER = tl.constexpr(14)
 """Numbers that every row of hyper-parameters begins with."""
 UNUSED = (0.0,) * 6
 """No address: the numbers are those of the row."""
@@ -60,16 +61,28 @@ def new_values(
 
 
 @triton.jit
+def moved(e, w, hyper, E: tl.constexpr):
+    """An average moved towards the weight, if there is one, in the form that torch.lerp chooses."""
+    if E is None:
+        return e
+    else:
+        weight = tl.load(hyper + 12)
+        return tl.where(weight < 0.5, e + weight * (w - e), w - (w - e) * (1 - weight))
+
+
+@triton.jit
 def step_block(
-    w_at, g_at, x_at, y_at, z_at, m_at, offs, numel, rate, decay, factor, scale, shrink, c1, c2, hyper, key, start,
+    w_at, g_at, x_at, y_at, z_at, m_at, e_at, offs, numel, rate, decay, factor, scale, shrink, c1, c2, hyper, key,
+    start,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, M: tl.constexpr,
-    RULE: tl.constexpr, LIVE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
+    E: tl.constexpr, RULE: tl.constexpr, LIVE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Step one block; returns the new weights as they were stored, 0 beyond the end.
 
     `rate` is lr · η · s, `decay` that times the weight decay of the weight, `shrink` 1 / Ŵᵖ. `key` is that of
     stochastic rounding or None, `start` the position of the tile.
     """
+    e = load(e_at, offs, numel, E, FULL, EVICT)
     w, d, x, y, z = new_values(
         w_at, g_at, x_at, y_at, z_at, m_at, offs, numel, factor, scale, c1, c2, hyper,
         W, G, X, Y, Z, M, RULE, LIVE, FULL, EVICT,
@@ -77,6 +90,7 @@ def step_block(
     w = (w * (1 - decay) - rate * d) * shrink
     if M is not None:
         store(m_at, offs, numel, w, M, FULL)
+        store(e_at, offs, numel, moved(e, w, hyper, E), E, FULL)
     position = offs
     if key is not None:
         position = start.to(tl.uint32) + offs.to(tl.uint32)
@@ -86,6 +100,8 @@ def step_block(
     store(y_at, offs, numel, rounded(y, Y, position, key, 2), Y, FULL)
     store(z_at, offs, numel, rounded(z, Z, position, key, 3), Z, FULL)
     w = w.to(tl.float32)
+    if M is None:
+        store(e_at, offs, numel, moved(e, w, hyper, E), E, FULL)
     return w if FULL else tl.where(offs < numel, w, 0.0)
 
 
@@ -93,7 +109,7 @@ def step_block(
 def step_kernel(
     addresses, floats, items, item_count, rows,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, M: tl.constexpr,
-    RULE: tl.constexpr, LIVE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    E: tl.constexpr, RULE: tl.constexpr, LIVE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     while tile < item_count:
@@ -107,23 +123,26 @@ def step_kernel(
         y_at = tile_at(addresses + 3 * rows, row, start, Y)
         z_at = tile_at(addresses + 4 * rows, row, start, Z)
         m_at = tile_at(addresses + 6 * rows, row, start, M)
+        e_at = tl.zeros([], tl.int64)
+        if E is not None:
+            e_at = tile_at(addresses + 11 * rows, row, start, E)
         hyper = floats + rows + rows % 2 + WIDTH * tl.load(addresses + 8 * rows + row)
         rate = number(hyper, 0, LIVE) * tl.load(floats + row)
         decay = rate * number(hyper, 3, LIVE)
         factor = tl.load(hyper + 1)
         c1 = tl.load(hyper + 4)
         c2 = tl.load(hyper + 5)
-        if (stop == BLOCK) & ((w_at | g_at | x_at | y_at | z_at | m_at) % ALIGNMENT == 0):
+        if (stop == BLOCK) & ((w_at | g_at | x_at | y_at | z_at | m_at | e_at) % ALIGNMENT == 0):
             step_block(
-                w_at, g_at, x_at, y_at, z_at, m_at, tl.arange(0, BLOCK), stop, rate, decay, factor, 1.0, 1.0,
-                c1, c2, hyper, None, start, W, G, X, Y, Z, M, RULE, LIVE, True, "",
+                w_at, g_at, x_at, y_at, z_at, m_at, e_at, tl.arange(0, BLOCK), stop, rate, decay, factor, 1.0, 1.0,
+                c1, c2, hyper, None, start, W, G, X, Y, Z, M, E, RULE, LIVE, True, "",
             )  # fmt: skip
         else:
             begin = tl.zeros([], tl.int32)
             while begin < stop:
                 step_block(
-                    w_at, g_at, x_at, y_at, z_at, m_at, begin + tl.arange(0, TAIL), stop, rate, decay, factor,
-                    1.0, 1.0, c1, c2, hyper, None, start, W, G, X, Y, Z, M, RULE, LIVE, False, "",
+                    w_at, g_at, x_at, y_at, z_at, m_at, e_at, begin + tl.arange(0, TAIL), stop, rate, decay, factor,
+                    1.0, 1.0, c1, c2, hyper, None, start, W, G, X, Y, Z, M, E, RULE, LIVE, False, "",
                 )  # fmt: skip
                 begin += TAIL
         tile += tl.num_programs(0)

@@ -51,6 +51,7 @@ def test_dicts_hold_what_torchs_hold(stepped, name, desc, backend):
     assert {i: state.keys() for i, state in mine["state"].items()} == {i: s.keys() for i, s in theirs["state"].items()}
     for group, other in zip(mine["param_groups"], theirs["param_groups"], strict=True):
         assert group.pop("multipliers") is None
+        assert group.pop("ema") is None
         # ours has no flag for it
         assert group.pop("foreach") is None
         assert other.pop("foreach") is False

@@ -166,3 +166,21 @@ def test_lookahead_moves_weights_behind_carried_norms(backend, timm, device):
     train((ours, theirs), (named, expected), 5)
     for (_, p), (_, q) in zip(named, expected, strict=True):
         close(p.detach(), q.detach(), 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_name
+def test_averages_are_those_of_model_ema(name, dtype, twins, timm):
+    """Of `ModelEmaV3` made before training, with its warm-up, as a user writes it; single precision of half."""
+    model = twins[0].to(dtype)
+    average = timm.utils.ModelEmaV3(model, decay=0.5, use_warmup=True, warmup_power=0.3, dtype=torch.float32)
+    optimizer = OURS[name](learned(model), **OPTIONS[name], ema=0.5, backend="torch")
+    for step in range(1, 4):
+        for group in optimizer.param_groups:
+            group["ema"] = average.get_decay(step)
+        train((optimizer,), (learned(model),), 1)
+        average.update(model, step)
+        # of half precision timm multiplies and adds
+        check = same if dtype == torch.float32 else partial(close, steps=step)
+        for p, q in zip(model.parameters(), average.module.parameters(), strict=True):
+            check(optimizer.state[p]["ema"], q.detach())

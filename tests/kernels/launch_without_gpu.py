@@ -86,6 +86,6 @@ for operation, columns, hyper in ((sgd.sgd, {"momentum_buffer": some}, momentum)
     operation(table, [hyper], LARC().scale(operation.__name__), gate)
     measured = operation(table, [hyper], LARC().scale(operation.__name__), gate, write=False)
     half = [t.bfloat16() for t in some]
-    columns = {"param": half, "grad": half, "master_weight": some, **columns, **steps}
+    columns = {"param": half, "grad": half, "master_weight": some, "ema": some, **columns, **steps}
     factors = Factors(measured[:, 4], "gradient")
     operation(Table(columns, rows), [hyper._replace(lr=one)], factors, Gate(found_inf=one), rounding_seed=7)

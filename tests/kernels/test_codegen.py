@@ -29,14 +29,19 @@ COLUMNS = {
     "statistics": (2, 0),
     "totals": (1, 0),
 }
-FULL_ONLY = {"adamw, balanced": (1 + 1 + 4, 3)}
+FULL_ONLY = {"adamw, balanced": (1 + 1 + 4, 3), "adamw, ELR, ema": (4 + 1 + 5, 4)}
 HALF_ONLY = {
     "sgd momentum, noise": (1 + 1 + 3, 2),
     "adamw, noise": (1 + 1 + 4, 3),
     # and two moments and the exact weight, which are float32
     "adamw, master": (2, 1),
 }
-WIDE = {"adamw, master": 3}
+BRAIN_ONLY = {
+    # and the average, which is float32
+    "adamw, ema": (4, 3),
+}
+WIDE = {"adamw, master": 3, "adamw, ema": 1}
+MORE = {"fp32": FULL_ONLY, "bf16": {**HALF_ONLY, **BRAIN_ONLY}, "fp16": HALF_ONLY}
 # bytes of a thread that ptxas keeps in memory, to fit another program on a multiprocessor: scalars outside of the loops
 SPILLED = {
     "3.9": {
@@ -58,7 +63,7 @@ RESIDENT = {
         ("sgd momentum", "fp16", "sm_90"): 10, ("sgd momentum, all", "fp32", "sm_90"): 5,
         ("sgd momentum, all", "bf16", "sm_90"): 5, ("sgd momentum, all", "fp16", "sm_90"): 5,
         ("sgd momentum, noise", "fp16", "sm_90"): 5, ("adamw, ELR", "fp32", "sm_90"): 3,
-        ("adamw, ELR", "bf16", "sm_90"): 3, ("adamw, ELR", "fp16", "sm_90"): 3,
+        ("adamw, ELR", "bf16", "sm_90"): 3, ("adamw, ELR", "fp16", "sm_90"): 3, ("adamw, ELR, ema", "fp32", "sm_90"): 3,
         ("adamw, noise", "fp16", "sm_90"): 2, ("totals", "fp32", "sm_90"): 6, ("totals", "bf16", "sm_90"): 5,
         ("totals", "fp16", "sm_90"): 5,
     },
@@ -83,7 +88,7 @@ def problems(found):
     kernel, dtype, target = found["kernel"], found["dtype"], found["target"]
     vectors, wide = (found["block"] * size // (constants.THREADS * 16) for size in (ITEMSIZE[dtype], 4))
     more = WIDE.get(kernel, 0) * wide
-    for key, columns in zip(("loads", "stores"), {**COLUMNS, **FULL_ONLY, **HALF_ONLY}[kernel], strict=True):
+    for key, columns in zip(("loads", "stores"), {**COLUMNS, **MORE[dtype]}[kernel], strict=True):
         expected, actual = columns * vectors + more, found[key].get("128", 0)
         # on AMD numbers of a table that lie next to one another are moved together too
         if actual < expected or (actual > expected and target != "gfx942"):
@@ -104,9 +109,7 @@ def test_machine_code(selected):
     """128-bit accesses where a tile is full, nothing spilled but what is known, few registers, no long division."""
     reports = [json.loads(line) for line in lines("-m", "bench.codegen", "--json", selected)]
     dtypes = selected.partition(":")[2].split(",") if ":" in selected else ITEMSIZE
-    expected = {
-        (name, dtype) for dtype in dtypes for name in (*COLUMNS, *(HALF_ONLY if dtype != "fp32" else FULL_ONLY))
-    }
+    expected = {(name, dtype) for dtype in dtypes for name in (*COLUMNS, *MORE[dtype])}
     assert {(r["kernel"], r["dtype"]) for r in reports} == expected
     print("\n".join((HEAD, *map(line, reports))))
     assert [(r["kernel"], r["dtype"], problem) for r in reports for problem in problems(r)] == []

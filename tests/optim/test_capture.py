@@ -18,7 +18,7 @@ ROWS = [
     ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.5, "nonfinite": "skip"}),
     ("sgd", {"master_weights": True, **HALF}), ("adamw", {"master_weights": True, "scaling": LAMB(), **HALF}),
     ("sgd", {"stochastic_rounding": True, **HALF}), ("adamw", {"stochastic_rounding": True, "rounding_seed": 3} | HALF),
-    ("adamw", {"state_dtype": torch.bfloat16}),
+    ("adamw", {"state_dtype": torch.bfloat16}), ("sgd", {"ema": 0.9}),
 ]  # fmt: skip
 every_row = pytest.mark.parametrize(
     ("name", "row"),

@@ -68,10 +68,10 @@ def sequences(draw, name):
 @every_case
 def test_any_sequence(name, backend, device):
     @settings(suppress_health_check=[HealthCheck.too_slow])
-    @given(OPTIONS[name], MODEL, SWITCH, sequences(name))
-    def run(options, shapes, named, sequence):
+    @given(OPTIONS[name], MODEL, SWITCH, st.sampled_from([None, 0.9, 0.3]), sequences(name))
+    def run(options, shapes, named, ema, sequence):
         torch.manual_seed(0)
-        twins = Twins(name, backend, {**options[0], **options[1]}, shapes, device, named)
+        twins = Twins(name, backend, {**options[0], **options[1]}, shapes, device, named, ema)
         for operation, *arguments in sequence:
             getattr(twins, operation)(*arguments)
             twins.check()

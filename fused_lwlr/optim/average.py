@@ -1,0 +1,91 @@
+"""Moving averages of the weights: where they begin, and how they take the weights' place for an evaluation."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
+
+from fused_lwlr.shards import is_distributed, local, reshard
+
+if TYPE_CHECKING:
+    from fused_lwlr.optim.base import FusedOptimizer
+
+EMA = "ema"
+"""The option of a param group, and the entry of the state."""
+
+
+def check_decay(decay: Any) -> None:
+    """Raise ValueError unless this is a decay, or None for no average."""
+    if decay is None:
+        return
+    if not isinstance(decay, Real) or isinstance(decay, bool) or not 0 <= float(decay) < 1:
+        raise ValueError(
+            f"ema={decay!r:.80} must be a number, at least 0 and below 1, such as 0.999, or None for no average of the "
+            "weights"
+        )
+
+
+def decay_of(group: dict[str, Any]) -> float:
+    """The decay of the next step of a param group; of one without averages any number will do."""
+    decay = group[EMA]
+    if decay is None:
+        return 0.0
+    if not 0 <= decay < 1:
+        check_decay(decay)
+    return float(decay)
+
+
+def first_average(param: Tensor, master_weight: Tensor | None) -> Tensor:
+    """What an average begins with: a copy of the weight as it is, exact where the parameter still is what it was."""
+    average = torch.empty_like(param, dtype=average_dtype(param), memory_format=torch.preserve_format)
+    average.copy_(param.detach())
+    if master_weight is None:
+        return average
+    return torch.where(master_weight.to(param.dtype) == param.detach(), master_weight, average)
+
+
+def average_dtype(param: Tensor) -> torch.dtype:
+    """Of the average of a parameter: single precision at least, in which 0.9999 of a number is another one."""
+    return torch.promote_types(param.dtype, torch.float32)
+
+
+@contextmanager
+def averaged(optimizer: "FusedOptimizer", model: nn.Module | None) -> Iterator[None]:
+    """See `FusedOptimizer.averaged`."""
+    if optimizer.holds_averages:
+        raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
+    pairs = [
+        (param, optimizer.state[param][EMA])
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if group[EMA] is not None and optimizer.state.get(param, {}).get(EMA) is not None
+    ]
+    if not pairs:
+        wanted = any(group[EMA] is not None for group in optimizer.param_groups)
+        why = "they begin with the first step" if wanted else "every param group has ema=None; construct with ema=0.999"
+        raise RuntimeError(f"averaged(): there are no averages of the weights: {why}")
+    params = [param for param, _ in pairs]
+    trained = [local(param).detach().clone() for param in params]
+    if model is not None:
+        reshard(model)
+    optimizer.holds_averages = True
+    try:
+        _put(params, [local(average) for _, average in pairs])
+        yield
+    finally:
+        if model is not None:
+            reshard(model)
+        _put(params, trained)
+        optimizer.holds_averages = False
+
+
+@torch.no_grad()
+def _put(params: list[Tensor], values: list[Tensor]) -> None:
+    for param, value in zip(params, values, strict=True):
+        local(param).copy_(value)
+    # of a DTensor only the local part knows
+    increment_version([param for param in params if is_distributed(param)])

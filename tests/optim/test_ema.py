@@ -1,0 +1,259 @@
+"""Moving averages of the weights, beside AveragedModel on the weights of a step without them."""
+
+from functools import partial
+
+import pytest
+import torch
+from cases import BACKENDS, every_backend, every_case, every_name, nan_arithmetic
+from steps import OPTIONS, OURS, cost, gradients, identical, parameters, snapshot, train, twin, uniform
+from tolerances import close, same
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ScaleInvariant
+
+SHAPES = [(6, 5), (), (0,)]
+BF16, FP16 = {"dtype": torch.bfloat16}, {"dtype": torch.float16}
+# of a decay of 0.5 at most, torch.lerp takes another form
+ROWS = [
+    ("sgd", 0.9, {}), ("sgd", 0.4, {"momentum": 0.0}), ("sgd", 0.9, {"nesterov": True, "maximize": True}),
+    ("sgd", 0.9, {"scaling": ELR(0.1), "multipliers": {"p0[1:3]": 0.5, "p1": 0.0}}),
+    ("sgd", 0.9, {"rescale_weights": ..., "capturable": True}), ("sgd", 0.9, {"clip_global_norm": 0.5, **BF16}),
+    ("sgd", 0.9, {"stochastic_rounding": True, **FP16}), ("sgd", 0.9, {"master_weights": True, **FP16}),
+    ("adamw", 0.9, {}), ("adamw", 0.0, {"amsgrad": True}), ("adamw", 0.9, {"lr": 0.0, "nonfinite": "skip"}),
+    ("adamw", 0.9, {"scaling": LARS(), "clip_global_norm": 0.5}), ("adamw", 0.9, {"scaling": BalancedLR()}),
+    ("adamw", 0.4, {"state_dtype": torch.float16, **BF16}), ("adamw", 0.9, {"stochastic_rounding": True, **BF16}),
+    ("adamw", 0.9, {"master_weights": True, "scaling": LAMB(), **BF16}),
+]  # fmt: skip
+REFERENCE_ONLY = [("sgd", 0.9, {"dtype": torch.float64}), ("adamw", 0.9, {"dtype": torch.complex64})]
+
+
+def made(name, named, options):
+    options = {**OPTIONS[name], **options}
+    if "rescale_weights" in options:
+        owner = nn.ParameterDict({"weight": named[0][1]})
+        options["rescale_weights"] = ScaleInvariant(("p0",), ((owner, "weight"),), (), (), {}, {})
+    return OURS[name](named, **options)
+
+
+def averages(optimizer, named):
+    return [optimizer.state[p]["ema"] for _, p in named]
+
+
+def weights(optimizer, named):
+    """What is averaged, in single precision at least: the weights as they are stored, the exact ones if there are."""
+    exact = [optimizer.state.get(p, {}).get("master_weight", p.detach()) for _, p in named]
+    return [w.to(torch.promote_types(w.dtype, torch.float32), copy=True) for w in exact]
+
+
+class Averaged:
+    """torch's average of weights that are handed to it: the first ones, and then those of each step."""
+
+    def __init__(self, decay, first):
+        self.model = nn.ParameterList([w.clone() for w in first])
+        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+        self.average.update_parameters(self.model)
+
+    def update(self, new):
+        with torch.no_grad():
+            for p, w in zip(self.model, new, strict=True):
+                p.copy_(w)
+        self.average.update_parameters(self.model)
+
+    def compare(self, check, found):
+        for a, p in zip(found, self.average.module, strict=True):
+            assert (a.shape, a.dtype, a.stride()) == (p.shape, p.dtype, p.stride())
+            check(a, p.detach())
+
+
+@pytest.mark.parametrize(
+    ("name", "decay", "options", "backend"),
+    [(*row, backend) for row in ROWS for backend in BACKENDS] + [(*row, "torch") for row in REFERENCE_ONLY],
+)
+def test_the_average_is_that_of_torch(name, decay, options, backend, device):
+    """And the weights are those of the step without it, bit for bit."""
+    options = {**options, "backend": backend}
+    dtype = options.pop("dtype", torch.float32)
+    # a block and the rest of a tile, where nothing else is asked for
+    named = parameters([*SHAPES, *([] if len(options) > 1 else [(1030,)])], dtype, device)
+    other = twin(named)
+    ours, plain = made(name, named, {**options, "ema": decay}), made(name, other, options)
+    expected = Averaged(decay, weights(plain, other))
+    # torch.lerp rounds pairs of numbers otherwise
+    exact = backend == "torch" and not dtype.is_complex
+    for step in range(2):
+        train((ours, plain), (named, other), 1)
+        expected.update(weights(plain, other))
+        expected.compare(same if exact else partial(close, steps=step + 1), averages(ours, named))
+        for (_, p), (_, q) in zip(named, other, strict=True):
+            same(p.detach(), q.detach())
+            state = {key: value for key, value in ours.state[p].items() if key != "ema"}
+            assert identical(state, dict(plain.state.get(q, {})))
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.T.contiguous().T,
+    "gaps": lambda x: torch.stack((x, x), -1)[..., 0],
+    "unaligned": lambda x: torch.cat((x.new_zeros(1), x.flatten()))[1:].view(x.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@every_case
+def test_layouts(name, backend, layout, device):
+    """Of the parameter's strides, where it fills its memory."""
+    named = [("p", nn.Parameter(LAYOUTS[layout](uniform((40, 30), torch.float32, device))))]
+    ours = OURS[name](named, **OPTIONS[name], ema=0.9, backend=backend)
+    expected = named[0][1].detach().clone(memory_format=torch.preserve_format)
+    for step in range(2):
+        train((ours,), (named,), 1)
+        expected.lerp_(named[0][1].detach(), 1 - 0.9)
+        (average,) = averages(ours, named)
+        assert average.stride() == expected.stride()
+        (same if backend == "torch" else partial(close, steps=step + 1))(average, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@every_name
+def test_groups_and_their_bytes(name, dtype, device):
+    """One launch; a group without averages has no state and pays nothing."""
+    named = parameters([(3, 5), (5,), (20,)], dtype, device)
+    groups = [{"params": named[:1]}, {"params": named[1:2], "ema": 0.5}, {"params": named[2:], "ema": None}]
+    ours = OURS[name](groups, lr=0.1, ema=0.9, backend="triton")
+    plain = {"sgd": 3, "adamw": 7}[name] * dtype.itemsize
+    start = weights(ours, named)
+    assert cost(ours, named) == (1, plain + 8 * 20 / 40, 0)
+    assert ["ema" in ours.state.get(p, {}) for _, p in named] == [True, True, False]
+    ours.add_param_group({"params": parameters([(2,)], dtype, device)})
+    assert [group["ema"] for group in ours.param_groups] == [0.9, 0.5, None, 0.9]
+    for first, decay, (_, p) in zip(start, (0.9, 0.5), named[:2], strict=False):
+        close(ours.state[p]["ema"], first.lerp(p.detach().float(), 1 - decay))
+
+
+@nan_arithmetic
+@pytest.mark.parametrize("how", ["skip", "found_inf"])
+@every_case
+def test_a_step_that_is_skipped_leaves_the_average(name, backend, how, device):
+    """Also the first one, after which it is the weight as it was."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], ema=0.9, backend=backend, nonfinite=how.replace("found_inf", "propagate"))
+    first = weights(ours, named)
+
+    def step(overflows):
+        gradients(named)
+        if overflows:
+            named[0][1].grad[5] = torch.nan
+        ours.found_inf = torch.full((), float(overflows), device=device) if how == "found_inf" else None
+        ours.step()
+        ours.found_inf = None
+
+    step(True)
+    for average, weight in zip(averages(ours, named), first, strict=True):
+        same(average, weight)
+    step(False)
+    before = snapshot(ours, named)
+    assert not torch.equal(averages(ours, named)[0], first[0])
+    step(True)
+    assert identical(snapshot(ours, named), before)
+
+
+@every_case
+def test_what_is_not_stepped_keeps_its_average(name, backend, device):
+    """Other than AveragedModel, which would go on; without any gradient there is no average at all."""
+    named = parameters([(4,), (3,), (2,)], torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], ema=0.9, backend=backend)
+    for frozen in (False, True):
+        gradients(named)
+        named[2][1].grad = None
+        if frozen:
+            kept = averages(ours, named[:2])[1].clone()
+            named[1][1].grad = None
+            with torch.no_grad():
+                named[1][1].mul_(3)
+        moving = weights(ours, named) if not frozen else averages(ours, named[:1])
+        expected = moving[0].clone()
+        ours.step()
+        close(averages(ours, named[:1])[0], expected.lerp(named[0][1].detach(), 1 - 0.9))
+    same(averages(ours, named[:2])[1], kept)
+    assert named[2][1] not in ours.state
+
+
+@every_case
+def test_a_warm_up(name, backend, device):
+    """As the docstring writes it, beside the average in double precision."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = OURS[name](named, **OPTIONS[name], ema=0.999, backend=backend)
+    expected = [w.double() for w in weights(ours, named)]
+    for t in range(4):
+        decay = min(0.5, (1 + t) / (10 + t))
+        for group in ours.param_groups:
+            group["ema"] = decay
+        train((ours,), (named,), 1)
+        for e, average, w in zip(expected, averages(ours, named), weights(ours, named), strict=True):
+            e.mul_(decay).add_(w.double(), alpha=1 - decay)
+            close(average, e.float(), steps=t + 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"master_weights": True, **BF16}], ids=["float32", "exact weights"])
+@every_case
+def test_turned_off_and_on(name, backend, options, device):
+    """Off, it is dropped by the next step; on again, it begins with the weights as they are."""
+    options = dict(options)
+    named = parameters(SHAPES, options.pop("dtype", torch.float32), device)
+    other = twin(named)
+    ours, plain = (OURS[name](t, **OPTIONS[name], **options, backend=backend) for t in (named, other))
+    for decay, steps in ((None, 1), (0.9, 2), (None, 1), (0.8, 1)):
+        ours.param_groups[0]["ema"] = decay
+        expected = weights(ours, named)
+        for _ in range(steps):
+            train((ours, plain), (named, other), 1)
+            expected = [a.lerp(w, 1 - (decay or 0)) for a, w in zip(expected, weights(ours, named), strict=True)]
+        assert ["ema" in ours.state.get(p, {}) for _, p in named] == [decay is not None] * len(named)
+        if decay is not None:
+            for average, a in zip(averages(ours, named), expected, strict=True):
+                close(average, a, steps)
+        for (_, p), (_, q) in zip(named, other, strict=True):
+            same(p.detach(), q.detach())
+
+
+@pytest.mark.parametrize("bad", [1.0, -0.1, float("nan"), "0.9", True, torch.tensor(0.9)], ids=str)
+@every_name
+def test_decays_that_cannot_be(name, bad, device):
+    named = parameters([(3,), (2,)], torch.float32, device)
+    with pytest.raises(ValueError, match=r"ema=.* must be a number, at least 0 and below 1, .* or None"):
+        OURS[name](named, ema=bad)
+    ours = OURS[name](named[:1], ema=0.9)
+    with pytest.raises(ValueError, match=r"ema=.* must be a number"):
+        ours.add_param_group({"params": named[1:], "ema": bad})
+    assert len(ours.param_groups) == 1
+
+
+@every_case
+def test_a_warm_up_that_goes_wrong(name, backend, device):
+    """Is refused by the step, which changes nothing."""
+    named = parameters([(3,)], torch.float32, device)
+    ours = OURS[name](named, ema=0.9, backend=backend)
+    train((ours,), (named,), 1)
+    before = snapshot(ours, named)
+    ours.param_groups[0]["ema"] = 1.5
+    with pytest.raises(ValueError, match=r"ema=1\.5 must be a number"):
+        train((ours,), (named,), 1)
+    ours.param_groups[0]["ema"] = 0.9
+    assert identical(snapshot(ours, named), before)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(torch.zeros(4), "is (4,) on"), (torch.zeros(3).bfloat16(), "is torch.bfloat16, but the parameter is")],
+    ids=["shape", "dtype"],
+)
+@every_backend
+def test_an_average_that_does_not_fit(value, message, backend, device):
+    """Put there by hand, as what loads a state dict would not."""
+    named = parameters([(3,)], torch.float32, device)
+    ours = OURS["adamw"](named, ema=0.9, backend=backend)
+    train((ours,), (named,), 1)
+    ours.state[named[0][1]]["ema"] = value.to(device)
+    with pytest.raises(ValueError, match="state 'ema' of parameter 'p0' ") as error:
+        ours.step()
+    assert message in str(error.value)

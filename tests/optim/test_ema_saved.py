@@ -1,0 +1,145 @@
+"""Checkpoints of averages of the weights."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from cases import every_name
+from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, saved, snapshot, through_pickle, train, twin
+from tolerances import same
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+SHAPES = [(6, 5), ()]
+BF16 = {"dtype": torch.bfloat16}
+KINDS = {"float32": {}, "bfloat16": BF16, "exact": {"master_weights": True, **BF16}}
+
+
+def ours_of(name, named, backend="torch", **more):
+    return OURS[name](named, **{**OPTIONS[name], "ema": 0.9, "backend": backend, **more})
+
+
+def trained(name, device, backend="torch", dtype=torch.float32, **more):
+    named = parameters(SHAPES, dtype, device)
+    ours = ours_of(name, named, backend, **more)
+    train((ours,), (named,), 2)
+    return ours, named
+
+
+def params_of(optimizer):
+    return [(f"p{i}", p) for i, p in enumerate(optimizer.param_groups[0]["params"])]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "kind"),
+    [(name, "torch", kind) for name in OURS for kind in KINDS]
+    + [("sgd", "triton", "float32"), ("adamw", "triton", "exact")],
+)
+def test_resuming_is_not_having_stopped(name, backend, kind, device):
+    """With the decay that was set last; also of a pickled copy."""
+    ours, named = trained(name, device, backend, **KINDS[kind])
+    ours.param_groups[0]["ema"] = 0.4
+    again = twin(named)
+    more = {key: value for key, value in KINDS[kind].items() if key != "dtype"}
+    resumed = ours_of(name, again, backend, **more)
+    resumed.load_state_dict(saved(ours.state_dict()))
+    copy = through_pickle(ours)
+    for other, params in ((resumed, again), (copy, params_of(copy))):
+        assert other.param_groups[0]["ema"] == 0.4
+        compare(same, other, ours, params, named)
+        assert all(a["ema"].dtype == torch.float32 for a in other.state.values())
+        assert all(a["ema"] is not b["ema"] for a, b in zip(other.state.values(), ours.state.values(), strict=True))
+    train((ours, resumed, copy), (named, again, params_of(copy)), 1)
+    compare(same, resumed, ours, again, named)
+    compare(same, copy, ours, params_of(copy), named)
+    assert identical(resumed.state_dict(), ours.state_dict())
+
+
+@pytest.mark.parametrize("source", ["torch", "ours without", "older"])
+@every_name
+def test_a_dict_without_averages(name, source, device):
+    """They begin with the weights before the next step, and the decay is the one that was asked for."""
+    named = parameters(SHAPES, torch.float32, device)
+    plain = TORCH[name](named, **OPTIONS[name]) if source == "torch" else ours_of(name, named, ema=None)
+    train((plain,), (named,), 2)
+    state_dict = saved(plain.state_dict())
+    if source == "older":
+        assert state_dict["param_groups"][0].pop("ema") is None
+    ours, other = trained(name, device), trained(name, device, ema=None)
+    for optimizer, params in (ours, other):
+        with torch.no_grad():
+            for (_, p), (_, q) in zip(params, named, strict=True):
+                p.copy_(q)
+        optimizer.load_state_dict(state_dict)
+        assert not any("ema" in state for state in optimizer.state.values())
+    assert [optimizer.param_groups[0]["ema"] for optimizer, _ in (ours, other)] == [0.9, None]
+    with pytest.raises(RuntimeError, match="they begin with the first step"), ours[0].averaged():
+        pass
+    before = [p.detach().clone() for _, p in named]
+    train((ours[0], other[0]), (ours[1], other[1]), 1)
+    for (_, p), (_, q), w in zip(ours[1], other[1], before, strict=True):
+        same(p.detach(), q.detach())
+        same(ours[0].state[p]["ema"], w.lerp(p.detach(), 1 - 0.9))
+
+
+@pytest.mark.parametrize("kind", ["ours without", "torch"])
+@every_name
+def test_a_dict_with_averages_elsewhere(name, kind, device):
+    """Ours goes on averaging, as with any other option of a dict; torch.optim carries averages along."""
+    ours, named = trained(name, device)
+    again = twin(named)
+    other = ours_of(name, again, ema=None) if kind != "torch" else TORCH[name](again, **OPTIONS[name], foreach=False)
+    other.load_state_dict(saved(ours.state_dict()))
+    kept = deepcopy([other.state[p]["ema"] for _, p in again])
+    train((ours, other), (named, again), 1)
+    for (_, p), (_, q), average in zip(named, again, kept, strict=True):
+        same(q.detach(), p.detach())
+        same(other.state[q]["ema"], average if kind == "torch" else ours.state[p]["ema"])
+    # and back
+    resumed = ours_of(name, twin(again))
+    resumed.load_state_dict(saved(other.state_dict()))
+    compare(same, resumed, other, params_of(resumed), again)
+
+
+@pytest.mark.parametrize(
+    "bad", [torch.zeros(3), torch.zeros(6, 5, dtype=torch.complex64), torch.zeros(6, 5, dtype=torch.int64), 1.0, None]
+)
+@every_name
+def test_averages_that_do_not_fit(name, bad, device):
+    ours, named = trained(name, device)
+    before, state = snapshot(ours, named), deepcopy(ours.state_dict())
+    state["state"][0]["ema"] = bad
+    with pytest.raises(ValueError, match="'ema' in the state of parameter 'p0'"):
+        ours.load_state_dict(state)
+    assert identical(snapshot(ours, named), before)
+
+
+@pytest.mark.parametrize("bad", [1.0, -0.1, float("nan"), "0.9", True, torch.ones(2)], ids=str)
+@every_name
+def test_decays_that_cannot_be(name, bad, device):
+    ours, named = trained(name, device)
+    before, state = snapshot(ours, named), deepcopy(ours.state_dict())
+    state["param_groups"][0]["ema"] = bad
+    with pytest.raises(ValueError, match="'ema' of parameter group 0 of the state dict must be None, or a number"):
+        ours.load_state_dict(state)
+    assert identical(snapshot(ours, named), before)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning", "ignore:TypedStorage is deprecated:UserWarning")
+@every_name
+def test_distributed_checkpoint(name, device, tmp_path):
+    """By parameter name and through files, in one process."""
+    models = [nn.Linear(5, 6, device=device) for _ in range(2)]
+    ours, other = [ours_of(name, m.named_parameters()) for m in models]
+    models[1].load_state_dict(models[0].state_dict())
+    train((ours,), (list(models[0].named_parameters()),), 2)
+    dcp.save({"optimizer": get_optimizer_state_dict(models[0], ours)}, checkpoint_id=tmp_path)
+    loaded = {"optimizer": get_optimizer_state_dict(models[1], other)}
+    dcp.load(loaded, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(models[1], other, loaded["optimizer"])
+    models[1].load_state_dict(models[0].state_dict())
+    train((ours, other), [list(m.named_parameters()) for m in models], 1)
+    compare(same, other, ours, *(list(m.named_parameters()) for m in reversed(models)))
+    with other.averaged():
+        same(models[1].weight.detach(), ours.state[models[0].weight]["ema"])
