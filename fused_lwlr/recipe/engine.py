@@ -99,8 +99,9 @@ class Trainer:
         )  # fmt: skip
         self._start(called)
 
-    def adopt(self) -> None:
-        """Be ready to load a checkpoint, which has the multipliers: nothing is measured."""
+    def adopt(self, rates: LayerRates | None) -> None:
+        """Be ready to load a checkpoint of a training with these rates: nothing is measured."""
+        self.rates = rates
         self._start(spread(self.model, self.recipe, self.world))
 
     def _start(self, called: nn.Module) -> None:
@@ -111,7 +112,9 @@ class Trainer:
     @property
     def models(self) -> dict[str, nn.Module]:
         """What a checkpoint holds by its name; the optimizer steps the first."""
-        return {"model": self.model} if self.averages is None else {"model": self.model, "averages": self.averages}
+        if self.averages is None or not any(True for _ in self.averages.buffers()):
+            return {"model": self.model}
+        return {"model": self.model, "averages": self.averages}
 
     def batches(self) -> Iterator[Batch]:
         """The passes of this process from the next step to the end of the training."""

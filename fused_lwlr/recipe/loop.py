@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from fused_lwlr import LayerRates
 from fused_lwlr.recipe.checkpoints import Checkpoints
 from fused_lwlr.recipe.config import FREE, Recipe
 from fused_lwlr.recipe.dashboard import Dashboard
@@ -50,7 +51,7 @@ class Loop:
             ValueError: it is of another configuration, or damaged.
         """
         trainer = self.trainer
-        trainer.adopt()
+        trainer.adopt(from_first(self._rates, process_group()))
         found = self.checkpoints.restore(
             models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=FREE
         )  # fmt: skip
@@ -63,6 +64,14 @@ class Loop:
             self.steps, self.skipped = found.own["steps"], list(found.own["skipped"])
         self._open(found.step)
         return found.step
+
+    def _rates(self) -> LayerRates | None:
+        if self.recipe.rates == "single":
+            return None
+        path = self.folder / "rates.json"
+        if not path.is_file():
+            raise ValueError(f"{path} is missing, which goes with the checkpoints there: put it back, or delete them")
+        return LayerRates.from_json(path)
 
     def begin(self) -> None:
         """Record the rates of a training that begins, and what was measured for them in a first checkpoint."""

@@ -66,11 +66,14 @@ class World:
 
 @contextmanager
 def world_of(device: str) -> Iterator[World]:
-    """The processes that `torchrun` started, as a process group while this lasts; else this one alone.
+    """The processes of the group that there is, or that `torchrun` started, then as a group; else this one alone.
 
     Raises:
         ValueError: there is no such device here.
     """
+    if dist.is_available() and dist.is_initialized():
+        yield World(dist.get_rank(), dist.get_world_size(), pick_device(device))
+        return
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(0, 1, pick_device(device))

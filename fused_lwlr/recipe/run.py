@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,10 @@ def run(recipe: Recipe) -> int:
         ValueError, FileNotFoundError: what the recipe asks for cannot be had, or the folder has a run of another one.
         DivergedError: the loss is not finite any more. The last checkpoint is from before.
     """
-    with reproducible(recipe.deterministic), world_of(recipe.device) as world, StopFlag() as flag:
+    with reproducible(recipe.deterministic), world_of(recipe.device) as world, StopFlag() as flag, ExitStack() as held:
         trainer = Trainer(recipe, world, load_data(recipe))
         screen = Screen(world.first)
+        from_first(lambda: _lock(Path(recipe.out), held), process_group())
         checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
         loop = Loop(trainer, checkpoints, flag, screen)
         restored = loop.restore() if from_first(lambda: bool(checkpoints.paths()), process_group()) else None
@@ -55,6 +56,12 @@ def run(recipe: Recipe) -> int:
             loop.train()
         finish(trainer, screen)
         return flag.exit_code
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Let no other run write to the folder: processes of torchrun can outlive it, and go on when nobody knows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held.enter_context(files.locked(folder / "lock"))
 
 
 def finish(trainer: Trainer, screen: Screen) -> int:

@@ -58,6 +58,7 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
         "multipliers": rates,
         "scaling": new_scaling(recipe),
         "clip_global_norm": recipe.clip_global_norm,
+        "ema": recipe.ema,
         "backend": recipe.backend,
     }
     if recipe.optimizer == "sgd":

@@ -123,7 +123,7 @@ def test_train_and_report(command, tmp_path):
         assert text in output
     assert "Everything is in runs/train; runs/train/report.html shows it." in output
     assert {path.name for path in (tmp_path / "runs/train").iterdir()} == {
-        "checkpoints", "layers.jsonl", "metrics.jsonl", "model.pt", "model_ema.pt", "report.html", "run.json",
+        "checkpoints", "layers.jsonl", "lock", "metrics.jsonl", "model.pt", "model_ema.pt", "report.html", "run.json",
         "tensorboard",
     }  # fmt: skip
     (tmp_path / "runs/train/report.html").unlink()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fused_lwlr import LayerRates
+from fused_lwlr import LayerRates, files
 from fused_lwlr.recipe import checkpoints, engine, loop, prepare
 from fused_lwlr.recipe import run as running
 from fused_lwlr.recipe.config import Recipe
@@ -187,6 +187,12 @@ def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
     monkeypatch.setattr(engine.Trainer, "gradients", None)
     assert running.run(dataclasses.replace(RUNS[0], out=str(folder))) == 0
     assert_equal_runs(straight(RUNS[0]), folder)
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    with files.locked(tmp_path / "lock"), pytest.raises(ValueError, match=rf"process {os.getpid()} is at work in"):
+        running.run(dataclasses.replace(BASE, out=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
 def test_divergence_leaves_the_checkpoint_from_before(tmp_path):
