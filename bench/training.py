@@ -1,0 +1,185 @@
+"""What an optimizer is of a training with large batches: images a second, and its share of a step, beside torch's.
+
+    python -m bench.training            # a GPU: ResNet-50 and ViT-S/16 at 224 x 224, batches of 4k to 32k, 6 minutes
+    python -m bench.training --quick    # any machine: two small models, to see that it runs
+
+A step is all forward and backward passes of a batch, accumulated, and one update. Optimizers take turns. Images are
+random ones that lie on the device, so that the loader has no part; the last rows load pictures from files.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bench.pictures import make
+from fused_lwlr import ELR, SGD, AdamW
+from fused_lwlr.recipe.config import Recipe
+from fused_lwlr.recipe.data import Splits, open_data
+from fused_lwlr.recipe.engine import Trainer
+from fused_lwlr.recipe.parallel import world_of
+from fused_lwlr.recipe.presets import resolve
+from fused_lwlr.recipe.provenance import device_name, provenance
+from fused_lwlr.recipe.schedule import peak_lr
+
+FULL = {"resnet50-sgd": {"channels_last": True}, "vit-s-adamw": {}}
+BATCHES = (4096, 8192, 16384, 32768)
+SMALL: dict[str, dict[str, Any]] = {
+    "resnet50-sgd": {"model": "resnet", "model_args": ()},
+    "vit-s-adamw": {"model": "vit", "model_args": ()},
+}
+SMALL_BATCHES = (32, 64)
+HEAD = ("model", "images", "batch", "passes", "optimizer", "images/s", "update ms", "% of the step")
+
+
+def contestants(recipe: Recipe, model: nn.Module) -> dict[str, Callable[[], Any]]:
+    """Optimizers of one rule, by name: ours plain, with a rate for every layer, with ELR; torch's fused both ways."""
+    named = list(model.named_parameters())
+    common: dict[str, Any] = {"lr": peak_lr(recipe), "weight_decay": recipe.weight_decay}
+    if recipe.optimizer == "sgd":
+        common["momentum"] = recipe.momentum
+    ours: Any = SGD if recipe.optimizer == "sgd" else AdamW
+    theirs: Any = torch.optim.SGD if recipe.optimizer == "sgd" else torch.optim.AdamW
+    eta = {name: 1.0 + i / len(named) for i, (name, _) in enumerate(named)}
+    groups = [{"params": [param], "lr": eta[name] * common["lr"]} for name, param in named]
+    return {
+        "ours": lambda: ours(named, **common),
+        "ours, layer-wise": lambda: ours(named, multipliers=eta, **common),
+        "ours, ELR": lambda: ours(named, scaling=ELR(0.1), **common),
+        "torch fused": lambda: theirs([param for _, param in named], fused=True, **common),
+        "torch fused, layer-wise": lambda: theirs(groups, fused=True, **common),
+    }
+
+
+def of_steps(recipe: Recipe, data: Splits, rounds: int) -> Iterator[dict[str, Any]]:
+    """A row for each optimizer, with images that are on the device."""
+    with world_of(recipe.device) as world:
+        trainer = Trainer(recipe, world, data)
+        trainer.prepare()
+        batch = next(trainer.batches())
+        made = {name: make_one() for name, make_one in contestants(recipe, trainer.model).items()}
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in made}
+        for round_ in range(rounds + 1):
+            for name, optimizer in made.items():
+                trainer.optimizer, trainer.step = optimizer, 0
+                start = _now(world.device)
+                trainer.gradients(itertools.repeat(batch))
+                middle = _now(world.device)
+                trainer.optimizer.step()
+                end = _now(world.device)
+                trainer.optimizer.zero_grad()
+                if round_:  # the first is for compiling and allocating
+                    seconds[name].append((end - start, end - middle))
+        for name, found in seconds.items():
+            whole, update = (statistics.median(part) for part in zip(*found, strict=True))
+            yield _row(recipe, trainer, "on the device", name, whole, update)
+
+
+def of_files(recipe: Recipe, data: Splits, steps: int) -> Iterator[dict[str, Any]]:
+    """A row of steps whose images are loaded from files, of ours and of torch's."""
+    with world_of(recipe.device) as world:
+        for name in ("ours, layer-wise", "torch fused, layer-wise"):
+            trainer = Trainer(dataclasses.replace(recipe, steps=steps + 1), world, data)
+            trainer.prepare()
+            trainer.optimizer = contestants(recipe, trainer.model)[name]()
+            passes, updates, start = trainer.batches(), 0.0, 0.0
+            for step in range(steps + 1):
+                if step == 1:
+                    start, updates = _now(world.device), 0.0
+                trainer.gradients(passes)
+                middle = _now(world.device)
+                trainer.optimizer.step()
+                updates += _now(world.device) - middle
+                trainer.optimizer.zero_grad()
+                trainer.step += 1
+            whole = (_now(world.device) - start) / steps
+            yield _row(recipe, trainer, f"from files, {recipe.loaders} workers", name, whole, updates / steps)
+
+
+def _row(recipe: Recipe, trainer: Trainer, images: str, name: str, whole: float, update: float) -> dict[str, Any]:
+    return {
+        "model": recipe.model,
+        "images": images,
+        "batch": recipe.batch_size,
+        "passes": trainer.accumulation,
+        "optimizer": name,
+        "seconds": whole,
+        "update_seconds": update,
+        "images_per_second": recipe.batch_size / whole,
+    }
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def measure(quick: bool, show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+    """All rows; each is shown when it is there."""
+    rows = []
+    side = 32 if quick else 224
+    fixed: dict[str, Any] = {
+        "image_size": side, "rates": "single", "init": "model", "augmentation": "none" if quick else "basic",
+        "micro_batch": 16 if quick else 256, "amp": "none" if quick else "bf16", "deterministic": False,
+        "device": "cpu" if quick else "cuda",
+    }  # fmt: skip
+    batches = SMALL_BATCHES if quick else BATCHES
+    synthetic = open_data("synthetic", image_size=side, augmentation="none", synthetic=(2 * batches[-1], 100, 1000))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = make(Path(scratch) / "pictures", classes=4, images=batches[0] // 2)
+        for preset, change in (SMALL if quick else FULL).items():
+            for batch in batches:
+                recipe = resolve(preset, {**fixed, **change, "batch_size": batch, "workers": 0})
+                for row in of_steps(recipe, synthetic, rounds=2):
+                    show(row)
+                    rows.append(row)
+            recipe = resolve(preset, {**fixed, **change, "batch_size": batches[0], "data": str(folder)})
+            files = open_data(recipe.data, image_size=side, augmentation=recipe.augmentation)
+            for row in of_files(recipe, files, steps=2):
+                show(row)
+                rows.append(row)
+    return rows
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table."""
+    share = 100 * row["update_seconds"] / row["seconds"]
+    return (
+        row["model"], row["images"], str(row["batch"]), str(row["passes"]), row["optimizer"],
+        f"{row['images_per_second']:,.0f}", f"{1e3 * row['update_seconds']:.2f}", f"{share:.2f}",
+    )  # fmt: skip
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Images a second and the optimizer's share, with large batches.")
+    parser.add_argument("--quick", action="store_true", help="two small models on the CPU")
+    parser.add_argument("--out", type=Path, default=Path("bench/results"), help="folder for JSON and Markdown")
+    given = parser.parse_args()
+    if not given.quick and not torch.cuda.is_available():
+        print("Not measured: there is no GPU here. --quick shows that it runs, on two small models.")
+        return
+    device = torch.device("cpu" if given.quick else "cuda")
+    about = {**provenance({}, seed=0), "device": device_name(device), "quick": given.quick}
+    rows = measure(given.quick, lambda row: print("  ".join(cells(row)), flush=True))
+    given.out.mkdir(parents=True, exist_ok=True)
+    name = given.out / f"training-{'-'.join(about['device'].lower().split())}"
+    name.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    lines = [f"- {key}: {value}" for key, value in about.items() if key != "config"]
+    table = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|", *(f"| {' | '.join(cells(r))} |" for r in rows)]
+    name.with_suffix(".md").write_text("\n".join(["# Training", "", *lines, "", *table]) + "\n", encoding="utf-8")
+    print(f"Wrote {name}.json and {name}.md.")
+
+
+if __name__ == "__main__":
+    main()

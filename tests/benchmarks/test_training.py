@@ -1,0 +1,25 @@
+"""The bench of whole trainings: every optimizer takes the steps, and what is written adds up."""
+
+import pytest
+
+from bench import training
+from fused_lwlr.recipe.data import open_data
+from fused_lwlr.recipe.presets import resolve
+
+
+@pytest.mark.parametrize("preset", training.SMALL)
+def test_rows(preset):
+    options = {"rates": "single", "init": "model", "augmentation": "none", "device": "cpu", "workers": 0}
+    sizes = {"image_size": 16, "batch_size": 8, "micro_batch": 4, "mixup": 0.0}
+    recipe = resolve(preset, {**options, **sizes, **training.SMALL[preset]})
+    data = open_data("synthetic", image_size=16, augmentation="none", synthetic=(24, 2, 5))
+    rows = [*training.of_steps(recipe, data, rounds=1), *training.of_files(recipe, data, steps=1)]
+    assert [row["optimizer"] for row in rows[:5]] == [
+        "ours", "ours, layer-wise", "ours, ELR", "torch fused", "torch fused, layer-wise",
+    ]  # fmt: skip
+    assert [row["images"] for row in rows[5:]] == ["from files, 0 workers"] * 2
+    for row in rows:
+        assert (row["batch"], row["passes"]) == (8, 2)
+        assert 0 < row["update_seconds"] < row["seconds"]
+        assert row["images_per_second"] == pytest.approx(8 / row["seconds"])
+        assert len(training.cells(row)) == len(training.HEAD)
