@@ -121,5 +121,5 @@ def _hyper(group: dict[str, Any], step: float, bias_correction: bool) -> AdamWHy
         maximize=group["maximize"],
         step=step,
         bias_correction=bias_correction,
-        ema=decay_of(group),
+        ema=0.0 if group["ema"] is None else decay_of(group),
     )

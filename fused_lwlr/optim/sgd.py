@@ -125,5 +125,5 @@ def _hyper(group: dict[str, Any], first: bool) -> SGDHyper:
         nesterov=group["nesterov"],
         maximize=group["maximize"],
         first=first,
-        ema=decay_of(group),
+        ema=0.0 if group["ema"] is None else decay_of(group),
     )
