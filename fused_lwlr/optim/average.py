@@ -30,10 +30,8 @@ def check_decay(decay: Any) -> None:
 
 
 def decay_of(group: dict[str, Any]) -> float:
-    """The decay of the next step of a param group; of one without averages any number will do."""
+    """The decay of the next step of a param group with averages."""
     decay = group[EMA]
-    if decay is None:
-        return 0.0
     if not 0 <= decay < 1:
         check_decay(decay)
     return float(decay)

@@ -49,9 +49,10 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         ema: the decay of a moving average of the weights, moved by the same launch: after every step
             e ← e + (1 − ema) · (w − e), in `state["ema"]`, float32 also of half precision, of the exact weight with
             `master_weights`. It begins with the weight before the first step. None: there is none. An option of the
-            param group, that may change in every step: `group["ema"] = min(0.999, (1 + t) / (10 + t))` is a warm-up.
-            With None the average is dropped, and a number after that begins with the weight as it is then. A parameter
-            that is not stepped, for want of a gradient, keeps its average. See `averaged()`.
+            param group, that may change in every step: `group["ema"] = min(0.999, (1 + t) / (10 + t))` is a warm-up (in
+            a CUDA graph it is that of the capture). With None the average is dropped, and a number after that begins
+            with the weight as it is then. A parameter that is not stepped, for want of a gradient or since the step is
+            skipped, keeps its average. See `averaged()`.
         master_weights: keeps the exact weights of half-precision parameters, float32, as `state["master_weight"]`, and
             steps those. A parameter that was changed from outside counts as it is, element by element.
         stochastic_rounding: rounds half-precision parameters and state up or down at random, so that expectations are
@@ -125,5 +126,5 @@ def _hyper(group: dict[str, Any], first: bool) -> SGDHyper:
         nesterov=group["nesterov"],
         maximize=group["maximize"],
         first=first,
-        ema=decay_of(group),
+        ema=0.0 if group["ema"] is None else decay_of(group),
     )

@@ -229,11 +229,13 @@ def image_of(
         columns: those that a kernel finds at fixed places.
         hyper: float32 [hyper rows, numbers].
         tile: elements.
-        more: columns behind all of that, which only some tables have.
+        more: columns that are behind all of that, where the table has them.
     """
     image: Image | None = table.images.get(tuple(columns))
     if image is None or (image.hyper_rows, image.hyper_width) != hyper.shape:
-        image = table.images[tuple(columns)] = Image(table, columns, more, len(hyper), hyper.shape[1], tile)
+        image = table.images[tuple(columns)] = Image(
+            table, columns, [name for name in more if name in table.columns], len(hyper), hyper.shape[1], tile
+        )
     image.refresh(table, hyper)
     return image
 

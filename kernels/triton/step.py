@@ -23,8 +23,8 @@ STATES = 3
 TILE = update.BLOCK * queue.PASSES
 PLACES = {"W": 0, "G": 1, "X": 2, "Y": 3, "Z": 4, "M": 6}
 """Columns by the names of their dtypes in the kernels."""
-EMA = "ema"
-"""The column that only tables with averages of their weights have."""
+MORE = ("ema",)
+"""Columns that only some tables have, of which no norm is."""
 NO_GATE = Gate()
 
 
@@ -71,7 +71,7 @@ def prepare(
     formula = scale if isinstance(scale, Scale) else None
     device = table.columns["param"][0].device
     rows, live = staged(hyper, formula.numbers if formula is not None else (), device)
-    image = image_of(table, rule.columns, rows, tile=TILE, more=(EMA,) if EMA in table.columns else ())
+    image = image_of(table, rule.columns, rows, tile=TILE, more=MORE)
     plain = scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None
     gate = gate or NO_GATE
     known = scale.values.contiguous() if isinstance(scale, Factors) else None
@@ -127,10 +127,10 @@ def _variant(
 ) -> Variant:
     """Choose the kernel, and what it is compiled for."""
     columns = rule.columns
-    written = [name for name in ("param", *rule.states, "master_weight", EMA) if image.dtypes.get(name) is not None]
+    written = [name for name in ("param", *rule.states, "master_weight", *MORE) if image.dtypes.get(name) is not None]
     passes = (*written, *written, "grad") if write else ()
     meta: dict[str, Any] = {key: image.dtypes[columns[at]] for key, at in PLACES.items()}
-    meta |= {"E": image.dtypes.get(EMA), "RULE": rule.function, "LIVE": live}
+    meta |= {"E": image.dtypes.get("ema"), "RULE": rule.function, "LIVE": live}
     meta |= {"WIDTH": image.hyper_width, "BLOCK": update.BLOCK}
     meta["num_warps"] = update.WARPS
     if plain:
@@ -157,7 +157,7 @@ def _workspace(image: Image, scale: Scale | Factors | None, written: Sequence[st
     """The image's workspace, made anew where norms are read from other columns than before."""
     first: tuple[str, ...] = ()
     if scale is not None:
-        read = [name for name in written if name != EMA]
+        read = [name for name in written if name not in MORE]
         first = ("grad", *read) if scale.place == "direction" else ("grad",)
     work: Workspace | None = image.workspace
     if work is None or work.first != first:

@@ -17,7 +17,7 @@ from fused_lwlr.kernels.triton.step import TILE
 
 PER_TILE, PER_TENSOR = 64, 256
 CONTROLS = [{}, {"clip_global_norm": 1.0}, {"nonfinite": "skip"}, {"nonfinite": "raise"}]
-MORE = [*CONTROLS, *({"scaling": scaling} for scaling in SCALINGS)]
+MORE = [*CONTROLS, {"ema": 0.9}, *({"scaling": scaling} for scaling in SCALINGS)]
 every_control = pytest.mark.parametrize("more", MORE, ids=lambda more: "-".join([*more, *map(name_of, more.values())]))
 # of which each holds what the others do not
 FULLEST = [{}, {"scaling": LAMB(), "clip_global_norm": 1.0, "nonfinite": "raise"}]
