@@ -3,7 +3,8 @@
 import multiprocessing
 import os
 import random
-import signal
+import subprocess
+import sys
 from itertools import islice
 
 import numpy as np
@@ -149,10 +150,23 @@ def test_workers_leave_signals_to_the_trainer():
     options = {"batch_size": 4, "micro_batch": 4, "steps": 60}
     loading = batches(WhoLoads(), workers=2, **options)
     workers = {int(next(loading).inputs) for _ in range(2)}  # at work by now, both of them
-    for worker in workers:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            os.kill(worker, number)
+    for name in ("INT", "TERM", "USR1", "USR2"):
+        subprocess.run(["kill", f"-{name}", *map(str, workers)], check=True)
     assert {int(batch.inputs) for batch in loading} == workers
+
+
+def test_a_trainer_that_fails_does_not_wait_for_its_workers():
+    code = (
+        "import torch\n"
+        "from fused_lwlr.recipe.data import MicroBatchSampler, open_data, train_batches\n"
+        "images = open_data('synthetic', image_size=8, augmentation='none').train\n"
+        "sampler = MicroBatchSampler(len(images), seed=0, batch_size=16, micro_batch=16, steps=1000)\n"
+        "loading = train_batches(images, sampler, device=torch.device('cpu'), workers=2)\n"
+        "next(loading)\n"
+        "raise SystemExit('diverged')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "diverged")
 
 
 @pytest.mark.parametrize(("workers", "warm"), [(0, 1), (2, 2)])

@@ -1,6 +1,8 @@
 """Micro-batches on the device, from workers that live as long as the run."""
 
+import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -156,6 +158,16 @@ def _as_it_is(loaded: Any) -> Any:
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
     """A run that is told to stop ends its step and saves: not without its workers, who are often told as well."""
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):  # not all of them on Windows
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if not hasattr(signal, "sigwaitinfo"):  # only systems where signals reach more than one process have it
+        return
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    # SIGTERM is how the trainer itself ends a worker as it exits, and would wait for one that ignores it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+
+
+def _end_with_the_trainer() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
