@@ -44,28 +44,29 @@ def learning(train: Records, validation: Records) -> Figure:
 
 
 def throughput(train: Records) -> Figure:
-    """Images a second, where the time goes, and the norm of the gradient with skipped images, by epoch."""
-    figure, (rate, share, norm) = _row(3)
-    epochs, seconds = column(train, "epoch"), column(train, "seconds")
+    """Images a second and where the time goes, by epoch; the norm of the gradient and skipped images if there are."""
+    norms, skipped = column(train, "grad_norm"), column(train, "skipped")
+    figure, (rate, share, *more) = _row(2 + bool(np.isfinite(norms).any()) + bool(skipped.any()))
+    epochs, seconds, in_step = (column(train, name) for name in ("epoch", "seconds", "step_seconds"))
     rate.plot(epochs, column(train, "images_per_second"), color=BLUE, label="training")
-    in_step = column(train, "step_seconds")
-    alone = np.divide(column(train, "images"), in_step, out=np.full(len(train), np.nan), where=in_step > 0)
-    rate.plot(epochs, alone, color=GRAY, linewidth=1, linestyle="--", label="in the step, without waiting")
-    rate.set_ylim(bottom=0)
-    parts = [
-        100 * np.divide(column(train, name), seconds, out=np.full(len(train), np.nan), where=seconds > 0)
-        for name in ("step_seconds", "loader_seconds")
-    ]
-    share.plot(epochs, parts[0], color=BLUE, label="in the step")
-    share.plot(epochs, parts[1], color=RED, label="waiting for the loader")
-    share.set_ylim(0, 105)
-    norm.plot(epochs, column(train, "grad_norm"), color=BLUE, linewidth=1)
-    if np.isfinite(column(train, "grad_norm")).any():
-        norm.set_yscale("log")
-    for axes, label in ((rate, "images a second"), (share, "% of the time"), (norm, "norm of the gradient")):
-        axes.set(xlabel="epoch", ylabel=label)
+    rate.plot(epochs, _over(column(train, "images"), in_step), color=GRAY, linestyle="--", label="without waiting")
+    share.plot(epochs, 100 * _over(in_step, seconds), color=BLUE, label="in the step")
+    share.plot(epochs, 100 * _over(column(train, "loader_seconds"), seconds), color=RED, label="waiting for the loader")
+    rate.set(xlabel="epoch", ylabel="images a second", ylim=(0, None))
+    share.set(xlabel="epoch", ylabel="% of the time", ylim=(0, 105))
+    if np.isfinite(norms).any():
+        more[0].plot(epochs, norms, color=BLUE, linewidth=1)
+        more[0].set(xlabel="epoch", ylabel="norm of the gradient", yscale="log" if np.nanmin(norms) > 0 else "linear")
+    if skipped.any():
+        more[-1].step(epochs, skipped.cumsum(), color=RED, where="post")
+        more[-1].set(xlabel="epoch", ylabel="images skipped so far", ylim=(0, None))
     _legends(rate, share)
     return figure
+
+
+def _over(parts: Array, whole: Array) -> Array:
+    """parts / whole, NaN where the whole is zero."""
+    return np.asarray(np.divide(parts, whole, out=np.full(len(whole), np.nan), where=whole > 0))
 
 
 def layers_over_time(records: Records) -> Figure:
@@ -110,7 +111,7 @@ def by_depth(record: dict[str, Any], *names: str) -> Figure:
 
 
 def _row(count: int) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(11 if count > 1 else 6, 3.2), layout="constrained")
+    figure = Figure(figsize=(11 if count > 1 else 6, 3.2 if count < 4 else 2.8), layout="constrained")
     axes = figure.subplots(1, count, squeeze=False)[0]
     for each in axes:
         each.spines[["top", "right"]].set_visible(False)

@@ -151,7 +151,7 @@ def _pictures(run: Run) -> Iterable[str]:
     if run.train or run.validation:
         yield _picture("Learning", lambda: figures.learning(run.train, run.validation), "Loss, accuracy, learning rate")
     if run.train:
-        yield _picture("Throughput", lambda: figures.throughput(run.train), "Images a second, waiting, gradient norm")
+        yield _picture("Throughput", lambda: figures.throughput(run.train), "Images a second and where the time goes")
     if run.layers:
         last = run.layers[-1]
         yield _picture(

@@ -2,6 +2,7 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fused_lwlr.recipe.ranks import from_first, is_first, shared
+from fused_lwlr.recipe.ranks import is_first, shared
 from fused_lwlr.shards import is_distributed
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
@@ -69,12 +70,33 @@ def load_model(model: nn.Module, saved: Mapping[str, Any], group: Any) -> None:
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], group: Any) -> None:
-    """Load what `of_optimizer` returned on rank 0, on whose word others go."""
-    if _sharded(model) and from_first(lambda: bool(saved["state"]), group):
-        set_optimizer_state_dict(model, optimizer, dict(saved) if is_first() else {}, options=LOADED)
+    """Load what `of_optimizer` returned on rank 0, on whose word others go.
+
+    Not by torch's `set_optimizer_state_dict`, which takes a step with an optimizer that has no state, and fails where
+    options of its groups are lists in the file and None in the optimizer, or the reverse: multipliers.
+    """
+    if _sharded(model):
+        mine = chain.from_iterable(each["params"] for each in optimizer.param_groups)
+        params = dict(zip(chain.from_iterable(_names(model, optimizer)), mine, strict=True))
+        state = saved.get("state", {})
+        keys = shared({name: list(entry) for name, entry in state.items()}, group)
+        placed = {
+            # one at a time: no rank but the first holds more of them whole
+            name: {key: _like(shared(state.get(name, {}).get(key), group), params.get(name)) for key in entry}
+            for name, entry in keys.items()
+        }
+        whole = {"state": placed, "param_groups": shared(saved.get("param_groups"), group)}
     else:
-        # torch.optim, and ours, go by the order of ids, which may be names
-        optimizer.load_state_dict(shared(dict(saved), group))
+        whole = shared(dict(saved), group)
+    # torch.optim, and ours, go by the order of ids, which may be names
+    optimizer.load_state_dict(whole)
+
+
+def _like(value: Any, param: Tensor | None) -> Any:
+    """State of a parameter, sharded as that is if it has its shape."""
+    if not (isinstance(param, DTensor) and isinstance(value, Tensor) and value.shape == param.shape):
+        return value
+    return distribute_tensor(value.to(param.device), param.device_mesh, param.placements, src_data_rank=None)
 
 
 def shapes(model: nn.Module) -> Shapes:

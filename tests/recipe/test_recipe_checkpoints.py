@@ -9,12 +9,13 @@ import pytest
 import torch
 from recipe_run import CONFIG, everything, network, run_of, train
 from steps import OPTIONS, OURS, TORCH, identical
+from torch import nn
 
 from fused_lwlr import files
 from fused_lwlr.recipe.checkpoints import Checkpoints
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", ["not", "whole", "parts"])
 @pytest.mark.parametrize("make", [OURS, TORCH], ids=["ours", "torch"])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_a_run_goes_on_to_the_same_bits(name, make, compiled, tmp_path):
@@ -22,7 +23,10 @@ def test_a_run_goes_on_to_the_same_bits(name, make, compiled, tmp_path):
     run = run_of(network(), make[name], **OPTIONS[name])
     train(run, range(2))
     model = run["models"]["model"]
-    wrapped = {"model": torch.compile(model, backend="eager") if compiled else model}
+    if compiled == "whole":
+        model = torch.compile(model, backend="eager")
+    if compiled == "parts":
+        model = nn.Sequential(*(torch.compile(part, backend="eager") for part in model))
     state = {
         "epoch": 1,
         "seen": (1, torch.ones(2, dtype=torch.bfloat16)),
@@ -37,7 +41,7 @@ def test_a_run_goes_on_to_the_same_bits(name, make, compiled, tmp_path):
         "on": True,
     }
     own = {"rng": torch.get_rng_state()}
-    path = Checkpoints(tmp_path / "a" / "b").save(2, **{**run, "models": wrapped}, state=state, own=own)
+    path = Checkpoints(tmp_path / "a" / "b").save(2, **{**run, "models": {"model": model}}, state=state, own=own)
     assert path == tmp_path / "a" / "b" / "step-000000002.pt"
     other = run_of(network(), make[name], **{**OPTIONS[name], "lr": 9.0})
     found = Checkpoints(tmp_path / "a" / "b").restore(**other)

@@ -157,6 +157,14 @@ def test_the_pictures_show_what_was_recorded(tmp_path):
     assert list(loss.lines[0].get_ydata()) == [3.0 / step for step in range(1, 7)]
     assert list(accuracy.lines[2].get_ydata()) == pytest.approx([23, 43, 23])
     assert list(lr.lines[0].get_xdata()) == [0.5, 1, 1.5, 2, 2.5, 3]
+    rate, share, norm, skipped = figures.throughput(train).axes
+    # 64 images in 3 to 8 seconds, of which 1.5 in the step
+    assert list(rate.lines[0].get_ydata()) == pytest.approx([64 / seconds for seconds in range(3, 9)])
+    assert set(rate.lines[1].get_ydata()) == {64 / 1.5}
+    assert list(share.lines[1].get_ydata()) == pytest.approx([50 / seconds for seconds in range(3, 9)])
+    assert list(norm.lines[0].get_ydata())[2:] == [1 / step for step in range(3, 7)]
+    assert list(skipped.lines[0].get_ydata()) == [1, 1, 2, 2, 3, 3]
+    assert len(figures.throughput([{**r, "grad_norm": None, "skipped": 0} for r in train]).axes) == 2
     layers = read_records(tmp_path / "layers.jsonl")
     left, right = figures.layers_over_time(layers).axes
     # weights alone: the first and the fourth
