@@ -75,7 +75,7 @@ class Recipe:
     backend: Backend = "auto"
     out: str = "runs/train"
     checkpoint_minutes: float = 10.0
-    log_every: int = 50
+    log_every: int | None = None
     stats_every: int = 0
     tensorboard: bool = False
 

@@ -38,6 +38,7 @@ class Loop:
         self.recipe: Recipe = trainer.recipe
         self.folder = Path(self.recipe.out)
         self.config = {**self.recipe.to_dict(), "world_size": trainer.world.size}
+        self.every = self.recipe.log_every or min(50, trainer.steps_per_epoch)
         self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
         # since the last record
         self.loss = torch.zeros((), device=trainer.world.device)
@@ -109,7 +110,7 @@ class Loop:
             layers = self.probe.take(trainer.step)
             if layers is not None:
                 self._add(layers)
-            if trainer.step % self.recipe.log_every == 0 or last:
+            if trainer.step % self.every == 0 or last:
                 now = time.perf_counter()
                 self._interval(lr, now - began, passes.take())
                 began = now

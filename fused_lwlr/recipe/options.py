@@ -61,6 +61,7 @@ HELP: dict[str, dict[str, str]] = {
 
 SUITED: dict[str, str] = {
     "image_size": "224 for timm, 8 for digits, else 64",
+    "log_every": "50, but at least once an epoch",
     "workers": "one for each core, at most 8; none for digits",
     "lr": "what suits model and optimizer",
     "weight_decay": "1e-4 for sgd, 0.1 for adamw",
