@@ -27,7 +27,8 @@ pytestmark = pytest.mark.ranks(4)
 MULTIPLIERS = {"0.weight[0:3]": 2.0, "2.weight": 0.5, "2.bias": 0.0}
 ROWS = [
     ("sgd", {"multipliers": MULTIPLIERS}), ("sgd", {"scaling": LARS(0.1), "nonfinite": "skip"}),
-    ("adamw", {"amsgrad": True, "multipliers": MULTIPLIERS}), ("adamw", {"scaling": LAMB(), "clip_global_norm": 1.0}),
+    ("adamw", {"amsgrad": True, "ema": 0.9, "multipliers": MULTIPLIERS}),
+    ("adamw", {"scaling": LAMB(), "clip_global_norm": 1.0}),
 ]  # fmt: skip
 every_row = pytest.mark.parametrize(("name", "options"), ROWS)
 
