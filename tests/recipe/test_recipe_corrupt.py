@@ -1,5 +1,7 @@
 """Files that are no images, or images of a rarer kind: refused by name, skipped and counted, or read as they look."""
 
+import functools
+import io
 import multiprocessing
 import struct
 
@@ -30,8 +32,15 @@ def text(file):
     file.write_text("an error page of a web server")
 
 
-def bomb(file):
+@functools.cache
+def huge():
+    file = io.BytesIO()
     Image.new("1", (20_000, 10_000)).save(file, "PNG")
+    return file.getvalue()
+
+
+def bomb(file):
+    file.write_bytes(huge())
 
 
 def dangling(file):
