@@ -24,7 +24,7 @@ h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .
 .card b { display: block; font-size: 1.4rem; } .card span { color: #666; font-size: .85rem; }
 table { border-collapse: collapse; font-size: .88rem; } td, th { text-align: left; padding: .2rem 1rem .2rem 0;
   border-bottom: 1px solid #eee; vertical-align: top; } td:last-child { overflow-wrap: anywhere; }
-th { font-weight: 600; color: #555; } img { width: 100%; height: auto; } figure { margin: 0 0 1rem; }
+th { font-weight: 600; color: #555; } img { max-width: 100%; height: auto; } figure { margin: 0 0 1rem; }
 figcaption, .note { color: #666; font-size: .85rem; } .columns { display: flex; flex-wrap: wrap; gap: 0 3rem; }
 """
 
@@ -154,6 +154,8 @@ def _pictures(run: Run) -> Iterable[str]:
         yield _picture("Throughput", lambda: figures.throughput(run.train), "Images a second and where the time goes")
     if run.layers:
         last = run.layers[-1]
+        # without a scaling, or multipliers, there is nothing to see
+        told = [name for name in ("trust_ratio", "multiplier") if any(value not in (1, None) for value in last[name])]
         yield _picture(
             "Effective learning rates over training",
             lambda: figures.layers_over_time(run.layers),
@@ -161,8 +163,8 @@ def _pictures(run: Run) -> Iterable[str]:
         )
         yield _picture(
             f"Layers in step {last['step']:,}",
-            lambda: figures.by_depth(last, "elr", "trust_ratio", "multiplier"),
-            "ELR, trust ratio of the scaling and multiplier of every layer, the last that were recorded",
+            lambda: figures.by_depth(last, "elr", *told),
+            "Every layer, as last recorded; where trust ratios of a scaling or multipliers are not shown, they are 1",
         )
 
 
@@ -183,7 +185,7 @@ def _speed(run: Run) -> str:
     rows: list[tuple[str, str]] = []
     for label, seconds in (
         ("training", total["seconds"]),
-        ("the same without what is not the step", total["step_seconds"]),
+        ("training, without waiting", total["step_seconds"]),
     ):
         if seconds > 0:
             rows.append((f"images a second, {label}", f"{total['images'] / seconds:,.1f}"))

@@ -72,7 +72,7 @@ def test_of_a_run_that_finished(tmp_path):
         "20.00 % final top-1 (top-5 40.00 %), trained weights", "23.00 % final top-1 (top-5 46.00 %), averaged",
         # 6 · 64 images in 3 + 4 + ... + 8 seconds
         "12 images a second in training, on average", "3 images skipped", "0 min 42 s in training and validation",
-        "images a second, training 11.6 ", "without what is not the step 42.7 ", "the loader alone 1,234.5 ",
+        "images a second, training 11.6 ", "a second, training, without waiting 42.7 ", "the loader alone 1,234.5 ",
         "the step alone not measured ", "waiting for the loader 9.09 %", "at its peak 3.00 GiB",
         "validation takes 1.5 s",
         "augment mixup: 0.2, cutmix: 1.0 ", "out a&b ", "devices cpu ", "seed 0 ", "timm ", "command ",
@@ -82,8 +82,16 @@ def test_of_a_run_that_finished(tmp_path):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """To draw takes longer than all else."""
-    monkeypatch.setattr("fused_lwlr.recipe.report._pictures", lambda run: ())
+    """The titles of pictures that are made, but not rendered, which takes longer than all else."""
+    titles = []
+
+    def picture(title, draw, caption):
+        draw()
+        titles.append(title)
+        return ""
+
+    monkeypatch.setattr("fused_lwlr.recipe.report._picture", picture)
+    return titles
 
 
 def test_of_a_run_that_died(undrawn, tmp_path):
@@ -110,15 +118,29 @@ def test_of_a_run_that_was_stopped(undrawn, tmp_path):
 
 
 @pytest.mark.parametrize(("left", "pictures"), [((), 0), (("layers.jsonl",), 2), (("metrics.jsonl",), 2)])
-def test_of_what_there_is(left, pictures, tmp_path):
+def test_of_what_there_is(left, pictures, undrawn, tmp_path):
     """Nothing measured yet, layers alone, metrics alone."""
     fill(tmp_path)
     for name in {"metrics.jsonl", "layers.jsonl"} - set(left):
         (tmp_path / name).unlink()
     page = report(tmp_path)
-    assert len(page.images) == pictures
+    assert len(undrawn) == pictures
     assert ("Nothing was recorded yet." in page.all) == ("metrics.jsonl" not in left)
     assert "it has no checkpoint" in page.all
+
+
+def test_layers_without_a_scaling_have_no_picture_of_it(undrawn, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "by_depth", lambda record, *names: drawn.append(names))
+    fill(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    write_report(tmp_path)
+    text = (tmp_path / "layers.jsonl").read_text()
+    (tmp_path / "layers.jsonl").write_text(
+        text.replace("0.5, 0.5, 0.5, 0.5, 0.5, 0.5", "1.0, 1.0, 1.0, 1.0, 1.0, null")
+    )
+    write_report(tmp_path)
+    assert drawn == [("elr", "trust_ratio", "multiplier"), ("elr", "multiplier")]
 
 
 def test_numbers_that_are_not_finite(tmp_path):
