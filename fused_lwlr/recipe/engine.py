@@ -99,9 +99,8 @@ class Trainer:
         )  # fmt: skip
         self._start(called)
 
-    def adopt(self, rates: LayerRates | None) -> None:
-        """Be ready to load a checkpoint of a training with these rates: nothing is measured."""
-        self.rates = rates
+    def adopt(self) -> None:
+        """Be ready to load a checkpoint, which has the multipliers: nothing is measured."""
         self._start(spread(self.model, self.recipe, self.world))
 
     def _start(self, called: nn.Module) -> None:

@@ -25,7 +25,9 @@ def column(records: Records, name: str) -> Array:
 def learning(train: Records, validation: Records) -> Figure:
     """Loss, accuracy and learning rate by epoch."""
     figure, (loss, accuracy, lr) = _row(3)
-    loss.plot(column(train, "epoch"), column(train, "loss"), color=GRAY, linewidth=1, label="training")
+    loss.plot(
+        column(train, "epoch"), column(train, "loss"), color=GRAY, linewidth=1, marker=_marker(train), label="training"
+    )
     for weights, (label, color) in WEIGHTS.items():
         records = [record for record in validation if record["weights"] == weights]
         if not records:
@@ -35,7 +37,7 @@ def learning(train: Records, validation: Records) -> Figure:
         loss.plot(epochs, column(records, "loss"), label=f"validation, {label}", **style)
         accuracy.plot(epochs, top1, label=f"top-1, {label}", **style)
         accuracy.plot(epochs, 100 * column(records, "top5"), label="top-5", **{**style, "linestyle": ":"})
-    lr.plot(column(train, "epoch"), column(train, "lr"), color=BLUE)
+    lr.plot(column(train, "epoch"), column(train, "lr"), color=BLUE, marker=_marker(train))
     for axes, label in ((loss, "loss"), (accuracy, "accuracy in %"), (lr, "learning rate")):
         axes.set(xlabel="epoch", ylabel=label)
     lr.set_ylim(bottom=0)
@@ -48,10 +50,12 @@ def throughput(train: Records) -> Figure:
     norms, skipped = column(train, "grad_norm"), column(train, "skipped")
     figure, (rate, share, *more) = _row(2 + bool(np.isfinite(norms).any()) + bool(skipped.any()))
     epochs, seconds, in_step = (column(train, name) for name in ("epoch", "seconds", "step_seconds"))
-    rate.plot(epochs, column(train, "images_per_second"), color=BLUE, label="training")
+    dot = _marker(train)
+    rate.plot(epochs, column(train, "images_per_second"), color=BLUE, marker=dot, label="training")
     rate.plot(epochs, _over(column(train, "images"), in_step), color=GRAY, linestyle="--", label="without waiting")
-    share.plot(epochs, 100 * _over(in_step, seconds), color=BLUE, label="in the step")
-    share.plot(epochs, 100 * _over(column(train, "loader_seconds"), seconds), color=RED, label="waiting for the loader")
+    waiting = column(train, "loader_seconds")
+    share.plot(epochs, 100 * _over(in_step, seconds), color=BLUE, marker=dot, label="in the step")
+    share.plot(epochs, 100 * _over(waiting, seconds), color=RED, marker=dot, label="waiting for the loader")
     rate.set(xlabel="epoch", ylabel="images a second", ylim=(0, None))
     share.set(xlabel="epoch", ylabel="% of the time", ylim=(0, 105))
     if np.isfinite(norms).any():
@@ -62,6 +66,11 @@ def throughput(train: Records) -> Figure:
         more[-1].set(xlabel="epoch", ylabel="images skipped so far", ylim=(0, None))
     _legends(rate, share)
     return figure
+
+
+def _marker(records: Records) -> str | None:
+    """A line through one point is none."""
+    return "." if len(records) < 10 else None
 
 
 def _over(parts: Array, whole: Array) -> Array:

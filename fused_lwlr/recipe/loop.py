@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from fused_lwlr import LayerRates
 from fused_lwlr.recipe.checkpoints import Checkpoints
 from fused_lwlr.recipe.config import FREE, Recipe
 from fused_lwlr.recipe.dashboard import Dashboard
@@ -52,7 +51,7 @@ class Loop:
             ValueError: it is of another configuration, or damaged.
         """
         trainer = self.trainer
-        trainer.adopt(from_first(self._rates, process_group()))
+        trainer.adopt()
         found = self.checkpoints.restore(
             models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=FREE
         )  # fmt: skip
@@ -65,14 +64,6 @@ class Loop:
             self.steps, self.skipped = found.own["steps"], list(found.own["skipped"])
         self._open(found.step)
         return found.step
-
-    def _rates(self) -> LayerRates | None:
-        if self.recipe.rates == "single":
-            return None
-        path = self.folder / "rates.json"
-        if not path.is_file():
-            raise ValueError(f"{path} is missing, which goes with the checkpoints there: put it back, or delete them")
-        return LayerRates.from_json(path)
 
     def begin(self) -> None:
         """Record the rates of a training that begins, and what was measured for them in a first checkpoint."""
@@ -145,6 +136,7 @@ class Loop:
             seconds=seconds,
             loader_seconds=waited,
             step_seconds=seconds - waited,
+            grad_norm=self._grad_norm(),
             skipped=skipped,
         )
         self._add(interval)
@@ -161,6 +153,13 @@ class Loop:
                 "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
             )
         return mean
+
+    def _grad_norm(self) -> float | None:
+        """‖g‖ of the last step, of all layers; None where the step had no need of norms."""
+        if self.trainer.optimizer.scaling is None:
+            return None
+        norm: torch.Tensor = self.trainer.optimizer.layer_stats().grad_norm
+        return norm.square().sum().sqrt().item()
 
     def _skipped(self) -> int:
         """How many images could not be read since the last record; their names are added to skipped.txt, each once."""

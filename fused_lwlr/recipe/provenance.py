@@ -56,8 +56,7 @@ def record_start(
 def record_facts(folder: str | Path, **facts: Any) -> None:
     """Add facts to the last entry of `run.json`, such as how the run ended. All ranks call it.
 
-    The report knows `end` ("finished", or what else ended it), `end_step`, `peak_memory_bytes`,
-    `loader_images_per_second` and `step_images_per_second` (each measured alone).
+    The report knows `end` ("finished", or what else ended it), `end_step` and `peak_memory_bytes`.
 
     Args:
         folder: of the run.

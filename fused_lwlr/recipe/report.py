@@ -189,9 +189,6 @@ def _speed(run: Run) -> str:
     ):
         if seconds > 0:
             rows.append((f"images a second, {label}", f"{total['images'] / seconds:,.1f}"))
-    for label, name in (("the loader alone", "loader_images_per_second"), ("the step alone", "step_images_per_second")):
-        value = run.last.get(name)
-        rows.append((f"images a second, {label}", f"{value:,.1f}" if value is not None else "not measured"))
     if total["seconds"] > 0:
         rows.append(("waiting for the loader", _percent(total["loader_seconds"] / total["seconds"])))
     peak = run.last.get("peak_memory_bytes")

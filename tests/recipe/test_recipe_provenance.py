@@ -41,9 +41,9 @@ def test_a_resumed_run_has_an_entry_for_each_start(tmp_path):
     record_start(tmp_path, {"lr": 0.1}, seed=0, device=CPU)
     record_facts(tmp_path, end="SIGTERM")
     record_start(tmp_path, {"lr": 0.1}, seed=0, device=CPU)
-    record_facts(tmp_path, end="finished", loader_images_per_second=10.5)
+    record_facts(tmp_path, end="finished", peak_memory_bytes=10)
     first, second = read_starts(tmp_path)
-    assert (first["end"], second["end"], second["loader_images_per_second"]) == ("SIGTERM", "finished", 10.5)
+    assert (first["end"], second["end"], second["peak_memory_bytes"]) == ("SIGTERM", "finished", 10)
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
