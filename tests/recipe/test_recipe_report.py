@@ -73,7 +73,7 @@ def test_of_a_run_that_finished(tmp_path):
         # 6 · 64 images in 3 + 4 + ... + 8 seconds
         "12 images a second in training, on average", "3 images skipped", "0 min 42 s in training and validation",
         "images a second, training 11.6 ", "a second, training, without waiting 42.7 ",
-        "the step alone not measured ", "waiting for the loader 9.09 %", "at its peak 3.00 GiB",
+        "waiting for the loader 9.09 %", "at its peak 3.00 GiB",
         "validation takes 1.5 s",
         "augment mixup: 0.2, cutmix: 1.0 ", "out a&b ", "devices cpu ", "seed 0 ", "timm ", "command ",
     ):  # fmt: skip
