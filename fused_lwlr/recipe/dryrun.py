@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fused_lwlr import LayerRates
 from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.recipe.config import Recipe
-from fused_lwlr.recipe.data import loader_throughput
+from fused_lwlr.recipe.data import Batch, loader_throughput
 from fused_lwlr.recipe.engine import Trainer
 from fused_lwlr.recipe.parallel import world_of
 from fused_lwlr.recipe.run import load_data
@@ -46,15 +46,15 @@ def dry_run(recipe: Recipe, console: Console) -> None:
         )  # fmt: skip
         small = Trainer(short, world, data)
         small.prepare()
-        passes = small.batches()
+        batch = next(small.batches())
         with saved_bytes(small.model) as saved:
-            small.gradients(passes)
+            small.gradients(repeat(batch))
         small.update()
         if not world.first:
             return
         console.print(_memory(small, saved[0] / probe * trainer.micro, trainer.micro, probe))
         console.print(rates_by_group(recipe, small.model, small.rates))
-        console.print(_throughput(trainer, small, probe))
+        console.print(_throughput(trainer, small, batch))
 
 
 @contextmanager
@@ -140,16 +140,15 @@ def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -
     return _table(title, ("layers", "number", "parameters", "lowest", "mean", "highest"), rows)
 
 
-def _throughput(trainer: Trainer, small: Trainer, probe: int) -> Table:
+def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
     """The loader without the step, and the step without the loader."""
-    data, recipe = trainer.data, trainer.recipe
+    data, recipe, probe = trainer.data, trainer.recipe, small.micro
     loading = loader_throughput(data.train, batch_size=probe, workers=recipe.loaders, batches=max(4, 64 // probe))
-    batch = next(small._passes(small._sampler(0, 1)))
     rounds = 3
     _wait(small)
     start = time.perf_counter()
     for _ in range(rounds):
-        small.gradients(iter([batch]))
+        small.gradients(repeat(batch))
         small.update()
     _wait(small)
     stepping = rounds * probe / (time.perf_counter() - start)
