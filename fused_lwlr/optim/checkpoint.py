@@ -64,7 +64,7 @@ def load(optimizer: "FusedOptimizer", state_dict: dict[str, Any], kept: tuple[st
         keys = ", ".join(map(repr, state_dict))
         raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
     groups = _groups(optimizer, state_dict["param_groups"], kept)
-    state = _state(optimizer, state_dict["state"], state_dict["param_groups"])
+    state = _state(optimizer, state_dict["state"], state_dict["param_groups"], groups)
     before = dict(vars(optimizer))
     try:
         optimizer.__setstate__({"state": state, "param_groups": groups})
@@ -148,8 +148,11 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
 
 
-def _state(optimizer: "FusedOptimizer", saved: Any, groups: Any) -> defaultdict[Any, Any]:
+def _state(
+    optimizer: "FusedOptimizer", saved: Any, groups: Any, new_groups: list[dict[str, Any]]
+) -> defaultdict[Any, Any]:
     """The new state, in fresh memory: ids in their saved order stand for the parameters in theirs."""
+    averaged = [group[EMA] is not None for group in new_groups for _ in group["params"]]
     params = [param for group in optimizer.param_groups for param in group["params"]]
     names = [name for group in optimizer.param_groups for name in group.get("param_names", [])]
     labels = [f"parameter {name!r}" for name in names] or [f"parameter {i}" for i in range(len(params))]
@@ -164,7 +167,7 @@ def _state(optimizer: "FusedOptimizer", saved: Any, groups: Any) -> defaultdict[
     for key, entry in _dict(saved, "'state' of the state dict").items():
         if key in place:
             i = place[key]
-            state[params[i]] = _entry(optimizer, params[i], entry, labels[i])
+            state[params[i]] = _entry(optimizer, params[i], entry, labels[i], averaged[i])
         elif isinstance(key, kinds) or key in spelled:
             raise ValueError(f"the state dict has state of {_shown(key)}, which is in none of its parameter groups")
         else:
@@ -173,7 +176,7 @@ def _state(optimizer: "FusedOptimizer", saved: Any, groups: Any) -> defaultdict[
     return state
 
 
-def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str) -> dict[Any, Any]:
+def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str, averaged: bool) -> dict[Any, Any]:
     """The state of one parameter."""
     saved = _dict(saved, f"the state of {label}")
     needed = {"step", *optimizer.state_names[:2]} if optimizer.counts_steps and saved else set()
@@ -184,7 +187,7 @@ def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str) -
         )
     entry = {}
     for name, value in saved.items():
-        if name == MASTER and not optimizer.precision.has_master(param):
+        if (name == MASTER and not optimizer.precision.has_master(param)) or (name == EMA and not averaged):
             # it would go stale
             continue
         try:

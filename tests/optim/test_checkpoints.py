@@ -48,7 +48,7 @@ def test_keys_are_those_of_torch(name, options, device):
     for i, state in theirs["state"].items():
         assert all(mine["state"][i][key].dtype == value.dtype for key, value in state.items())
         assert all(mine["state"][i][key].shape == value.shape for key, value in state.items())
-    assert mine["param_groups"][0].keys() == theirs["param_groups"][0].keys() | {"multipliers", "capturable"}
+    assert mine["param_groups"][0].keys() == theirs["param_groups"][0].keys() | {"multipliers", "capturable", "ema"}
     assert [g["params"] for g in mine["param_groups"]] == [g["params"] for g in theirs["param_groups"]]
 
 

@@ -134,7 +134,7 @@ def test_hooks_are_called_as_torch_does(name, device):
 
 
 EXTRA = {
-    "ema": torch.arange(5.0), "hits": torch.arange(3), "nested": {"a": [torch.ones(2), 3], "b": (1.5,)}, "note": None
+    "seen": torch.arange(5.0), "hits": torch.arange(3), "nested": {"a": [torch.ones(2), 3], "b": (1.5,)}, "note": None
 }  # fmt: skip
 
 
@@ -150,11 +150,11 @@ def test_state_of_other_tools_is_kept_as_torch_does(name, dtype, device):
     for optimizer in (ours, torchs):
         optimizer.load_state_dict(checkpoint)
     mine, theirs = ours.state[named[0][1]], torchs.state[expected[0][1]]
-    assert mine["ema"].dtype == theirs["ema"].dtype == dtype
+    assert mine["seen"].dtype == theirs["seen"].dtype == dtype
     assert identical({key: mine[key] for key in EXTRA}, {key: theirs[key] for key in EXTRA})
     assert identical(ours.state["global"], before["state"]["global"])
     assert ours.param_groups[0]["lr"] == before["param_groups"][0]["lr"]
-    for value in (mine["ema"], mine["nested"]["a"][0], ours.state["global"]["seen"]):
+    for value in (mine["seen"], mine["nested"]["a"][0], ours.state["global"]["seen"]):
         value.add_(1)
     assert identical(checkpoint, before)
     note = ours.state_dict()

@@ -83,6 +83,19 @@ def test_a_dict_without_averages(name, source, device):
         same(ours[0].state[p]["ema"], w.lerp(p.detach(), 1 - 0.9))
 
 
+@every_name
+def test_an_average_that_nobody_moves_is_left_out(name, device):
+    """Of a dict whose groups have none, saved before a step dropped it, or of another tool: it would go stale."""
+    ours, named = trained(name, device)
+    state_dict = saved(ours.state_dict())
+    state_dict["param_groups"][0]["ema"] = None
+    state_dict["state"][1]["ema"] = torch.zeros(3)
+    other = ours_of(name, twin(named), ema=None)
+    other.load_state_dict(state_dict)
+    assert len(other.state) == len(named)
+    assert not any("ema" in state for state in other.state.values())
+
+
 @pytest.mark.parametrize("kind", ["ours without", "torch"])
 @every_name
 def test_a_dict_with_averages_elsewhere(name, kind, device):
