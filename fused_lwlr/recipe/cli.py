@@ -75,7 +75,8 @@ def report(
 def _parameter(name: str, hint: Any, default: Any, group: str, text: str) -> inspect.Parameter:
     """An option for a field: not given is None, whatever the type."""
     kind = list[str] if get_origin(hint) is tuple else hint
-    shown = SUITED.get(name, False if default in (None, ()) else str(default))
+    # a flag that is off needs no word
+    shown = SUITED.get(name, False if default in (None, ()) or default is False else str(default))
     option = typer.Option(help=text, rich_help_panel=group, show_default=shown, metavar=_metavar(name, hint))
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
