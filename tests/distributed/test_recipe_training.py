@@ -1,6 +1,7 @@
 """A recipe on two processes: what one process gets, from the same command, also when it is stopped between."""
 
 import dataclasses
+import io
 import os
 import signal
 import tempfile
@@ -9,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 
 from fused_lwlr import LayerRates
 from fused_lwlr.recipe import run as running
 from fused_lwlr.recipe.config import Recipe
 from fused_lwlr.recipe.data import open_data
+from fused_lwlr.recipe.dryrun import dry_run
 from fused_lwlr.recipe.engine import Trainer
 from fused_lwlr.recipe.metrics import TIMING, read_records
 from fused_lwlr.recipe.parallel import World
@@ -113,3 +116,19 @@ def test_a_signal_to_one_process_stops_all_and_both_go_on_to_the_same_bits(optio
 def test_all_processes_refuse(change, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         running.run(dataclasses.replace(BASE, **change, out=str(folder())))
+
+
+@pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])
+def test_a_dry_run_takes_steps_in_all_processes_and_one_tells(options):
+    recipe = dataclasses.replace(BASE, **options, ema=None, rates="single", out="nowhere")
+    console = Console(file=io.StringIO(), width=200)
+    dry_run(recipe, console)
+    told = console.file.getvalue()
+    if dist.get_rank():
+        assert not told
+        return
+    for text in ("2 processes, 2 passes in each, of 12 images", "steps alone, passes of 4 images"):
+        assert text in told, text
+    memory = {row.split("│")[1].strip(): row.split("│")[2].strip() for row in told.splitlines() if row.count("│") == 3}
+    assert memory["weights"] == memory["gradients"]
+    assert not Path("nowhere").exists()

@@ -166,7 +166,9 @@ def test_another_configuration_is_refused_with_what_differs(change, line, straig
 def test_what_a_run_leaves(straight):
     folder = straight(RUNS[0])
     [start] = json.loads((folder / "run.json").read_text())
-    assert start["config"] == {**dataclasses.replace(RUNS[0], out=str(folder)).to_dict(), "world_size": 1}
+    assert start["config"] == {
+        **dataclasses.replace(RUNS[0], out=str(folder)).to_dict(), "world_size": 1, "images": [1437, 360],
+    }  # fmt: skip
     assert (start["end"], start["end_step"], start["steps"], start["seed"]) == ("finished", 12, 12, 0)
     assert start["versions"]["torch"] == torch.__version__
     rates = LayerRates.from_json(folder / "rates.json")
