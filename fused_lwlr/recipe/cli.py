@@ -1,6 +1,8 @@
 """`fused-lwlr train`, whose options are the fields of a recipe."""
 
 import inspect
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -48,10 +50,20 @@ def train(preset: str | None, dry_run: bool, presets: bool, **options: Any) -> N
             from fused_lwlr.recipe.dryrun import dry_run as show
 
             show(recipe, Console())
-            return
-        from fused_lwlr.recipe.run import run
+            code = 0
+        else:
+            from fused_lwlr.recipe.run import run
 
-        code = run(recipe)
+            code = run(recipe)
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    """End the command; one of several processes at once, which threads of gloo may abort while Python takes it down."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     if code:
         raise typer.Exit(code)
 

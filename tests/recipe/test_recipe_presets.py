@@ -114,6 +114,19 @@ def test_presets_are_listed(command):
     assert [line.split()[0] for line in lines] == list(PRESETS)
 
 
+@pytest.mark.parametrize("code", [0, 143])
+def test_one_of_several_processes_ends_at_once(code, command, monkeypatch):
+    """Its exit code tells torchrun whether the training is done: not whether threads of gloo end in order."""
+    left = []
+    monkeypatch.setattr("fused_lwlr.recipe.run.run", lambda recipe: code)
+    monkeypatch.setattr("os._exit", left.append)
+    command("train", code)
+    assert not left
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    command("train", code)
+    assert left == [code]
+
+
 def test_train_and_report(command, tmp_path):
     line = (
         "train --model noshort --scaling elr --goal 0.15 --momentum 0 --epochs 1 --device cpu --ema 0.9 --tensorboard"
