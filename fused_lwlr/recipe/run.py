@@ -79,6 +79,8 @@ def finish(trainer: Trainer, screen: Screen) -> int:
     )
     if done:
         save_weights(trainer, Path(recipe.out))
+    else:
+        screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
     report = from_first(lambda: str(write_report(recipe.out)), process_group())
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
     return 0

@@ -216,6 +216,27 @@ def test_scalings(options, shown, data):
     assert losses[0] == pytest.approx(by_hand(BASE, data, 1)[1][0])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"momentum": 0.3, "weight_decay": 0.02}, {"momentum": 0.0}, {"optimizer": "adamw", "weight_decay": 0.3}],
+    ids=str,
+)
+def test_the_optimizer_has_what_the_recipe_says(options, data):
+    trainer = Trainer(dataclasses.replace(BASE, **options), ALONE, data)
+    trainer.prepare()
+    [group] = trainer.optimizer.param_groups
+    asked = {name: value for name, value in options.items() if name != "optimizer"}
+    assert {name: group[name] for name in asked} == asked
+
+
+def test_a_clipped_step_is_as_long_as_that(data):
+    recipe = dataclasses.replace(BASE, momentum=0.0, weight_decay=0.0, clip_global_norm=0.01, steps=1)
+    after = trained(recipe, data)[0].model.parameters()
+    start = Trainer(recipe, ALONE, data).model.parameters()
+    moved = sum((a - b).square().sum().item() for a, b in zip(after, start, strict=True)) ** 0.5
+    assert moved == pytest.approx(recipe.lr * 0.01, rel=1e-4)
+
+
 def test_the_average_is_tested_with_averaged_statistics(data):
     """Against swa_utils, weights and running statistics, at the decay that few steps make."""
     from torch.optim.swa_utils import AveragedModel

@@ -1,5 +1,6 @@
 """Every preset trains on a folder of pictures, at a size for tests; commands say what they would do, and what came."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -125,6 +126,15 @@ def test_one_of_several_processes_ends_at_once(code, command, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     command("train", code)
     assert left == [code]
+
+
+def test_a_full_disk_is_one_line(command, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    stderr = command("train --steps 1 --rates single --device cpu", 2).stderr
+    assert stderr == "Error: [Errno 28] No space left on device: make room on the disk, and type the command again\n"
 
 
 def test_train_and_report(command, tmp_path):

@@ -128,9 +128,10 @@ def test_killed_anywhere_it_goes_on_to_the_same_bits(recipe, death, straight, tm
     assert [start.get("end") for start in starts][-1] == "finished"
 
 
-def test_sigterm_ends_with_a_checkpoint(straight, tmp_path):
+def test_sigterm_ends_with_a_checkpoint(straight, tmp_path, capfd):
     recipe = dataclasses.replace(RUNS[0], out=str(tmp_path / "run"), checkpoint_minutes=1000.0)
     assert in_a_child(recipe, lambda: killing(engine.Trainer, "update", 6, signal.SIGTERM)) == 143
+    assert "Stopped after step 6 of 12: the same command goes on from there." in capfd.readouterr().out
     names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
     assert names == ["step-000000000.pt", "step-000000006.pt"]
     assert not (tmp_path / "run/model.pt").exists()
