@@ -134,43 +134,6 @@ def test_mixed_precision(amp, error, data):
     assert 0 < apart < error**2 * sum(a.square().sum().item() for a in moved[0])
 
 
-def test_the_scale_of_the_loss_falls_until_steps_are_taken(data):
-    """With the scale that GradScaler begins with gradients overflow; such a step changes no weight."""
-    trainer = Trainer(dataclasses.replace(BASE, amp="fp16", steps=8), ALONE, data)
-    trainer.prepare()
-    passes, scales, moved = trainer.batches(), [], []
-    for _ in range(8):
-        scales.append(trainer.scaler.get_scale())
-        before = copy.deepcopy(trainer.model)
-        trainer.gradients(passes)
-        overflown = any(not param.grad.isfinite().all() for param in trainer.model.parameters())
-        trainer.update()
-        pairs = zip(before.parameters(), trainer.model.parameters(), strict=True)
-        moved.append(any(not torch.equal(a, b) for a, b in pairs))
-        assert moved[-1] != overflown
-        assert trainer.scaler.get_scale() == scales[-1] * (0.5 if overflown else 1.0)
-    assert scales[0] == 65536.0
-    assert set(moved) == {False, True}
-
-
-def test_dropout_follows_from_seed_step_and_rank(data):
-    """What a model draws in a pass is not that of other steps and processes, whatever was drawn before."""
-
-    def drawn(rank, step, seed=0):
-        trainer = Trainer(dataclasses.replace(BASE, seed=seed), World(rank, 2, torch.device("cpu")), data)
-        trainer.called, trainer.step = trainer.model, step
-        numbers = []
-        trainer.model.register_forward_pre_hook(lambda *arguments: numbers.append(torch.rand(1).item()))
-        torch.rand(rank + step)
-        trainer.gradients(trainer.batches())
-        return numbers
-
-    places = [(0, 0), (0, 1), (1, 0), (0, 0, 1)]
-    assert len({tuple(drawn(*place)) for place in places}) == 4
-    torch.manual_seed(7)
-    assert drawn(0, 1) == drawn(0, 1)
-
-
 def test_channels_last_changes_strides_alone(data):
     plain, _ = trained(dataclasses.replace(BASE, steps=2), data)
     last, _ = trained(dataclasses.replace(BASE, steps=2, channels_last=True), data)
@@ -214,27 +177,6 @@ def test_scalings(options, shown, data):
     trainer, losses = trained(dataclasses.replace(BASE, steps=1, **options), data)
     assert repr(trainer.optimizer.scaling).startswith(shown)
     assert losses[0] == pytest.approx(by_hand(BASE, data, 1)[1][0])
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"momentum": 0.3, "weight_decay": 0.02}, {"momentum": 0.0}, {"optimizer": "adamw", "weight_decay": 0.3}],
-    ids=str,
-)
-def test_the_optimizer_has_what_the_recipe_says(options, data):
-    trainer = Trainer(dataclasses.replace(BASE, **options), ALONE, data)
-    trainer.prepare()
-    [group] = trainer.optimizer.param_groups
-    asked = {name: value for name, value in options.items() if name != "optimizer"}
-    assert {name: group[name] for name in asked} == asked
-
-
-def test_a_clipped_step_is_as_long_as_that(data):
-    recipe = dataclasses.replace(BASE, momentum=0.0, weight_decay=0.0, clip_global_norm=0.01, steps=1)
-    after = trained(recipe, data)[0].model.parameters()
-    start = Trainer(recipe, ALONE, data).model.parameters()
-    moved = sum((a - b).square().sum().item() for a, b in zip(after, start, strict=True)) ** 0.5
-    assert moved == pytest.approx(recipe.lr * 0.01, rel=1e-4)
 
 
 def test_the_average_is_tested_with_averaged_statistics(data):
