@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from bench.pictures import make
 from fused_lwlr.recipe import engine
 from fused_lwlr.recipe import run as running
 from fused_lwlr.recipe.config import Recipe
+from fused_lwlr.recipe.data import open_data
 from fused_lwlr.recipe.metrics import TIMING, read_records
+from fused_lwlr.train.models import build
 
 BASE = Recipe(
     image_size=8, rates="single", lr=0.01, steps=8, batch_size=4, device="cpu", workers=0, log_every=4,
@@ -88,6 +91,22 @@ def test_other_images_are_refused(pictures, tmp_path):
     shutil.copy(pictures / "train/temple-00/00000.jpg", pictures / "train/temple-00/more.jpg")
     with pytest.raises(ValueError, match=r"\n  images: \[16, 4\] -> \[17, 4\]\n"):
         running.run(recipe)
+
+
+def test_weights_at_the_end_are_those_that_were_tested(tmp_path, monkeypatch):
+    """The averaged ones with averaged statistics of normalizations."""
+    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
+    recipe = dataclasses.replace(BASE, data="digits", corrupt="refuse", batch_size=32, ema=0.9, out=str(tmp_path))
+    assert running.run(recipe) == 0
+    found = {record["weights"]: record for record in records(tmp_path) if record["kind"] == "validation"}
+    images = open_data("digits", image_size=8, augmentation="none").val
+    for name, file in (("model", "model.pt"), ("ema", "model_ema.pt")):
+        model = build("resnet", image_size=8, channels=1, classes=10).eval()
+        model.load_state_dict(torch.load(tmp_path / file, weights_only=True))
+        with torch.no_grad():
+            loss = cross_entropy(model(images.inputs), images.targets).item()
+        assert found[name]["loss"] == pytest.approx(loss, rel=1e-5), name
+    assert found["model"]["loss"] != pytest.approx(found["ema"]["loss"], rel=1e-2)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
