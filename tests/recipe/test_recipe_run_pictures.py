@@ -106,7 +106,7 @@ def test_weights_at_the_end_are_those_that_were_tested(tmp_path, monkeypatch):
         with torch.no_grad():
             loss = cross_entropy(model(images.inputs), images.targets).item()
         assert found[name]["loss"] == pytest.approx(loss, rel=1e-5), name
-    assert found["model"]["loss"] != pytest.approx(found["ema"]["loss"], rel=1e-2)
+    assert found["model"]["loss"] != pytest.approx(found["ema"]["loss"], rel=1e-3)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
