@@ -32,30 +32,35 @@ def train(preset: str | None, dry_run: bool, presets: bool, **options: Any) -> N
 
       torchrun --nproc-per-node 8 -m fused_lwlr train --preset resnet50-lars --data imagenet/
     """
-    with errors_in_red():
-        from rich.console import Console
-
-        from fused_lwlr.recipe.presets import PRESETS, resolve
-
-        if presets:
-            width = max(map(len, PRESETS))
-            for name, (text, _) in PRESETS.items():
-                typer.echo(f"{name:{width}}  {text}")
-            return
-        asked = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if v is not None and v != []
-        }
-        recipe = resolve(preset, asked)
-        if dry_run:
-            from fused_lwlr.recipe.dryrun import dry_run as show
-
-            show(recipe, Console())
-            code = 0
-        else:
-            from fused_lwlr.recipe.run import run
-
-            code = run(recipe)
+    code = 0
+    try:
+        with errors_in_red():
+            code = _train(preset, dry_run, presets, options)
+    except typer.Exit as refused:
+        code = refused.exit_code
     _leave(code)
+
+
+def _train(preset: str | None, dry_run: bool, presets: bool, options: dict[str, Any]) -> int:
+    from rich.console import Console
+
+    from fused_lwlr.recipe.presets import PRESETS, resolve
+
+    if presets:
+        width = max(map(len, PRESETS))
+        for name, (text, _) in PRESETS.items():
+            typer.echo(f"{name:{width}}  {text}")
+        return 0
+    asked = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if v is not None and v != []}
+    recipe = resolve(preset, asked)
+    if dry_run:
+        from fused_lwlr.recipe.dryrun import dry_run as show
+
+        show(recipe, Console())
+        return 0
+    from fused_lwlr.recipe.run import run
+
+    return run(recipe)
 
 
 def _leave(code: int) -> None:

@@ -125,7 +125,8 @@ def test_one_of_several_processes_ends_at_once(code, command, monkeypatch):
     assert not left
     monkeypatch.setenv("WORLD_SIZE", "2")
     command("train", code)
-    assert left == [code]
+    command("train --goal 1", 2)
+    assert left == [code, 2]
 
 
 def test_a_full_disk_is_one_line(command, monkeypatch):
