@@ -26,10 +26,15 @@ def errors_in_red() -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             message += ": make room on the disk, and type the command again"
     except RuntimeError as error:
+        import torch
+
         from fused_lwlr.train.loop import DivergedError
 
-        if not isinstance(error, DivergedError):
+        if isinstance(error, torch.OutOfMemoryError):
+            message, code = f"{str(error).splitlines()[0]} Take fewer images at a time (train: --micro-batch)", 2
+        elif isinstance(error, DivergedError):
+            message, code = str(error), 1
+        else:
             raise
-        message, code = str(error), 1
     Console(stderr=True).print(Text(f"Error: {message}", style="red"), soft_wrap=True)
     raise typer.Exit(code)

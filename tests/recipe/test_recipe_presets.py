@@ -138,6 +138,16 @@ def test_a_full_disk_is_one_line(command, monkeypatch):
     assert stderr == "Error: [Errno 28] No space left on device: make room on the disk, and type the command again\n"
 
 
+def test_too_little_memory_is_one_line(command, monkeypatch):
+    def full(recipe):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+
+    monkeypatch.setattr("fused_lwlr.recipe.run.run", full)
+    assert command("train", 2).stderr == (
+        "Error: CUDA out of memory. Tried to allocate 2.00 GiB. Take fewer images at a time (train: --micro-batch)\n"
+    )
+
+
 def test_train_and_report(command, tmp_path):
     line = (
         "train --model noshort --scaling elr --goal 0.15 --momentum 0 --epochs 1 --device cpu --ema 0.9 --tensorboard"
