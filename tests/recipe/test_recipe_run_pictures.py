@@ -93,6 +93,24 @@ def test_other_images_are_refused(pictures, tmp_path):
         running.run(recipe)
 
 
+@pytest.mark.parametrize(
+    ("options", "saved"), [({"init": "gradinit", "gradinit_steps": 1}, True), ({"deterministic": False}, False)], ids=str
+)
+def test_what_was_measured_is_saved_before_the_first_step(options, saved, tmp_path, monkeypatch):
+    recipe = dataclasses.replace(BASE, **options, model="vit", data="digits", corrupt="refuse", out=str(tmp_path))
+    deterministic = []
+
+    def gradients(self, passes):
+        deterministic.append(torch.are_deterministic_algorithms_enabled())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.Trainer, "gradients", gradients)
+    with pytest.raises(KeyboardInterrupt):
+        running.run(recipe)
+    assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["step-000000000.pt"] * saved
+    assert deterministic == [recipe.deterministic]
+
+
 def test_weights_at_the_end_are_those_that_were_tested(tmp_path, monkeypatch):
     """The averaged ones with averaged statistics of normalizations."""
     monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
