@@ -94,7 +94,9 @@ def test_other_images_are_refused(pictures, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "saved"), [({"init": "gradinit", "gradinit_steps": 1}, True), ({"deterministic": False}, False)], ids=str
+    ("options", "saved"),
+    [({"init": "gradinit", "gradinit_steps": 1}, True), ({"deterministic": False}, False)],
+    ids=str,
 )
 def test_what_was_measured_is_saved_before_the_first_step(options, saved, tmp_path, monkeypatch):
     recipe = dataclasses.replace(BASE, **options, model="vit", data="digits", corrupt="refuse", out=str(tmp_path))
