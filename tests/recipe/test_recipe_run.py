@@ -182,6 +182,7 @@ def test_what_a_run_leaves(straight):
     assert state["optimizer"]["param_groups"][0]["multipliers"] is not None
     losses = [record["loss"] for record in records(folder) if record["kind"] == "train"]
     assert losses == sorted(losses, reverse=True)
+    assert [record["images"] for record in records(folder) if record["kind"] == "train"] == [4 * 256] * 3
 
 
 def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
