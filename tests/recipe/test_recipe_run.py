@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -183,6 +184,8 @@ def test_what_a_run_leaves(straight):
     losses = [record["loss"] for record in records(folder) if record["kind"] == "train"]
     assert losses == sorted(losses, reverse=True)
     assert [record["images"] for record in records(folder) if record["kind"] == "train"] == [4 * 256] * 3
+    rates_of_steps = [record["lr"] for record in records(folder) if record["kind"] == "train"]
+    assert rates_of_steps == pytest.approx([0.01 * (1 + math.cos(math.pi * step / 12)) for step in (3, 7, 11)])
 
 
 def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
