@@ -186,10 +186,10 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             files.replace(path, lambda file: torch.save(content, file))
-        # torch.save tells of a full disk by a RuntimeError
+        # torch.save tells of a full disk by a RuntimeError of its own, which follows from that of the system
         except (OSError, RuntimeError) as error:
             left = [other.name for other in self.paths()]
-            reason = str(error).splitlines()[0]
+            reason = str(error.__context__ if isinstance(error.__context__, OSError) else error).splitlines()[0]
             raise OSError(
                 f"the checkpoint {path} could not be written ({reason}): make room or choose another folder (--out); "
                 + (f"{left[-1]} is whole, and the run can go on from it" if left else "there is none before it")

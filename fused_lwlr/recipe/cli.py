@@ -1,6 +1,8 @@
 """`fused-lwlr train`, whose options are the fields of a recipe."""
 
 import inspect
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -30,28 +32,43 @@ def train(preset: str | None, dry_run: bool, presets: bool, **options: Any) -> N
 
       torchrun --nproc-per-node 8 -m fused_lwlr train --preset resnet50-lars --data imagenet/
     """
-    with errors_in_red():
-        from rich.console import Console
+    code = 0
+    try:
+        with errors_in_red():
+            code = _train(preset, dry_run, presets, options)
+    except typer.Exit as refused:
+        code = refused.exit_code
+    _leave(code)
 
-        from fused_lwlr.recipe.presets import PRESETS, resolve
 
-        if presets:
-            width = max(map(len, PRESETS))
-            for name, (text, _) in PRESETS.items():
-                typer.echo(f"{name:{width}}  {text}")
-            return
-        asked = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if v is not None and v != []
-        }
-        recipe = resolve(preset, asked)
-        if dry_run:
-            from fused_lwlr.recipe.dryrun import dry_run as show
+def _train(preset: str | None, dry_run: bool, presets: bool, options: dict[str, Any]) -> int:
+    from rich.console import Console
 
-            show(recipe, Console())
-            return
-        from fused_lwlr.recipe.run import run
+    from fused_lwlr.recipe.presets import PRESETS, resolve
 
-        code = run(recipe)
+    if presets:
+        width = max(map(len, PRESETS))
+        for name, (text, _) in PRESETS.items():
+            typer.echo(f"{name:{width}}  {text}")
+        return 0
+    asked = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if v is not None and v != []}
+    recipe = resolve(preset, asked)
+    if dry_run:
+        from fused_lwlr.recipe.dryrun import dry_run as show
+
+        show(recipe, Console())
+        return 0
+    from fused_lwlr.recipe.run import run
+
+    return run(recipe)
+
+
+def _leave(code: int) -> None:
+    """End the command; one of several processes at once, which threads of gloo may abort while Python takes it down."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     if code:
         raise typer.Exit(code)
 
@@ -75,7 +92,8 @@ def report(
 def _parameter(name: str, hint: Any, default: Any, group: str, text: str) -> inspect.Parameter:
     """An option for a field: not given is None, whatever the type."""
     kind = list[str] if get_origin(hint) is tuple else hint
-    shown = SUITED.get(name, False if default in (None, ()) else str(default))
+    # a flag that is off needs no word
+    shown = SUITED.get(name, False if default in (None, ()) or default is False else str(default))
     option = typer.Option(help=text, rich_help_panel=group, show_default=shown, metavar=_metavar(name, hint))
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]

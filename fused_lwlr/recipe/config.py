@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fused_lwlr.ops import Backend
 
-FREE = ("device", "out", "workers", "checkpoint_minutes", "log_every", "tensorboard", "stats_every")
-"""Fields that change no bit of a training: a run may go on with others."""
+FREE = ("device", "out", "workers", "checkpoint_minutes", "log_every", "tensorboard", "stats_every", "corrupt")
+"""Fields that a run may go on with others of. They change no bit of a training; but devices of another kind do, and by
+`corrupt` it goes on past an image that ended it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +165,7 @@ LOWEST: dict[str, float] = {
     "calibration_steps": 1,
     "steps": 1,
     "warmup_epochs": 0,
-    "batch_size": 2,
+    "batch_size": 1,
     "micro_batch": 1,
     "seed": 0,
     "log_every": 1,

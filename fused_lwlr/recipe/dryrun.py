@@ -20,6 +20,7 @@ from fused_lwlr.recipe.engine import Trainer
 from fused_lwlr.recipe.parallel import world_of
 from fused_lwlr.recipe.run import load_data
 from fused_lwlr.recipe.schedule import peak_lr
+from fused_lwlr.shards import local
 
 PROBE = 4
 """Images of a pass that is measured on a CPU: the whole of a large one would take minutes."""
@@ -50,17 +51,20 @@ def dry_run(recipe: Recipe, console: Console) -> None:
         with saved_bytes(small.model) as saved:
             small.gradients(repeat(batch))
         small.update()
-        if not world.first:
-            return
-        console.print(_memory(small, saved[0] / probe * trainer.micro, trainer.micro, probe))
-        console.print(rates_by_group(recipe, small.model, small.rates))
-        console.print(_throughput(trainer, small, batch))
+        tables = (
+            _memory(small, saved[0] / probe * trainer.micro, trainer.micro, probe),
+            rates_by_group(recipe, small.model, small.rates),
+            _throughput(trainer, small, batch),  # in all processes: a step waits for the gradients of the others
+        )
+        if world.first:
+            for table in tables:
+                console.print(table)
 
 
 @contextmanager
 def saved_bytes(model: nn.Module) -> Iterator[list[int]]:
     """Counts the bytes that forward passes keep for backward ones, those of parameters and shared ones not again."""
-    own = {param.untyped_storage().data_ptr() for param in model.parameters()}
+    own = {local(param).untyped_storage().data_ptr() for param in model.parameters()}
     seen: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -76,7 +80,7 @@ def saved_bytes(model: nn.Module) -> Iterator[list[int]]:
 
 
 def _bytes(tensors: Iterable[Any]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+    return sum(local(t).numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
 
 def _steps(trainer: Trainer) -> Table:

@@ -94,9 +94,7 @@ class Trainer:
             gradinit(recipe, self.model, passes, self.loss, world=self.world)
         called = spread(self.model, recipe, self.world)
         steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
-        self.rates = rates_of(
-            recipe, called, self._pairs(steps), self.loss, world=self.world, steps=steps
-        )  # fmt: skip
+        self.rates = rates_of(recipe, called, self._pairs(steps), self.loss, world=self.world, steps=steps)
         self._start(called)
 
     def adopt(self) -> None:

@@ -13,12 +13,17 @@ from fused_lwlr.recipe.parallel import World
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Over `images` images: the parts whose class is the first, and among the first five, guess; the mean loss."""
+    """Over `images` images: the parts whose class is the first, and among the first five, guess; the mean loss.
+
+    Attributes:
+        skipped: files of this process that could not be read, and do not count.
+    """
 
     top1: float
     top5: float
     loss: float
     images: int
+    skipped: tuple[str, ...] = ()
 
 
 @torch.no_grad()
@@ -33,7 +38,9 @@ def evaluate(model: nn.Module, batches: Iterable[Any], world: World, mixed: Call
     model.eval()
     # right, right among five, loss and images
     totals = torch.zeros(4, dtype=torch.float64, device="cpu" if world.device.type == "mps" else world.device)
+    skipped: list[str] = []
     for batch in batches:
+        skipped += batch.skipped
         with mixed():
             logits = model(batch.inputs).float()
         counted = batch.targets >= 0
@@ -42,4 +49,4 @@ def evaluate(model: nn.Module, batches: Iterable[Any], world: World, mixed: Call
         totals += torch.stack([hits[:, 0].sum(), hits.sum(), loss, counted.sum()]).to(totals)
     right, five, loss_sum, images = world.sum(totals).tolist()
     count = max(images, 1)
-    return Evaluation(right / count, five / count, loss_sum / count, int(images))
+    return Evaluation(right / count, five / count, loss_sum / count, int(images), tuple(skipped))

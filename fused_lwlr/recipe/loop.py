@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -36,7 +36,12 @@ class Loop:
         self.trainer, self.checkpoints, self.flag, self.screen = trainer, checkpoints, flag, screen
         self.recipe: Recipe = trainer.recipe
         self.folder = Path(self.recipe.out)
-        self.config = {**self.recipe.to_dict(), "world_size": trainer.world.size}
+        self.config = {
+            **self.recipe.to_dict(),
+            "world_size": trainer.world.size,
+            # their order follows from their number
+            "images": [len(trainer.data.train), len(trainer.data.val)],
+        }
         self.every = self.recipe.log_every or min(50, trainer.steps_per_epoch)
         self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
         # since the last record
@@ -126,7 +131,7 @@ class Loop:
     def _interval(self, lr: float, seconds: float, waited: float) -> None:
         """Record the steps since the last record, over all processes."""
         trainer = self.trainer
-        mean, skipped = self._mean_loss(), self._skipped()
+        mean, skipped = self._mean_loss(), self._note(self.skipped)
         interval = Interval(
             step=trainer.step,
             epoch=trainer.step / trainer.steps_per_epoch,
@@ -161,14 +166,14 @@ class Loop:
         norm: torch.Tensor = self.trainer.optimizer.layer_stats().grad_norm
         return norm.square().sum().sqrt().item()
 
-    def _skipped(self) -> int:
-        """How many images could not be read since the last record; their names are added to skipped.txt, each once."""
+    def _note(self, skipped: Sequence[str]) -> int:
+        """Add images that could not be read to skipped.txt, each once; how many they are in all processes."""
         if self.recipe.corrupt != "skip":
             return 0
         group = process_group()
-        lists = gathered(self.skipped, group)
+        lists = gathered(tuple(skipped), group)
 
-        def note() -> int:
+        def write() -> int:
             names = sorted({name for of_rank in lists for name in of_rank})
             path = self.folder / "skipped.txt"
             known = set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
@@ -176,7 +181,7 @@ class Loop:
                 file.writelines(f"{name}\n" for name in names if name not in known)
             return sum(map(len, lists))
 
-        return from_first(note, group)
+        return from_first(write, group)
 
     def _validate(self) -> None:
         for weights, test in (("model", self.trainer.test), ("ema", self.trainer.test_average)):
@@ -184,6 +189,7 @@ class Loop:
             found: Evaluation | None = test()
             if found is None:
                 continue
+            self._note(found.skipped)
             record = Validation(
                 step=self.trainer.step,
                 epoch=self.trainer.step / self.trainer.steps_per_epoch,

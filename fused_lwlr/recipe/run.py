@@ -60,8 +60,11 @@ def run(recipe: Recipe) -> int:
 
 def _lock(folder: Path, held: ExitStack) -> None:
     """Let no other run write to the folder: processes of torchrun can outlive it, and go on when nobody knows."""
-    folder.mkdir(parents=True, exist_ok=True)
-    held.enter_context(files.locked(folder / "lock"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held.enter_context(files.locked(folder / "lock"))
+    except OSError as error:
+        raise OSError(f"no run can be written to {folder} ({error.strerror}): choose another folder (--out)") from error
 
 
 def finish(trainer: Trainer, screen: Screen) -> int:
@@ -76,6 +79,8 @@ def finish(trainer: Trainer, screen: Screen) -> int:
     )
     if done:
         save_weights(trainer, Path(recipe.out))
+    else:
+        screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
     report = from_first(lambda: str(write_report(recipe.out)), process_group())
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
     return 0

@@ -1,5 +1,6 @@
 """What the command line says when something cannot be done."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,11 +23,18 @@ def errors_in_red() -> Iterator[None]:
         message, code = f"{EXTRA_CLI[error.name]} is not installed: pip install 'fused_lwlr[cli]'", 2
     except (ImportError, OSError, ValueError) as error:
         message, code = str(error), 2
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message += ": make room on the disk, and type the command again"
     except RuntimeError as error:
+        import torch
+
         from fused_lwlr.train.loop import DivergedError
 
-        if not isinstance(error, DivergedError):
+        if isinstance(error, torch.OutOfMemoryError):
+            message, code = f"{str(error).splitlines()[0]} Take fewer images at a time (train: --micro-batch)", 2
+        elif isinstance(error, DivergedError):
+            message, code = str(error), 1
+        else:
             raise
-        message, code = str(error), 1
     Console(stderr=True).print(Text(f"Error: {message}", style="red"), soft_wrap=True)
     raise typer.Exit(code)

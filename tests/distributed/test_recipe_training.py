@@ -1,6 +1,7 @@
 """A recipe on two processes: what one process gets, from the same command, also when it is stopped between."""
 
 import dataclasses
+import io
 import os
 import signal
 import tempfile
@@ -9,14 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
+from sharding import full
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from fused_lwlr import LayerRates
 from fused_lwlr.recipe import run as running
 from fused_lwlr.recipe.config import Recipe
 from fused_lwlr.recipe.data import open_data
+from fused_lwlr.recipe.dryrun import dry_run
 from fused_lwlr.recipe.engine import Trainer
 from fused_lwlr.recipe.metrics import TIMING, read_records
-from fused_lwlr.recipe.parallel import World
+from fused_lwlr.recipe.parallel import World, spread
+from fused_lwlr.train.models import build
 
 pytestmark = pytest.mark.ranks(2)
 BASE = Recipe(
@@ -121,3 +128,74 @@ def test_a_signal_to_one_process_stops_all_and_both_go_on_to_the_same_bits(optio
 def test_all_processes_refuse(change, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         running.run(dataclasses.replace(BASE, **change, out=str(folder())))
+
+
+@pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])
+def test_a_dry_run_takes_steps_in_all_processes_and_one_tells(options):
+    recipe = dataclasses.replace(BASE, **options, ema=None, rates="single", out="nowhere")
+    console = Console(file=io.StringIO(), width=200)
+    dry_run(recipe, console)
+    told = console.file.getvalue()
+    if dist.get_rank():
+        assert not told
+        return
+    for text in ("2 processes, 2 passes in each, of 12 images", "steps alone, passes of 4 images"):
+        assert text in told, text
+    memory = {row.split("│")[1].strip(): row.split("│")[2].strip() for row in told.splitlines() if row.count("│") == 3}
+    assert memory["weights"] == memory["gradients"]
+    assert not Path("nowhere").exists()
+
+
+def two():
+    return World(dist.get_rank(), 2, torch.device("cpu"))
+
+
+def digits():
+    return open_data("digits", image_size=8, augmentation="none")
+
+
+def test_gradients_are_synchronized_in_the_last_pass_of_a_step():
+    trainer = Trainer(dataclasses.replace(BASE, rates="single"), two(), digits())
+    trainer.adopt()
+    asked, passes = [], trainer.batches()
+    trainer.model.register_forward_pre_hook(lambda *arguments: asked.append(trainer.called.require_backward_grad_sync))
+    for _ in range(2):
+        trainer.gradients(passes)
+    assert asked == [False, True] * 2
+
+
+class Stages(nn.Module):
+    """Lists in lists, as of residual networks; what has no parameters is not sharded."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+        self.stages = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))])
+        self.head = nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("vit", {"", *(f"blocks.{i}" for i in range(4))}),
+        ("stages", {"", "stem.0", "stages.0.0", "stages.0.1", "stages.1.0"}),
+    ],
+)
+def test_blocks_are_sharded_each_for_itself(model, expected):
+    made = Stages() if model == "stages" else build(model, image_size=8, channels=1, classes=10)
+    spread(made, dataclasses.replace(BASE, fsdp=True), two())
+    assert {name for name, module in made.named_modules() if isinstance(module, FSDPModule)} == expected
+
+
+def test_gradinit_is_that_of_the_first_process():
+    recipe = dataclasses.replace(BASE, init="gradinit", gradinit_steps=2, fsdp=True, rates="single")
+    trainer = Trainer(recipe, two(), digits())
+    if dist.get_rank():
+        trainer.loss = lambda outputs, targets: 3 * Trainer.loss(trainer, outputs, targets)
+    trainer.prepare()
+    alone = Trainer(
+        dataclasses.replace(recipe, fsdp=False, batch_size=12), World(0, 1, torch.device("cpu")), digits()
+    )  # fmt: skip
+    alone.prepare()
+    for (name, ours), theirs in zip(trainer.model.named_parameters(), alone.model.parameters(), strict=True):
+        assert torch.equal(full(ours.detach()), theirs), name

@@ -91,7 +91,7 @@ def test_options_replace_parts_of_a_preset():
         ({"optimizer": "adam"}, r"optimizer must be one of sgd, adamw, not 'adam'"),
         ({"augmentation": "weak"}, r"augmentation must be one of none, basic, strong, not 'weak'"),
         ({"epochs": 0}, r"epochs must be above 0, not 0\.0"),
-        ({"batch_size": 1}, r"batch_size must be at least 2, not 1"),
+        ({"batch_size": 0}, r"batch_size must be at least 1, not 0"),
         ({"lr": -1}, r"lr must be at least 0, not -1\.0"),
         ({"lr": math.nan}, r"lr must be finite, not nan"),
         ({"weight_decay": math.inf}, r"weight_decay must be finite, not inf"),

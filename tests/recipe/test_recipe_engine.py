@@ -80,15 +80,19 @@ def test_passes_are_averaged(data):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_rates_are_those_of_calibrate(data):
-    recipe = dataclasses.replace(BASE, rates="layerwise", calibration_steps=3)
+@pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
+def test_rates_are_those_of_calibrate(amp, data):
+    """In the precision of the training, but for fp16, which would need a scale."""
+    recipe = dataclasses.replace(BASE, rates="layerwise", calibration_steps=3, amp=amp)
     trainer, _ = trained(recipe, data, 1)
     torch.manual_seed(0)
     model = build("resnet", image_size=8, channels=1, classes=10)
     lwlr_init_(model)
     order = torch.from_numpy(permutation(len(data.train), 0, 0))
     batches = [(data.train.inputs[part], data.train.targets[part]) for part in order[:96].split(32)]
-    assert dict(trainer.rates) == dict(calibrate(model, batches, cross_entropy, init=False))
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp == "bf16"):
+        expected = calibrate(model, batches, cross_entropy, init=False)
+    assert dict(trainer.rates) == dict(expected)
 
 
 def test_gradinit_scales_the_weights_of_the_model_itself(data):

@@ -1,5 +1,6 @@
 """Every preset trains on a folder of pictures, at a size for tests; commands say what they would do, and what came."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -112,6 +113,39 @@ def test_saved_bytes_are_those_of_a_linear_layer():
 def test_presets_are_listed(command):
     lines = command("train --presets").output.splitlines()
     assert [line.split()[0] for line in lines] == list(PRESETS)
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_one_of_several_processes_ends_at_once(code, command, monkeypatch):
+    """Its exit code tells torchrun whether the training is done: not whether threads of gloo end in order."""
+    left = []
+    monkeypatch.setattr("fused_lwlr.recipe.run.run", lambda recipe: code)
+    monkeypatch.setattr("os._exit", left.append)
+    command("train", code)
+    assert not left
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    command("train", code)
+    command("train --goal 1", 2)
+    assert left == [code, 2]
+
+
+def test_a_full_disk_is_one_line(command, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    stderr = command("train --steps 1 --rates single --device cpu", 2).stderr
+    assert stderr == "Error: [Errno 28] No space left on device: make room on the disk, and type the command again\n"
+
+
+def test_too_little_memory_is_one_line(command, monkeypatch):
+    def full(recipe):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+
+    monkeypatch.setattr("fused_lwlr.recipe.run.run", full)
+    assert command("train", 2).stderr == (
+        "Error: CUDA out of memory. Tried to allocate 2.00 GiB. Take fewer images at a time (train: --micro-batch)\n"
+    )
 
 
 def test_train_and_report(command, tmp_path):

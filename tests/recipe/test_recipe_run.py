@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -128,9 +129,10 @@ def test_killed_anywhere_it_goes_on_to_the_same_bits(recipe, death, straight, tm
     assert [start.get("end") for start in starts][-1] == "finished"
 
 
-def test_sigterm_ends_with_a_checkpoint(straight, tmp_path):
+def test_sigterm_ends_with_a_checkpoint(straight, tmp_path, capfd):
     recipe = dataclasses.replace(RUNS[0], out=str(tmp_path / "run"), checkpoint_minutes=1000.0)
     assert in_a_child(recipe, lambda: killing(engine.Trainer, "update", 6, signal.SIGTERM)) == 143
+    assert "Stopped after step 6 of 12: the same command goes on from there." in capfd.readouterr().out
     names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
     assert names == ["step-000000000.pt", "step-000000006.pt"]
     assert not (tmp_path / "run/model.pt").exists()
@@ -166,7 +168,9 @@ def test_another_configuration_is_refused_with_what_differs(change, line, straig
 def test_what_a_run_leaves(straight):
     folder = straight(RUNS[0])
     [start] = json.loads((folder / "run.json").read_text())
-    assert start["config"] == {**dataclasses.replace(RUNS[0], out=str(folder)).to_dict(), "world_size": 1}
+    assert start["config"] == {
+        **dataclasses.replace(RUNS[0], out=str(folder)).to_dict(), "world_size": 1, "images": [1437, 360],
+    }  # fmt: skip
     assert (start["end"], start["end_step"], start["steps"], start["seed"]) == ("finished", 12, 12, 0)
     assert start["versions"]["torch"] == torch.__version__
     rates = LayerRates.from_json(folder / "rates.json")
@@ -179,6 +183,9 @@ def test_what_a_run_leaves(straight):
     assert state["optimizer"]["param_groups"][0]["multipliers"] is not None
     losses = [record["loss"] for record in records(folder) if record["kind"] == "train"]
     assert losses == sorted(losses, reverse=True)
+    assert [record["images"] for record in records(folder) if record["kind"] == "train"] == [4 * 256] * 3
+    rates_of_steps = [record["lr"] for record in records(folder) if record["kind"] == "train"]
+    assert rates_of_steps == pytest.approx([0.01 * (1 + math.cos(math.pi * step / 12)) for step in (3, 7, 11)])
 
 
 def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):

@@ -141,7 +141,7 @@ class Transformed(Images):
                 return found, self.pictures.open(found)
             except ValueError as error:
                 if not self.skip:
-                    raise ValueError(f"{error}; mend or remove it, or leave such images out: corrupt='skip'") from error
+                    raise ValueError(f"{error}; mend it, or leave such images out: corrupt='skip'") from error
                 skipped.append(self.pictures.path(found))
             if not self.replace:
                 return index, None
