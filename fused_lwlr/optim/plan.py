@@ -15,7 +15,7 @@ from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.gate import NO_LOSS_SCALE, LossScale
 from fused_lwlr.optim.parts import partition
 from fused_lwlr.optim.rescale import Target
-from fused_lwlr.optim.sharded import Decision, Traits, decide
+from fused_lwlr.optim.sharded import UNDECIDED, Decision, Traits, decide
 from fused_lwlr.optim.state import State
 from fused_lwlr.optim.validate import label_of, same_placement, validate
 from fused_lwlr.shards import Completion, completion_of, is_distributed, local
@@ -97,12 +97,11 @@ class Plan:
             targets = optimizer.rescaling.targets()
             if len(targets) != len(self._targets) or not all(map(_same_target, targets, self._targets)):
                 return False
-        params = live + self._params[len(live) :]
-        here = self._here(params)
+        if len(live) != len(self.group) or not all(map(is_, live, self._params)):
+            return False
+        here = self._here(self._params)
         return (
-            len(params) == len(self._params)
-            and all(map(is_, params, self._params))
-            and addresses(here) == self._where
+            addresses(here) == self._where
             and self._layout.fits(here)
             and self.state.is_in_place(optimizer)
         )
@@ -154,7 +153,7 @@ class Plan:
     ) -> list[Decision]:
         """For each part, the factors and the gate of this step."""
         if not optimizer.gate.looks and loss_scale is NO_LOSS_SCALE and (scale is None or self._completion is None):
-            return [Decision(scale, None)] * len(self.parts)
+            return [UNDECIDED if scale is None else Decision(scale, None)] * len(self.parts)
         if self._completion is None or (scale is None and not optimizer.gate.looks):
             return [Decision(scale, gate) for gate in optimizer.gate.of(self.parts, loss_scale)]
         gates = [loss_scale.gate(part) or Gate() for part in self.parts]
@@ -180,8 +179,10 @@ class Plan:
         """
         if marks is None:
             return [(group, None) for group in self._groups], self.group
-        if (marks == marks[0]).all():
-            return [(group, marks[0]) for group in self._groups], self.group
+        # the bytes tell sooner than numpy does
+        if marks.tobytes() == marks[:1].tobytes() * len(marks):
+            mark = marks.item(0)
+            return [(group, mark) for group in self._groups], self.group
         pairs = list(zip(self.group, marks.tolist(), strict=True))
         number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
         return list(number), [number[pair] for pair in pairs]
@@ -189,19 +190,16 @@ class Plan:
 
 def _facts(optimizer: "FusedOptimizer", kept: Callable[[Any], Any] = lambda entries: entries) -> list[Any]:
     """What a plan depends on of the optimizer and every param group."""
-    return [
-        (optimizer.scaling, optimizer.precision, optimizer.counts_on_device),
-        *(
-            (
-                len(group["params"]),
-                group["capturable"],
-                group["ema"] is None,
-                optimizer.state_columns(group),
-                kept(group["multipliers"]),
-            )
-            for group in optimizer.param_groups
-        ),
-    ]
+    facts: list[Any] = [optimizer.scaling, optimizer.precision, optimizer.counts_on_device]
+    for group in optimizer.param_groups:
+        facts += (
+            len(group["params"]),
+            group["capturable"],
+            group["ema"] is None,
+            optimizer.state_columns(group),
+            kept(group["multipliers"]),
+        )
+    return facts
 
 
 def _same_target(a: Target, b: Target) -> bool:

@@ -5,9 +5,9 @@ m ← m + (1 − β₁) · (g − m)           v ← β₂ · v + (1 − β₂) 
 w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · m / (1 − β₁ᵗ) / (√(u | v) / √(1 − β₂ᵗ) + eps)
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -128,5 +128,5 @@ def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
 
 def _two_floats(x: float) -> tuple[float, float]:
     """A double as the sum of two singles."""
-    high = float(np.float32(x))
+    (high,) = array("f", (x,))
     return high, x - high

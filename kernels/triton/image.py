@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Row, Table, real
 from fused_lwlr.kernels.triton.carried import is_capturing, versions
+from fused_lwlr.kernels.triton.hyper import NO_HYPER, Staged
 from fused_lwlr.kernels.triton.layout import stand_in, walk
 from fused_lwlr.kernels.triton.tile import dtype_of
 
@@ -19,7 +20,6 @@ SCALED, ANCHOR, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
 
 CAPTURES = 8
 """Captures in CUDA graphs that there is memory for before the next step outside of any."""
-NO_HYPER = np.zeros((0, 0), dtype=np.float32)
 
 
 class Image:
@@ -61,6 +61,7 @@ class Image:
         multipliers = self.rows + self.rows % 2
         floats = multipliers + hyper_rows * hyper_width
         self._staging = np.zeros(integers + (floats + 1) // 2, dtype=np.int64)
+        self._host = torch.from_numpy(self._staging)
         staged = self._staging[:used].reshape(-1, self.rows)
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
@@ -70,12 +71,12 @@ class Image:
         first[:] = np.cumsum(counts) - counts
         staged_floats = self._staging[integers:].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
-        # as integers: the address of a number may be no number as a float
-        self._hyper = staged_floats[multipliers:floats].view(np.int32)
+        self._hyper = staged_floats[multipliers:floats].view(np.uint8).data
 
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
         self.addresses = self.buffer[:used]
         self.floats = self.buffer[integers:].view(torch.float32)
+        self._places = [(column, name) for column, name in enumerate(self.columns) if name in table.columns]
         self._moves = -1
         self._numbers = b""
         self._seen: dict[str, object] = {}
@@ -99,24 +100,21 @@ class Image:
         self.rescales = any(row.power for row in table.rows)
         self._bytes: dict[tuple[str, ...], int] = {}
 
-    def refresh(self, table: Table, hyper: np.ndarray) -> None:
+    def refresh(self, table: Table, hyper: Staged) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
         changed = table.moves != self._moves
         if changed:
             self._moves = table.moves
-            for column, name in enumerate(self.columns):
-                if name in table.columns:
-                    self._point(column, table)
+            for column, name in self._places:
+                self._point(column, name, table)
         for name in self._scratched:
             for index, tensor in self._scratch[name].items():
                 tensor.copy_(real(table.columns[name][index]))
         if table.hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
-        numbers = hyper.tobytes()
-        if numbers != self._numbers:
-            self._numbers = numbers
-            self._hyper[:] = hyper.view(np.int32).ravel()
+        if hyper.data != self._numbers:
+            self._numbers = self._hyper[:] = hyper.data
             changed = True
         capturing = is_capturing(table)
         if self._versions is not None:
@@ -133,7 +131,7 @@ class Image:
 
     def _host_copy(self, capturing: bool) -> Tensor:
         """The image in memory that stays as it is until a copy from it has run: in a graph, for as long as that is."""
-        host = torch.from_numpy(self._staging)
+        host = self._host
         if capturing:
             if self._captured and torch.equal(self._captured[-1][0], host):
                 return self._captured[-1][0]
@@ -193,12 +191,12 @@ class Image:
             self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
         return self._tiles[block]
 
-    def _point(self, column: int, table: Table) -> None:
+    def _point(self, column: int, name: str, table: Table) -> None:
         """Write the addresses of one column, its scratch tensors made first if its layout is new."""
-        name = self.columns[column]
-        tensors, layout, addresses = table.columns[name], table.layouts[name], table.addresses[name]
+        addresses, layout = table.addresses[name], table.layouts[name]
         if addresses is self._seen.get(name) and layout is self._layouts.get(name):
             return
+        tensors = table.columns[name]
         self._seen[name] = addresses
         if layout is not self._layouts.get(name):
             self._layouts[name] = layout
@@ -221,20 +219,20 @@ class Image:
 
 
 def image_of(
-    table: Table, columns: Sequence[str], hyper: np.ndarray = NO_HYPER, *, tile: int, more: Sequence[str] = ()
+    table: Table, columns: Sequence[str], hyper: Staged = NO_HYPER, *, tile: int, more: Sequence[str] = ()
 ) -> Image:
     """The table's image, made on the first call and brought up to date on every one.
 
     Args:
         columns: those that a kernel finds at fixed places.
-        hyper: float32 [hyper rows, numbers].
+        hyper: what goes behind the multipliers.
         tile: elements.
         more: columns that are behind all of that, where the table has them.
     """
     image: Image | None = table.images.get(tuple(columns))
-    if image is None or (image.hyper_rows, image.hyper_width) != hyper.shape:
+    if image is None or image.hyper_rows != hyper.rows or image.hyper_width != hyper.width:
         image = table.images[tuple(columns)] = Image(
-            table, columns, [name for name in more if name in table.columns], len(hyper), hyper.shape[1], tile
+            table, columns, [name for name in more if name in table.columns], hyper.rows, hyper.width, tile
         )
     image.refresh(table, hyper)
     return image
