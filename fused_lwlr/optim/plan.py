@@ -100,11 +100,7 @@ class Plan:
         if len(live) != len(self.group) or not all(map(is_, live, self._params)):
             return False
         here = self._here(self._params)
-        return (
-            addresses(here) == self._where
-            and self._layout.fits(here)
-            and self.state.is_in_place(optimizer)
-        )
+        return addresses(here) == self._where and self._layout.fits(here) and self.state.is_in_place(optimizer)
 
     def run(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
         """Step every part, store what the step created, and let go of the gradients."""

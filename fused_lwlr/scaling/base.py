@@ -63,7 +63,8 @@ class Scaling:
     @property
     def numbers(self) -> tuple[float, ...]:
         """What the formula takes last: the fields in order, save for the selector."""
-        return tuple([float(getattr(self, name)) for name in _number_names(type(self))])
+        cls: Any = type(self)
+        return tuple([float(getattr(self, name)) for name in _number_names(cls)])
 
     def scale(self, rule: str) -> Scale | Balance:
         """What a backend takes, for "sgd" or "adamw"."""

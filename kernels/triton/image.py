@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Row, Table, real
-from fused_lwlr.kernels.triton.carried import is_capturing, versions
+from fused_lwlr.kernels.triton.carried import VersionWatch, is_capturing
 from fused_lwlr.kernels.triton.hyper import NO_HYPER, Staged
 from fused_lwlr.kernels.triton.layout import stand_in, walk
 from fused_lwlr.kernels.triton.tile import dtype_of
@@ -87,10 +87,10 @@ class Image:
         self._scratched: list[str] = []
         self._tiles: dict[int, Tensor] = {}
         self.dtypes = {name: dtype_of(table, name) for name in self.columns}
-        self._versions: list[int] | None = None
+        self._watch: VersionWatch | None = None
+        self._unchanged = False
         self.known = np.zeros(self.rows, dtype=bool)
         """For each row, whether its parameter is as it was when `remember` was called, by its version counter."""
-        self._now: list[int] | None = None
         self._all_known = False
         self._stale = True
         self._spares: list[Tensor] = []
@@ -117,8 +117,8 @@ class Image:
             self._numbers = self._hyper[:] = hyper.data
             changed = True
         capturing = is_capturing(table)
-        if self._versions is not None:
-            changed |= self._recall(table, capturing)
+        if self._watch is not None:
+            changed |= self._recall(table, self._watch, capturing)
         # a graph brings its own image with every replay: there is no telling what the buffer holds beside one
         self._stale |= changed or capturing or bool(self._captured)
         if self._stale:
@@ -160,20 +160,19 @@ class Image:
         Args:
             stepped: whether the launch wrote to them.
         """
-        if self._now is None or self._scratch.get("param"):
-            self._versions = versions(table)
-        else:
-            # `finish` has moved each by one
-            self._versions = [version + 1 for version in self._now] if stepped else self._now
+        if self._watch is None or not self._unchanged or self._scratch.get("param"):
+            self._watch = VersionWatch(table)
+        elif stepped:
+            # by `finish`
+            self._watch.moved()
 
-    def _recall(self, table: Table, capturing: bool) -> bool:
+    def _recall(self, table: Table, watch: VersionWatch, capturing: bool) -> bool:
         """Mark the rows whose parameters are as they were when `remember` was called; True if others than before."""
         # a replay of a graph comes by without a look at version counters
-        now = self._now = None if capturing else versions(table)
-        if now == self._versions and self._all_known:
+        self._unchanged = not capturing and watch.all_same(table)
+        if self._unchanged and self._all_known:
             return False
-        then = np.array(self._versions)
-        same = then == now if now is not None else np.zeros(len(then), dtype=bool)
+        same = np.zeros(len(table.columns["param"]), dtype=bool) if capturing else np.array(watch.same(table))
         self.known = same[self._tensor]
         self._all_known = bool(self.known.all())
         return _assign(self._traits, self._own_traits | KNOWN.value * self.known)
