@@ -84,10 +84,11 @@ class Plan:
         if self._distributed and not all(map(same_placement, grads, params)):
             return False
         here = self._here(grads) + self._idle
-        if all(part.table.replace("grad", part.of(here)) for part in self.parts):
-            return True
-        self.release()
-        return False
+        for part in self.parts:
+            if not part.table.replace("grad", part.of(here)):
+                self.release()
+                return False
+        return True
 
     def _is_of(self, optimizer: "FusedOptimizer", live: list[Tensor]) -> bool:
         """Whether options, parameters and state are still those that the tables were made of."""

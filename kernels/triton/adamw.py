@@ -7,6 +7,7 @@ w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · m / (1 −
 
 from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import triton
 import triton.language as tl
@@ -126,6 +127,7 @@ def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
     return *header, *UNUSED, 1 - h.ema, 0.0, *numbers
 
 
+@lru_cache(maxsize=16)
 def _two_floats(x: float) -> tuple[float, float]:
     """A double as the sum of two singles."""
     (high,) = array("f", (x,))
