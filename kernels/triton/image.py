@@ -61,7 +61,6 @@ class Image:
         multipliers = self.rows + self.rows % 2
         floats = multipliers + hyper_rows * hyper_width
         self._staging = np.zeros(integers + (floats + 1) // 2, dtype=np.int64)
-        self._host = torch.from_numpy(self._staging)
         staged = self._staging[:used].reshape(-1, self.rows)
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
@@ -131,7 +130,7 @@ class Image:
 
     def _host_copy(self, capturing: bool) -> Tensor:
         """The image in memory that stays as it is until a copy from it has run: in a graph, for as long as that is."""
-        host = self._host
+        host = torch.from_numpy(self._staging)
         if capturing:
             if self._captured and torch.equal(self._captured[-1][0], host):
                 return self._captured[-1][0]
