@@ -15,7 +15,7 @@ from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.gate import NO_LOSS_SCALE, LossScale
 from fused_lwlr.optim.parts import partition
 from fused_lwlr.optim.rescale import Target
-from fused_lwlr.optim.sharded import UNDECIDED, Decision, Traits, decide
+from fused_lwlr.optim.sharded import Decision, Traits, decide
 from fused_lwlr.optim.state import State
 from fused_lwlr.optim.validate import label_of, same_placement, validate
 from fused_lwlr.shards import Completion, completion_of, is_distributed, local
@@ -150,7 +150,7 @@ class Plan:
     ) -> list[Decision]:
         """For each part, the factors and the gate of this step."""
         if not optimizer.gate.looks and loss_scale is NO_LOSS_SCALE and (scale is None or self._completion is None):
-            return [UNDECIDED if scale is None else Decision(scale, None)] * len(self.parts)
+            return [Decision(scale, None)] * len(self.parts)
         if self._completion is None or (scale is None and not optimizer.gate.looks):
             return [Decision(scale, gate) for gate in optimizer.gate.of(self.parts, loss_scale)]
         gates = [loss_scale.gate(part) or Gate() for part in self.parts]

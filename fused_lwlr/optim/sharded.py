@@ -34,9 +34,6 @@ class Decision(NamedTuple):
     statistics: Tensor | None = None
 
 
-UNDECIDED = Decision(None, None)
-
-
 class Traits:
     """What is fixed of the rows of all parts, on the device: to upload it in every step would be to wait for that."""
 

@@ -14,7 +14,7 @@ LIVE = {0: 3, 2: 4, 3: 5}
 
 
 class Staged(NamedTuple):
-    """Rows of numbers, all of one width, as one string of bytes: it takes numpy longer to begin than this to be done.
+    """Rows of numbers, all of one width, as one string of bytes: of so few, numpy takes longer.
 
     Attributes:
         rows: how many.
