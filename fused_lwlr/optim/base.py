@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -101,7 +102,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     @property
     def counts_on_device(self) -> bool:
         """Whether the device counts steps: where only it knows which were skipped, or a graph replays them."""
-        return self._counts or any(group["capturable"] for group in self.param_groups)
+        return self._counts or any(map(itemgetter("capturable"), self.param_groups))
 
     def _check_fused(self, fused: bool | None) -> None:
         if fused is not None and fused != (self.backend != "torch"):
@@ -174,7 +175,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._counts |= found_inf is not None
         params = list(chain.from_iterable([group["params"] for group in self.param_groups]))
         grads = [param.grad for param in params]
-        with torch.no_grad():
+        # what `torch.no_grad` does, which takes five times as long
+        grad_enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
             plan = self._plan if self._plan is not None and self._plan.take(self, params, grads) else None
             if capturing:
                 captured = check_capture(self, plan)
@@ -182,6 +186,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                     self._captured = (*self._captured, captured)
             self._plan = plan or Plan(self, params, grads)
             self._plan.run(self, loss_scale)
+        finally:
+            torch._C._set_grad_enabled(grad_enabled)
         self.gate.report(wait=False)
         return loss
 

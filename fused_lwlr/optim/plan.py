@@ -84,10 +84,11 @@ class Plan:
         if self._distributed and not all(map(same_placement, grads, params)):
             return False
         here = self._here(grads) + self._idle
-        if all(part.table.replace("grad", part.of(here)) for part in self.parts):
-            return True
-        self.release()
-        return False
+        for part in self.parts:
+            if not part.table.replace("grad", part.of(here)):
+                self.release()
+                return False
+        return True
 
     def _is_of(self, optimizer: "FusedOptimizer", live: list[Tensor]) -> bool:
         """Whether options, parameters and state are still those that the tables were made of."""
@@ -97,15 +98,10 @@ class Plan:
             targets = optimizer.rescaling.targets()
             if len(targets) != len(self._targets) or not all(map(_same_target, targets, self._targets)):
                 return False
-        params = live + self._params[len(live) :]
-        here = self._here(params)
-        return (
-            len(params) == len(self._params)
-            and all(map(is_, params, self._params))
-            and addresses(here) == self._where
-            and self._layout.fits(here)
-            and self.state.is_in_place(optimizer)
-        )
+        if len(live) != len(self.group) or not all(map(is_, live, self._params)):
+            return False
+        here = self._here(self._params)
+        return addresses(here) == self._where and self._layout.fits(here) and self.state.is_in_place(optimizer)
 
     def run(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
         """Step every part, store what the step created, and let go of the gradients."""
@@ -180,8 +176,10 @@ class Plan:
         """
         if marks is None:
             return [(group, None) for group in self._groups], self.group
-        if (marks == marks[0]).all():
-            return [(group, marks[0]) for group in self._groups], self.group
+        # the bytes tell sooner than numpy does
+        if marks.tobytes() == marks[:1].tobytes() * len(marks):
+            mark = marks.item(0)
+            return [(group, mark) for group in self._groups], self.group
         pairs = list(zip(self.group, marks.tolist(), strict=True))
         number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
         return list(number), [number[pair] for pair in pairs]
@@ -189,19 +187,16 @@ class Plan:
 
 def _facts(optimizer: "FusedOptimizer", kept: Callable[[Any], Any] = lambda entries: entries) -> list[Any]:
     """What a plan depends on of the optimizer and every param group."""
-    return [
-        (optimizer.scaling, optimizer.precision, optimizer.counts_on_device),
-        *(
-            (
-                len(group["params"]),
-                group["capturable"],
-                group["ema"] is None,
-                optimizer.state_columns(group),
-                kept(group["multipliers"]),
-            )
-            for group in optimizer.param_groups
-        ),
-    ]
+    facts: list[Any] = [optimizer.scaling, optimizer.precision, optimizer.counts_on_device]
+    for group in optimizer.param_groups:
+        facts += (
+            len(group["params"]),
+            group["capturable"],
+            group["ema"] is None,
+            optimizer.state_columns(group),
+            kept(group["multipliers"]),
+        )
+    return facts
 
 
 def _same_target(a: Target, b: Target) -> bool:

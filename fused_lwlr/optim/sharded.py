@@ -1,8 +1,7 @@
 """A step on layers of which every process has a part: norms here, one all-reduce, then the updates."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +20,7 @@ def norm_itself(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Ten
     return norm
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What a part has to know before it is updated.
 
     Attributes:

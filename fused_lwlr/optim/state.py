@@ -108,6 +108,7 @@ class State:
     def watch(self, optimizer: "FusedOptimizer") -> None:
         """Remember where the state is, which may be replaced from outside between steps."""
         self._names = [name for name, entries in self._entries.items() if any(entry is not None for entry in entries)]
+        self._entries_of: Any = itemgetter(*self._names) if self._names else None
         self._where = self._addresses(optimizer)
 
     def is_in_place(self, optimizer: "FusedOptimizer") -> bool:
@@ -121,7 +122,7 @@ class State:
         states = optimizer.state.values()
         try:
             if not self._distributed:
-                found = map(itemgetter(*self._names), states)
+                found = map(self._entries_of, states)
                 entries = found if len(self._names) == 1 else chain.from_iterable(found)
                 return list(map(Tensor.data_ptr, entries))
         except (KeyError, TypeError):

@@ -20,7 +20,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -62,13 +63,15 @@ class Scaling:
     @property
     def numbers(self) -> tuple[float, ...]:
         """What the formula takes last: the fields in order, save for the selector."""
-        return tuple(float(getattr(self, f.name)) for f in fields(self) if f.name != "select")
+        cls: Any = type(self)
+        return tuple([float(getattr(self, name)) for name in _number_names(cls)])
 
     def scale(self, rule: str) -> Scale | Balance:
         """What a backend takes, for "sgd" or "adamw"."""
-        if len(self.numbers) > 4:
-            raise ValueError(f"{type(self).__name__} has {len(self.numbers)} numbers: a formula takes at most four")
-        return Scale(type(self).formula, self.places[("sgd", "adamw").index(rule)], self.numbers)
+        numbers = self.numbers
+        if len(numbers) > 4:
+            raise ValueError(f"{type(self).__name__} has {len(numbers)} numbers: a formula takes at most four")
+        return Scale(type(self).formula, self.places[("sgd", "adamw").index(rule)], numbers)
 
     def selects(self, name: str | None, param: Tensor) -> bool:
         """Whether this acts on a parameter."""
@@ -104,6 +107,12 @@ class Scaling:
             object.__setattr__(self, "select", tuple(self.select))
             if not all(isinstance(pattern, str) for pattern in self.select):
                 raise ValueError(f"select={self.select!r} must be a predicate, a name, or names and patterns")
+
+
+@cache
+def _number_names(cls: Any) -> tuple[str, ...]:
+    """The fields of a scaling that its formula takes."""
+    return tuple(f.name for f in fields(cls) if f.name != "select")
 
 
 def require(scaling: Scaling, *, positive: Iterable[str] = (), not_negative: Iterable[str] = ()) -> None:

@@ -5,9 +5,10 @@ m ← m + (1 − β₁) · (g − m)           v ← β₂ · v + (1 − β₂) 
 w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · m / (1 − β₁ᵗ) / (√(u | v) / √(1 − β₂ᵗ) + eps)
 """
 
+from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
-import numpy as np
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -126,7 +127,8 @@ def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
     return *header, *UNUSED, 1 - h.ema, 0.0, *numbers
 
 
+@lru_cache(maxsize=16)
 def _two_floats(x: float) -> tuple[float, float]:
     """A double as the sum of two singles."""
-    high = float(np.float32(x))
+    (high,) = array("f", (x,))
     return high, x - high

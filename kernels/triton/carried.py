@@ -1,11 +1,14 @@
 """Totals of a table that one step leaves for the next."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.table import Table
+
+VERSION = attrgetter("_version")
 
 
 @dataclass
@@ -38,9 +41,32 @@ def carried_of(table: Table) -> Carried:
     return carried
 
 
+class VersionWatch:
+    """Says which parameters nobody else has written to since this was made, by their version counters."""
+
+    def __init__(self, table: Table):
+        self._then = versions(table)
+        self._sum = sum(self._then)
+        self._moves = 0
+
+    def moved(self) -> None:
+        """Take note that every counter was moved by one."""
+        self._moves += 1
+
+    def all_same(self, table: Table) -> bool:
+        """Whether nobody has written to any."""
+        # no counter goes back, so that their sum is what we made of it only if each of them is
+        total: int = sum(map(VERSION, table.columns["param"]))
+        return total == self._sum + self._moves * len(self._then)
+
+    def same(self, table: Table) -> list[bool]:
+        """For each, whether nobody has written to it."""
+        return [now == then + self._moves for now, then in zip(versions(table), self._then, strict=True)]
+
+
 def versions(table: Table) -> list[int]:
     """The version counter of every parameter: it moves whenever one is written to, save through `.data`."""
-    return [param._version for param in table.columns["param"]]
+    return list(map(VERSION, table.columns["param"]))
 
 
 def is_capturing(table: Table) -> bool:

@@ -1,8 +1,9 @@
 """Rows of hyper-parameters as kernels read them."""
 
+from array import array
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,24 +13,50 @@ LIVE = {0: 3, 2: 4, 3: 5}
 """Numbers that may live on the device, and the int64 of a row that says where."""
 
 
-def staged(hyper: Sequence[Sequence[Number]], extra: Sequence[float], device: torch.device) -> tuple[np.ndarray, bool]:
-    """Rows as float32 [rows, width], each with some extra numbers last, and whether any number lives on the device.
+class Staged(NamedTuple):
+    """Rows of numbers, all of one width, as one string of bytes: of so few, numpy takes longer.
+
+    Attributes:
+        rows: how many.
+        width: how many numbers in each.
+        data: float32, row after row; addresses in between, as int64.
+        live: whether there are any.
+    """
+
+    rows: int
+    width: int
+    data: bytes
+    live: bool = False
+
+
+NO_HYPER = Staged(0, 0, b"")
+
+
+def staged(hyper: Sequence[Sequence[Number]], extra: Sequence[float], device: torch.device) -> Staged:
+    """Rows of numbers, each with some extra ones last, that are put on the device in one piece.
 
     The width is even, for the addresses. Only those of `LIVE` may be tensors.
     """
-    last = (*[0.0] * ((len(hyper[0]) + len(extra)) % 2), *extra) if hyper else ()
-    numbers = [[*row, *last] for row in hyper]
+    if not hyper:
+        return NO_HYPER
+    last = (*[0.0] * ((len(hyper[0]) + len(extra)) % 2), *extra)
+    width = len(hyper[0]) + len(last)
+    numbers: list[Any] = []
+    for row in hyper:
+        numbers += row
+        numbers += last
     pointers = []
-    for at, row in enumerate(numbers):
+    for start in range(0, len(numbers), width):
         for place, pointer in LIVE.items():
-            number = row[place]
+            number = numbers[start + place]
             if isinstance(number, Tensor):
-                row[place] = 0.0
-                if number.device == device:
-                    pointers.append((at, pointer, number.data_ptr() | (number.dtype == torch.float64)))
-                else:
-                    row[place] = float(number)
-    values = np.array(numbers, dtype=np.float32)
-    for at, pointer, address in pointers:
-        values.view(np.int64)[at, pointer] = address
-    return values, bool(pointers)
+                there = number.device == device
+                numbers[start + place] = 0.0 if there else float(number)
+                if there:
+                    pointers.append((start // 2 + pointer, number.data_ptr() | (number.dtype == torch.float64)))
+    values = array("f", numbers)
+    if pointers:
+        integers = memoryview(values).cast("B").cast("q")
+        for at, address in pointers:
+            integers[at] = address
+    return Staged(len(hyper), width, values.tobytes(), bool(pointers))

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Row, Table, real
-from fused_lwlr.kernels.triton.carried import is_capturing, versions
+from fused_lwlr.kernels.triton.carried import VersionWatch, is_capturing
+from fused_lwlr.kernels.triton.hyper import NO_HYPER, Staged
 from fused_lwlr.kernels.triton.layout import stand_in, walk
 from fused_lwlr.kernels.triton.tile import dtype_of
 
@@ -19,7 +20,6 @@ SCALED, ANCHOR, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
 
 CAPTURES = 8
 """Captures in CUDA graphs that there is memory for before the next step outside of any."""
-NO_HYPER = np.zeros((0, 0), dtype=np.float32)
 
 
 class Image:
@@ -70,12 +70,12 @@ class Image:
         first[:] = np.cumsum(counts) - counts
         staged_floats = self._staging[integers:].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
-        # as integers: the address of a number may be no number as a float
-        self._hyper = staged_floats[multipliers:floats].view(np.int32)
+        self._hyper = staged_floats[multipliers:floats].view(np.uint8).data
 
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
         self.addresses = self.buffer[:used]
         self.floats = self.buffer[integers:].view(torch.float32)
+        self._places = [(column, name) for column, name in enumerate(self.columns) if name in table.columns]
         self._moves = -1
         self._numbers = b""
         self._seen: dict[str, object] = {}
@@ -86,10 +86,10 @@ class Image:
         self._scratched: list[str] = []
         self._tiles: dict[int, Tensor] = {}
         self.dtypes = {name: dtype_of(table, name) for name in self.columns}
-        self._versions: list[int] | None = None
+        self._watch: VersionWatch | None = None
+        self._unchanged = False
         self.known = np.zeros(self.rows, dtype=bool)
         """For each row, whether its parameter is as it was when `remember` was called, by its version counter."""
-        self._now: list[int] | None = None
         self._all_known = False
         self._stale = True
         self._spares: list[Tensor] = []
@@ -99,28 +99,25 @@ class Image:
         self.rescales = any(row.power for row in table.rows)
         self._bytes: dict[tuple[str, ...], int] = {}
 
-    def refresh(self, table: Table, hyper: np.ndarray) -> None:
+    def refresh(self, table: Table, hyper: Staged) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
         changed = table.moves != self._moves
         if changed:
             self._moves = table.moves
-            for column, name in enumerate(self.columns):
-                if name in table.columns:
-                    self._point(column, table)
+            for column, name in self._places:
+                self._point(column, name, table)
         for name in self._scratched:
             for index, tensor in self._scratch[name].items():
                 tensor.copy_(real(table.columns[name][index]))
         if table.hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = list(table.hyper_row)
             changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
-        numbers = hyper.tobytes()
-        if numbers != self._numbers:
-            self._numbers = numbers
-            self._hyper[:] = hyper.view(np.int32).ravel()
+        if hyper.data != self._numbers:
+            self._numbers = self._hyper[:] = hyper.data
             changed = True
         capturing = is_capturing(table)
-        if self._versions is not None:
-            changed |= self._recall(table, capturing)
+        if self._watch is not None:
+            changed |= self._recall(table, self._watch, capturing)
         # a graph brings its own image with every replay: there is no telling what the buffer holds beside one
         self._stale |= changed or capturing or bool(self._captured)
         if self._stale:
@@ -162,20 +159,19 @@ class Image:
         Args:
             stepped: whether the launch wrote to them.
         """
-        if self._now is None or self._scratch.get("param"):
-            self._versions = versions(table)
-        else:
-            # `finish` has moved each by one
-            self._versions = [version + 1 for version in self._now] if stepped else self._now
+        if self._watch is None or not self._unchanged or self._scratch.get("param"):
+            self._watch = VersionWatch(table)
+        elif stepped:
+            # by `finish`
+            self._watch.moved()
 
-    def _recall(self, table: Table, capturing: bool) -> bool:
+    def _recall(self, table: Table, watch: VersionWatch, capturing: bool) -> bool:
         """Mark the rows whose parameters are as they were when `remember` was called; True if others than before."""
         # a replay of a graph comes by without a look at version counters
-        now = self._now = None if capturing else versions(table)
-        if now == self._versions and self._all_known:
+        self._unchanged = not capturing and watch.all_same(table)
+        if self._unchanged and self._all_known:
             return False
-        then = np.array(self._versions)
-        same = then == now if now is not None else np.zeros(len(then), dtype=bool)
+        same = np.zeros(len(table.columns["param"]), dtype=bool) if capturing else np.array(watch.same(table))
         self.known = same[self._tensor]
         self._all_known = bool(self.known.all())
         return _assign(self._traits, self._own_traits | KNOWN.value * self.known)
@@ -193,12 +189,12 @@ class Image:
             self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
         return self._tiles[block]
 
-    def _point(self, column: int, table: Table) -> None:
+    def _point(self, column: int, name: str, table: Table) -> None:
         """Write the addresses of one column, its scratch tensors made first if its layout is new."""
-        name = self.columns[column]
-        tensors, layout, addresses = table.columns[name], table.layouts[name], table.addresses[name]
+        addresses, layout = table.addresses[name], table.layouts[name]
         if addresses is self._seen.get(name) and layout is self._layouts.get(name):
             return
+        tensors = table.columns[name]
         self._seen[name] = addresses
         if layout is not self._layouts.get(name):
             self._layouts[name] = layout
@@ -221,20 +217,20 @@ class Image:
 
 
 def image_of(
-    table: Table, columns: Sequence[str], hyper: np.ndarray = NO_HYPER, *, tile: int, more: Sequence[str] = ()
+    table: Table, columns: Sequence[str], hyper: Staged = NO_HYPER, *, tile: int, more: Sequence[str] = ()
 ) -> Image:
     """The table's image, made on the first call and brought up to date on every one.
 
     Args:
         columns: those that a kernel finds at fixed places.
-        hyper: float32 [hyper rows, numbers].
+        hyper: what goes behind the multipliers.
         tile: elements.
         more: columns that are behind all of that, where the table has them.
     """
     image: Image | None = table.images.get(tuple(columns))
-    if image is None or (image.hyper_rows, image.hyper_width) != hyper.shape:
+    if image is None or image.hyper_rows != hyper.rows or image.hyper_width != hyper.width:
         image = table.images[tuple(columns)] = Image(
-            table, columns, [name for name in more if name in table.columns], len(hyper), hyper.shape[1], tile
+            table, columns, [name for name in more if name in table.columns], hyper.rows, hyper.width, tile
         )
     image.refresh(table, hyper)
     return image

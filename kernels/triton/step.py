@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -42,7 +43,7 @@ class Rule:
     function: Any
     coefficients: Any
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """All columns, in the order of their dtypes in the kernels."""
         return ("param", "grad", *self.states, *[""] * (STATES - len(self.states)), "step", "master_weight")
@@ -53,8 +54,9 @@ class Variant:
     """What one kind of step of a table needs besides the numbers of each: made at the first."""
 
     bound: Bound
-    work: Workspace | None
     written: list[str]
+    work: Any = None
+    """The `Workspace`, where there is a queue."""
 
 
 def prepare(
@@ -68,44 +70,79 @@ def prepare(
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
     """All of a step of a rule on every row of a table but its one launch, which what is returned does."""
-    formula = scale if isinstance(scale, Scale) else None
-    device = table.columns["param"][0].device
-    rows, live = staged(hyper, formula.numbers if formula is not None else (), device)
+    numbers = scale.numbers if isinstance(scale, Scale) else ()
+    rows = staged(hyper, numbers, table.columns["param"][0].device)
     image = image_of(table, rule.columns, rows, tile=TILE, more=MORE)
-    plain = scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None
-    gate = gate or NO_GATE
+    if scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None:
+        return _plain(table, image, rule, live=rows.live, write=write)
+    return _queued(table, image, rule, scale, gate or NO_GATE, live=rows.live, write=write, rounding_seed=rounding_seed)
+
+
+def _plain(table: Table, image: Image, rule: Rule, *, live: bool, write: bool) -> Callable[[], None]:
+    """A step in which no tile waits for another."""
+    key = (rule, live, write)
+    variant = table.launches.get(key)
+    if variant is None or variant.bound.image is not image:
+        variant = table.launches[key] = _plain_variant(image, rule, live=live, write=write)
+    bound, written = variant.bound, variant.written
+    bound.ready()
+
+    def take() -> None:
+        launch(bound)
+        if write:
+            image.finish(table, written)
+
+    return take
+
+
+def _plain_variant(image: Image, rule: Rule, *, live: bool, write: bool) -> Variant:
+    """What the kernel without a queue is compiled for."""
+    written, passes, meta = _common(image, rule, live=live, write=write)
+    tiles = image.tiles(update.BLOCK)
+    return Variant(Bound(update.step_kernel, image, tiles, programs=len(tiles), passes=passes, **meta), written)
+
+
+def _queued(
+    table: Table,
+    image: Image,
+    rule: Rule,
+    scale: Scale | Factors | Balance | None,
+    gate: Gate,
+    *,
+    live: bool,
+    write: bool,
+    rounding_seed: int | None,
+) -> Callable[[], Tensor | None]:
+    """A step by a queue: of norms and updates, or with numbers that only the device knows."""
+    formula = scale if isinstance(scale, Scale) else None
     known = scale.values.contiguous() if isinstance(scale, Factors) else None
     carried, rescale = carried_of(table), gate.totals is not None and image.rescales
     balance = isinstance(scale, Balance)
     key = (
-        rule, plain, live, write, rescale, gate.totals is None, gate.skip,
+        rule, live, write, rescale, gate.totals is None, gate.skip,
         type(scale), scale.place if isinstance(scale, (Scale, Factors)) else None, formula and formula.formula,
     )  # fmt: skip
     variant = table.launches.get(key)
-    if variant is None or variant.bound.image is not image or variant.work is not (None if plain else image.workspace):
-        variant = table.launches[key] = _variant(
-            image, rule, scale, gate, plain=plain, live=live, write=write, rescale=rescale
+    if variant is None or variant.bound.image is not image or variant.work is not image.workspace:
+        variant = table.launches[key] = _queue_variant(
+            image, rule, scale, gate, live=live, write=write, rescale=rescale
         )
     bound, work, written = variant.bound, variant.work, variant.written
-    arguments: tuple[Any, ...] = ()
-    if work is not None:
-        totals = carried.totals if gate.totals is None else gate.totals
-        arguments = (
-            work.tiles, *work.buffers, totals, carried.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
-            carried.rows if balance and write else None, rounding_seed,
-        )  # fmt: skip
+    arguments = (
+        work.tiles, *work.buffers, carried.totals if gate.totals is None else gate.totals, carried.totals,
+        gate.max_norm, gate.grad_scale, gate.found_inf, known, carried.rows if balance and write else None,
+        rounding_seed,
+    )  # fmt: skip
     bound.ready(*arguments)
 
     def take() -> Tensor | None:
         launch(bound, *arguments)
-        if work is not None and formula is not None:
+        if formula is not None:
             read, cached = work.first_reads(image, again=write)
             launching.counters.bytes += read
             launching.counters.cached += cached
         if write:
             image.finish(table, written)
-        if work is None:
-            return None
         if write and (rescale or balance):
             carried.remember(table)
         image.remember(table, stepped=write)
@@ -114,29 +151,18 @@ def prepare(
     return take
 
 
-def _variant(
+def _queue_variant(
     image: Image,
     rule: Rule,
     scale: Scale | Factors | Balance | None,
     gate: Gate,
     *,
-    plain: bool,
     live: bool,
     write: bool,
     rescale: bool,
 ) -> Variant:
-    """Choose the kernel, and what it is compiled for."""
-    columns = rule.columns
-    written = [name for name in ("param", *rule.states, "master_weight", *MORE) if image.dtypes.get(name) is not None]
-    passes = (*written, *written, "grad") if write else ()
-    meta: dict[str, Any] = {key: image.dtypes[columns[at]] for key, at in PLACES.items()}
-    meta |= {"E": image.dtypes.get("ema"), "RULE": rule.function, "LIVE": live}
-    meta |= {"WIDTH": image.hyper_width, "BLOCK": update.BLOCK}
-    meta["num_warps"] = update.WARPS
-    if plain:
-        tiles = image.tiles(update.BLOCK)
-        bound = Bound(update.step_kernel, image, tiles, programs=len(tiles), passes=passes, **meta)
-        return Variant(bound, None, written)
+    """What the kernel with the queue is compiled for, and its workspace."""
+    written, passes, meta = _common(image, rule, live=live, write=write)
     formula = scale if isinstance(scale, Scale) else None
     work = _workspace(image, None if isinstance(scale, Balance) else scale, written)
     items = work.items if write and formula is not None else work.updates if write else work.norms
@@ -150,7 +176,16 @@ def _variant(
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
         WRITE=write, PASSES=queue.PASSES, SLOTS=queue.SLOTS,
     )  # fmt: skip
-    return Variant(bound, work, written)
+    return Variant(bound, written, work)
+
+
+def _common(image: Image, rule: Rule, *, live: bool, write: bool) -> tuple[list[str], tuple[str, ...], dict[str, Any]]:
+    """Columns that are written, a column for each time that it is read or written, and what both kernels take."""
+    written = [name for name in ("param", *rule.states, "master_weight", *MORE) if image.dtypes.get(name) is not None]
+    meta: dict[str, Any] = {key: image.dtypes[rule.columns[at]] for key, at in PLACES.items()}
+    meta |= {"E": image.dtypes.get("ema"), "RULE": rule.function, "LIVE": live}
+    meta |= {"WIDTH": image.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
+    return written, (*written, *written, "grad") if write else (), meta
 
 
 def _workspace(image: Image, scale: Scale | Factors | None, written: Sequence[str]) -> Workspace:

@@ -6,6 +6,7 @@ import torch
 from tables import ADAMW, HYPER, agree, make, uniform
 
 from fused_lwlr.kernels import Row, SGDHyper, Table, triton
+from fused_lwlr.kernels.triton.hyper import Staged
 from fused_lwlr.kernels.triton.image import image_of, tile_list
 
 BLOCK = 1024
@@ -128,7 +129,7 @@ def test_hyper_row_of_a_tensor_changes(device):
 def test_numbers_on_the_device(device):
     rows = [Row(0, multiplier=1 / 3), Row(1, 0, 2, 0.1, scaled=True), Row(1, 2, 5, 1e-30, power=2, anchor=True)]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
-    hyper = np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32)
+    hyper = Staged(2, 2, np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32).tobytes())
     image = image_of(table, ("param", "grad"), hyper, tile=4)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]

@@ -1,6 +1,7 @@
 """What holds besides the arithmetic: missing gradients, stale memory, version counters, failures half-way."""
 
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -247,3 +248,18 @@ def test_model_becomes_double(name, device):
     ours.load_state_dict(ours.state_dict())
     train((ours, torchs), (named, expected), 3)
     compare(lambda a, b: close(a, b, steps=3), ours, torchs, named, expected)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("enabled", [False, True])
+def test_grad_mode_is_left_as_it_was(enabled, fails, device):
+    param = torch.nn.Parameter(torch.ones(4, device=device))
+    param.grad = torch.ones_like(param)
+    optimizer = OURS["sgd"]([param], lr=0.1, backend="torch")
+    optimizer.step()
+    if fails:
+        param.grad.resize_(2)
+    with torch.set_grad_enabled(enabled):
+        with pytest.raises(RuntimeError, match=r"is \(2,\)") if fails else nullcontext():
+            optimizer.step()
+        assert torch.is_grad_enabled() is enabled

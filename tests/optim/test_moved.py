@@ -1,0 +1,85 @@
+"""Memory that moves, or is cut anew, under tensors that stay the same objects: version counters need not tell of it."""
+
+import pytest
+import torch
+from steps import OPTIONS, OURS, TORCH, compare, parameters, twin
+from tolerances import close
+
+from fused_lwlr import ELR
+from fused_lwlr.scaling import everything
+
+SHAPES = [(4, 4), (4, 4)]
+
+
+def elsewhere(tensor):
+    tensor.data = tensor.data * 0.5
+
+
+def transposed(tensor):
+    tensor.data = tensor.data.T
+
+
+def set_elsewhere(tensor):
+    with torch.no_grad():
+        tensor.set_(tensor * 0.5)
+
+
+def kept(*twins):
+    """New gradients in the memory of the old ones."""
+    for pairs in zip(*twins, strict=True):
+        new = torch.rand_like(pairs[0][1])
+        for _, param in pairs:
+            if param.grad is None:
+                param.grad = torch.empty_like(param)
+            param.grad.copy_(new)
+
+
+def follow(name, device, move):
+    """Two steps, a move on both twins, and a third: beside torch's. By addresses, which the reference does not use."""
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    ours = OURS[name](named, **OPTIONS[name], backend="triton")
+    other = TORCH[name]([p for _, p in expected], foreach=False, **OPTIONS[name])
+    for step in range(3):
+        kept(named, expected)
+        if step == 2:
+            move(ours, named)
+            move(other, expected)
+        ours.step()
+        other.step()
+    compare(lambda a, b: close(a, b, 3), ours, other, named, expected)
+
+
+@pytest.mark.parametrize("move", [elsewhere, transposed, set_elsewhere])
+@pytest.mark.parametrize("of", ["param", "grad"])
+def test_parameters_and_gradients(of, move, device):
+    follow("sgd", device, lambda _, named: move(named[1][1] if of == "param" else named[1][1].grad))
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [("sgd", "momentum_buffer"), ("adamw", "exp_avg"), ("adamw", "exp_avg_sq"), ("adamw", "step")],
+)
+def test_state(name, entry, device):
+    follow(name, device, lambda optimizer, named: elsewhere(optimizer.state[named[1][1]][entry]))
+
+
+def test_one_count_is_set(device):
+    """In place, where all counts were the same before."""
+    follow("adamw", device, lambda optimizer, named: optimizer.state[named[1][1]]["step"].fill_(40))
+
+
+def test_weights_change_places(device):
+    """One version counter goes up by what another goes down by: norms are those of the weights as they are."""
+    named = parameters(SHAPES, torch.float32, device)
+    with torch.no_grad():
+        for _ in range(5):
+            named[0][1].mul_(1.1)
+    ours = OURS["sgd"](named, lr=0.1, scaling=ELR(0.3, select=everything), backend="triton")
+    for step in range(3):
+        kept(named)
+        if step == 2:
+            torch.utils.swap_tensors(named[0][1], named[1][1])
+        norms = torch.stack([p.detach().norm() for _, p in named])
+        ours.step()
+        torch.testing.assert_close(ours.layer_stats().weight_norm.float(), norms, rtol=1e-5, atol=0)
