@@ -12,12 +12,13 @@ from torch import nn
 
 pytest.importorskip("expecttest", reason="torch's optimizer harness needs expecttest")
 
-# importing it forbids `torch.backends.x = ...` to the whole process, other tests included
-_FLAG = "__allow_nonbracketed_mutation_flag"
-_kept = getattr(torch.backends, _FLAG)
+# importing it forbids `torch.backends.x = ...` to the whole process, other tests included; in later versions of torch
+# an object that does not hold its globals stands for the module
+_FLAG, _globals = "__allow_nonbracketed_mutation_flag", torch.backends.flags_frozen.__globals__
+_kept = _globals[_FLAG]
 from torch.testing._internal.common_optimizers import optim_db  # noqa: E402
 
-setattr(torch.backends, _FLAG, _kept)
+_globals[_FLAG] = _kept
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
