@@ -122,9 +122,11 @@ class Recipe:
             raise ValueError("init gradinit computes in float32: choose amp bf16 or none, or another init")
 
     @property
-    def side(self) -> int | None:
-        """The side of images that was asked for, or that models of timm are made for; None: what suits the data."""
-        return 224 if self.image_size is None and self.model.startswith("timm:") else self.image_size
+    def side(self) -> int:
+        """The side of images in pixels: what was asked for, or what suits models of timm, or the data."""
+        if self.image_size is not None:
+            return self.image_size
+        return 224 if self.model.startswith("timm:") else 8 if self.data == "digits" else 64
 
     @property
     def loaders(self) -> int:

@@ -201,8 +201,8 @@ class Trainer:
 
     def _seed(self) -> None:
         """Dropout and stochastic depth draw from generators that every step seeds anew."""
-        words = sequence(DROPOUT, self.recipe.seed, self.step, self.world.rank).generate_state(2, "uint64")
-        torch.manual_seed(int(words[0]))
+        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, self.world.rank).generate_state(1, "uint64")
+        torch.manual_seed(int(seed))
 
     def test(self) -> Evaluation:
         """Test the weights as they are."""

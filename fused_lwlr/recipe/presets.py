@@ -48,6 +48,7 @@ LAMB: dict[str, Any] = {
     **{"batch_size": 2048, "lr_batch_size": 2048, "lr": 0.01, "schedule": "polynomial", "warmup_epochs": 1.25},
     **{"scaling": "lamb", "weight_decay": 1.5, "decay": "matrices", "rates": "single"},
 }
+VIT_LAMB: dict[str, Any] = {**VIT_ADAMW, **STRONG, "scaling": "lamb", "decay": "matrices", "rates": "single"}
 # Not tuned. lr · goal = 0.014 is what SGD at a rate of 0.1 with a momentum of 0.9 and a decay of 1e-4 moves a
 # scale-invariant layer by in equilibrium, √(2 · lr · weight_decay / (1 - momentum)) of its norm; it goes with the
 # square root of the batch size, since lr there goes with the batch size.
@@ -97,11 +98,11 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet50-elr-lwlr": ("the same with calibrated layer-wise rates", {**ELR, **LAYERWISE}),
     "vit-s-lamb": (
         "batches of 4096: LAMB, strong augmentation; rate and decay of LAMB, not tuned",
-        {**VIT_ADAMW, **STRONG, "scaling": "lamb", "decay": "matrices", "rates": "single"},
+        VIT_LAMB,
     ),
     "vit-s-lamb-lwlr": (
         "the same with calibrated layer-wise rates",
-        {**VIT_ADAMW, **STRONG, "scaling": "lamb", "decay": "matrices", "rates": "layerwise"},
+        {**VIT_LAMB, **LAYERWISE},
     ),
 }
 """Name -> where it is from, and the fields that differ from the defaults."""

@@ -45,7 +45,8 @@ def run(recipe: Recipe) -> int:
         restored = loop.restore() if from_first(lambda: bool(checkpoints.paths()), process_group()) else None
         if restored == trainer.total:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
-            return finish(trainer, screen)
+            finish(trainer, screen)
+            return 0
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
         if restored is None:
             trainer.prepare()
@@ -67,8 +68,8 @@ def _lock(folder: Path, held: ExitStack) -> None:
         raise OSError(f"no run can be written to {folder} ({error.strerror}): choose another folder (--out)") from error
 
 
-def finish(trainer: Trainer, screen: Screen) -> int:
-    """Write what a run ends with: that it did, its weights if it is done, and the report; 0 when that is there."""
+def finish(trainer: Trainer, screen: Screen) -> None:
+    """Write what a run ends with: that it did, its weights if it is done, and the report."""
     recipe, device = trainer.recipe, trainer.world.device
     done = trainer.step == trainer.total
     record_facts(
@@ -83,7 +84,6 @@ def finish(trainer: Trainer, screen: Screen) -> int:
         screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
     report = from_first(lambda: str(write_report(recipe.out)), process_group())
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
-    return 0
 
 
 def load_data(recipe: Recipe) -> Splits:
@@ -92,10 +92,9 @@ def load_data(recipe: Recipe) -> Splits:
     Raises:
         FileNotFoundError, ValueError: as of `open_data`.
     """
-    side = recipe.side if recipe.side is not None else 8 if recipe.data == "digits" else 64
     return open_data(
         recipe.data,
-        image_size=side,
+        image_size=recipe.side,
         augmentation=recipe.augmentation,
         corrupt=recipe.corrupt,
         random_erasing=recipe.random_erasing,
