@@ -20,7 +20,7 @@ from torch.autograd.graph import increment_version
 from bench.without_launch import without_launch  # isort: skip
 
 import fused_lwlr
-from fused_lwlr.kernels.identity import Layout, addresses
+from fused_lwlr.kernels.triton import identify
 
 ROUNDS, STEPS = 15, 20
 COUNTS = (16, 161, 2000)
@@ -47,7 +47,7 @@ def parameters(count: int) -> Named:
 class Looks:
     """What a step from Python cannot leave out: it looks at every tensor, and notes that parameters were changed.
 
-    Gradients are found, addresses read, the layouts of gradients compared with those of the last step.
+    Gradients are found, addresses read, and dtypes and strides compared with those of the last step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer):
@@ -55,15 +55,15 @@ class Looks:
         self.param_groups = optimizer.param_groups
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._state = [entry for state in optimizer.state.values() for entry in state.values()]
-        self._layout = Layout([param.grad for param in self._params])
+        self._identity = [identify(tensors) for tensors in self._all()]
 
     def step(self) -> None:
         """Look at parameters, gradients and state."""
-        grads = [param.grad for param in self._params]
-        for tensors in (self._params, grads, self._state):
-            addresses(tensors)
-        assert self._layout.fits(grads)
+        assert [traits for _, traits in map(identify, self._all())] == [traits for _, traits in self._identity]
         increment_version(self._params)
+
+    def _all(self) -> tuple[list[torch.Tensor], ...]:
+        return self._params, [param.grad for param in self._params], self._state
 
 
 def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Looks]:

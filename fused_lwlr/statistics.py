@@ -141,13 +141,15 @@ class StatisticsPass:
         if not kinds:
             raise ValueError("no parameter has a gradient: call loss.backward() first")
         self._tables, self._params = [], []
-        for members in kinds.values():
+        for (device, dtype, _), members in kinds.items():
             params, rows = rows_of(self._layers[i] for i in members)
             here: dict[str, Sequence[Tensor | None]] = {
                 "param": list(map(local, params)),
                 "grad": [local(param.grad) for param in params],
             }
-            self._tables.append(Table(here, [local_row(row, params[row.tensor]) for row in rows]))
+            backend = ops.pick(self._backend, device, dtype)
+            local_rows = [local_row(row, params[row.tensor]) for row in rows]
+            self._tables.append(Table(here, local_rows, backend.identify))
             self._params.append(params)
         # here and not at every call: to index with a list is to upload it, and to wait for that
         places = torch.tensor([i for members in kinds.values() for i in members])

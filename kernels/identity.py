@@ -1,5 +1,6 @@
 """Whether tensors are what they were in the last step: asked of all of them before every step, so it must be quick."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,73 +8,57 @@ import torch
 from torch import Tensor
 
 
-class Layout:
-    """What tensors are, but for their addresses and values; None stands for an absent one.
+def identify(tensors: Sequence[Tensor | None], *, objects: bool = False) -> tuple[bytes, object]:
+    """Where tensors are, and what they are but for their values.
 
-    Attributes:
-        present: for each place, whether there is a tensor.
-        kinds: for each, its dtype and shape; None where absent.
-        strides: of those that are there.
-        lazy: for each of these, whether its memory holds the conjugate or the negative of what it means.
+    Args:
+        tensors: of any dtypes and devices; None stands for an absent one.
+        objects: whether another object is another tensor, wherever it is.
+
+    Returns:
+        addresses, int64 each, 0 of what is absent or empty; and for each its dtype, device, shape, strides, and whether
+        its memory holds the conjugate or the negative of what it means. The latter is to be compared with what other
+        calls of the same function return, while `objects` live, and with nothing else.
 
     Raises:
         RuntimeError: a tensor is sparse.
     """
-
-    def __init__(self, tensors: Sequence[Tensor | None]):
-        there = [t for t in tensors if t is not None]
-        if any(t.layout is not torch.strided for t in there):
-            raise RuntimeError("a sparse tensor has neither strides nor an address")
-        self.present = [t is not None for t in tensors]
-        self.kinds = [None if t is None else (t.dtype, t.shape) for t in tensors]
-        self.strides = [t.stride() for t in there]
-        self.lazy = [(t.is_conj(), t.is_neg()) for t in there]
-        self._devices = [t.device for t in there]
-        self._complete = all(self.present)
-        self._guard = _guard(there)
-
-    def fits(self, tensors: Sequence[Tensor | None]) -> bool:
-        """Whether other tensors are the same in all of this."""
-        if self._complete:
-            # None fits no tensor
-            there: Sequence[Any] = tensors
-        else:
-            if [t is not None for t in tensors] != self.present:
-                return False
-            there = [t for t in tensors if t is not None]
-        if len(there) != len(self.strides):
-            return False
-        if self._guard is not None and self._guard.check(*there):
-            return True
-        # the guard is stricter than we are: it looks at requires_grad, autocast and the like
-        try:
-            other = Layout(tensors)
-        except RuntimeError:
-            return False
-        if not self._equals(other):
-            return False
-        self._guard = other._guard
-        return True
-
-    def _equals(self, other: "Layout") -> bool:
-        names = ("kinds", "strides", "lazy", "_devices")
-        return all(getattr(self, name) == getattr(other, name) for name in names)
+    traits = tuple(map(_traits, tensors))
+    return _packed(tensors), (traits, [*map(id, tensors)] if objects else [])
 
 
-def addresses(tensors: Sequence[Tensor | None]) -> list[int]:
-    """Where tensors are, 0 for absent and for empty ones."""
-    try:
-        return list(map(Tensor.data_ptr, tensors))  # type: ignore[arg-type]
-    except TypeError:
-        return [0 if t is None else t.data_ptr() for t in tensors]
+def gradients(params: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradient of each parameter; None where there is none."""
+    return [param.grad for param in params]
 
 
-def _guard(tensors: list[Tensor]) -> Any:
-    """What checks all of this in one call; None if this PyTorch has it not: it is not public, and saves time only."""
-    try:
-        from torch._C._dynamo.guards import TensorGuards
-    except ImportError:
+def entry_addresses(states: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
+    """Where the tensors in some dicts are.
+
+    Args:
+        states: such as those of parameters in `optimizer.state`.
+        names: of the entries.
+
+    Returns:
+        addresses, int64 each, of all names in the first dict, then in the next; 0 of what is empty, no tensor, or not
+        there.
+    """
+    entries = (state.get(name) for state in states for name in names)
+    return _packed([entry if isinstance(entry, Tensor) else None for entry in entries])
+
+
+def _packed(tensors: Sequence[Tensor | None]) -> bytes:
+    return array("q", [0 if t is None else t.data_ptr() for t in tensors]).tobytes()
+
+
+def _traits(tensor: Tensor | None) -> object:
+    if tensor is None:
         return None
-    sizes: list[Any] = [list(t.shape) for t in tensors]
-    strides: list[Any] = [list(t.stride()) for t in tensors]
-    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    if tensor.layout is not torch.strided:
+        raise RuntimeError("a sparse tensor has neither strides nor an address")
+    return tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+
+
+def kinds(tensors: Sequence[Any]) -> list[Any]:
+    """What tensors of one column of a table have to keep: dtype and shape of each, None of what is absent."""
+    return [None if t is None else (t.dtype, t.shape) for t in tensors]

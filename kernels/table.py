@@ -1,13 +1,13 @@
 """The table: what one launch works on, as parallel columns of tensors and a list of rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.identity import Layout, addresses
+from fused_lwlr.kernels.identity import identify, kinds
 
 STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
@@ -46,14 +46,14 @@ class Table:
             averages of the weights, in float32 of half precision.
         rows: contiguous slices of parameters, each with its learning-rate multiplier. One whole-tensor
             row for each parameter when not given.
+        identify: of the backend that the table is for.
 
     Parameters must stay where they are while a table is in use; gradients and state are replaced by `replace`.
 
     Attributes:
         columns: name -> tensors, read-only.
-        layouts: for each column, what its tensors have in common with those that they replaced; another object whenever
-            that is not all but addresses.
-        addresses: for each column, where its tensors are, 0 where absent.
+        traits: for each column, what its tensors are, as `identify` says; the same object for as long as that holds.
+        addresses: for each column, where its tensors are, likewise.
         moves: how often any of this changed.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
         images: the backend's own copies of the table, one for each operation, kept from call to call.
@@ -61,12 +61,21 @@ class Table:
         capturable: whether steps may be captured in a CUDA graph.
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
+    def __init__(
+        self,
+        columns: Mapping[str, Sequence[Tensor | None]],
+        rows: Sequence[Row] | None = None,
+        identify: Callable[[Sequence[Any]], tuple[bytes, object]] = identify,
+    ):
         self._columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         self.columns = MappingProxyType(self._columns)
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
-        self.layouts = {name: Layout(tensors) for name, tensors in self._columns.items()}
-        self.addresses = {name: addresses(tensors) for name, tensors in self._columns.items()}
+        self._identify = identify
+        self._kinds = {name: kinds(tensors) for name, tensors in self._columns.items()}
+        self.addresses: dict[str, bytes] = {}
+        self.traits: dict[str, object] = {}
+        for name, tensors in self._columns.items():
+            self.addresses[name], self.traits[name] = identify(tensors)
         self.moves = 0
         self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
         self.images: dict[Any, Any] = {}
@@ -78,19 +87,17 @@ class Table:
 
         They do not if one is sparse, or has another dtype or shape than the one that was in its place.
         """
-        layout = self.layouts[name]
-        if not layout.fits(tensors):
-            try:
-                layout = Layout(tensors)
-            except RuntimeError:  # a sparse tensor has no strides
+        try:
+            addresses, traits = self._identify(tensors)
+        except RuntimeError:  # a sparse tensor has neither strides nor an address
+            return False
+        if traits != self.traits[name]:
+            if kinds(tensors) != self._kinds[name]:
                 return False
-            if layout.kinds != self.layouts[name].kinds:
-                return False
-            self.layouts[name] = layout
+            self.traits[name] = traits
             self.moves += 1
-        at = addresses(tensors)
-        if at != self.addresses[name]:
-            self.addresses[name] = at
+        if addresses != self.addresses[name]:
+            self.addresses[name] = addresses
             self.moves += 1
         self._columns[name] = tuple(tensors)
         return True

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, imports torch._dynamo at the first step
 
+from fused_lwlr.kernels import reference
 from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.ops import Backend, check_backend
 from fused_lwlr.optim import average, checkpoint
@@ -174,7 +174,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         loss_scale = NO_LOSS_SCALE if grad_scale is None and found_inf is None else LossScale(grad_scale, found_inf)
         self._counts |= found_inf is not None
         params = list(chain.from_iterable([group["params"] for group in self.param_groups]))
-        grads = [param.grad for param in params]
+        grads = (reference if self._plan is None else self._plan.backend).gradients(params)
         # what `torch.no_grad` does, which takes five times as long
         grad_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
@@ -191,8 +191,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.gate.report(wait=False)
         return loss
 
-    # a compiled training loop breaks its graph here: tables of addresses are not to be traced
-    step = _disable_dynamo(hooked(step))
+    step = hooked(step)
 
     def layer_stats(self) -> StepStatistics:
         """Norms, ELR and trust ratio of every layer in the last step, from what the step computed anyway.

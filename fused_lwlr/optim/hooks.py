@@ -1,10 +1,14 @@
-"""Hooks and profiler labels of `step()`, for which torch's own wrapper takes longer than all of a small step."""
+"""Hooks, profiler and torch.compile around `step()`: torch's own wrappers take longer than all of a small step."""
 
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
 import torch
+from torch._C._autograd import _profiler_enabled
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._compile import _disable_dynamo  # unlike torch.compiler.disable, imports torch._dynamo at the first call
+from torch.compiler import is_dynamo_compiling
 from torch.optim import optimizer as torch_optimizer
 
 Step = TypeVar("Step", bound=Callable[..., Any])
@@ -14,14 +18,15 @@ def hooked(step: Step) -> Step:
     """`torch.optim.Optimizer.profile_hook_step`, left out where there is neither a hook nor a profiler to serve.
 
     torch wraps the `step` of a subclass that has its own, and runs the hooks then; ours runs none within it.
+    A compiled training loop breaks its graph here: tables of addresses are not to be traced.
     """
     full = torch.optim.Optimizer.profile_hook_step(step)
 
     @wraps(step)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def serve(*args: Any, **kwargs: Any) -> Any:
         self = args[0]
         wanted = (
-            torch._C._autograd._profiler_enabled()
+            _profiler_enabled()
             or self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
             or torch_optimizer._global_optimizer_pre_hooks
@@ -30,6 +35,15 @@ def hooked(step: Step) -> Step:
         if wanted and getattr(type(self).step, "served", False):
             return full(*args, **kwargs)
         return step(*args, **kwargs)
+
+    untraced = _disable_dynamo(serve)
+
+    @wraps(step)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        # while a frame is traced, or below one that was not
+        if is_dynamo_compiling() or get_eval_frame_callback() is not None:
+            return untraced(*args, **kwargs)
+        return serve(*args, **kwargs)
 
     # so that torch does not wrap it again
     wrapper.hooked = wrapper.served = True  # type: ignore[attr-defined]

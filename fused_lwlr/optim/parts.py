@@ -68,10 +68,11 @@ def partition(
                 names.append(_name(optimizer, place, row))
                 rows.append(local_row(row, params[i]))
         here = {name: [local(column[i]) for i in members] for name, column in {"param": params, **columns}.items()}
-        table = Table(here, rows)
+        backend = ops.pick(optimizer.backend, device, dtype)
+        table = Table(here, rows, backend.identify)
         table.capturable = any(group["capturable"] for group in optimizer.param_groups)
         live = [i for i in members if columns["grad"][i] is not None]
-        yield Part(members, table, ops.pick(optimizer.backend, device, dtype), live, names)
+        yield Part(members, table, backend, live, names)
 
 
 def _rows(

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from operator import is_
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels import Balance, Gate, Scale
-from fused_lwlr.kernels.identity import Layout, addresses
+from fused_lwlr.kernels import Balance, Gate, Scale, reference
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.gate import NO_LOSS_SCALE, LossScale
 from fused_lwlr.optim.parts import partition
@@ -34,6 +33,7 @@ class Plan:
         group: for each live parameter, the index of its param group.
         state: of the live parameters.
         parts: what is launched.
+        backend: of the first of them.
         new: whether no step was taken by it yet.
     """
 
@@ -47,7 +47,7 @@ class Plan:
             multipliers.check(group["multipliers"], group["params"])
         places = [(i, at) for i, group in enumerate(optimizer.param_groups) for at in range(len(group["params"]))]
         live = [(p, g, place) for p, g, place in zip(params, grads, places, strict=True) if g is not None]
-        self.group: list[int] = [group for *_, (group, _) in live]
+        self.group = tuple([group for *_, (group, _) in live])
         self._groups = range(max(self.group, default=-1) + 1)
         labels = [label_of(optimizer.param_groups[group], at) for *_, (group, at) in live]
         seen: set[Tensor] = set()
@@ -62,12 +62,13 @@ class Plan:
         self._params: list[Tensor] = alive + idle
         self._idle: list[None] = [None] * len(idle)
         self._distributed = any(map(is_distributed, self._params))
-        self._where = addresses(self._here(self._params))
-        self._layout = Layout(self._here(self._params))
         self.state = State(optimizer, alive, self.group, labels, idle)
         columns = {"grad": [*(grad for _, grad, *_ in live), *self._idle], **self.state.columns}
         targets = {target.tensor: target for target in self._targets}
         self.parts = list(partition(optimizer, self._params, [place for *_, place in live], columns, targets))
+        self.backend: ModuleType = self.parts[0].backend if self.parts else reference
+        self._identity = self.backend.identify(self._here(self._params), objects=True)
+        self.state.watch(optimizer, self.backend)
         self._completion: Completion | None = None
         if self._distributed:
             self._spread()
@@ -98,10 +99,9 @@ class Plan:
             targets = optimizer.rescaling.targets()
             if len(targets) != len(self._targets) or not all(map(_same_target, targets, self._targets)):
                 return False
-        if len(live) != len(self.group) or not all(map(is_, live, self._params)):
-            return False
-        here = self._here(self._params)
-        return addresses(here) == self._where and self._layout.fits(here) and self.state.is_in_place(optimizer)
+        here = self._here([*live, *self._params[len(self.group) :]])
+        same: bool = self.backend.identify(here, objects=True) == self._identity
+        return same and self.state.is_in_place(optimizer)
 
     def run(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
         """Step every part, store what the step created, and let go of the gradients."""
@@ -143,7 +143,7 @@ class Plan:
             increment_version([param for param in self._params if is_distributed(param)])
         if self.new:
             self.new = False
-            self.state.watch(optimizer)
+            self.state.watch(optimizer, self.backend)
 
     def _decide(
         self, optimizer: "FusedOptimizer", hyper: list[Any], scale: Scale | Balance | None, loss_scale: LossScale

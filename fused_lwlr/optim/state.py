@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
-from operator import itemgetter
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +80,6 @@ class State:
             self.steps = steps.numpy()
             if optimizer.counts_steps:
                 self._entries["step"] = list(steps.unbind())
-        self.watch(optimizer)
 
     def count(self, members: Sequence[int]) -> None:
         """Count a step of some parameters, unless the device does or nobody asks."""
@@ -105,31 +103,25 @@ class State:
                     if name not in entries:
                         optimizer.state[self._params[i]].pop(name, None)
 
-    def watch(self, optimizer: "FusedOptimizer") -> None:
+    def watch(self, optimizer: "FusedOptimizer", backend: ModuleType) -> None:
         """Remember where the state is, which may be replaced from outside between steps."""
-        self._names = [name for name, entries in self._entries.items() if any(entry is not None for entry in entries)]
-        self._entries_of: Any = itemgetter(*self._names) if self._names else None
+        self._names = tuple(
+            name for name, column in self._entries.items() if any(entry is not None for entry in column)
+        )
+        self._addresses_in = backend.entry_addresses
         self._where = self._addresses(optimizer)
 
     def is_in_place(self, optimizer: "FusedOptimizer") -> bool:
         """Whether the state is where it was when last remembered."""
         return self._addresses(optimizer) == self._where
 
-    def _addresses(self, optimizer: "FusedOptimizer") -> list[Any]:
+    def _addresses(self, optimizer: "FusedOptimizer") -> bytes:
         """Where those entries of all state are that steps go by."""
-        if not self._names:
-            return []
-        states = optimizer.state.values()
-        try:
-            if not self._distributed:
-                found = map(self._entries_of, states)
-                entries = found if len(self._names) == 1 else chain.from_iterable(found)
-                return list(map(Tensor.data_ptr, entries))
-        except (KeyError, TypeError):
-            # parameters that are not stepped now may lack some
-            pass
-        here = [local(state.get(name)) for state in states for name in self._names]
-        return [entry.data_ptr() if isinstance(entry, Tensor) else 0 for entry in here]
+        states = list(optimizer.state.values())
+        if self._distributed:
+            states = [{name: local(state.get(name)) for name in self._names} for state in states]
+        found: bytes = self._addresses_in(states, self._names)
+        return found
 
 
 def _entry(

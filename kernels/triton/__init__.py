@@ -2,7 +2,20 @@
 
 from fused_lwlr.kernels.triton.adamw import adamw, prepare_adamw
 from fused_lwlr.kernels.triton.launch import counters, supports
+from fused_lwlr.kernels.triton.native import entry_addresses, gradients, identify
 from fused_lwlr.kernels.triton.sgd import prepare_sgd, sgd
 from fused_lwlr.kernels.triton.statistics import statistics, totals
 
-__all__ = ["adamw", "counters", "prepare_adamw", "prepare_sgd", "sgd", "statistics", "supports", "totals"]
+__all__ = [
+    "adamw",
+    "counters",
+    "entry_addresses",
+    "gradients",
+    "identify",
+    "prepare_adamw",
+    "prepare_sgd",
+    "sgd",
+    "statistics",
+    "supports",
+    "totals",
+]

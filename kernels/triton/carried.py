@@ -1,14 +1,12 @@
 """Totals of a table that one step leaves for the next."""
 
 from dataclasses import dataclass
-from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.table import Table
-
-VERSION = attrgetter("_version")
+from fused_lwlr.kernels.triton.native import VERSION, version_sum
 
 
 @dataclass
@@ -56,8 +54,7 @@ class VersionWatch:
     def all_same(self, table: Table) -> bool:
         """Whether nobody has written to any."""
         # no counter goes back, so that their sum is what we made of it only if each of them is
-        total: int = sum(map(VERSION, table.columns["param"]))
-        return total == self._sum + self._moves * len(self._then)
+        return version_sum(table.columns["param"]) == self._sum + self._moves * len(self._then)
 
     def same(self, table: Table) -> list[bool]:
         """For each, whether nobody has written to it."""

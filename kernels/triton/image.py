@@ -71,6 +71,7 @@ class Image:
         staged_floats = self._staging[integers:].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._hyper = staged_floats[multipliers:floats].view(np.uint8).data
+        self._host = torch.from_numpy(self._staging)
 
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
         self.addresses = self.buffer[:used]
@@ -78,10 +79,10 @@ class Image:
         self._places = [(column, name) for column, name in enumerate(self.columns) if name in table.columns]
         self._moves = -1
         self._numbers = b""
-        self._seen: dict[str, object] = {}
-        self._layouts: dict[str, object] = {}
-        self._offsets: dict[str, np.ndarray] = {}
-        self._seen_hyper_row: list[int] | None = None
+        self._seen_addresses: dict[str, object] = {}
+        self._seen_traits: dict[str, object] = {}
+        self._seen_traitsfsets: dict[str, np.ndarray] = {}
+        self._seen_hyper_row: tuple[int, ...] | None = None
         self._scratch: dict[str, dict[int, Tensor]] = {}
         self._scratched: list[str] = []
         self._tiles: dict[int, Tensor] = {}
@@ -109,9 +110,11 @@ class Image:
         for name in self._scratched:
             for index, tensor in self._scratch[name].items():
                 tensor.copy_(real(table.columns[name][index]))
-        if table.hyper_row != self._seen_hyper_row:
-            self._seen_hyper_row = list(table.hyper_row)
-            changed |= _assign(self._hyper_row, np.asarray(table.hyper_row, dtype=np.int64)[self._tensor])
+        # of a tuple, which stays as it is, this is the same object again
+        hyper_row = tuple(table.hyper_row)
+        if hyper_row is not self._seen_hyper_row and hyper_row != self._seen_hyper_row:
+            self._seen_hyper_row = hyper_row
+            changed |= _assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._tensor])
         if hyper.data != self._numbers:
             self._numbers = self._hyper[:] = hyper.data
             changed = True
@@ -130,9 +133,8 @@ class Image:
 
     def _host_copy(self, capturing: bool) -> Tensor:
         """The image in memory that stays as it is until a copy from it has run: in a graph, for as long as that is."""
-        host = torch.from_numpy(self._staging)
         if capturing:
-            if self._captured and torch.equal(self._captured[-1][0], host):
+            if self._captured and torch.equal(self._captured[-1][0], self._host):
                 return self._captured[-1][0]
             if not self._spares:
                 raise RuntimeError(
@@ -140,10 +142,10 @@ class Image:
                 )
             # a replay also goes by the scratch tensors of now
             scratch = [list(tensors.values()) for tensors in self._scratch.values()]
-            self._captured.append((self._spares.pop().copy_(host), scratch))
+            self._captured.append((self._spares.pop().copy_(self._host), scratch))
             return self._captured[-1][0]
         # a fresh block each time: the caching host allocator keeps it until the copy has run
-        return host.pin_memory() if self.buffer.is_cuda else host
+        return self._host.pin_memory() if self.buffer.is_cuda else self._host
 
     def finish(self, table: Table, written: Sequence[str]) -> None:
         """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""
@@ -191,29 +193,29 @@ class Image:
 
     def _point(self, column: int, name: str, table: Table) -> None:
         """Write the addresses of one column, its scratch tensors made first if its layout is new."""
-        addresses, layout = table.addresses[name], table.layouts[name]
-        if addresses is self._seen.get(name) and layout is self._layouts.get(name):
+        addresses, traits = table.addresses[name], table.traits[name]
+        if addresses is self._seen_addresses.get(name) and traits is self._seen_traits.get(name):
             return
         tensors = table.columns[name]
-        self._seen[name] = addresses
-        if layout is not self._layouts.get(name):
-            self._layouts[name] = layout
+        self._seen_addresses[name] = addresses
+        if traits is not self._seen_traits.get(name):
+            self._seen_traits[name] = traits
             walked = [(i, t) for i, t in enumerate(tensors) if t is not None and name != "step"]
             found = {i: stand_in(t, self._strides[i]) for i, t in walked}
             self._scratch[name] = {i: t for i, t in found.items() if t is not None}
             self._scratched = [other for other, scratch in self._scratch.items() if scratch]
             itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
-            present = np.array(layout.present)[self._tensor]
+            present = np.array([t is not None for t in tensors])[self._tensor]
             self.sizes[name] = np.where(present, self.numel * itemsize, 0)
             # an absent tensor and an empty one have the address 0, which stays 0
-            self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
+            self._seen_traitsfsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
         if self._whole and name not in self._scratched:
-            self._addresses[column][:] = addresses
+            self._addresses[column][:] = np.frombuffer(addresses, dtype=np.int64)
             return
-        base = np.array(addresses, dtype=np.int64)
+        base = np.frombuffer(addresses, dtype=np.int64).copy()
         for i, scratch in self._scratch[name].items():
             base[i] = scratch.data_ptr()
-        np.add(base[self._tensor], self._offsets[name], out=self._addresses[column])
+        np.add(base[self._tensor], self._seen_traitsfsets[name], out=self._addresses[column])
 
 
 def image_of(

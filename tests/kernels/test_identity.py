@@ -1,82 +1,117 @@
-"""What counts as the same tensors: with PyTorch's own check of many at once, and without it."""
+"""What counts as the same tensors: by C in one call, and by Python one after the other."""
+
+import shutil
 
 import pytest
 import torch
 
-from fused_lwlr.kernels import identity
-from fused_lwlr.kernels.identity import Layout, addresses
+from fused_lwlr.kernels import reference
+from fused_lwlr.kernels.triton import native
 
 
 def tensors():
-    return [torch.ones(3, 4), torch.ones(5), torch.ones(()), torch.ones(2, 2, dtype=torch.complex64)]
+    return [torch.ones(3, 4), torch.ones(5), torch.ones(()), torch.ones(2, 2, dtype=torch.complex64), torch.ones(1)]
 
 
+def imaginary(shape):
+    """Elements two apart in memory, as those of a lazy negative are."""
+    return torch.ones(shape, dtype=torch.complex64).imag
+
+
+# place, what is there, what comes instead, and whether that is the same but for its address
 OTHERS = {
-    "values": (1, torch.zeros(5), True),
-    "requires grad": (1, torch.ones(5, requires_grad=True), True),
-    "shape": (0, torch.ones(4, 3), False),
-    "longer": (1, torch.ones(6), False),
-    "strides": (0, torch.ones(4, 3).T, False),
-    "stride": (1, torch.ones(10)[::2], False),
-    "expanded": (1, torch.ones(1).expand(5), False),
-    "dtype": (1, torch.ones(5, dtype=torch.bfloat16), False),
-    "device": (1, torch.ones(5, device="meta"), False),
-    "negative": (1, torch._neg_view(torch.ones(5)), False),
-    "conjugate": (3, torch.ones(2, 2, dtype=torch.complex64).conj(), False),
-    "sparse": (0, torch.ones(3, 4).to_sparse(), False),
-    "absent": (2, None, False),
+    "values": (1, torch.ones(5), torch.zeros(5), True),
+    "requires grad": (1, torch.ones(5), torch.ones(5, requires_grad=True), True),
+    "parameter": (1, torch.ones(5), torch.nn.Parameter(torch.ones(5)), True),
+    "shape": (0, torch.ones(3, 4), torch.ones(4, 3), False),
+    "longer": (1, torch.ones(5), torch.ones(6), False),
+    "strides": (0, torch.ones(3, 4), torch.ones(4, 3).T, False),
+    "stride": (1, torch.ones(5), torch.ones(10)[::2], False),
+    "expanded": (1, torch.ones(5), torch.ones(1).expand(5), False),
+    "dimensions": (2, torch.ones(()), torch.ones(1), False),
+    "dtype": (1, torch.ones(5), torch.ones(5, dtype=torch.bfloat16), False),
+    "dtype of one size": (1, torch.ones(5).half(), torch.ones(5).bfloat16(), False),
+    "device": (1, torch.ones(5), torch.ones(5, device="meta"), False),
+    "negative": (1, imaginary((5,)), torch.ones(5, dtype=torch.complex64).conj().imag, False),
+    "negative matrix": (0, imaginary((4, 3)).T, torch.ones(4, 3, dtype=torch.complex64).conj().imag.T, False),
+    "negative element": (4, imaginary((1,)), torch.ones(1, dtype=torch.complex64).conj().imag, False),
+    "negative scalar": (2, imaginary(()), torch.ones((), dtype=torch.complex64).conj().imag, False),
+    "conjugate": (3, torch.ones(2, 2).to(torch.complex64), torch.ones(2, 2, dtype=torch.complex64).conj(), False),
+    "absent": (2, torch.ones(()), None, False),
+    "8 bits": (1, torch.ones(5).to(torch.float8_e4m3fn), torch.ones(5).to(torch.float8_e5m2), False),
 }
 
 
-@pytest.fixture(params=["all at once", "one by one"])
-def layout_of(request, monkeypatch):
-    """`Layout`, in a PyTorch that checks many tensors in one call, and in one that does not."""
-    if request.param == "one by one":
-        monkeypatch.setattr(identity, "_guard", lambda there: None)
-    return Layout
+@pytest.fixture(params=["compiled", "python"])
+def identify(request):
+    return native.identify if request.param == "compiled" else reference.identify
+
+
+def test_it_is_compiled():
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__") or shutil.which("gcc") is None:
+        pytest.skip("needs torch 2.10 and a C compiler")
+    assert native._compiled() is not None
 
 
 @pytest.mark.parametrize("gap", [False, True])
 @pytest.mark.parametrize("other", OTHERS)
-def test_one_tensor_differs(layout_of, other, gap):
-    place, replacement, fits = OTHERS[other]
-    absent = [None] if gap else []
-    layout = layout_of(tensors() + absent)
-    changed = [replacement if i == place else t for i, t in enumerate(tensors())] + absent
-    assert layout.fits(changed) is fits
-    # it goes on to tell
-    assert layout.fits(tensors() + absent)
-    assert layout.fits(changed) is fits
+def test_one_tensor_differs(identify, other, gap):
+    place, before, after, same = OTHERS[other]
+    rest = tensors() + ([None] if gap else [])
+    (_, traits), (_, others), (_, again) = (
+        identify([new if i == place else t for i, t in enumerate(rest)]) for new in (before, after, before)
+    )
+    assert (others == traits) is same
+    assert again == traits
 
 
-@pytest.mark.parametrize("count", [3, 5])
-def test_another_number_of_tensors(layout_of, count):
-    assert not layout_of(tensors()).fits((tensors() * 2)[:count])
+@pytest.mark.parametrize("count", [3, 6])
+def test_another_number_of_tensors(identify, count):
+    assert identify(tensors())[1] != identify((tensors() * 2)[:count])[1]
 
 
-def test_surroundings_do_not_matter(layout_of):
-    layout = layout_of(tensors())
+def test_surroundings_do_not_matter(identify):
+    known = tensors()
+    before = identify(known)
     with torch.autocast("cpu"):
-        assert layout.fits(tensors())
+        assert identify(known) == before
     with torch.inference_mode():
-        assert layout.fits(tensors())
-        assert not layout.fits([torch.ones(4, 3), *tensors()[1:]])
-    assert layout.fits(tensors())
+        assert identify(known) == before
+        assert identify([torch.ones(4, 3), *known[1:]])[1] != before[1]
 
 
-def test_nothing(layout_of):
-    assert layout_of([]).fits([])
-    assert layout_of([None]).fits([None])
-    assert not layout_of([None]).fits([torch.ones(1)])
+def test_nothing(identify):
+    assert identify([]) == identify(())
+    assert identify([None]) != identify([])
+    assert identify([None])[0] == bytes(8)
 
 
-def test_sparse_tensors_have_none():
+def test_sparse_tensors_have_none(identify):
     with pytest.raises(RuntimeError, match="sparse"):
-        Layout([torch.ones(3).to_sparse()])
+        identify([torch.ones(3).to_sparse()])
 
 
-def test_addresses():
+def test_what_is_no_tensor(identify):
+    with pytest.raises(AttributeError):
+        identify([1.0])
+
+
+def test_addresses(identify):
     memory = torch.ones(8)
-    assert addresses([memory, memory[2:], torch.ones(0)]) == [memory.data_ptr(), memory.data_ptr() + 8, 0]
-    assert addresses([None, memory]) == [0, memory.data_ptr()]
-    assert addresses([]) == []
+    found, _ = identify([memory, None, memory[2:], torch.ones(0), torch.nn.Parameter(memory)])
+    start = memory.data_ptr()
+    assert list(memoryview(found).cast("q")) == [start, 0, start + 8, 0, start]
+
+
+def test_without_a_compiler(monkeypatch):
+    def missing(*args):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(native, "compile_module_from_src", missing)
+    native._compiled.cache_clear()
+    try:
+        known = tensors()
+        assert native.identify(known) == reference.identify(known)
+        assert native.version_sum(known) == sum(t._version for t in known)
+    finally:
+        native._compiled.cache_clear()
