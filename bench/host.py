@@ -45,7 +45,7 @@ def parameters(count: int) -> Named:
 
 
 class Looks:
-    """What a step from Python cannot leave out: it looks at every tensor, and notes that parameters were changed.
+    """What a step cannot leave out: it looks at every tensor, and notes that parameters were changed.
 
     Gradients are found, addresses read, and dtypes and strides compared with those of the last step.
     """

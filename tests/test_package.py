@@ -59,7 +59,8 @@ def test_wheel_holds_one_package(tmp_path):
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"fused_lwlr"}
     for name in ("py.typed", "kernels/triton/sgd.py", "kernels/reference/sgd.py", "methods/lwlr/calibrate.py"):
         assert f"fused_lwlr/{name}" in names
-    sources = {str(p.relative_to(ROOT)) for folder in ("fused_lwlr", "kernels") for p in (ROOT / folder).rglob("*.py")}
+    folders = [ROOT / "fused_lwlr", ROOT / "kernels"]
+    sources = {str(p.relative_to(ROOT)) for folder in folders for p in folder.rglob("*.*") if p.suffix in (".py", ".c")}
     installed = {f"fused_lwlr/{s}" if s.startswith("kernels/") else s for s in sources}
     assert installed - {f for f in installed if "/__pycache__/" in f} <= set(names)
 
