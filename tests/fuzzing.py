@@ -3,6 +3,7 @@
 from copy import deepcopy
 
 import torch
+from lazy import imaginary, negated
 from steps import OURS, TORCH, identical, parameters, saved, twin, uniform
 from tolerances import EPS, same
 from torch import nn
@@ -49,7 +50,8 @@ GRADIENTS = {
     "transposed": lambda g, old: _transposed(g),
     "strided": lambda g, old: _strided(g),
     "expanded": lambda g, old: g[:1].expand(g.shape) if g.dim() else g,
-    "lazily negated": lambda g, old: torch._neg_view(g),
+    "imaginary part": lambda g, old: imaginary(g),
+    "lazily negated": lambda g, old: negated(g),
 }
 
 REPLACED = {

@@ -71,7 +71,6 @@ class Image:
         staged_floats = self._staging[integers:].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._hyper = staged_floats[multipliers:floats].view(np.uint8).data
-        self._host = torch.from_numpy(self._staging)
 
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
         self.addresses = self.buffer[:used]
@@ -133,8 +132,9 @@ class Image:
 
     def _host_copy(self, capturing: bool) -> Tensor:
         """The image in memory that stays as it is until a copy from it has run: in a graph, for as long as that is."""
+        host = torch.from_numpy(self._staging)
         if capturing:
-            if self._captured and torch.equal(self._captured[-1][0], self._host):
+            if self._captured and torch.equal(self._captured[-1][0], host):
                 return self._captured[-1][0]
             if not self._spares:
                 raise RuntimeError(
@@ -142,10 +142,10 @@ class Image:
                 )
             # a replay also goes by the scratch tensors of now
             scratch = [list(tensors.values()) for tensors in self._scratch.values()]
-            self._captured.append((self._spares.pop().copy_(self._host), scratch))
+            self._captured.append((self._spares.pop().copy_(host), scratch))
             return self._captured[-1][0]
         # a fresh block each time: the caching host allocator keeps it until the copy has run
-        return self._host.pin_memory() if self.buffer.is_cuda else self._host
+        return host.pin_memory() if self.buffer.is_cuda else host
 
     def finish(self, table: Table, written: Sequence[str]) -> None:
         """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lazy import imaginary, negated
 from tables import COLUMNS, HYPER, equal, make, twin
 from tolerances import STATISTICS, same
 
@@ -132,10 +133,10 @@ def test_neighbours_in_one_buffer_are_untouched(operation, numel, device):
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_lazy_negative_gradient(operation, device):
-    # what autograd leaves for the real part of a conjugate: the bit is all that tells it from its negative
+    # what autograd leaves where a part of a conjugate was taken: the bit is all that tells it from its negative
     table = make(operation, [(1,), (30,)], torch.float32, device)
     grads = table.columns["grad"]
-    for turn in (torch._neg_view, lambda t: t):
+    for turn in (imaginary, negated, imaginary):
         assert table.replace("grad", [turn(grad) for grad in grads])
         compare(operation, table, twin(table))
 
