@@ -55,11 +55,12 @@ class Looks:
         self.param_groups = optimizer.param_groups
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._state = [entry for state in optimizer.state.values() for entry in state.values()]
-        self._identity = [identify(tensors) for tensors in self._all()]
+        self._traits = [identify(tensors)[1] for tensors in self._all()]
 
     def step(self) -> None:
         """Look at parameters, gradients and state."""
-        assert [traits for _, traits in map(identify, self._all())] == [traits for _, traits in self._identity]
+        for tensors, traits in zip(self._all(), self._traits, strict=True):
+            assert identify(tensors, traits)[1] is traits
         increment_version(self._params)
 
     def _all(self) -> tuple[list[torch.Tensor], ...]:

@@ -65,7 +65,7 @@ class Table:
         self,
         columns: Mapping[str, Sequence[Tensor | None]],
         rows: Sequence[Row] | None = None,
-        identify: Callable[[Sequence[Any]], tuple[bytes, object]] = identify,
+        identify: Callable[..., tuple[bytes, object]] = identify,
     ):
         self._columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         self.columns = MappingProxyType(self._columns)
@@ -88,10 +88,10 @@ class Table:
         They do not if one is sparse, or has another dtype or shape than the one that was in its place.
         """
         try:
-            addresses, traits = self._identify(tensors)
+            addresses, traits = self._identify(tensors, self.traits[name])
         except RuntimeError:  # a sparse tensor has neither strides nor an address
             return False
-        if traits != self.traits[name]:
+        if traits is not self.traits[name]:
             if kinds(tensors) != self._kinds[name]:
                 return False
             self.traits[name] = traits

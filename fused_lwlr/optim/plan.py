@@ -67,7 +67,7 @@ class Plan:
         targets = {target.tensor: target for target in self._targets}
         self.parts = list(partition(optimizer, self._params, [place for *_, place in live], columns, targets))
         self.backend: ModuleType = self.parts[0].backend if self.parts else reference
-        self._identity = self.backend.identify(self._here(self._params), objects=True)
+        self._where, self._what = self.backend.identify(self._here(self._params), objects=True)
         self.state.watch(optimizer, self.backend)
         self._completion: Completion | None = None
         if self._distributed:
@@ -100,8 +100,8 @@ class Plan:
             if len(targets) != len(self._targets) or not all(map(_same_target, targets, self._targets)):
                 return False
         here = self._here([*live, *self._params[len(self.group) :]])
-        same: bool = self.backend.identify(here, objects=True) == self._identity
-        return same and self.state.is_in_place(optimizer)
+        where, what = self.backend.identify(here, self._what, objects=True)
+        return what is self._what and where == self._where and self.state.is_in_place(optimizer)
 
     def run(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
         """Step every part, store what the step created, and let go of the gradients."""

@@ -15,17 +15,18 @@ from fused_lwlr.kernels import identity
 VERSION = attrgetter("_version")
 
 
-def identify(tensors: Sequence[Tensor | None], *, objects: bool = False) -> tuple[bytes, object]:
+def identify(tensors: Sequence[Tensor | None], known: object = None, *, objects: bool = False) -> tuple[bytes, object]:
     """Where tensors are, and what they are but for their values.
 
     Args:
         tensors: of any dtypes and devices; None stands for an absent one.
-        objects: whether another object is another tensor, wherever it is.
+        known: what an earlier call said that such tensors are.
+        objects: whether another object is another tensor, wherever it is; they must live for as long as `known`.
 
     Returns:
-        addresses, int64 each, 0 of what is absent or empty; and for each its dtype, device, shape, strides, and whether
-        its memory holds the conjugate or the negative of what it means. The latter is to be compared with what other
-        calls of the same function return, while `objects` live, and with nothing else.
+        addresses, int64 each, 0 of what is absent or empty; and what stands for the dtype, device, shape, strides of
+        each and whether its memory holds the conjugate or the negative of what it means: `known` itself if all of that
+        is as it was.
 
     Raises:
         RuntimeError: a tensor is sparse.
@@ -33,12 +34,12 @@ def identify(tensors: Sequence[Tensor | None], *, objects: bool = False) -> tupl
     native = _compiled()
     if native is not None:
         try:
-            found: tuple[bytes, object] = native.identify(tensors, objects)
-            return found
+            addresses, traits = native.identify(tensors, objects)
+            return addresses, known if traits == known else traits
         except RuntimeError:
             # of what DLPack has no words for, such as a dtype
             pass
-    return identity.identify(tensors, objects=objects)
+    return identity.identify(tensors, known, objects=objects)
 
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor | None]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from lazy import imaginary, negated
 
+from fused_lwlr.kernels import identity as python
 from fused_lwlr.kernels import reference
 from fused_lwlr.kernels.triton import native
 
@@ -38,8 +39,11 @@ OTHERS = {
 }
 
 
-@pytest.fixture(params=["compiled", "python"])
-def identify(request):
+@pytest.fixture(params=["compiled", "all at once", "one by one"])
+def identify(request, monkeypatch):
+    """In C; in a PyTorch that checks many tensors in one call; and in one that does not."""
+    if request.param == "one by one":
+        monkeypatch.setattr(python, "_guard", lambda there: None)
     return native.identify if request.param == "compiled" else reference.identify
 
 
@@ -54,32 +58,49 @@ def test_it_is_compiled():
 def test_one_tensor_differs(identify, other, gap):
     place, before, after, same = OTHERS[other]
     rest = tensors() + ([None] if gap else [])
-    (_, traits), (_, others), (_, again) = (
-        identify([new if i == place else t for i, t in enumerate(rest)]) for new in (before, after, before)
-    )
-    assert (others == traits) is same
-    assert again == traits
+    known, changed = ([new if i == place else t for i, t in enumerate(rest)] for new in (before, after))
+    _, traits = identify(known)
+    _, others = identify(changed, traits)
+    assert (others is traits) is same
+    # it goes on to tell
+    assert identify(known, traits)[1] is traits
+    assert (identify(known, others)[1] is others) is same
+    assert identify(changed, others)[1] is others
+
+
+def test_objects(identify):
+    """Two of one memory: the same but for what they are."""
+    memory = torch.ones(3)
+    one, other = torch.nn.Parameter(memory), torch.nn.Parameter(memory)
+    where, traits = identify([one, None], objects=True)
+    assert identify([one, None], traits, objects=True) == (where, traits)
+    assert identify([other, None], traits, objects=True)[1] is not traits
+    assert identify([one, other], traits, objects=True)[1] is not traits
 
 
 @pytest.mark.parametrize("count", [3, 6])
 def test_another_number_of_tensors(identify, count):
-    assert identify(tensors())[1] != identify((tensors() * 2)[:count])[1]
+    _, traits = identify(tensors())
+    assert identify((tensors() * 2)[:count], traits)[1] is not traits
 
 
 def test_surroundings_do_not_matter(identify):
     known = tensors()
     before = identify(known)
     with torch.autocast("cpu"):
-        assert identify(known) == before
+        assert identify(known, before[1]) == before
     with torch.inference_mode():
-        assert identify(known) == before
-        assert identify([torch.ones(4, 3), *known[1:]])[1] != before[1]
+        assert identify(known, before[1]) == before
+        assert identify([torch.ones(4, 3), *known[1:]], before[1])[1] is not before[1]
 
 
 def test_nothing(identify):
-    assert identify([]) == identify(())
-    assert identify([None]) != identify([])
-    assert identify([None])[0] == bytes(8)
+    none, one = identify([])[1], identify([None])[1]
+    assert identify((), none)[1] is none
+    assert identify([None], none)[1] is not none
+    assert identify([], one)[1] is not one
+    assert identify([None], one)[0] == bytes(8)
+    assert identify([torch.ones(1)], one)[1] is not one
 
 
 def test_sparse_tensors_have_none(identify):
@@ -107,7 +128,8 @@ def test_without_a_compiler(monkeypatch):
     native._compiled.cache_clear()
     try:
         known = tensors()
-        assert native.identify(known) == reference.identify(known)
+        addresses, traits = native.identify(known)
+        assert reference.identify(known, traits) == (addresses, traits)
         assert native.version_sum(known) == sum(t._version for t in known)
     finally:
         native._compiled.cache_clear()
