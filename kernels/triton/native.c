@@ -147,8 +147,8 @@ done:
 static PyObject *entry_addresses(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     if (given != 2)
         return PyErr_Format(PyExc_TypeError, "entry_addresses takes 2 arguments, but %zd were given", given);
-    PyObject *result = NULL, *states = PySequence_Tuple(args[0]), *names = PySequence_Tuple(args[1]);
-    if (!states || !names)
+    PyObject *result = NULL, *states = PySequence_Tuple(args[0]), *names = states ? PySequence_Tuple(args[1]) : NULL;
+    if (!names)
         goto done;
     Py_ssize_t rows = PyTuple_GET_SIZE(states), width = PyTuple_GET_SIZE(names);
     PyObject *addresses = PyBytes_FromStringAndSize(NULL, rows * width * (Py_ssize_t)sizeof(int64_t));

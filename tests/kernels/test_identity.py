@@ -120,6 +120,53 @@ def test_addresses(identify):
     assert list(memoryview(found).cast("q")) == [start, 0, start + 8, 0, start]
 
 
+@pytest.mark.parametrize("backend", [native, reference], ids=["compiled", "python"])
+def test_entry_addresses(backend):
+    memory = torch.ones(8)
+    states = [{"a": memory, "b": memory[2:], "c": 3}, {"b": torch.ones(0)}, {"a": None, "b": 2.0}]
+    found = backend.entry_addresses(states, ["b", "a"])
+    assert list(memoryview(found).cast("q")) == [memory.data_ptr() + 8, memory.data_ptr(), 0, 0, 0, 0]
+    assert backend.entry_addresses(states, []) == backend.entry_addresses([], ["a"]) == b""
+    with pytest.raises(RuntimeError, match="storage"):
+        backend.entry_addresses([{"a": memory.to_sparse()}], ["a"])
+
+
+class Own(torch.nn.Parameter):
+    """Says itself what its gradient is."""
+
+    grad = property(lambda self: torch.full_like(self, 7.0))
+
+
+class Moody(torch.nn.Parameter):
+    """Has no gradient to show."""
+
+    @property
+    def grad(self):
+        raise LookupError("not now")
+
+
+@pytest.mark.parametrize("backend", [native, reference], ids=["compiled", "python"])
+def test_gradients(backend):
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    params[0].grad = torch.zeros(2)
+    plain = torch.ones(1, requires_grad=True)
+    plain.grad = torch.zeros(1)
+    found = backend.gradients([*params, plain, Own(torch.ones(3))])
+    assert all(a is b for a, b in zip(found[:3], [params[0].grad, None, plain.grad], strict=True))
+    assert found[3].tolist() == [7.0] * 3
+    with pytest.raises(LookupError, match="not now"):
+        backend.gradients([*params, Moody(torch.ones(3))])
+
+
+def test_version_sum():
+    tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3))]
+    before = native.version_sum(tensors)
+    assert before == sum(t._version for t in tensors)
+    tensors[0].add_(1)
+    torch.autograd.graph.increment_version(tensors)
+    assert native.version_sum(tensors) == before + 3
+
+
 def test_without_a_compiler(monkeypatch):
     def missing(*args):
         raise RuntimeError("Failed to find C compiler")
