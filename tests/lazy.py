@@ -2,7 +2,8 @@
 
 import torch
 
-WITH_COMPLEX = (torch.float16, torch.float32, torch.float64)
+# torch has a complex half as well, and warns of it
+WITH_COMPLEX = (torch.float32, torch.float64)
 
 
 def imaginary(tensor):
