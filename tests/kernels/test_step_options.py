@@ -36,7 +36,7 @@ def both(operation, table, hyper=None, **options):
 
 @every_operation
 @pytest.mark.parametrize("scale", [None, ELR(0.1), LAMB()], ids=["plain", "ELR", "LAMB"])
-@pytest.mark.parametrize("found_inf", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("found_inf", [0.0, 2.0])
 def test_loss_scale(operation, scale, found_inf, device):
     """A step on gradients that are too large by a factor is the step without; `found_inf` is summed over devices."""
     table = counting(operation, torch.float32, device)
@@ -65,8 +65,11 @@ def test_loss_scale(operation, scale, found_inf, device):
 
 
 @every_operation
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("scale", [None, LARS(), LAMB()], ids=["plain", "LARS", "LAMB"])
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(None, torch.float32), (LARS(), torch.float64), (LAMB(), torch.float32)],
+    ids=["plain float32", "LARS float64", "LAMB float32"],
+)
 def test_numbers_that_live_on_the_device(operation, dtype, scale, device):
     lr, weight_decay = (torch.tensor(x, dtype=dtype, device=device) for x in (0.0, 0.2))
     plain = HYPER[operation][0]
