@@ -75,6 +75,8 @@ def measure(sizes: list[int], scaling: Any) -> dict[str, float]:
 
 def rows() -> Iterator[dict[str, Any]]:
     """Both sweeps: tensors of 64 elements, and 100 tensors that share a number of parameters."""
+    # what is built or loaded once for all
+    measure([64], None)
     for name, scaling in SCALINGS.items():
         for count in TENSORS:
             yield {"over": "tensors", "scaling": name, "n": count, **measure([64] * count, scaling)}
