@@ -80,7 +80,7 @@ class Image:
         self._numbers = b""
         self._seen_addresses: dict[str, object] = {}
         self._seen_traits: dict[str, object] = {}
-        self._seen_traitsfsets: dict[str, np.ndarray] = {}
+        self._offsets: dict[str, np.ndarray] = {}
         self._seen_hyper_row: tuple[int, ...] | None = None
         self._scratch: dict[str, dict[int, Tensor]] = {}
         self._scratched: list[str] = []
@@ -208,14 +208,14 @@ class Image:
             present = np.array([t is not None for t in tensors])[self._tensor]
             self.sizes[name] = np.where(present, self.numel * itemsize, 0)
             # an absent tensor and an empty one have the address 0, which stays 0
-            self._seen_traitsfsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
+            self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
         if self._whole and name not in self._scratched:
             self._addresses[column][:] = np.frombuffer(addresses, dtype=np.int64)
             return
         base = np.frombuffer(addresses, dtype=np.int64).copy()
         for i, scratch in self._scratch[name].items():
             base[i] = scratch.data_ptr()
-        np.add(base[self._tensor], self._seen_traitsfsets[name], out=self._addresses[column])
+        np.add(base[self._tensor], self._offsets[name], out=self._addresses[column])
 
 
 def image_of(

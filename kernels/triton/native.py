@@ -79,7 +79,7 @@ def version_sum(tensors: Sequence[Tensor]) -> int:
 
 @cache
 def _compiled() -> Any:
-    """The module; None where there is no compiler, or torch is older than 2.10."""
+    """The module; None where there is no compiler, or torch has no such functions: 2.8 has not, 2.11 has."""
     if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
         return None
     source = Path(__file__).with_suffix(".c").read_text()
