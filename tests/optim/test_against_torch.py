@@ -46,8 +46,10 @@ def test_every_option(name, options, backend, dtype, device):
     named = parameters(SHAPES, dtype, device)
     expected = twin(named)
     ours, torchs = pair(name, options, named, expected, backend)
-    train((ours, torchs), (named, expected), STEPS)
-    compare(check_of(backend), ours, torchs, named, expected)
+    # the interpreter takes its time
+    steps = STEPS if backend == "torch" else 10
+    train((ours, torchs), (named, expected), steps)
+    compare(same if backend == "torch" else partial(close, steps=steps), ours, torchs, named, expected)
 
 
 @every_backend
