@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import ClassVar
 
 import torch
@@ -98,6 +99,7 @@ class StatisticsPass:
         self._backend = backend
         self._absent: list[bool] = []
         self._tables: list[Table] = []
+        self._backends: list[ModuleType] = []
         self._params: list[list[Tensor]] = []
         self._completion: Completion | None = None
         self.layers: list[Layer] = []
@@ -120,9 +122,8 @@ class StatisticsPass:
             self._build()
             self._absent = absent
         results: list[Tensor] = []
-        for table in self._tables:
-            param = table.columns["param"][0]
-            results.append(ops.pick(self._backend, param.device, param.dtype).statistics(table))
+        for table, backend in zip(self._tables, self._backends, strict=True):
+            results.append(backend.statistics(table))
             table.release()
         values = results[0]
         if len(results) > 1:
@@ -140,7 +141,7 @@ class StatisticsPass:
             kinds.setdefault((layer.param.device, layer.param.dtype, grad.dtype), []).append(i)
         if not kinds:
             raise ValueError("no parameter has a gradient: call loss.backward() first")
-        self._tables, self._params = [], []
+        self._tables, self._backends, self._params = [], [], []
         for (device, dtype, _), members in kinds.items():
             params, rows = rows_of(self._layers[i] for i in members)
             here: dict[str, Sequence[Tensor | None]] = {
@@ -150,6 +151,7 @@ class StatisticsPass:
             backend = ops.pick(self._backend, device, dtype)
             local_rows = [local_row(row, params[row.tensor]) for row in rows]
             self._tables.append(Table(here, local_rows, backend.identify))
+            self._backends.append(backend)
             self._params.append(params)
         # here and not at every call: to index with a list is to upload it, and to wait for that
         places = torch.tensor([i for members in kinds.values() for i in members])

@@ -13,6 +13,8 @@ from triton.runtime.build import compile_module_from_src
 from fused_lwlr.kernels import identity
 
 VERSION = attrgetter("_version")
+UNKNOWN = (RuntimeError, BufferError)
+"""What torch, and DLPack by its specification, raise for a tensor that cannot be described, such as of some dtypes."""
 
 
 def identify(tensors: Sequence[Tensor | None], known: object = None, *, objects: bool = False) -> tuple[bytes, object]:
@@ -36,8 +38,7 @@ def identify(tensors: Sequence[Tensor | None], known: object = None, *, objects:
         try:
             addresses, traits = native.identify(tensors, objects)
             return addresses, known if traits == known else traits
-        except RuntimeError:
-            # of what DLPack has no words for, such as a dtype
+        except UNKNOWN:
             pass
     return identity.identify(tensors, known, objects=objects)
 
@@ -65,7 +66,7 @@ def entry_addresses(states: Sequence[dict[str, Any]], names: Sequence[str]) -> b
         try:
             found: bytes = native.entry_addresses(states, names)
             return found
-        except RuntimeError:
+        except UNKNOWN:
             pass
     return identity.entry_addresses(states, names)
 

@@ -167,6 +167,24 @@ def test_version_sum():
     assert native.version_sum(tensors) == before + 3
 
 
+@pytest.mark.parametrize("error", [RuntimeError, BufferError])
+def test_what_dlpack_cannot_describe(monkeypatch, error):
+    """Python has a look where C cannot."""
+
+    class Lost:
+        def identify(self, *args):
+            raise error
+
+        entry_addresses = identify
+
+    monkeypatch.setattr(native, "_compiled", Lost)
+    known = tensors()
+    addresses, traits = reference.identify(known)
+    assert native.identify(known, traits) == (addresses, traits)
+    states = [{"a": t} for t in known]
+    assert native.entry_addresses(states, ["a"]) == addresses
+
+
 def test_without_a_compiler(monkeypatch):
     def missing(*args):
         raise RuntimeError("Failed to find C compiler")
