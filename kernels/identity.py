@@ -11,13 +11,12 @@ from torch import Tensor
 FACTS = attrgetter("dtype", "device", "shape", "layout")
 
 
-def identify(tensors: Sequence[Tensor | None], known: object = None, *, objects: bool = False) -> tuple[bytes, object]:
+def identify(tensors: Sequence[Tensor | None], known: object = None) -> tuple[bytes, object]:
     """Where tensors are, and what they are but for their values.
 
     Args:
         tensors: of any dtypes and devices; None stands for an absent one.
         known: what an earlier call said that such tensors are.
-        objects: whether another object is another tensor, wherever it is; they must live for as long as `known`.
 
     Returns:
         addresses, int64 each, 0 of what is absent or empty; and what stands for the dtype, device, shape, strides of
@@ -27,39 +26,38 @@ def identify(tensors: Sequence[Tensor | None], known: object = None, *, objects:
     Raises:
         RuntimeError: a tensor is sparse.
     """
-    if not isinstance(known, Traits) or not known.hold(tensors, objects):
-        known = Traits(tensors, objects)
+    if not isinstance(known, Traits) or not known.hold(tensors):
+        known = Traits(tensors)
     return _addresses(tensors), known
 
 
 class Traits:
     """What tensors are, but for their addresses and values."""
 
-    def __init__(self, tensors: Sequence[Tensor | None], objects: bool):
+    def __init__(self, tensors: Sequence[Tensor | None]):
         there = [t for t in tensors if t is not None]
         facts = list(map(FACTS, there))
         if any(layout is not torch.strided for *_, layout in facts):
             raise RuntimeError("a sparse tensor has neither strides nor an address")
         self._present = [t is not None for t in tensors]
         self._count = len(there)
-        self._objects = list(map(id, there)) if objects else None
         self._facts = [facts, [*map(Tensor.stride, there)], [*map(Tensor.is_conj, there), *map(Tensor.is_neg, there)]]
         self._guard = _guard(there)
 
-    def hold(self, tensors: Sequence[Tensor | None], objects: bool) -> bool:
+    def hold(self, tensors: Sequence[Tensor | None]) -> bool:
         """Whether other tensors are the same in all of this."""
         there: Sequence[Any] = tensors
         if not all(self._present):
             if [t is not None for t in tensors] != self._present:
                 return False
             there = [t for t in tensors if t is not None]
-        if len(there) != self._count or self._objects != (list(map(id, there)) if objects else None):
+        if len(there) != self._count:
             return False
         # None, too, is not what the guard looks for
         if self._guard is not None and self._guard.check(*there):
             return True
         # the guard is stricter than we are: it looks at requires_grad, autocast and the like
-        other = Traits(tensors, objects)
+        other = Traits(tensors)
         if (other._present, other._facts) != (self._present, self._facts):
             return False
         self._guard = other._guard
@@ -77,24 +75,72 @@ def _guard(tensors: list[Tensor]) -> Any:
     return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
 
 
-def gradients(params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradient of each parameter; None where there is none."""
-    return [param.grad for param in params]
+class Watch:
+    """Notices what became of parameters, their gradients and their state since it was made: see `watch`."""
+
+    def __init__(
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        states: dict[Any, dict[str, Any]],
+        names: Sequence[str],
+    ):
+        self._objects = list(map(id, params))
+        self._present = [grad is not None for grad in grads]
+        self._where, self._what = identify(params)
+        self._names = names
+        self._state = self._entries(states)
+        self._grads: object = None
+
+    def look(
+        self, params: Sequence[Tensor], grads: Sequence[Tensor | None] | None, states: dict[Any, dict[str, Any]]
+    ) -> tuple[Sequence[Tensor], bytes | None] | None:
+        """Look again.
+
+        Args:
+            params, states: what there is in the place of what there was.
+            grads: those of the parameters; None to ask each for its own.
+
+        Returns:
+            None if a parameter is another object or elsewhere, has a gradient for the first time or no longer, or an
+            entry is elsewhere. Else the gradients that there are, and their addresses, int64 each; no addresses if
+            their dtypes, strides or the like are others than when last looked at.
+
+        Raises:
+            RuntimeError, BufferError: there is something that has no address.
+        """
+        if grads is None:
+            grads = [param.grad for param in params]
+        if list(map(id, params)) != self._objects or [grad is not None for grad in grads] != self._present:
+            return None
+        where, what = identify(params, self._what)
+        if what is not self._what or where != self._where or self._entries(states) != self._state:
+            return None
+        there = [grad for grad in grads if grad is not None]
+        known = self._grads
+        addresses, self._grads = identify(there, known)
+        return there, addresses if self._grads is known else None
+
+    def _entries(self, states: dict[Any, dict[str, Any]]) -> bytes:
+        entries = (state.get(name) for state in states.values() for name in self._names)
+        return _addresses([entry if isinstance(entry, Tensor) else None for entry in entries])
 
 
-def entry_addresses(states: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
-    """Where the tensors in some dicts are.
+def watch(
+    params: Sequence[Tensor], grads: Sequence[Tensor | None], states: dict[Any, dict[str, Any]], names: Sequence[str]
+) -> Any:
+    """A `Watch` over parameters, their gradients and their state.
 
     Args:
-        states: such as those of parameters in `optimizer.state`.
-        names: of the entries.
+        params: they must live for as long as the watch.
+        grads: one of each parameter, or None.
+        states: such as `optimizer.state`.
+        names: of the entries that matter; what is no tensor or not there is at the address 0.
 
-    Returns:
-        addresses, int64 each, of all names in the first dict, then in the next; 0 of what is empty, no tensor, or not
-        there.
+    Raises:
+        RuntimeError: there is something that has no address.
     """
-    entries = (state.get(name) for state in states for name in names)
-    return _addresses([entry if isinstance(entry, Tensor) else None for entry in entries])
+    return Watch(params, grads, states, names)
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> bytes:

@@ -82,20 +82,24 @@ class Table:
         self.launches: dict[Any, Any] = {}
         self.capturable = False
 
-    def replace(self, name: str, tensors: Sequence[Any]) -> bool:
+    def replace(self, name: str, tensors: Sequence[Any], addresses: bytes | None = None) -> bool:
         """Put other tensors into a column; False, with nothing changed, if they do not fit this table.
 
         They do not if one is sparse, or has another dtype or shape than the one that was in its place.
+
+        Args:
+            addresses: where they are, if it is known that nothing else has changed.
         """
-        try:
-            addresses, traits = self._identify(tensors, self.traits[name])
-        except RuntimeError:  # a sparse tensor has neither strides nor an address
-            return False
-        if traits is not self.traits[name]:
-            if kinds(tensors) != self._kinds[name]:
+        if addresses is None:
+            try:
+                addresses, traits = self._identify(tensors, self.traits[name])
+            except RuntimeError:  # a sparse tensor has neither strides nor an address
                 return False
-            self.traits[name] = traits
-            self.moves += 1
+            if traits is not self.traits[name]:
+                if kinds(tensors) != self._kinds[name]:
+                    return False
+                self.traits[name] = traits
+                self.moves += 1
         if addresses != self.addresses[name]:
             self.addresses[name] = addresses
             self.moves += 1

@@ -26,6 +26,7 @@ class Part:
     """Which of the plan's parameters, in order."""
     table: Table
     backend: ModuleType
+    rounding_seed: int | None
     live: list[int]
     """Those members that have a gradient."""
     names: list[str]
@@ -60,7 +61,7 @@ def partition(
         kinds.setdefault((param.device, *(param.dtype if t is None else t.dtype for t in (param, *state))), []).append(
             i
         )
-    for (device, dtype, *_), members in kinds.items():
+    for number, ((device, dtype, *_), members) in enumerate(kinds.items()):
         rows, names = [], []
         for tensor, i in enumerate(members):
             place = places[i] if i < len(places) else None
@@ -72,7 +73,7 @@ def partition(
         table = Table(here, rows, backend.identify)
         table.capturable = any(group["capturable"] for group in optimizer.param_groups)
         live = [i for i in members if columns["grad"][i] is not None]
-        yield Part(members, table, backend, live, names)
+        yield Part(members, table, backend, optimizer.precision.seed_of(number), live, names)
 
 
 def _rows(

@@ -1,6 +1,7 @@
 """SGD with momentum, and a multiplier for every layer."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,6 +19,9 @@ from fused_lwlr.scaling import Scaling
 
 if TYPE_CHECKING:
     from fused_lwlr.methods.elr import ScaleInvariant
+
+
+OPTIONS = itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "ema")
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
@@ -118,13 +122,14 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
 
 def _hyper(group: dict[str, Any], first: bool) -> SGDHyper:
+    lr, momentum, dampening, weight_decay, nesterov, maximize, ema = OPTIONS(group)
     return SGDHyper(
-        lr=number(group["lr"], group),
-        momentum=float(group["momentum"]),
-        dampening=float(group["dampening"]),
-        weight_decay=number(group["weight_decay"], group),
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        first=first,
-        ema=0.0 if group["ema"] is None else decay_of(group),
+        number(lr, group),
+        float(momentum),
+        float(dampening),
+        number(weight_decay, group),
+        nesterov,
+        maximize,
+        first,
+        0.0 if ema is None else decay_of(group),
     )

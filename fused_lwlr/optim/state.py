@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from torch import Tensor
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.precision import MASTER
 from fused_lwlr.optim.validate import same_width
-from fused_lwlr.shards import is_distributed, local
 
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
@@ -47,7 +45,6 @@ class State:
     ):
         self._params = params
         self._counts = optimizer.counts_steps and not optimizer.counts_on_device
-        self._distributed = any(map(is_distributed, params))
         states = [optimizer.state.get(param, {}) for param in params]
         used = [optimizer.state_columns(group) for group in optimizer.param_groups]
         self.columns: dict[str, list[Tensor | None]] = {name: [] for name in (*optimizer.state_names, MASTER)}
@@ -103,25 +100,10 @@ class State:
                     if name not in entries:
                         optimizer.state[self._params[i]].pop(name, None)
 
-    def watch(self, optimizer: "FusedOptimizer", backend: ModuleType) -> None:
-        """Remember where the state is, which may be replaced from outside between steps."""
-        self._names = tuple(
-            name for name, column in self._entries.items() if any(entry is not None for entry in column)
-        )
-        self._addresses_in = backend.entry_addresses
-        self._where = self._addresses(optimizer)
-
-    def is_in_place(self, optimizer: "FusedOptimizer") -> bool:
-        """Whether the state is where it was when last remembered."""
-        return self._addresses(optimizer) == self._where
-
-    def _addresses(self, optimizer: "FusedOptimizer") -> bytes:
-        """Where those entries of all state are that steps go by."""
-        states = list(optimizer.state.values())
-        if self._distributed:
-            states = [{name: local(state.get(name)) for name in self._names} for state in states]
-        found: bytes = self._addresses_in(states, self._names)
-        return found
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Entries that steps go by."""
+        return tuple(name for name, column in self._entries.items() if any(entry is not None for entry in column))
 
 
 def _entry(

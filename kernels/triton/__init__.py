@@ -2,15 +2,13 @@
 
 from fused_lwlr.kernels.triton.adamw import adamw, prepare_adamw
 from fused_lwlr.kernels.triton.launch import counters, supports
-from fused_lwlr.kernels.triton.native import entry_addresses, gradients, identify
+from fused_lwlr.kernels.triton.native import identify, watch
 from fused_lwlr.kernels.triton.sgd import prepare_sgd, sgd
 from fused_lwlr.kernels.triton.statistics import statistics, totals
 
 __all__ = [
     "adamw",
     "counters",
-    "entry_addresses",
-    "gradients",
     "identify",
     "prepare_adamw",
     "prepare_sgd",
@@ -18,4 +16,5 @@ __all__ = [
     "statistics",
     "supports",
     "totals",
+    "watch",
 ]

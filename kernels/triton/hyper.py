@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.hyper import Number
+from fused_lwlr.kernels.triton.native import pack
 
 LIVE = {0: 3, 2: 4, 3: 5}
 """Numbers that may live on the device, and the int64 of a row that says where."""
@@ -45,6 +46,12 @@ def staged(hyper: Sequence[Sequence[Number]], extra: Sequence[float], device: to
     for row in hyper:
         numbers += row
         numbers += last
+    data = pack(numbers)
+    return Staged(len(hyper), width, data) if data is not None else _with_tensors(numbers, width, device)
+
+
+def _with_tensors(numbers: list[Any], width: int, device: torch.device) -> Staged:
+    """The same, of rows in which there are tensors."""
     pointers = []
     for start in range(0, len(numbers), width):
         for place, pointer in LIVE.items():
@@ -55,8 +62,7 @@ def staged(hyper: Sequence[Sequence[Number]], extra: Sequence[float], device: to
                 if there:
                     pointers.append((start // 2 + pointer, number.data_ptr() | (number.dtype == torch.float64)))
     values = array("f", numbers)
-    if pointers:
-        integers = memoryview(values).cast("B").cast("q")
-        for at, address in pointers:
-            integers[at] = address
-    return Staged(len(hyper), width, values.tobytes(), bool(pointers))
+    integers = memoryview(values).cast("B").cast("q")
+    for at, address in pointers:
+        integers[at] = address
+    return Staged(len(numbers) // width, width, values.tobytes(), bool(pointers))

@@ -25,10 +25,12 @@ CAPTURES = 8
 class Image:
     """One int64 buffer on the device, uploaded in a single copy whenever anything in it changed.
 
-    Its parts, for R rows and C columns: addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R] ·
-    addresses [M, R] of M more columns, all int64; then multipliers [R, padded to be even] and hyper rows [H, K], as
-    float32. An address of 0 stands for an absent tensor.
+    Its parts, for R rows and C columns: multipliers [R, padded to be even] and hyper rows [H, K], as float32, padded to
+    16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R] · addresses [M, R] of M
+    more columns, all int64. An address of 0 stands for an absent tensor.
     Tiles are numbered over all rows, in tiles of `tile` elements; traits are the bits below.
+    What changes from step to step, hyper rows and the addresses of gradients, is close together, and is uploaded alone
+    where nothing else has changed.
 
     A kernel walks a row in storage order, so all columns of a row must have the same strides and fill
     one run of memory. Where one does not, a scratch tensor stands in for it: filled before the launch,
@@ -55,26 +57,27 @@ class Image:
             dtype=np.int64,
         )
 
-        used = (len(self.columns) + 4) * self.rows
-        # even, for an alignment of 16 bytes behind it
-        integers = used + used % 2
         multipliers = self.rows + self.rows % 2
         floats = multipliers + hyper_rows * hyper_width
-        self._staging = np.zeros(integers + (floats + 1) // 2, dtype=np.int64)
-        staged = self._staging[:used].reshape(-1, self.rows)
+        integers = -(-floats // 4) * 2
+        self._staging = np.zeros(integers + (len(self.columns) + 4) * self.rows, dtype=np.int64)
+        self._host = torch.from_numpy(self._staging)
+        staged = self._staging[integers:].reshape(-1, self.rows)
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
         self._addresses = [*staged[:fixed], *staged[fixed + 4 :]]
         numel[:], self._traits[:] = self.numel, self._own_traits
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
-        staged_floats = self._staging[integers:].view(np.float32)
+        staged_floats = self._staging[:integers].view(np.float32)
         staged_floats[: self.rows] = [row.multiplier for row in table.rows]
         self._hyper = staged_floats[multipliers:floats].view(np.uint8).data
 
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
-        self.addresses = self.buffer[:used]
-        self.floats = self.buffer[integers:].view(torch.float32)
+        self.floats = self.buffer[:integers].view(torch.float32)
+        self.addresses = self.buffer[integers:]
+        often = slice(multipliers // 2, integers + (self.columns.index("grad") + 1) * self.rows)
+        self._often = (self.buffer[often], self._host[often])
         self._places = [(column, name) for column, name in enumerate(self.columns) if name in table.columns]
         self._moves = -1
         self._numbers = b""
@@ -92,6 +95,8 @@ class Image:
         """For each row, whether its parameter is as it was when `remember` was called, by its version counter."""
         self._all_known = False
         self._stale = True
+        """Whether anything is to be uploaded but what often changes."""
+        self._behind = True
         self._spares: list[Tensor] = []
         self._captured: list[tuple[Tensor, Any]] = []
         self.workspace: Any = None
@@ -101,11 +106,13 @@ class Image:
 
     def refresh(self, table: Table, hyper: Staged) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
-        changed = table.moves != self._moves
-        if changed:
+        moved = changed = False
+        if table.moves != self._moves:
             self._moves = table.moves
             for column, name in self._places:
-                self._point(column, name, table)
+                if self._point(column, name, table):
+                    moved = True
+                    changed |= name != "grad"
         for name in self._scratched:
             for index, tensor in self._scratch[name].items():
                 tensor.copy_(real(table.columns[name][index]))
@@ -116,36 +123,41 @@ class Image:
             changed |= _assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._tensor])
         if hyper.data != self._numbers:
             self._numbers = self._hyper[:] = hyper.data
-            changed = True
+            moved = True
         capturing = is_capturing(table)
         if self._watch is not None:
             changed |= self._recall(table, self._watch, capturing)
         # a graph brings its own image with every replay: there is no telling what the buffer holds beside one
         self._stale |= changed or capturing or bool(self._captured)
+        self._behind |= moved
         if self._stale:
-            self.buffer.copy_(self._host_copy(capturing), non_blocking=True)
-            self._stale = False
+            self.buffer.copy_(self._captured_copy() if capturing else self._passing(self._host), non_blocking=True)
+        elif self._behind:
+            device, host = self._often
+            device.copy_(self._passing(host), non_blocking=True)
+        self._stale = self._behind = False
         if table.capturable and not capturing and not self._spares:
             # pinned memory cannot be had during a capture
             shape = (CAPTURES, len(self._staging))
             self._spares = list(torch.empty(shape, dtype=torch.int64, pin_memory=self.buffer.is_cuda).unbind())
 
-    def _host_copy(self, capturing: bool) -> Tensor:
-        """The image in memory that stays as it is until a copy from it has run: in a graph, for as long as that is."""
-        host = torch.from_numpy(self._staging)
-        if capturing:
-            if self._captured and torch.equal(self._captured[-1][0], host):
-                return self._captured[-1][0]
-            if not self._spares:
-                raise RuntimeError(
-                    f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
-                )
-            # a replay also goes by the scratch tensors of now
-            scratch = [list(tensors.values()) for tensors in self._scratch.values()]
-            self._captured.append((self._spares.pop().copy_(host), scratch))
-            return self._captured[-1][0]
-        # a fresh block each time: the caching host allocator keeps it until the copy has run
+    def _passing(self, host: Tensor) -> Tensor:
+        """The same in memory that stays as it is until a copy from it has run."""
+        # a fresh block each time: the caching host allocator keeps it until then
         return host.pin_memory() if self.buffer.is_cuda else host
+
+    def _captured_copy(self) -> Tensor:
+        """The image in memory that stays as it is for as long as there is the graph that copies from it."""
+        if self._captured and torch.equal(self._captured[-1][0], self._host):
+            return self._captured[-1][0]
+        if not self._spares:
+            raise RuntimeError(
+                f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
+            )
+        # a replay also goes by the scratch tensors of now
+        scratch = [list(tensors.values()) for tensors in self._scratch.values()]
+        self._captured.append((self._spares.pop().copy_(self._host), scratch))
+        return self._captured[-1][0]
 
     def finish(self, table: Table, written: Sequence[str]) -> None:
         """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""
@@ -191,11 +203,11 @@ class Image:
             self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
         return self._tiles[block]
 
-    def _point(self, column: int, name: str, table: Table) -> None:
-        """Write the addresses of one column, its scratch tensors made first if its layout is new."""
+    def _point(self, column: int, name: str, table: Table) -> bool:
+        """Write the addresses of one column if they are new, its scratch tensors made first if its layout is new."""
         addresses, traits = table.addresses[name], table.traits[name]
         if addresses is self._seen_addresses.get(name) and traits is self._seen_traits.get(name):
-            return
+            return False
         tensors = table.columns[name]
         self._seen_addresses[name] = addresses
         if traits is not self._seen_traits.get(name):
@@ -210,12 +222,13 @@ class Image:
             # an absent tensor and an empty one have the address 0, which stays 0
             self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
         if self._whole and name not in self._scratched:
-            self._addresses[column][:] = np.frombuffer(addresses, dtype=np.int64)
-            return
+            self._addresses[column].data.cast("B")[:] = addresses
+            return True
         base = np.frombuffer(addresses, dtype=np.int64).copy()
         for i, scratch in self._scratch[name].items():
             base[i] = scratch.data_ptr()
         np.add(base[self._tensor], self._offsets[name], out=self._addresses[column])
+        return True
 
 
 def image_of(

@@ -1,6 +1,7 @@
 """Loops over all tensors of a step in C, compiled where they run by what Triton compiles its own launchers with."""
 
 import subprocess
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from operator import attrgetter
@@ -8,22 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 from triton.runtime.build import compile_module_from_src
 
 from fused_lwlr.kernels import identity
 
+SOURCES = ("tensors.c", "watch.c", "native.c")
 VERSION = attrgetter("_version")
 UNKNOWN = (RuntimeError, BufferError)
 """What torch, and DLPack by its specification, raise for a tensor that cannot be described, such as of some dtypes."""
 
 
-def identify(tensors: Sequence[Tensor | None], known: object = None, *, objects: bool = False) -> tuple[bytes, object]:
+def identify(tensors: Sequence[Tensor | None], known: object = None) -> tuple[bytes, object]:
     """Where tensors are, and what they are but for their values.
 
     Args:
         tensors: of any dtypes and devices; None stands for an absent one.
         known: what an earlier call said that such tensors are.
-        objects: whether another object is another tensor, wherever it is; they must live for as long as `known`.
 
     Returns:
         addresses, int64 each, 0 of what is absent or empty; and what stands for the dtype, device, shape, strides of
@@ -36,39 +38,53 @@ def identify(tensors: Sequence[Tensor | None], known: object = None, *, objects:
     native = _compiled()
     if native is not None:
         try:
-            addresses, traits = native.identify(tensors, objects)
+            addresses, traits = native.identify(tensors)
             return addresses, known if traits == known else traits
         except UNKNOWN:
             pass
-    return identity.identify(tensors, known, objects=objects)
+    return identity.identify(tensors, known)
 
 
-def gradients(params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradient of each parameter; None where there is none."""
-    native = _compiled()
-    found: list[Tensor | None] = (native or identity).gradients(params)
-    return found
-
-
-def entry_addresses(states: Sequence[dict[str, Any]], names: Sequence[str]) -> bytes:
-    """Where the tensors in some dicts are.
+def watch(
+    params: Sequence[Tensor], grads: Sequence[Tensor | None], states: dict[Any, dict[str, Any]], names: Sequence[str]
+) -> Any:
+    """A `Watch` over parameters, their gradients and their state.
 
     Args:
-        states: such as those of parameters in `optimizer.state`.
-        names: of the entries.
+        params: they must live for as long as the watch.
+        grads: one of each parameter, or None.
+        states: such as `optimizer.state`.
+        names: of the entries that matter; what is no tensor or not there is at the address 0.
 
-    Returns:
-        addresses, int64 each, of all names in the first dict, then in the next; 0 of what is empty, no tensor, or not
-        there.
+    Raises:
+        RuntimeError: there is something that has no address.
     """
     native = _compiled()
     if native is not None:
         try:
-            found: bytes = native.entry_addresses(states, names)
-            return found
+            return native.Watch(tuple(params), tuple(grads), states, tuple(names), _held(states, names))
         except UNKNOWN:
             pass
-    return identity.entry_addresses(states, names)
+    return identity.watch(params, grads, states, names)
+
+
+def _held(states: dict[Any, dict[str, Any]], names: Sequence[str]) -> list[Any]:
+    """What makes C++ hold the entries of a state as well: then PyTorch looks at them in half the time.
+
+    Not so parameters, which `torch.utils.swap_tensors` would then refuse, and whose attributes may close a cycle that
+    would not be found.
+    """
+    entries = [state[name] for state in states.values() for name in names if isinstance(state.get(name), Tensor)]
+    return list(map(to_dlpack, entries))
+
+
+def pack(numbers: Sequence[Any]) -> bytes | None:
+    """Numbers as float32, one after the other; None if one is neither a float nor an int."""
+    native = _compiled()
+    if native is not None:
+        packed: bytes | None = native.pack(numbers)
+        return packed
+    return array("f", numbers).tobytes() if all(isinstance(number, (float, int)) for number in numbers) else None
 
 
 def version_sum(tensors: Sequence[Tensor]) -> int:
@@ -83,7 +99,8 @@ def _compiled() -> Any:
     """The module; None where there is no compiler, or torch has no such functions: 2.8 has not, 2.11 has."""
     if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
         return None
-    source = Path(__file__).with_suffix(".c").read_text()
+    # in one, since Triton keeps what it compiled by its text alone
+    source = "".join(Path(__file__).with_name(name).read_text() for name in SOURCES)
     try:
         module = compile_module_from_src(source, "fused_lwlr_native")
         module.bind(Tensor, nn.Parameter)

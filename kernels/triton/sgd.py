@@ -95,6 +95,8 @@ def prepare_sgd(
 
 def _hyper(h: SGDHyper) -> tuple[Number, ...]:
     """lr, sign, weight_decay, 0, decay, gain, 1 − ema, 0; momentum, 1 − dampening, nesterov."""
-    decay, gain = (0.0, 1.0) if h.first else (h.momentum, 1 - h.dampening)
-    header = (h.lr, -1.0 if h.maximize else 1.0, h.weight_decay, 0.0, decay, gain)
-    return *header, *UNUSED, 1 - h.ema, 0.0, h.momentum, 1 - h.dampening, float(h.nesterov)
+    lr, momentum, dampening, weight_decay, nesterov, maximize, first, ema = h
+    gain = 1 - dampening
+    beginning = (0.0, 1.0) if first else (momentum, gain)
+    header = (lr, -1.0 if maximize else 1.0, weight_decay, 0.0, *beginning, *UNUSED, 1 - ema, 0.0)
+    return *header, momentum, gain, float(nesterov)

@@ -114,14 +114,13 @@ def _queued(
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
     """A step by a queue: of norms and updates, or with numbers that only the device knows."""
-    formula = scale if isinstance(scale, Scale) else None
+    kind = type(scale)
+    formula = scale.formula if isinstance(scale, Scale) else None
     known = scale.values.contiguous() if isinstance(scale, Factors) else None
+    balance = kind is Balance
     carried, rescale = carried_of(table), gate.totals is not None and image.rescales
-    balance = isinstance(scale, Balance)
-    key = (
-        rule, live, write, rescale, gate.totals is None, gate.skip,
-        type(scale), scale.place if isinstance(scale, (Scale, Factors)) else None, formula and formula.formula,
-    )  # fmt: skip
+    place = None if scale is None else scale.place
+    key = (rule, live, write, rescale, gate.totals is None, gate.skip, kind, place, formula)
     variant = table.launches.get(key)
     if variant is None or variant.bound.image is not image or variant.work is not image.workspace:
         variant = table.launches[key] = _queue_variant(

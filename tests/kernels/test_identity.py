@@ -1,6 +1,7 @@
 """What counts as the same tensors: by C in one call, and by Python one after the other."""
 
 import shutil
+from array import array
 
 import pytest
 import torch
@@ -68,16 +69,6 @@ def test_one_tensor_differs(identify, other, gap):
     assert identify(changed, others)[1] is others
 
 
-def test_objects(identify):
-    """Two of one memory: the same but for what they are."""
-    memory = torch.ones(3)
-    one, other = torch.nn.Parameter(memory), torch.nn.Parameter(memory)
-    where, traits = identify([one, None], objects=True)
-    assert identify([one, None], traits, objects=True) == (where, traits)
-    assert identify([other, None], traits, objects=True)[1] is not traits
-    assert identify([one, other], traits, objects=True)[1] is not traits
-
-
 @pytest.mark.parametrize("count", [3, 6])
 def test_another_number_of_tensors(identify, count):
     _, traits = identify(tensors())
@@ -120,44 +111,6 @@ def test_addresses(identify):
     assert list(memoryview(found).cast("q")) == [start, 0, start + 8, 0, start]
 
 
-@pytest.mark.parametrize("backend", [native, reference], ids=["compiled", "python"])
-def test_entry_addresses(backend):
-    memory = torch.ones(8)
-    states = [{"a": memory, "b": memory[2:], "c": 3}, {"b": torch.ones(0)}, {"a": None, "b": 2.0}]
-    found = backend.entry_addresses(states, ["b", "a"])
-    assert list(memoryview(found).cast("q")) == [memory.data_ptr() + 8, memory.data_ptr(), 0, 0, 0, 0]
-    assert backend.entry_addresses(states, []) == backend.entry_addresses([], ["a"]) == b""
-    with pytest.raises(RuntimeError, match="storage"):
-        backend.entry_addresses([{"a": memory.to_sparse()}], ["a"])
-
-
-class Own(torch.nn.Parameter):
-    """Says itself what its gradient is."""
-
-    grad = property(lambda self: torch.full_like(self, 7.0))
-
-
-class Moody(torch.nn.Parameter):
-    """Has no gradient to show."""
-
-    @property
-    def grad(self):
-        raise LookupError("not now")
-
-
-@pytest.mark.parametrize("backend", [native, reference], ids=["compiled", "python"])
-def test_gradients(backend):
-    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
-    params[0].grad = torch.zeros(2)
-    plain = torch.ones(1, requires_grad=True)
-    plain.grad = torch.zeros(1)
-    found = backend.gradients([*params, plain, Own(torch.ones(3))])
-    assert all(a is b for a, b in zip(found[:3], [params[0].grad, None, plain.grad], strict=True))
-    assert found[3].tolist() == [7.0] * 3
-    with pytest.raises(LookupError, match="not now"):
-        backend.gradients([*params, Moody(torch.ones(3))])
-
-
 def test_version_sum():
     tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3))]
     before = native.version_sum(tensors)
@@ -175,14 +128,13 @@ def test_what_dlpack_cannot_describe(monkeypatch, error):
         def identify(self, *args):
             raise error
 
-        entry_addresses = identify
+        Watch = identify
 
     monkeypatch.setattr(native, "_compiled", Lost)
     known = tensors()
     addresses, traits = reference.identify(known)
     assert native.identify(known, traits) == (addresses, traits)
-    states = [{"a": t} for t in known]
-    assert native.entry_addresses(states, ["a"]) == addresses
+    assert isinstance(native.watch(known, known, {}, ()), python.Watch)
 
 
 def test_without_a_compiler(monkeypatch):
@@ -196,5 +148,8 @@ def test_without_a_compiler(monkeypatch):
         addresses, traits = native.identify(known)
         assert reference.identify(known, traits) == (addresses, traits)
         assert native.version_sum(known) == sum(t._version for t in known)
+        assert isinstance(native.watch(known, known, {}, ()), python.Watch)
+        assert native.pack((1, 2.5)) == array("f", (1, 2.5)).tobytes()
+        assert native.pack((1, known[1])) is None
     finally:
         native._compiled.cache_clear()

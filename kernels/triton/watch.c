@@ -1,0 +1,197 @@
+/* A look at every tensor of a step in one pass: most of the time goes into fetching them from memory. */
+
+typedef struct {
+    PyObject_HEAD
+    /* what there was: of each parameter whether it has a gradient, object, address and description, of each gradient
+       its description, of each entry of the state its address */
+    Numbers params, grads, state;
+    /* of the entries, a tuple */
+    PyObject *names;
+    /* whatever is to live as long */
+    PyObject *held;
+} Watch;
+
+/* whether numbers go on, from a place that is moved along, with these words */
+static int goes_on(const Numbers *numbers, size_t *at, const int64_t *words, int count) {
+    if (numbers->used - *at < (size_t)count || memcmp(numbers->data + *at, words, (size_t)count * sizeof *words))
+        return 0;
+    *at += (size_t)count;
+    return 1;
+}
+
+/* the words that a parameter is known by; -1 with an exception */
+static int describe_param(PyObject *param, PyObject *gradient, int64_t *words) {
+    words[0] = gradient != Py_None;
+    words[1] = (int64_t)param;
+    int count = describe(param, words + 2, words + 3);
+    return count < 0 ? -1 : count + 3;
+}
+
+/* 0 for an entry that is no tensor or not there; -1 with an exception */
+static int find_entry(PyObject *state, PyObject *name, int64_t *address) {
+    DLTensor view = {0};
+    PyObject *entry = PyDict_GetItemWithError(state, name);
+    if (!entry ? PyErr_Occurred() != NULL : PyObject_TypeCheck(entry, tensor_type) && api->view(entry, &view))
+        return -1;
+    *address = address_of(&view);
+    return 0;
+}
+
+/* the next value of a dict, a new reference; NULL after the last */
+static PyObject *next_of(PyObject *dict, Py_ssize_t *place) {
+    PyObject *key, *value;
+    return PyDict_Next(dict, place, &key, &value) ? Py_NewRef(value) : NULL;
+}
+
+/* write down what there is; -1 with an exception */
+static int learn(Watch *self, PyObject *params, PyObject *grads, PyObject *states) {
+    int64_t words[3 + WORDS], address;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(params); i++) {
+        int count = describe_param(PyTuple_GET_ITEM(params, i), PyTuple_GET_ITEM(grads, i), words);
+        if (append(&self->params, words, count))
+            return -1;
+    }
+    Py_ssize_t place = 0;
+    for (PyObject *state; (state = next_of(states, &place)); Py_DECREF(state))
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(self->names); j++)
+            if (find_entry(state, PyTuple_GET_ITEM(self->names, j), &address) || append(&self->state, &address, 1)) {
+                Py_DECREF(state);
+                return -1;
+            }
+    return 0;
+}
+
+/* write down what gradients are, after others; -1 with an exception */
+static int learn_gradients(Watch *self, PyObject *grads) {
+    int64_t words[WORDS], address;
+    self->grads.used = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(grads); i++)
+        if (append(&self->grads, words, describe(PyTuple_GET_ITEM(grads, i), &address, words)))
+            return -1;
+    return 0;
+}
+
+/* how far a look has come in what there was, and what it found */
+typedef struct {
+    size_t param, grad, entry;
+    Py_ssize_t present;
+    PyObject *grads, *addresses;
+    int other_gradients;
+} Progress;
+
+/* 1 if a parameter is what it was, 0 if not; -1 with an exception. Takes the reference to its gradient. */
+static int see_param(Watch *self, Progress *progress, PyObject *param, PyObject *gradient) {
+    int64_t words[3 + WORDS];
+    int count = describe_param(param, gradient, words);
+    int same = count < 0 ? -1 : goes_on(&self->params, &progress->param, words, count);
+    if (same != 1 || gradient == Py_None) {
+        Py_DECREF(gradient);
+        return same;
+    }
+    Py_ssize_t place = progress->present++;
+    PyTuple_SET_ITEM(progress->grads, place, gradient);
+    count = describe(gradient, (int64_t *)PyBytes_AS_STRING(progress->addresses) + place, words);
+    progress->other_gradients |= !(count > 0 && goes_on(&self->grads, &progress->grad, words, count));
+    return count < 0 ? -1 : 1;
+}
+
+/* 1 if the entries of a state are where they were, 0 if not; -1 with an exception. Takes the reference to it. */
+static int see_state(Watch *self, Progress *progress, PyObject *state) {
+    int64_t address;
+    int same = 1;
+    for (Py_ssize_t j = 0; same == 1 && j < PyTuple_GET_SIZE(self->names); j++)
+        same = find_entry(state, PyTuple_GET_ITEM(self->names, j), &address)
+                   ? -1
+                   : goes_on(&self->state, &progress->entry, &address, 1);
+    Py_DECREF(state);
+    return same;
+}
+
+/* 1 if all is what it was but for the gradients, which are found, 0 if not; -1 with an exception */
+static int see(Watch *self, Progress *progress, PyObject *params, PyObject *grads, PyObject *states) {
+    Py_ssize_t rows = PyTuple_GET_SIZE(params), place = 0;
+    int same = !grads || PyTuple_GET_SIZE(grads) == rows;
+    progress->grads = PyTuple_New(rows);
+    progress->addresses = PyBytes_FromStringAndSize(NULL, rows * (Py_ssize_t)sizeof(int64_t));
+    if (!progress->grads || !progress->addresses)
+        return -1;
+    PyObject *state;
+    for (Py_ssize_t i = 0; same == 1 && i < rows; i++) {
+        PyObject *param = PyTuple_GET_ITEM(params, i);
+        PyObject *gradient = grads ? Py_NewRef(PyTuple_GET_ITEM(grads, i)) : get(param, &grad);
+        same = gradient ? see_param(self, progress, param, gradient) : -1;
+        /* there are about as many as parameters, in about the same order */
+        if (same == 1 && (state = next_of(states, &place)))
+            same = see_state(self, progress, state);
+    }
+    while (same == 1 && (state = next_of(states, &place)))
+        same = see_state(self, progress, state);
+    if (same != 1)
+        return same;
+    if (progress->param != self->params.used || progress->entry != self->state.used)
+        return 0;
+    if (progress->present == rows)
+        return 1;
+    Py_ssize_t size = progress->present * (Py_ssize_t)sizeof(int64_t);
+    return _PyTuple_Resize(&progress->grads, progress->present) || _PyBytes_Resize(&progress->addresses, size) ? -1 : 1;
+}
+
+static PyObject *look(Watch *self, PyObject *const *args, Py_ssize_t given) {
+    if (given != 3 || !PyDict_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "look takes parameters, gradients or None, and a dict of states");
+    Progress progress = {0};
+    PyObject *result = NULL, *params = PySequence_Tuple(args[0]);
+    PyObject *grads = params && args[1] != Py_None ? PySequence_Tuple(args[1]) : NULL;
+    int same = params && (grads || args[1] == Py_None) ? see(self, &progress, params, grads, args[2]) : -1;
+    if (same == 1 && progress.other_gradients)
+        same = learn_gradients(self, progress.grads) ? -1 : 1;
+    if (same == 1)
+        result = PyTuple_Pack(2, progress.grads, progress.other_gradients ? Py_None : progress.addresses);
+    else if (same == 0)
+        result = Py_NewRef(Py_None);
+    Py_XDECREF(progress.grads);
+    Py_XDECREF(progress.addresses);
+    Py_XDECREF(params);
+    Py_XDECREF(grads);
+    return result;
+}
+
+static PyObject *new_watch(PyTypeObject *type, PyObject *args, PyObject *options) {
+    PyObject *params, *grads, *states, *names, *held;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyTuple_Type, &params, &PyTuple_Type, &grads, &PyDict_Type, &states,
+                          &PyTuple_Type, &names, &held))
+        return NULL;
+    if (PyTuple_GET_SIZE(params) != PyTuple_GET_SIZE(grads))
+        return PyErr_Format(PyExc_ValueError, "there must be one gradient, or None, for each parameter");
+    Watch *self = (Watch *)type->tp_alloc(type, 0);
+    if (!self)
+        return NULL;
+    self->names = Py_NewRef(names);
+    self->held = Py_NewRef(held);
+    if (learn(self, params, grads, states))
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+static void delete_watch(Watch *self) {
+    PyMem_Free(self->params.data);
+    PyMem_Free(self->grads.data);
+    PyMem_Free(self->state.data);
+    Py_XDECREF(self->names);
+    Py_XDECREF(self->held);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMethodDef watch_methods[] = {
+    {"look", (PyCFunction)(void (*)(void))look, METH_FASTCALL, NULL},
+    {NULL},
+};
+static PyTypeObject watch_type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "fused_lwlr_native.Watch",
+    .tp_basicsize = sizeof(Watch),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = new_watch,
+    .tp_dealloc = (destructor)delete_watch,
+    .tp_methods = watch_methods,
+};

@@ -1,0 +1,220 @@
+"""What a step notices of parameters, gradients and state since the one before: in C, and in Python."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lazy import imaginary, negated
+from torch.nn import Parameter
+
+from fused_lwlr.kernels import reference
+from fused_lwlr.kernels.triton import native
+
+NAMES = ("b", "step")
+every_backend = pytest.mark.parametrize("backend", [native, reference], ids=["compiled", "python"])
+
+
+def made(backend):
+    """Parameters of which one has no gradient, the state of two of them, and a watch that has seen the gradients."""
+    params = [Parameter(torch.ones(shape)) for shape in [(3, 4), (5,), (), (4, 4)]]
+    for param in params[:2] + params[3:]:
+        param.grad = torch.ones_like(param)
+    state = {param: {"b": torch.ones_like(param), "step": 1.0, "other": 0} for param in params[:2]}
+    watch = backend.watch(params, [param.grad for param in params], state, NAMES)
+    assert watch.look(params, None, state)[1] is None
+    return SimpleNamespace(params=params, state=state, watch=watch, look=lambda: watch.look(params, None, state))
+
+
+def addresses(tensors):
+    return [t.data_ptr() for t in tensors]
+
+
+def found(look):
+    grads, where = look
+    return list(grads), None if where is None else list(memoryview(where).cast("q"))
+
+
+def replace(param, **entries):
+    for name, value in entries.items():
+        setattr(param, name, value)
+
+
+def first(made):
+    return next(iter(made.state.values()))
+
+
+# what is done, and whether it is noticed; gradients that are where they were, or elsewhere, are found either way
+EDITS = {
+    "nothing": (lambda m: None, False),
+    "parameter of the same memory": (lambda m: m.params.__setitem__(0, Parameter(m.params[0].detach())), True),
+    "parameter elsewhere": (lambda m: replace(m.params[0], data=torch.ones(3, 4)), True),
+    "parameter as another view": (lambda m: replace(m.params[3], data=m.params[3].data.T), True),
+    "parameter lazily negated": (lambda m: replace(m.params[1], data=negated(torch.ones(5))), True),
+    "one parameter less": (lambda m: m.params.pop(), True),
+    "one parameter more": (lambda m: m.params.append(Parameter(torch.ones(1))), True),
+    "parameters in another order": (lambda m: m.params.reverse(), True),
+    "values": (lambda m: [param.data.mul_(2) for param in m.params], False),
+    "requires no gradient": (lambda m: m.params[0].requires_grad_(False), False),
+    "no gradient": (lambda m: replace(m.params[0], grad=None), True),
+    "another has a gradient": (lambda m: replace(m.params[2], grad=torch.ones(())), True),
+    "gradient elsewhere": (lambda m: replace(m.params[0], grad=torch.ones(3, 4)), False),
+    "entry elsewhere": (lambda m: first(m).update(b=torch.ones(3, 4)), True),
+    "entry moved": (lambda m: replace(first(m)["b"], data=torch.ones(3, 4)), True),
+    "entry gone": (lambda m: first(m).pop("b"), True),
+    "entry no tensor": (lambda m: first(m).update(b=None), True),
+    "number is a tensor": (lambda m: first(m).update(step=torch.ones(())), True),
+    "another number": (lambda m: first(m).update(step=2.0), False),
+    "another object of an entry": (lambda m: first(m).update(b=first(m)["b"].detach()), False),
+    "entry that does not matter": (lambda m: first(m).update(other=torch.ones(1)), False),
+    "state gone": (lambda m: m.state.pop(m.params[1]), True),
+    "more state": (lambda m: m.state.update({m.params[3]: {"b": torch.ones(1)}}), True),
+    "as much state as parameters": (lambda m: m.state.update({i: {} for i in range(2)}), True),
+    "more state than parameters": (lambda m: m.state.update({i: {} for i in range(5)}), True),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_is_noticed(backend, edit):
+    it = made(backend)
+    apply, noticed = EDITS[edit]
+    before = found(it.look())
+    kept = [*it.params, *it.state.values()]
+    apply(it)
+    for _ in range(2):
+        if noticed:
+            assert it.look() is None
+        else:
+            grads = [param.grad for param in it.params if param.grad is not None]
+            assert [id(grad) for grad in found(it.look())[0]] == [id(grad) for grad in grads]
+            assert found(it.look())[1] == addresses(grads)
+    assert kept
+    assert before[1] != [] or noticed
+
+
+GRADIENTS = {
+    "strides": (3, lambda: torch.ones(4, 4).T),
+    "dtype": (1, lambda: torch.ones(5, dtype=torch.bfloat16)),
+    "negative": (1, lambda: negated(torch.ones(5))),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("other", GRADIENTS)
+def test_gradients_that_are_something_else(backend, other):
+    """They are found, but whoever knew them has to look for himself; given or their parameters' own."""
+    it = made(backend)
+    place, make = GRADIENTS[other]
+    grads = [param.grad for param in it.params]
+    # not a transposed or negated gradient instead of another of these
+    grads[place] = imaginary(torch.ones(5)) if other == "negative" else grads[place]
+    it.watch.look(it.params, grads, it.state)
+    there = [grad for grad in grads if grad is not None]
+    assert found(it.watch.look(it.params, grads, it.state))[1] == addresses(there)
+    grads[place] = make()
+    there = [grad for grad in grads if grad is not None]
+    assert [
+        grad is other for grad, other in zip(found(it.watch.look(it.params, grads, it.state))[0], there, strict=True)
+    ]
+    again, where = found(it.watch.look(it.params, grads, it.state))
+    assert all(a is b for a, b in zip(again, there, strict=True))
+    assert where == addresses(there)
+    # their own again
+    assert it.look()[1] is None
+    assert it.look()[1] is not None
+
+
+@every_backend
+def test_after_something_was_noticed(backend):
+    """A watch says what is there, not what happened."""
+    it = made(backend)
+    grad, it.params[1].grad = it.params[1].grad, None
+    assert it.look() is None
+    it.params[1].grad = grad
+    assert found(it.look())[1] == addresses([param.grad for param in it.params if param.grad is not None])
+
+
+@every_backend
+def test_nothing(backend):
+    watch = backend.watch([], [], {}, ())
+    watch.look([], None, {})
+    assert found(watch.look([], None, {})) == ([], [])
+    assert watch.look([Parameter(torch.ones(1))], None, {}) is None
+
+
+@every_backend
+def test_what_has_no_address(backend):
+    it = made(backend)
+    grads = [None if param.grad is None else param.grad.to_sparse() for param in it.params]
+    with pytest.raises((RuntimeError, BufferError)):
+        it.watch.look(it.params, grads, it.state)
+    first(it)["b"] = first(it)["b"].to_sparse()
+    with pytest.raises((RuntimeError, BufferError)):
+        it.look()
+    with pytest.raises((RuntimeError, BufferError)):
+        backend.watch(it.params, grads, it.state, NAMES)
+
+
+class Own(Parameter):
+    """Says itself what its gradient is."""
+
+    grad = property(lambda self: torch.full_like(self, 7.0))
+
+
+class Moody(Parameter):
+    """Has no gradient to show."""
+
+    @property
+    def grad(self):
+        raise LookupError("not now")
+
+
+@every_backend
+def test_classes_of_their_own(backend):
+    plain = torch.ones(1, requires_grad=True)
+    plain.grad = torch.zeros(1)
+    params = [plain, Own(torch.ones(3))]
+    watch = backend.watch(params, [param.grad for param in params], {}, ())
+    (grad, own), _ = watch.look(params, None, {})
+    assert grad is plain.grad
+    assert own.tolist() == [7.0] * 3
+    moody = Moody(torch.ones(3))
+    watch = backend.watch([moody], [torch.ones(3)], {}, ())
+    with pytest.raises(LookupError, match="not now"):
+        watch.look([moody], None, {})
+    assert len(watch.look([moody], [torch.ones(3)], {})[0]) == 1
+
+
+@every_backend
+def test_nothing_is_kept(backend):
+    """No reference too many, or too few, whether all is as it was, or not, or cannot be looked at."""
+    it = made(backend)
+    grads = [None if param.grad is None else param.grad.to_sparse() for param in it.params]
+    some = [*it.params, *(param.grad for param in it.params), *it.state.values(), first(it)["b"], it.state]
+    some = [None, *filter(lambda thing: thing is not None, some)]
+    counts = list(map(sys.getrefcount, some))
+    for _ in range(100):
+        it.look()
+        assert it.watch.look(it.params[:2], None, it.state) is None
+        assert it.watch.look(it.params, None, {}) is None
+        with pytest.raises((RuntimeError, BufferError)):
+            it.watch.look(it.params, grads, it.state)
+        backend.watch(it.params, it.params, it.state, NAMES).look(it.params, it.params, it.state)
+    # None is referred to from everywhere
+    after = list(map(sys.getrefcount, some))
+    assert after[1:] == counts[1:]
+    assert abs(after[0] - counts[0]) < 50
+
+
+def test_what_c_refuses():
+    if native._compiled() is None:
+        pytest.skip("needs the C functions of DLPack and a C compiler")
+    it = made(native)
+    for arguments in [(), (it.params,), (it.params, None, []), (None, None, {}), (it.params, 1, it.state)]:
+        with pytest.raises(TypeError):
+            it.watch.look(*arguments)
+    with pytest.raises(TypeError):
+        native._compiled().Watch((), (), [], (), None)
+    with pytest.raises(ValueError, match="one gradient, or None, for each"):
+        native.watch(it.params, [], {}, ())
