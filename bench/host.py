@@ -20,7 +20,7 @@ from torch.autograd.graph import increment_version
 from bench.without_launch import without_launch  # isort: skip
 
 import fused_lwlr
-from fused_lwlr.kernels.triton import identify
+from fused_lwlr.kernels.triton import watch
 
 ROUNDS, STEPS = 15, 20
 COUNTS = (16, 161, 2000)
@@ -54,17 +54,14 @@ class Looks:
         optimizer.step()
         self.param_groups = optimizer.param_groups
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
-        self._state = [entry for state in optimizer.state.values() for entry in state.values()]
-        self._traits = [identify(tensors)[1] for tensors in self._all()]
+        self._state = dict(optimizer.state)
+        names = list(next(iter(self._state.values())))
+        self._watch = watch(self._params, [param.grad for param in self._params], self._state, names)
 
     def step(self) -> None:
         """Look at parameters, gradients and state."""
-        for tensors, traits in zip(self._all(), self._traits, strict=True):
-            assert identify(tensors, traits)[1] is traits
+        assert self._watch.look(self._params, None, self._state) is not None
         increment_version(self._params)
-
-    def _all(self) -> tuple[list[torch.Tensor], ...]:
-        return self._params, [param.grad for param in self._params], self._state
 
 
 def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Looks]:

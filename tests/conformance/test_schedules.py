@@ -59,7 +59,7 @@ def test_groups_have_options_of_their_own(name, desc, backend, per_group):
         ours_of(name, [other.weight], backend, **options),
         ours_of(name, [other.bias], backend, **{**options, **per_group}),
     ]
-    for _ in range(5):
+    for _ in range(3):
         ours.step(problem.closure(ours))
         other.weight.grad = other.bias.grad = None
         other.loss().backward()
