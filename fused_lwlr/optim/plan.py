@@ -40,6 +40,7 @@ class Plan:
 
     def __init__(self, optimizer: "FusedOptimizer", params: Sequence[Tensor], grads: Sequence[Tensor | None]):
         self.new = True
+        # until it was taken
         self._first: tuple[Sequence[Any], ...] = (params, grads)
         # with a copy of the multipliers, lists within lists, that edits of them do not reach
         self._facts = [deepcopy(fact) if isinstance(fact, list) else fact for fact in _facts(optimizer)]
@@ -75,13 +76,18 @@ class Plan:
             self._spread()
 
     def take(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> bool:
-        """Take in the gradients of the next step; False if this plan no longer describes what they belong to."""
+        """Take in the gradients of the next step; False if this plan no longer describes what they belong to.
+
+        Args:
+            params: all of the optimizer.
+        """
         if self._watch is None or self._facts != _facts(optimizer):
             return False
         if optimizer.rescaling is not None:
             targets = optimizer.rescaling.targets()
             if len(targets) != len(self._targets) or not all(map(_same_target, targets, self._targets)):
                 return False
+        # a DTensor's gradient is one, too, of which the local part is looked at
         grads = None
         if self._distributed:
             grads = [param.grad for param in params]

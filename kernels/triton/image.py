@@ -94,9 +94,8 @@ class Image:
         self.known = np.zeros(self.rows, dtype=bool)
         """For each row, whether its parameter is as it was when `remember` was called, by its version counter."""
         self._all_known = False
-        self._stale = True
-        """Whether anything is to be uploaded but what often changes."""
-        self._behind = True
+        # what is to be uploaded: more than what often changes, or that alone
+        self._stale = self._behind = True
         self._spares: list[Tensor] = []
         self._captured: list[tuple[Tensor, Any]] = []
         self.workspace: Any = None

@@ -43,7 +43,7 @@ static PyObject *next_of(PyObject *dict, Py_ssize_t *place) {
     return PyDict_Next(dict, place, &key, &value) ? Py_NewRef(value) : NULL;
 }
 
-/* write down what there is; -1 with an exception */
+/* write down what there is but for the gradients, which are all new to the first look; -1 with an exception */
 static int learn(Watch *self, PyObject *params, PyObject *grads, PyObject *states) {
     int64_t words[3 + WORDS], address;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(params); i++) {
