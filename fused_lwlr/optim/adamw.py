@@ -1,6 +1,7 @@
 """AdamW, and a multiplier for every layer."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from fused_lwlr.optim.gate import Nonfinite
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.optim.precision import Precision
 from fused_lwlr.scaling import Scaling
+
+OPTIONS = itemgetter("lr", "betas", "eps", "weight_decay", "maximize", "ema")
 
 
 class AdamW(FusedOptimizer, torch.optim.AdamW):
@@ -108,19 +111,19 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
     def hyper_rows(self, plan: Plan) -> tuple[list[AdamWHyper], Sequence[int]]:
         cohorts, rows = plan.cohorts(plan.state.steps)
         correct = self.scaling is None or self.scaling.bias_correction
-        return [_hyper(self.param_groups[group], float(taken) + 1, correct) for group, taken in cohorts], rows
+        return [_hyper(self.param_groups[group], taken + 1, correct) for group, taken in cohorts], rows
 
 
 def _hyper(group: dict[str, Any], step: float, bias_correction: bool) -> AdamWHyper:
-    beta1, beta2 = group["betas"]
+    lr, (beta1, beta2), eps, weight_decay, maximize, ema = OPTIONS(group)
     return AdamWHyper(
-        lr=number(group["lr"], group),
-        beta1=float(beta1),
-        beta2=float(beta2),
-        eps=float(group["eps"]),
-        weight_decay=number(group["weight_decay"], group),
-        maximize=group["maximize"],
-        step=step,
-        bias_correction=bias_correction,
-        ema=0.0 if group["ema"] is None else decay_of(group),
+        number(lr, group),
+        float(beta1),
+        float(beta2),
+        float(eps),
+        number(weight_decay, group),
+        maximize,
+        step,
+        bias_correction,
+        0.0 if ema is None else decay_of(group),
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -25,6 +26,7 @@ from fused_lwlr.scaling import BalancedLR, Scaling
 if TYPE_CHECKING:
     from fused_lwlr.methods.elr import ScaleInvariant
 
+CAPTURABLE = itemgetter("capturable")
 UNSUPPORTED = {
     "foreach": "the step is one launch for all tensors already; leave foreach=None",
     "differentiable": "the step is not differentiable; use torch.optim for that",
@@ -99,7 +101,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     @property
     def counts_on_device(self) -> bool:
         """Whether the device counts steps: where only it knows which were skipped, or a graph replays them."""
-        return self._counts or any(group["capturable"] for group in self.param_groups)
+        return self._counts or any(map(CAPTURABLE, self.param_groups))
 
     def _check_fused(self, fused: bool | None) -> None:
         if fused is not None and fused != (self.backend != "torch"):

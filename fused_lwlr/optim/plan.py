@@ -147,15 +147,13 @@ class Plan:
             part.table.hyper_row = part.of(rows)
         decisions = self._decide(optimizer, hyper, loss_scale)
         # all of them before the first is launched: what fails here leaves every parameter as it was
-        ready = [
-            getattr(part.backend, self._prepare)(
-                part.table, hyper, decision.scale, decision.gate, rounding_seed=part.rounding_seed
-            )
-            for part, decision in zip(self.parts, decisions, strict=True)
-        ]
-        for part, decision, launch in zip(self.parts, decisions, ready, strict=True):
+        ready = []
+        for part, (scale, gate, statistics) in zip(self.parts, decisions, strict=True):
+            prepare = getattr(part.backend, self._prepare)
+            ready.append((part, prepare(part.table, hyper, scale, gate, rounding_seed=part.rounding_seed), statistics))
+        for part, launch, statistics in ready:
             found = launch()
-            part.statistics = found if decision.statistics is None else decision.statistics
+            part.statistics = found if statistics is None else statistics
             # at once, so that a part that fails leaves those before it stepped in full
             self.state.count(part.live)
             if self.new:
@@ -195,7 +193,8 @@ class Plan:
         if marks is None:
             return self._unmarked, self.group
         # the bytes tell sooner than numpy does
-        if marks.tobytes() == marks[:1].tobytes() * len(marks):
+        together = marks.tobytes()
+        if together == together[: marks.itemsize] * len(marks):
             mark = marks.item(0)
             return [(group, mark) for group, _ in self._unmarked], self.group
         pairs = list(zip(self.group, marks.tolist(), strict=True))

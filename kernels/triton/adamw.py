@@ -119,12 +119,14 @@ def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
 
     The last two are of two floats each. In double precision, rounded once.
     """
-    # 1 − 0ᵗ is 1
-    beta1, beta2 = (h.beta1, h.beta2) if h.bias_correction else (0.0, 0.0)
-    gain, correction2 = 1 / (1 - beta1**h.step), (1 - beta2**h.step) ** 0.5
-    header = (h.lr, -1.0 if h.maximize else 1.0, 0.0, h.weight_decay, gain, correction2)
-    numbers = (1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2))
-    return *header, *UNUSED, 1 - h.ema, 0.0, *numbers
+    lr, beta1, beta2, eps, weight_decay, maximize, step, bias_correction, ema = h
+    numbers = (1 - beta1, beta2, 1 - beta2, eps)
+    if not bias_correction:
+        # 1 − 0ᵗ is 1
+        beta1 = beta2 = 0.0
+    gain, correction2 = 1 / (1 - beta1**step), (1 - beta2**step) ** 0.5
+    header = (lr, -1.0 if maximize else 1.0, 0.0, weight_decay, gain, correction2, *UNUSED, 1 - ema, 0.0)
+    return *header, *numbers, *_two_floats(beta1), *_two_floats(beta2)
 
 
 @lru_cache(maxsize=16)

@@ -40,7 +40,7 @@ def staged(hyper: Sequence[Sequence[Number]], extra: Sequence[float], device: to
     """
     if not hyper:
         return NO_HYPER
-    last = (*[0.0] * ((len(hyper[0]) + len(extra)) % 2), *extra)
+    last = extra if (len(hyper[0]) + len(extra)) % 2 == 0 else (0.0, *extra)
     width = len(hyper[0]) + len(last)
     numbers: list[Any] = []
     for row in hyper:
