@@ -24,17 +24,7 @@ def hooked(step: Step) -> Step:
 
     @wraps(step)
     def serve(*args: Any, **kwargs: Any) -> Any:
-        self = args[0]
-        wanted = (
-            _profiler_enabled()
-            or self._optimizer_step_pre_hooks
-            or self._optimizer_step_post_hooks
-            or torch_optimizer._global_optimizer_pre_hooks
-            or torch_optimizer._global_optimizer_post_hooks
-        )
-        if wanted and getattr(type(self).step, "served", False):
-            return full(*args, **kwargs)
-        return step(*args, **kwargs)
+        return (full if getattr(type(args[0]).step, "served", False) else step)(*args, **kwargs)
 
     untraced = _disable_dynamo(serve)
 
@@ -43,7 +33,16 @@ def hooked(step: Step) -> Step:
         # while a frame is traced, or below one that was not
         if is_dynamo_compiling() or get_eval_frame_callback() is not None:
             return untraced(*args, **kwargs)
-        return serve(*args, **kwargs)
+        self = args[0]
+        if (
+            _profiler_enabled()
+            or self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks
+        ):
+            return serve(*args, **kwargs)
+        return step(*args, **kwargs)
 
     # so that torch does not wrap it again
     wrapper.hooked = wrapper.served = True  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ class Workspace:
         footprint = sum(image.sizes.values(), np.zeros_like(image.numel))
         norms = sum((image.sizes[name] for name in first if name in image.sizes), np.zeros_like(image.numel))
         segments, self.within = schedule(footprint, norms, measured=bool(first))
-        self._counted: tuple[Any, tuple[int, int]] = (None, (0, 0))
+        self._counted: tuple[Any, bool, tuple[int, int]] = (None, False, (0, 0))
         self._numel, self._tile, self._device = image.numel, tile, device
         self.items = self._upload(segments)
         self.tiles = int((-(-image.numel // tile)).sum())
@@ -55,14 +55,14 @@ class Workspace:
             image: says of which rows Σw² is known, and not read.
             again: whether update items read it again.
         """
-        key = (image.known.tobytes(), again)
-        if self._counted[0] != key:
+        # an image that knows of other rows has another array
+        if self._counted[0] is not image.known or self._counted[1] is not again:
             read = sum((image.sizes[name] for name in self.first if name in image.sizes), np.zeros_like(image.numel))
             if "param" not in self.first:
                 read = read + np.where(image.known, 0, image.sizes["param"])
             cached = int(np.sum(read * (self.within & again)))
-            self._counted = (key, (int(np.sum(read)) - cached, cached))
-        return self._counted[1]
+            self._counted = (image.known, again, (int(np.sum(read)) - cached, cached))
+        return self._counted[2]
 
     @cached_property
     def norms(self) -> torch.Tensor:
