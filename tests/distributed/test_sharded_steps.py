@@ -84,7 +84,7 @@ def test_slices_of_rows_that_are_sharded_twice_are_refused():
 @pytest.mark.parametrize(
     ("name", "options", "layout"),
     [(*row, "rows") for row in CONTROLS]
-    + [(*row, layout) for row in CONTROLS[3::2] for layout in LAYOUTS if layout != "rows"],
+    + [(*row, layout) for row in CONTROLS[3::2] for layout in ("columns", "both", "twice")],
 )
 def test_norms_are_of_the_whole(name, options, layout):
     if layout == "twice":
@@ -94,8 +94,7 @@ def test_norms_are_of_the_whole(name, options, layout):
 
 @pytest.mark.parametrize(("name", "scaling"), [(name, scaling) for name in OURS for scaling in SCALINGS])
 def test_every_scaling(name, scaling):
-    follow(name, {"scaling": scaling, "clip_global_norm": 1.0}, "torch", "rows", 2, close)
-    follow(name, {"scaling": scaling}, "torch", "rows", 2, close)
+    follow(name, {"scaling": scaling, "clip_global_norm": 1.0 if name == "sgd" else None}, "torch", "rows", 2, close)
 
 
 @pytest.mark.parametrize(

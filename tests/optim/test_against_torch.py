@@ -47,7 +47,7 @@ def test_every_option(name, options, backend, dtype, device):
     expected = twin(named)
     ours, torchs = pair(name, options, named, expected, backend)
     # the interpreter takes its time
-    steps = STEPS if backend == "torch" else 10
+    steps = STEPS if backend == "torch" else 6
     train((ours, torchs), (named, expected), steps)
     compare(same if backend == "torch" else partial(close, steps=steps), ours, torchs, named, expected)
 

@@ -95,7 +95,7 @@ def live_tensors():
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-STEPS = 10_000
+STEPS = 6_000
 TRACED = 1_000
 """Steps for which allocations are counted by the byte, which takes ten times as long."""
 
