@@ -69,10 +69,9 @@ def test_complex_is_pairs_of_reals(name, desc, backend, dtype):
                 same(torch.view_as_real(value) if value.is_complex() else value, reals.state[q][key])
 
 
-@pytest.mark.parametrize("contiguous", [True, False])
 @every_input_and_backend
-def test_goes_in_the_right_direction(name, desc, backend, contiguous):
-    problem = Regression(contiguous=contiguous)
+def test_goes_in_the_right_direction(name, desc, backend):
+    problem = Regression()
     optimizer = ours_of(name, problem.named, backend, **options_of(name, desc))
     closure = problem.closure(optimizer)
     first = closure().item()
