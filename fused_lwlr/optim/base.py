@@ -184,7 +184,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if captured not in self._captured:
                     self._captured = (*self._captured, captured)
             self._plan = plan or Plan(self, params, [param.grad for param in params])
-            self._plan.run(self, loss_scale)
+            self._plan.run(self, params, loss_scale)
         finally:
             torch._C._set_grad_enabled(grad_enabled)
         self.gate.report(wait=False)

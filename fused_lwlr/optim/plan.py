@@ -35,13 +35,9 @@ class Plan:
         group: for each live parameter, the index of its param group.
         state: of the live parameters.
         parts: what is launched.
-        new: whether no step was taken by it yet.
     """
 
     def __init__(self, optimizer: "FusedOptimizer", params: Sequence[Tensor], grads: Sequence[Tensor | None]):
-        self.new = True
-        # until it was taken
-        self._first: tuple[Sequence[Any], ...] = (params, grads)
         # with a copy of the multipliers, lists within lists, that edits of them do not reach
         self._facts = [deepcopy(fact) if isinstance(fact, list) else fact for fact in _facts(optimizer)]
         for group in optimizer.param_groups:
@@ -75,13 +71,18 @@ class Plan:
         if self._distributed:
             self._spread()
 
+    @property
+    def new(self) -> bool:
+        """Whether no step was taken by it yet."""
+        return self._watch is None
+
     def take(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> bool:
         """Take in the gradients of the next step; False if this plan no longer describes what they belong to.
 
         Args:
             params: all of the optimizer.
         """
-        if self._watch is None or self._facts != _facts(optimizer):
+        if self.new or self._facts != _facts(optimizer):
             return False
         if optimizer.rescaling is not None:
             targets = optimizer.rescaling.targets()
@@ -125,17 +126,24 @@ class Plan:
         """Entries of the live parameters, and then as many others as there are tensors that are only rescaled."""
         return [*entries, *[idle] * len(self._idle)] if self._idle else entries
 
-    def run(self, optimizer: "FusedOptimizer", loss_scale: LossScale) -> None:
-        """Step every part, store what the step created, and let go of the gradients."""
+    def run(self, optimizer: "FusedOptimizer", params: Sequence[Tensor], loss_scale: LossScale) -> None:
+        """Step every part, store what the step created, and let go of the gradients.
+
+        Args:
+            params: all of the optimizer.
+        """
         try:
             if self.parts:
                 self._launch(optimizer, loss_scale)
+                if self.new:
+                    self._names = self.state.names
+                    seen = self._seen(optimizer, params, [param.grad for param in params])
+                    self._watch = self.parts[0].backend.watch(*seen, self._names)
         finally:
             self.release()
 
     def release(self) -> None:
         """Let go of the gradients of all parts, also of those that a failure leaves out."""
-        self._first = ()
         for part in self.parts:
             part.table.release()
 
@@ -161,10 +169,6 @@ class Plan:
         if self._distributed:
             # the kernels know of the local parts only
             increment_version([param for param in self._params if is_distributed(param)])
-        if self.new:
-            self.new = False
-            self._names = self.state.names
-            self._watch = self.parts[0].backend.watch(*self._seen(optimizer, *self._first), self._names)
 
     def _decide(self, optimizer: "FusedOptimizer", hyper: list[Any], loss_scale: LossScale) -> list[Decision]:
         """For each part, the factors and the gate of this step."""

@@ -56,7 +56,7 @@ class Workspace:
             again: whether update items read it again.
         """
         # an image that knows of other rows has another array
-        if self._counted[0] is not image.known or self._counted[1] is not again:
+        if self._counted[0] is not image.known or self._counted[1] != again:
             read = sum((image.sizes[name] for name in self.first if name in image.sizes), np.zeros_like(image.numel))
             if "param" not in self.first:
                 read = read + np.where(image.known, 0, image.sizes["param"])

@@ -126,6 +126,37 @@ def test_hyper_row_of_a_tensor_changes(device):
     agree("sgd", table, options)
 
 
+def test_only_what_changed_is_uploaded(device, monkeypatch):
+    """Rates and addresses of gradients together, anything else with all there is; and the device has it all."""
+    table = make("sgd", [(5,), (40, 3), (7,)], torch.float32, device)
+    hyper = Staged(1, 2, np.array([0.1, 0.2], dtype=np.float32).tobytes())
+    other = Staged(1, 2, np.array([0.3, 0.2], dtype=np.float32).tobytes())
+    columns = ("param", "grad", "momentum_buffer")
+    image, sizes = image_of(table, columns, hyper, tile=4), []
+    passing = image._passing
+    monkeypatch.setattr(image, "_passing", lambda host: sizes.append(len(host)) or passing(host))
+    # one hyper row, the padding behind it, and two columns of addresses
+    few, whole = 1 + 1 + 2 * 3, len(image.buffer)
+    for change, expected in [
+        (lambda: None, []),
+        (lambda: table.replace("grad", [t.clone() for t in table.columns["grad"]]), [few]),
+        (lambda: table.replace("momentum_buffer", [t.clone() for t in table.columns["momentum_buffer"]]), [whole]),
+        (lambda: None, []),
+    ]:
+        change()
+        image_of(table, columns, hyper, tile=4)
+        assert sizes == expected
+        assert torch.equal(image.buffer.cpu(), image._host)
+        sizes.clear()
+    image_of(table, columns, other, tile=4)
+    assert sizes == [few]
+    assert torch.equal(image.buffer.cpu(), image._host)
+    table.hyper_row = [0, 0, 1]
+    image_of(table, columns, other, tile=4)
+    assert sizes == [few, whole]
+    assert torch.equal(image.buffer.cpu(), image._host)
+
+
 def test_numbers_on_the_device(device):
     rows = [Row(0, multiplier=1 / 3), Row(1, 0, 2, 0.1, scaled=True), Row(1, 2, 5, 1e-30, power=2, anchor=True)]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)

@@ -79,8 +79,8 @@ EDITS = {
 def test_what_is_noticed(backend, edit):
     it = made(backend)
     apply, noticed = EDITS[edit]
-    before = found(it.look())
-    kept = [*it.params, *it.state.values()]
+    # what is replaced must live on, so that nothing new takes its address
+    kept = [*it.params, *(param.grad for param in it.params), *first(it).values()]
     apply(it)
     for _ in range(2):
         if noticed:
@@ -89,8 +89,7 @@ def test_what_is_noticed(backend, edit):
             grads = [param.grad for param in it.params if param.grad is not None]
             assert [id(grad) for grad in found(it.look())[0]] == [id(grad) for grad in grads]
             assert found(it.look())[1] == addresses(grads)
-    assert kept
-    assert before[1] != [] or noticed
+    del kept
 
 
 GRADIENTS = {
@@ -107,19 +106,17 @@ def test_gradients_that_are_something_else(backend, other):
     it = made(backend)
     place, make = GRADIENTS[other]
     grads = [param.grad for param in it.params]
-    # not a transposed or negated gradient instead of another of these
+    # of the same strides as the one that comes instead
     grads[place] = imaginary(torch.ones(5)) if other == "negative" else grads[place]
     it.watch.look(it.params, grads, it.state)
     there = [grad for grad in grads if grad is not None]
     assert found(it.watch.look(it.params, grads, it.state))[1] == addresses(there)
     grads[place] = make()
     there = [grad for grad in grads if grad is not None]
-    assert [
-        grad is other for grad, other in zip(found(it.watch.look(it.params, grads, it.state))[0], there, strict=True)
-    ]
-    again, where = found(it.watch.look(it.params, grads, it.state))
-    assert all(a is b for a, b in zip(again, there, strict=True))
-    assert where == addresses(there)
+    for expected in (None, addresses(there)):
+        again, where = found(it.watch.look(it.params, grads, it.state))
+        assert all(a is b for a, b in zip(again, there, strict=True))
+        assert where == expected
     # their own again
     assert it.look()[1] is None
     assert it.look()[1] is not None
