@@ -27,6 +27,9 @@ TYPES = {
     "addresses": "*i64",
     "floats": "*fp32",
     "items": "*i32",
+    "shared_lr": "fp32",
+    "shared_c1": "fp32",
+    "shared_c2": "fp32",
     "counters": "*i32",
     "partials": "*fp32",
     "prints": "*i32",
@@ -71,7 +74,11 @@ def variants(dtype: Any) -> Iterator[Variant]:
         meta |= {"RULE": rule._rule, "LIVE": False, "BLOCK": constants.BLOCK, "WIDTH": width}
         made[name] = (rule, meta)
         yield Variant(name, name.split()[0], update.step_kernel, meta)
-    if dtype != tl.float32:
+    # of param groups with different rates
+    own = dict.fromkeys(("shared_lr", "shared_c1", "shared_c2"))
+    if dtype == tl.float32:
+        yield Variant("adamw, groups", "adamw", update.step_kernel, {**made["adamw"][1], **own})
+    else:
         exact = {"M": tl.float32, "X": tl.float32, "Y": tl.float32}
         yield Variant("adamw, master", "adamw", update.step_kernel, {**made["adamw"][1], **exact})
     if dtype == tl.bfloat16:
@@ -88,7 +95,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
         absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "row_sums", "seed"))
         yield Variant(f"{name}, ELR", kind, queue.queue_kernel, {**scaled, **absent})
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
-        unused = {"known_factors": None, "row_sums": None, "seed": None}
+        unused = {"known_factors": None, "row_sums": None, "seed": None, **own}
         yield Variant(f"{name}, all", kind, queue.queue_kernel, {**scaled, **everything, **unused})
         if (name, dtype) == ("adamw", tl.float32):
             balanced = {**scaled, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "GATED": True}
@@ -96,7 +103,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
             yield Variant(f"{name}, balanced", kind, queue.queue_kernel, balanced)
             yield Variant(f"{name}, ELR, ema", kind, queue.queue_kernel, {**scaled, **absent, "E": dtype})
         if dtype != tl.float32:
-            plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "LIVE": True}
+            plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "LIVE": True, **own}
             del absent["seed"]
             yield Variant(f"{name}, noise", kind, queue.queue_kernel, {**scaled, **absent, **plain})
     meta = {"W": dtype, "G": dtype, "TOTALS": False, "grad_scale": None, "BLOCK": constants.BLOCK}

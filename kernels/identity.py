@@ -122,7 +122,8 @@ class Watch:
         return there, addresses if self._grads is known else None
 
     def _entries(self, states: dict[Any, dict[str, Any]]) -> bytes:
-        entries = (state.get(name) for state in states.values() for name in self._names)
+        dicts = [state if isinstance(state, dict) else {} for state in states.values()]
+        entries = (state.get(name) for state in dicts for name in self._names)
         return _addresses([entry if isinstance(entry, Tensor) else None for entry in entries])
 
 

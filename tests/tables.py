@@ -1,6 +1,7 @@
 """Tables of random numbers for the tests of the kernels."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from tolerances import close
@@ -60,9 +61,9 @@ def equal(table: Table, other: Table, check: Callable[[Tensor, Tensor], None] = 
                 check(a, b)
 
 
-def agree(operation: str, table: Table, hyper: Sequence[SGDHyper | AdamWHyper]) -> None:
+def agree(operation: str, table: Table, hyper: Sequence[SGDHyper | AdamWHyper], **options: Any) -> None:
     """Triton on the table, the reference on a contiguous copy: same results, and the gradient untouched."""
     expected = twin(table)
-    getattr(triton, operation)(table, hyper)
-    getattr(reference, operation)(expected, hyper)
+    getattr(triton, operation)(table, hyper, **options)
+    getattr(reference, operation)(expected, hyper, **options)
     equal(table, expected)

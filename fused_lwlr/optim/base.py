@@ -47,6 +47,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Whether `state["step"]` is kept."""
     idle: Any
     """The hyper row of a tensor that is only rescaled."""
+    device_counts: bool
+    """Whether the device counts steps whatever the param groups say: where only it knows which were skipped."""
     holds_averages: bool = False
     """Whether parameters hold their averages now, within `averaged()`."""
     _ema: float | None = None
@@ -90,7 +92,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         check_control(scaling, clip_global_norm, nonfinite, rescale_weights)
         self.scaling = scaling
         self.rescaling = Rescaling(rescale_weights) if rescale_weights is not False else None
-        self._counts = nonfinite != "propagate" or self.precision.stochastic_rounding
+        self.device_counts = nonfinite != "propagate" or self.precision.stochastic_rounding
         max_norm = math.inf if clip_global_norm is None else float(clip_global_norm)
         balances = isinstance(scaling, BalancedLR)
         self.gate = GlobalGate(max_norm, nonfinite, rescales=self.rescaling is not None, balances=balances)
@@ -100,8 +102,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @property
     def counts_on_device(self) -> bool:
-        """Whether the device counts steps: where only it knows which were skipped, or a graph replays them."""
-        return self._counts or any(map(CAPTURABLE, self.param_groups))
+        """Whether the device counts steps, also where a graph may replay them."""
+        return self.device_counts or any(map(CAPTURABLE, self.param_groups))
 
     def _check_fused(self, fused: bool | None) -> None:
         if fused is not None and fused != (self.backend != "torch"):
@@ -171,7 +173,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         # GradScaler sets these for the time of a step
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         loss_scale = NO_LOSS_SCALE if grad_scale is None and found_inf is None else LossScale(grad_scale, found_inf)
-        self._counts |= found_inf is not None
+        if found_inf is not None:
+            self.device_counts = True
         groups = self.param_groups
         params = groups[0]["params"] if len(groups) == 1 else [param for group in groups for param in group["params"]]
         # what `torch.no_grad` does, which takes five times as long
@@ -243,7 +246,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         checkpoint.load(self, state_dict, kept=("fused", "capturable", *UNSUPPORTED))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("backend", "precision", "scaling", "rescaling", "gate", "_capturable", "_counts", "_ema")
+        own = ("backend", "precision", "scaling", "rescaling", "gate", "_capturable", "device_counts", "_ema")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

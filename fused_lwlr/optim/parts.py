@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from fused_lwlr import ops
@@ -37,6 +38,12 @@ class Part:
     def of(self, values: Sequence[Any]) -> Any:
         """Those of some values, one for each parameter of the plan, that belong here."""
         return values if len(self.members) == len(values) else [values[i] for i in self.members]
+
+    def addresses_of(self, addresses: bytes | None) -> bytes | None:
+        """Those that belong here, of int64 addresses if there are any."""
+        if addresses is None or len(addresses) == 8 * len(self.members):
+            return addresses
+        return np.frombuffer(addresses, dtype=np.int64)[self.members].tobytes()
 
 
 def partition(

@@ -67,6 +67,7 @@ class Plan:
         self._scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
         self._undecided = [Decision(self._scale, None)] * len(self.parts)
         self._watch: Any = None
+        self._rows: Sequence[int] | None = None
         self._completion: Completion | None = None
         if self._distributed:
             self._spread()
@@ -82,7 +83,7 @@ class Plan:
         Args:
             params: all of the optimizer.
         """
-        if self.new or self._facts != _facts(optimizer):
+        if self._watch is None or self._facts != _facts(optimizer):
             return False
         if optimizer.rescaling is not None:
             targets = optimizer.rescaling.targets()
@@ -95,17 +96,20 @@ class Plan:
             if not all(grad is None or same_placement(grad, param) for grad, param in zip(grads, params, strict=True)):
                 return False
         try:
-            found = self._watch.look(*self._seen(optimizer, params, grads))
+            if self._idle or self._distributed:
+                found = self._watch.look(*self._seen(optimizer, params, grads))
+            else:
+                found = self._watch.look(params, None, optimizer.state)
         except (RuntimeError, BufferError):  # of what has no address
             return False
         if found is None:
             return False
         there, addresses = found
-        here = self._with_idle(there, None)
-        if len(self.parts) > 1 or self._idle:
-            addresses = None
+        if self._idle:
+            there = self._with_idle(there, None)
+            addresses = addresses and addresses + bytes(8 * len(self._idle))
         for part in self.parts:
-            if not part.table.replace("grad", part.of(here), addresses):
+            if not part.table.replace("grad", part.of(there), part.addresses_of(addresses)):
                 self.release()
                 return False
         return True
@@ -135,7 +139,7 @@ class Plan:
         try:
             if self.parts:
                 self._launch(optimizer, loss_scale)
-                if self.new:
+                if self._watch is None:
                     self._names = self.state.names
                     seen = self._seen(optimizer, params, [param.grad for param in params])
                     self._watch = self.parts[0].backend.watch(*seen, self._names)
@@ -151,8 +155,10 @@ class Plan:
         hyper, rows = optimizer.hyper_rows(self)
         if self._idle:
             hyper, rows = [*hyper, optimizer.idle], self._with_idle(rows, len(hyper))
-        for part in self.parts:
-            part.table.hyper_row = part.of(rows)
+        if rows is not self._rows:
+            self._rows = rows
+            for part in self.parts:
+                part.table.hyper_row = part.of(rows)
         decisions = self._decide(optimizer, hyper, loss_scale)
         # all of them before the first is launched: what fails here leaves every parameter as it was
         ready = []
@@ -164,7 +170,7 @@ class Plan:
             part.statistics = found if statistics is None else statistics
             # at once, so that a part that fails leaves those before it stepped in full
             self.state.count(part.live)
-            if self.new:
+            if self._watch is None:
                 self.state.store(optimizer, part.live)
         if self._distributed:
             # the kernels know of the local parts only
@@ -208,7 +214,7 @@ class Plan:
 
 def _facts(optimizer: "FusedOptimizer") -> list[Any]:
     """What a plan depends on of the optimizer and every param group."""
-    facts: list[Any] = [optimizer.scaling, optimizer.precision, optimizer.counts_on_device]
+    facts: list[Any] = [optimizer.scaling, optimizer.precision, optimizer.device_counts]
     for group in optimizer.param_groups:
         params, capturable, ema, entries = FACTS(group)
         facts += len(params), capturable, ema is None, optimizer.state_columns(group), entries

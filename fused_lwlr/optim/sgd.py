@@ -118,16 +118,17 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
     def hyper_rows(self, plan: Plan) -> tuple[list[SGDHyper], Sequence[int]]:
         cohorts, rows = plan.cohorts(plan.state.fresh if plan.new else None)
-        return [_hyper(self.param_groups[group], bool(first)) for group, first in cohorts], rows
+        groups = self.param_groups
+        return [_hyper(groups[group], bool(first)) for group, first in cohorts], rows
 
 
 def _hyper(group: dict[str, Any], first: bool) -> SGDHyper:
     lr, momentum, dampening, weight_decay, nesterov, maximize, ema = OPTIONS(group)
     return SGDHyper(
-        number(lr, group),
+        lr if type(lr) is float else number(lr, group),
         float(momentum),
         float(dampening),
-        number(weight_decay, group),
+        weight_decay if type(weight_decay) is float else number(weight_decay, group),
         nesterov,
         maximize,
         first,

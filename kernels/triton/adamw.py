@@ -110,8 +110,7 @@ def prepare_adamw(
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """All of `adamw` that can be done, and fail, before anything is written; what is returned does the rest, once."""
-    rows = [_hyper(h) for h in hyper]
-    return prepare(table, RULE, rows, scale, gate, write=write, rounding_seed=rounding_seed)
+    return prepare(table, RULE, list(map(_hyper, hyper)), scale, gate, write=write, rounding_seed=rounding_seed)
 
 
 def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
@@ -120,13 +119,15 @@ def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
     The last two are of two floats each. In double precision, rounded once.
     """
     lr, beta1, beta2, eps, weight_decay, maximize, step, bias_correction, ema = h
-    numbers = (1 - beta1, beta2, 1 - beta2, eps)
+    gain1, decay2, gain2 = 1 - beta1, beta2, 1 - beta2
     if not bias_correction:
         # 1 − 0ᵗ is 1
         beta1 = beta2 = 0.0
     gain, correction2 = 1 / (1 - beta1**step), (1 - beta2**step) ** 0.5
-    header = (lr, -1.0 if maximize else 1.0, 0.0, weight_decay, gain, correction2, *UNUSED, 1 - ema, 0.0)
-    return *header, *numbers, *_two_floats(beta1), *_two_floats(beta2)
+    return (
+        lr, -1.0 if maximize else 1.0, 0.0, weight_decay, gain, correction2, *UNUSED, 1 - ema, 0.0,
+        gain1, decay2, gain2, eps, *_two_floats(beta1), *_two_floats(beta2),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=16)

@@ -29,8 +29,8 @@ class Image:
     16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R] · addresses [M, R] of M
     more columns, all int64. An address of 0 stands for an absent tensor.
     Tiles are numbered over all rows, in tiles of `tile` elements; traits are the bits below.
-    What changes from step to step, hyper rows and the addresses of gradients, is close together, and is uploaded alone
-    where nothing else has changed.
+    What changes most often, the addresses of gradients and hyper rows, is close together, and is uploaded alone where
+    nothing else has changed.
 
     A kernel walks a row in storage order, so all columns of a row must have the same strides and fill
     one run of memory. Where one does not, a scratch tensor stands in for it: filled before the launch,
@@ -66,6 +66,7 @@ class Image:
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
         self._addresses = [*staged[:fixed], *staged[fixed + 4 :]]
+        self._bytes_of_addresses = [addresses.view(np.uint8).data for addresses in self._addresses]
         numel[:], self._traits[:] = self.numel, self._own_traits
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
@@ -103,13 +104,15 @@ class Image:
         self.rescales = any(row.power for row in table.rows)
         self._bytes: dict[tuple[str, ...], int] = {}
 
-    def refresh(self, table: Table, hyper: Staged) -> None:
+    def refresh(self, table: Table, hyper: bytes) -> None:
         """Bring the image up to date with the table's tensors, and upload it if anything differs."""
         moved = changed = False
         if table.moves != self._moves:
             self._moves = table.moves
             for column, name in self._places:
-                if self._point(column, name, table):
+                addresses, traits = table.addresses[name], table.traits[name]
+                if addresses is not self._seen_addresses.get(name) or traits is not self._seen_traits.get(name):
+                    self._point(column, name, addresses, traits, table.columns[name])
                     moved = True
                     changed |= name != "grad"
         for name in self._scratched:
@@ -120,8 +123,8 @@ class Image:
         if hyper_row is not self._seen_hyper_row and hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = hyper_row
             changed |= _assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._tensor])
-        if hyper.data != self._numbers:
-            self._numbers = self._hyper[:] = hyper.data
+        if hyper != self._numbers:
+            self._numbers = self._hyper[:] = hyper
             moved = True
         capturing = is_capturing(table)
         if self._watch is not None:
@@ -202,12 +205,8 @@ class Image:
             self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
         return self._tiles[block]
 
-    def _point(self, column: int, name: str, table: Table) -> bool:
-        """Write the addresses of one column if they are new, its scratch tensors made first if its layout is new."""
-        addresses, traits = table.addresses[name], table.traits[name]
-        if addresses is self._seen_addresses.get(name) and traits is self._seen_traits.get(name):
-            return False
-        tensors = table.columns[name]
+    def _point(self, column: int, name: str, addresses: bytes, traits: object, tensors: Sequence[Any]) -> None:
+        """Write the addresses of one column, its scratch tensors made first if its layout is new."""
         self._seen_addresses[name] = addresses
         if traits is not self._seen_traits.get(name):
             self._seen_traits[name] = traits
@@ -221,13 +220,12 @@ class Image:
             # an absent tensor and an empty one have the address 0, which stays 0
             self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
         if self._whole and name not in self._scratched:
-            self._addresses[column].data.cast("B")[:] = addresses
-            return True
+            self._bytes_of_addresses[column][:] = addresses
+            return
         base = np.frombuffer(addresses, dtype=np.int64).copy()
         for i, scratch in self._scratch[name].items():
             base[i] = scratch.data_ptr()
         np.add(base[self._tensor], self._offsets[name], out=self._addresses[column])
-        return True
 
 
 def image_of(
@@ -243,10 +241,9 @@ def image_of(
     """
     image: Image | None = table.images.get(tuple(columns))
     if image is None or image.hyper_rows != hyper.rows or image.hyper_width != hyper.width:
-        image = table.images[tuple(columns)] = Image(
-            table, columns, [name for name in more if name in table.columns], hyper.rows, hyper.width, tile
-        )
-    image.refresh(table, hyper)
+        more = [name for name in more if name in table.columns]
+        image = table.images[tuple(columns)] = Image(table, columns, more, hyper.rows, hyper.width, tile)
+    image.refresh(table, hyper.data)
     return image
 
 

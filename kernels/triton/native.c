@@ -24,22 +24,63 @@ done:
     return result;
 }
 
-static PyObject *pack(PyObject *module, PyObject *numbers) {
-    PyObject *items = PySequence_Tuple(numbers);
-    Py_ssize_t count = items ? PyTuple_GET_SIZE(items) : 0;
-    PyObject *result = items ? PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(float)) : NULL;
-    for (Py_ssize_t i = 0; result && i < count; i++) {
-        PyObject *item = PyTuple_GET_ITEM(items, i);
-        if (!PyFloat_Check(item) && !PyLong_Check(item)) {
-            Py_SETREF(result, Py_NewRef(Py_None));
-            break;
-        }
+/* write numbers down as float32; 0 if one is neither a float nor an int, -1 with an exception */
+static int write_down(float *out, PyObject *numbers) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(numbers); i++) {
+        PyObject *item = PyTuple_GET_ITEM(numbers, i);
+        if (!PyFloat_Check(item) && !PyLong_Check(item))
+            return 0;
         double number = PyFloat_AsDouble(item);
-        ((float *)PyBytes_AS_STRING(result))[i] = (float)number;
+        out[i] = (float)number;
         if (number == -1 && PyErr_Occurred())
-            Py_CLEAR(result);
+            return -1;
     }
-    Py_XDECREF(items);
+    return 1;
+}
+
+/* put 0 in one column of rows; the number that they have there as a float, NULL if not all have the same or with an
+   exception */
+static PyObject *take_out(float *numbers, Py_ssize_t rows, Py_ssize_t width, Py_ssize_t column, PyObject *first) {
+    if (column < 0 || column >= PyTuple_GET_SIZE(first))
+        return PyErr_Format(PyExc_IndexError, "no column %zd", column);
+    for (Py_ssize_t i = rows - 1; i >= 0; i--) {
+        if (memcmp(numbers + i * width + column, numbers + column, sizeof(float)))
+            return NULL;
+        numbers[i * width + column] = 0;
+    }
+    return PyNumber_Float(PyTuple_GET_ITEM(first, column));
+}
+
+static PyObject *pack(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    if (given != 3 || !PyList_Check(args[0]) || !PyTuple_Check(args[1]) || !PyTuple_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "pack takes a list of tuples, and two tuples");
+    PyObject *rows = args[0], *last = args[1], *columns = args[2];
+    PyObject *first = PyList_GET_SIZE(rows) ? PyList_GET_ITEM(rows, 0) : last;
+    Py_ssize_t head = PyTuple_Check(first) ? PyTuple_GET_SIZE(first) : 0, width = head + PyTuple_GET_SIZE(last);
+    PyObject *data = PyBytes_FromStringAndSize(NULL, PyList_GET_SIZE(rows) * width * (Py_ssize_t)sizeof(float));
+    PyObject *shared = PyTuple_New(PyTuple_GET_SIZE(columns)), *result = NULL;
+    int good = data && shared ? 1 : -1;
+    float *numbers = data ? (float *)PyBytes_AS_STRING(data) : NULL;
+    for (Py_ssize_t i = 0; good == 1 && i < PyList_GET_SIZE(rows); i++) {
+        PyObject *row = PyList_GET_ITEM(rows, i);
+        if (!PyTuple_Check(row) || PyTuple_GET_SIZE(row) != head) {
+            PyErr_Format(PyExc_TypeError, "pack takes rows that are tuples of one length");
+            good = -1;
+        } else if ((good = write_down(numbers + i * width, row)) == 1)
+            good = write_down(numbers + i * width + head, last);
+    }
+    for (Py_ssize_t i = 0; good == 1 && i < PyTuple_GET_SIZE(columns); i++) {
+        Py_ssize_t column = PyLong_AsSsize_t(PyTuple_GET_ITEM(columns, i));
+        PyObject *number = take_out(numbers, PyList_GET_SIZE(rows), width, column, first);
+        good = number ? 1 : PyErr_Occurred() ? -1 : 0;
+        PyTuple_SET_ITEM(shared, i, number);
+    }
+    if (good == 1)
+        result = PyTuple_Pack(2, data, shared);
+    else if (good == 0)
+        result = Py_NewRef(Py_None);
+    Py_XDECREF(data);
+    Py_XDECREF(shared);
     return result;
 }
 
@@ -91,7 +132,7 @@ static PyObject *bind(PyObject *module, PyObject *const *types, Py_ssize_t given
 
 static PyMethodDef methods[] = {
     {"identify", identify, METH_O, NULL},
-    {"pack", pack, METH_O, NULL},
+    {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL, NULL},
     {"version_sum", version_sum, METH_O, NULL},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL, NULL},
     {NULL},

@@ -78,13 +78,32 @@ def _held(states: dict[Any, dict[str, Any]], names: Sequence[str]) -> list[Any]:
     return list(map(to_dlpack, entries))
 
 
-def pack(numbers: Sequence[Any]) -> bytes | None:
-    """Numbers as float32, one after the other; None if one is neither a float nor an int."""
+def pack(
+    rows: list[tuple[Any, ...]], last: tuple[float, ...], shared: tuple[int, ...] = ()
+) -> tuple[bytes, tuple[float, ...]] | None:
+    """Rows of numbers as float32, one after the other.
+
+    Args:
+        last: more numbers that every row ends with.
+        shared: columns that are the same in all rows, of which 0 is written instead.
+
+    Returns:
+        The rows, and what they share; None if there is something that is neither a float nor an int, or if what should
+        be shared is not.
+    """
     native = _compiled()
     if native is not None:
-        packed: bytes | None = native.pack(numbers)
+        packed: tuple[bytes, tuple[float, ...]] | None = native.pack(rows, last, shared)
         return packed
-    return array("f", numbers).tobytes() if all(isinstance(number, (float, int)) for number in numbers) else None
+    if not all(isinstance(number, (float, int)) for row in rows for number in row):
+        return None
+    singles = [array("f", (*row, *last)) for row in rows]
+    for at in shared:
+        if len({row[at : at + 1].tobytes() for row in singles}) > 1:
+            return None
+        for row in singles:
+            row[at] = 0.0
+    return b"".join(row.tobytes() for row in singles), tuple(float(rows[0][at]) for at in shared)
 
 
 def version_sum(tensors: Sequence[Tensor]) -> int:

@@ -18,7 +18,7 @@ from fused_lwlr.kernels.triton.norms import FOLD, add_norms, add_weights, finger
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, sum_slots
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, tile_at
-from fused_lwlr.kernels.triton.update import TAIL, number, step_block
+from fused_lwlr.kernels.triton.update import TAIL, moving, number, step_block
 
 PASSES, SLOTS = constants.QUEUE_PASSES, constants.QUEUE_SLOTS
 
@@ -79,8 +79,8 @@ def _leave(
     do_not_specialize_on_alignment=["totals", "grad_scale", "found_inf", "known_factors"],
 )
 def queue_kernel(
-    addresses, floats, items, item_count, rows, tiles, counters, partials, prints, factors, out, totals,
-    next_totals, max_norm, grad_scale, found_inf, known_factors, row_sums, seed,
+    addresses, floats, items, item_count, rows, shared_lr, shared_c1, shared_c2, tiles, counters, partials, prints,
+    factors, out, totals, next_totals, max_norm, grad_scale, found_inf, known_factors, row_sums, seed,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, STEP: tl.constexpr,
     M: tl.constexpr, E: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr, LIVE: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -91,6 +91,7 @@ def queue_kernel(
 
     addresses: see `Image`, with columns param, grad, three of state, step, master_weight, and ema where there is one.
     items: see `item_list`.
+    shared_lr, shared_c1, shared_c2: see `update`.
     counters: ticket, programs that left; for each row norm items done, settled, update items done; the largest Σw².
     partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
     factors: [3, rows], of the gradient, of the decayed gradient, of the direction. out: [rows, 5], statistics.
@@ -138,10 +139,9 @@ def queue_kernel(
             e_at = tile_at(addresses + 11 * rows, row, start, E)
         hyper = floats + rows + rows % 2 + WIDTH * tl.load(addresses + 8 * rows + row)
         aligned = (w_at | g_at | x_at | y_at | z_at | m_at | e_at) % ALIGNMENT == 0
-        lr = number(hyper, 0, LIVE) * tl.load(floats + row)
+        lr, c1, c2 = moving(hyper, shared_lr, shared_c1, shared_c2, LIVE)
+        lr *= tl.load(floats + row)
         sign = tl.load(hyper + 1)
-        c1 = tl.load(hyper + 4)
-        c2 = tl.load(hyper + 5)
         taken = tl.zeros([], tl.float32)
         if STEP is not None:
             step_at = tl.load(addresses + 5 * rows + row)

@@ -89,14 +89,14 @@ def prepare_sgd(
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """All of `sgd` that can be done, and fail, before anything is written; what is returned does the rest, once."""
-    rows = [_hyper(h) for h in hyper]
-    return prepare(table, RULE, rows, scale, gate, write=write, rounding_seed=rounding_seed)
+    return prepare(table, RULE, list(map(_hyper, hyper)), scale, gate, write=write, rounding_seed=rounding_seed)
 
 
 def _hyper(h: SGDHyper) -> tuple[Number, ...]:
     """lr, sign, weight_decay, 0, decay, gain, 1 − ema, 0; momentum, 1 − dampening, nesterov."""
     lr, momentum, dampening, weight_decay, nesterov, maximize, first, ema = h
     gain = 1 - dampening
-    beginning = (0.0, 1.0) if first else (momentum, gain)
-    header = (lr, -1.0 if maximize else 1.0, weight_decay, 0.0, *beginning, *UNUSED, 1 - ema, 0.0)
-    return *header, momentum, gain, float(nesterov)
+    return (
+        lr, -1.0 if maximize else 1.0, weight_decay, 0.0, 0.0 if first else momentum, 1.0 if first else gain, *UNUSED,
+        1 - ema, 0.0, momentum, gain, nesterov,
+    )  # fmt: skip

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from fused_lwlr.kernels.triton import launch as launching
 from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.carried import carried_of
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.hyper import staged
+from fused_lwlr.kernels.triton.hyper import ABSENT, Staged, packed_rows, padded, staged
 from fused_lwlr.kernels.triton.image import Image, image_of
 from fused_lwlr.kernels.triton.launch import Bound, launch, residents
 from fused_lwlr.kernels.triton.workspace import Workspace
@@ -59,10 +59,42 @@ class Variant:
     """The `Workspace`, where there is a queue."""
 
 
+Take = Callable[[Table, Sequence[float]], Tensor | None]
+"""Launches a step of a table, which it must not hold, since the table holds it; also takes the numbers of `MOVING`."""
+
+
+class Last(NamedTuple):
+    """The last step of a table, which the next one often differs from in its numbers and gradients only."""
+
+    scale: Scale | None
+    write: bool
+    rounding_seed: int | None
+    rows: int
+    """Of numbers."""
+    ending: tuple[float, ...]
+    """What every row of numbers ends with."""
+    shares: bool
+    """Whether the kernel takes the numbers of `MOVING`."""
+    image: Image
+    work: Any
+    """The image's workspace."""
+    take: Take
+
+    def like(self, scale: Scale | Factors | Balance | None, write: bool, rounding_seed: int | None, rows: int) -> bool:
+        """Whether a step without a gate is of this kind."""
+        return (
+            scale is self.scale
+            and rows == self.rows
+            and write == self.write
+            and rounding_seed == self.rounding_seed
+            and self.work is self.image.workspace
+        )
+
+
 def prepare(
     table: Table,
     rule: Rule,
-    hyper: Sequence[Sequence[Number]],
+    hyper: list[tuple[Number, ...]],
     scale: Scale | Factors | Balance | None,
     gate: Gate | None,
     *,
@@ -70,25 +102,39 @@ def prepare(
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
     """All of a step of a rule on every row of a table but its one launch, which what is returned does."""
-    numbers = scale.numbers if isinstance(scale, Scale) else ()
-    rows = staged(hyper, numbers, table.columns["param"][0].device)
-    image = image_of(table, rule.columns, rows, tile=TILE, more=MORE)
+    last: Last | None = table.launches.get(rule)
+    if last is not None and gate is None and last.like(scale, write, rounding_seed, len(hyper)):
+        packed = packed_rows(hyper, last.ending)
+        if packed is not None and bool(packed[1]) == last.shares:
+            last.image.refresh(table, packed[0])
+            return partial(last.take, table, packed[1])
+    ending = padded(hyper, scale.numbers if isinstance(scale, Scale) else ())
+    numbers = staged(hyper, ending, table.columns["param"][0].device)
+    image = image_of(table, rule.columns, numbers, tile=TILE, more=MORE)
     if scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None:
-        return _plain(table, image, rule, live=rows.live, write=write)
-    return _queued(table, image, rule, scale, gate or NO_GATE, live=rows.live, write=write, rounding_seed=rounding_seed)
+        take = _plain(table, image, rule, numbers, write=write)
+    else:
+        take = _queued(table, image, rule, numbers, scale, gate or NO_GATE, write=write, rounding_seed=rounding_seed)
+    table.launches.pop(rule, None)
+    if hyper and gate is None and not numbers.live and (scale is None or isinstance(scale, Scale)):
+        shares = bool(numbers.shared)
+        table.launches[rule] = Last(
+            scale, write, rounding_seed, len(hyper), ending, shares, image, image.workspace, take
+        )
+    return partial(take, table, numbers.shared)
 
 
-def _plain(table: Table, image: Image, rule: Rule, *, live: bool, write: bool) -> Callable[[], None]:
+def _plain(table: Table, image: Image, rule: Rule, hyper: Staged, *, write: bool) -> Take:
     """A step in which no tile waits for another."""
-    key = (rule, live, write)
+    key = (rule, hyper.live, write)
     variant = table.launches.get(key)
     if variant is None or variant.bound.image is not image:
-        variant = table.launches[key] = _plain_variant(image, rule, live=live, write=write)
+        variant = table.launches[key] = _plain_variant(image, rule, live=hyper.live, write=write)
     bound, written = variant.bound, variant.written
-    bound.ready()
+    bound.ready(*(hyper.shared or ABSENT))
 
-    def take() -> None:
-        launch(bound)
+    def take(table: Table, shared: Sequence[float]) -> None:
+        launch(bound, *(shared or ABSENT))
         if write:
             image.finish(table, written)
 
@@ -106,13 +152,13 @@ def _queued(
     table: Table,
     image: Image,
     rule: Rule,
+    hyper: Staged,
     scale: Scale | Factors | Balance | None,
     gate: Gate,
     *,
-    live: bool,
     write: bool,
     rounding_seed: int | None,
-) -> Callable[[], Tensor | None]:
+) -> Take:
     """A step by a queue: of norms and updates, or with numbers that only the device knows."""
     kind = type(scale)
     formula = scale.formula if isinstance(scale, Scale) else None
@@ -120,11 +166,11 @@ def _queued(
     balance = kind is Balance
     carried, rescale = carried_of(table), gate.totals is not None and image.rescales
     place = None if scale is None else scale.place
-    key = (rule, live, write, rescale, gate.totals is None, gate.skip, kind, place, formula)
+    key = (rule, hyper.live, write, rescale, gate.totals is None, gate.skip, kind, place, formula)
     variant = table.launches.get(key)
     if variant is None or variant.bound.image is not image or variant.work is not image.workspace:
         variant = table.launches[key] = _queue_variant(
-            image, rule, scale, gate, live=live, write=write, rescale=rescale
+            image, rule, scale, gate, live=hyper.live, write=write, rescale=rescale
         )
     bound, work, written = variant.bound, variant.work, variant.written
     arguments = (
@@ -132,10 +178,10 @@ def _queued(
         gate.max_norm, gate.grad_scale, gate.found_inf, known, carried.rows if balance and write else None,
         rounding_seed,
     )  # fmt: skip
-    bound.ready(*arguments)
+    bound.ready(*(hyper.shared or ABSENT), *arguments)
 
-    def take() -> Tensor | None:
-        launch(bound, *arguments)
+    def take(table: Table, shared: Sequence[float]) -> Tensor | None:
+        launch(bound, *(shared or ABSENT), *arguments)
         if formula is not None:
             read, cached = work.first_reads(image, again=write)
             launching.counters.bytes += read

@@ -8,7 +8,9 @@ which depend on the number of steps taken. Each row of hyper-parameters begins w
     6 to 11: as three int64, where lr and the two weight decays live on the device, see `number`
     12 what the average of the weights moves by, 1 less its decay   13 nothing, for an alignment of what follows
 
-and goes on as the rule says.
+and goes on as the rule says. lr, c1 and c2 often are all that differs from the step before: where all rows have the
+same, kernels take them as `shared_lr`, `shared_c1` and `shared_c2`, and the rows, with 0 in their place, need not be
+uploaded again. Otherwise these arguments are None.
 """
 
 import triton
@@ -38,6 +40,15 @@ def number(hyper, INDEX: tl.constexpr, LIVE: tl.constexpr):
         there = tl.load(at.to(tl.pointer_type(tl.float32)), mask=(at != 0) & (at % 2 == 0), other=0.0)
         value = tl.where(at == 0, value, tl.where(double, here, there))
     return value
+
+
+@triton.jit
+def moving(hyper, shared_lr, shared_c1, shared_c2, LIVE: tl.constexpr):
+    """lr, c1 and c2: those that all rows share, or of this one."""
+    if shared_lr is None:
+        return number(hyper, 0, LIVE), tl.load(hyper + 4), tl.load(hyper + 5)
+    else:
+        return shared_lr, shared_c1, shared_c2
 
 
 @triton.jit
@@ -107,7 +118,7 @@ def step_block(
 
 @triton.jit(do_not_specialize=["item_count", "rows"])
 def step_kernel(
-    addresses, floats, items, item_count, rows,
+    addresses, floats, items, item_count, rows, shared_lr, shared_c1, shared_c2,
     W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, M: tl.constexpr,
     E: tl.constexpr, RULE: tl.constexpr, LIVE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -127,11 +138,10 @@ def step_kernel(
         if E is not None:
             e_at = tile_at(addresses + 11 * rows, row, start, E)
         hyper = floats + rows + rows % 2 + WIDTH * tl.load(addresses + 8 * rows + row)
-        rate = number(hyper, 0, LIVE) * tl.load(floats + row)
+        lr, c1, c2 = moving(hyper, shared_lr, shared_c1, shared_c2, LIVE)
+        rate = lr * tl.load(floats + row)
         decay = rate * number(hyper, 3, LIVE)
         factor = tl.load(hyper + 1)
-        c1 = tl.load(hyper + 4)
-        c2 = tl.load(hyper + 5)
         if (stop == BLOCK) & ((w_at | g_at | x_at | y_at | z_at | m_at | e_at) % ALIGNMENT == 0):
             step_block(
                 w_at, g_at, x_at, y_at, z_at, m_at, e_at, tl.arange(0, BLOCK), stop, rate, decay, factor, 1.0, 1.0,

@@ -30,7 +30,7 @@ static int describe_param(PyObject *param, PyObject *gradient, int64_t *words) {
 /* 0 for an entry that is no tensor or not there; -1 with an exception */
 static int find_entry(PyObject *state, PyObject *name, int64_t *address) {
     DLTensor view = {0};
-    PyObject *entry = PyDict_GetItemWithError(state, name);
+    PyObject *entry = PyDict_Check(state) ? PyDict_GetItemWithError(state, name) : NULL;
     if (!entry ? PyErr_Occurred() != NULL : PyObject_TypeCheck(entry, tensor_type) && api->view(entry, &view))
         return -1;
     *address = address_of(&view);

@@ -29,7 +29,7 @@ COLUMNS = {
     "statistics": (2, 0),
     "totals": (1, 0),
 }
-FULL_ONLY = {"adamw, balanced": (1 + 1 + 4, 3), "adamw, ELR, ema": (4 + 1 + 5, 4)}
+FULL_ONLY = {"adamw, groups": (4, 3), "adamw, balanced": (1 + 1 + 4, 3), "adamw, ELR, ema": (4 + 1 + 5, 4)}
 HALF_ONLY = {
     "sgd momentum, noise": (1 + 1 + 3, 2),
     "adamw, noise": (1 + 1 + 4, 3),
@@ -46,9 +46,8 @@ MORE = {"fp32": FULL_ONLY, "bf16": {**HALF_ONLY, **BRAIN_ONLY}, "fp16": HALF_ONL
 SPILLED = {
     "3.9": {
         "sm_80": {
-            ("sgd momentum, ELR", "fp32"): 8, ("sgd momentum, all", "fp32"): 16, ("adamw, ELR", "fp32"): 8,
-            ("adamw, all", "fp32"): 8, ("sgd momentum, all", "bf16"): 16, ("sgd momentum, noise", "bf16"): 8,
-            ("sgd momentum, noise", "fp16"): 8,
+            ("sgd momentum, all", "fp32"): 16, ("adamw, all", "fp32"): 8, ("sgd momentum, all", "bf16"): 16,
+            ("sgd momentum, noise", "bf16"): 8, ("sgd momentum, noise", "fp16"): 8,
         },
         "sm_90": {},
         "sm_100": {},

@@ -149,7 +149,10 @@ def test_without_a_compiler(monkeypatch):
         assert reference.identify(known, traits) == (addresses, traits)
         assert native.version_sum(known) == sum(t._version for t in known)
         assert isinstance(native.watch(known, known, {}, ()), python.Watch)
-        assert native.pack((1, 2.5)) == array("f", (1, 2.5)).tobytes()
-        assert native.pack((1, known[1])) is None
+        rows = [(1, 2.5, 6), (3, 2.5, 4)]
+        assert native.pack(rows, (5.5,)) == (array("f", (1, 2.5, 6, 5.5, 3, 2.5, 4, 5.5)).tobytes(), ())
+        assert native.pack(rows, (5.5,), (1,)) == (array("f", (1, 0, 6, 5.5, 3, 0, 4, 5.5)).tobytes(), (2.5,))
+        assert native.pack(rows, (5.5,), (1, 2)) is None
+        assert native.pack([(1, known[1])], ()) is None
     finally:
         native._compiled.cache_clear()

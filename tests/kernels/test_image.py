@@ -5,6 +5,7 @@ import pytest
 import torch
 from tables import ADAMW, HYPER, agree, make, uniform
 
+from fused_lwlr import ELR
 from fused_lwlr.kernels import Row, SGDHyper, Table, triton
 from fused_lwlr.kernels.triton.hyper import Staged
 from fused_lwlr.kernels.triton.image import image_of, tile_list
@@ -75,11 +76,24 @@ def test_uploaded_only_when_something_changed(uploads, device):
         tensor.mul_(2)
     triton.sgd(table, [SGDHyper(lr=0.1, momentum=0.9)])
     assert uploads() == 0
-    triton.sgd(table, [SGDHyper(lr=0.2, momentum=0.9)])
+    triton.sgd(table, [SGDHyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
     assert table.replace("grad", [tensor.clone() for tensor in table.columns["grad"]])
-    triton.sgd(table, [SGDHyper(lr=0.2, momentum=0.9)])
+    triton.sgd(table, [SGDHyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_rates_that_all_rows_share_are_not_uploaded(uploads, scaled, device):
+    table = make("adamw", [(5,), (7, 3)], torch.float32, device, [Row(0, scaled=scaled), Row(1, scaled=scaled)])
+    scale = ELR(0.1).scale("adamw") if scaled else None
+    uploaded = []
+    table.hyper_row = [0, 1]
+    for step, (lr, other) in enumerate([(0.1, 0.1), (0.2, 0.2), (0.3, 0.3), (0.4, 0.5), (0.4, 0.4), (0.5, 0.5)], 1):
+        agree("adamw", table, [ADAMW._replace(lr=lr, step=step), ADAMW._replace(lr=other, step=step)], scale=scale)
+        uploaded.append(uploads())
+    # before the second that Σw² is known, before the fourth its rates, and before the fifth zeros in their place
+    assert uploaded == [1, scaled, 0, 1, 1, 0]
 
 
 def test_gradient_at_another_address(device):

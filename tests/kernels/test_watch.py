@@ -67,6 +67,7 @@ EDITS = {
     "another number": (lambda m: first(m).update(step=2.0), False),
     "another object of an entry": (lambda m: first(m).update(b=first(m)["b"].detach()), False),
     "entry that does not matter": (lambda m: first(m).update(other=torch.ones(1)), False),
+    "state that is no dict": (lambda m: m.state.update({m.params[1]: None}), True),
     "state gone": (lambda m: m.state.pop(m.params[1]), True),
     "more state": (lambda m: m.state.update({m.params[3]: {"b": torch.ones(1)}}), True),
     "as much state as parameters": (lambda m: m.state.update({i: {} for i in range(2)}), True),
