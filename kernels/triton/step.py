@@ -76,19 +76,11 @@ class Last(NamedTuple):
     shares: bool
     """Whether the kernel takes the numbers of `MOVING`."""
     image: Image
-    work: Any
-    """The image's workspace."""
     take: Take
 
     def like(self, scale: Scale | Factors | Balance | None, write: bool, rounding_seed: int | None, rows: int) -> bool:
         """Whether a step without a gate is of this kind."""
-        return (
-            scale is self.scale
-            and rows == self.rows
-            and write == self.write
-            and rounding_seed == self.rounding_seed
-            and self.work is self.image.workspace
-        )
+        return scale is self.scale and rows == self.rows and write == self.write and rounding_seed == self.rounding_seed
 
 
 def prepare(
@@ -108,6 +100,8 @@ def prepare(
         if packed is not None and bool(packed[1]) == last.shares:
             last.image.refresh(table, packed[0])
             return partial(last.take, table, packed[1])
+    # what follows may give the image another workspace
+    table.launches.pop(rule, None)
     ending = padded(hyper, scale.numbers if isinstance(scale, Scale) else ())
     numbers = staged(hyper, ending, table.columns["param"][0].device)
     image = image_of(table, rule.columns, numbers, tile=TILE, more=MORE)
@@ -115,12 +109,9 @@ def prepare(
         take = _plain(table, image, rule, numbers, write=write)
     else:
         take = _queued(table, image, rule, numbers, scale, gate or NO_GATE, write=write, rounding_seed=rounding_seed)
-    table.launches.pop(rule, None)
     if hyper and gate is None and not numbers.live and (scale is None or isinstance(scale, Scale)):
         shares = bool(numbers.shared)
-        table.launches[rule] = Last(
-            scale, write, rounding_seed, len(hyper), ending, shares, image, image.workspace, take
-        )
+        table.launches[rule] = Last(scale, write, rounding_seed, len(hyper), ending, shares, image, take)
     return partial(take, table, numbers.shared)
 
 
