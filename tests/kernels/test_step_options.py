@@ -77,8 +77,8 @@ def test_numbers_that_live_on_the_device(operation, dtype, scale, device):
     lr, weight_decay = (torch.tensor(x, dtype=dtype, device=device) for x in (0.0, 0.2))
     plain = HYPER[operation][0]
     hyper = [plain, plain._replace(lr=lr), plain._replace(lr=lr, weight_decay=weight_decay)]
-    table = make(operation, BIG, torch.float32, device, [Row(i, scaled=True) for i in range(len(BIG))])
-    table.hyper_row = [i % 3 for i in range(len(BIG))]
+    table = make(operation, SHAPES, torch.float32, device, [Row(i, scaled=True) for i in range(len(SHAPES))])
+    table.hyper_row = [i % 3 for i in range(len(SHAPES))]
     other = twin(table)
     options = {"scale": scale and scale.scale(operation)}
     for value in (0.03, 0.5):

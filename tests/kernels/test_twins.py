@@ -132,7 +132,7 @@ def test_betas_of_zero_forget_exactly(backend, device):
 
 
 @pytest.mark.parametrize("operation", STEPS)
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(data=st.data())
 def test_any_shapes_offsets_and_slices(operation, data):
     torch.manual_seed(0)
