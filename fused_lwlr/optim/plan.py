@@ -83,7 +83,7 @@ class Plan:
         Args:
             params: all of the optimizer.
         """
-        if self._watch is None or self._facts != _facts(optimizer):
+        if self.new or self._facts != _facts(optimizer):
             return False
         if optimizer.rescaling is not None:
             targets = optimizer.rescaling.targets()
@@ -139,7 +139,7 @@ class Plan:
         try:
             if self.parts:
                 self._launch(optimizer, loss_scale)
-                if self._watch is None:
+                if self.new:
                     self._names = self.state.names
                     seen = self._seen(optimizer, params, [param.grad for param in params])
                     self._watch = self.parts[0].backend.watch(*seen, self._names)
@@ -170,7 +170,7 @@ class Plan:
             part.statistics = found if statistics is None else statistics
             # at once, so that a part that fails leaves those before it stepped in full
             self.state.count(part.live)
-            if self._watch is None:
+            if self.new:
                 self.state.store(optimizer, part.live)
         if self._distributed:
             # the kernels know of the local parts only

@@ -118,17 +118,16 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
     def hyper_rows(self, plan: Plan) -> tuple[list[SGDHyper], Sequence[int]]:
         cohorts, rows = plan.cohorts(plan.state.fresh if plan.new else None)
-        groups = self.param_groups
-        return [_hyper(groups[group], bool(first)) for group, first in cohorts], rows
+        return [_hyper(self.param_groups[group], bool(first)) for group, first in cohorts], rows
 
 
 def _hyper(group: dict[str, Any], first: bool) -> SGDHyper:
     lr, momentum, dampening, weight_decay, nesterov, maximize, ema = OPTIONS(group)
     return SGDHyper(
-        lr if type(lr) is float else number(lr, group),
+        number(lr, group),
         float(momentum),
         float(dampening),
-        weight_decay if type(weight_decay) is float else number(weight_decay, group),
+        number(weight_decay, group),
         nesterov,
         maximize,
         first,

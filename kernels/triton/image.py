@@ -66,7 +66,6 @@ class Image:
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
         self._addresses = [*staged[:fixed], *staged[fixed + 4 :]]
-        self._bytes_of_addresses = [addresses.view(np.uint8).data for addresses in self._addresses]
         numel[:], self._traits[:] = self.numel, self._own_traits
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
@@ -220,7 +219,7 @@ class Image:
             # an absent tensor and an empty one have the address 0, which stays 0
             self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
         if self._whole and name not in self._scratched:
-            self._bytes_of_addresses[column][:] = addresses
+            self._addresses[column].data.cast("B")[:] = addresses
             return
         base = np.frombuffer(addresses, dtype=np.int64).copy()
         for i, scratch in self._scratch[name].items():
