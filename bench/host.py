@@ -65,20 +65,20 @@ class Looks:
 
 
 def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Looks]:
-    """One for each of `COLUMNS`."""
-    options = OPTIONS[name]
-    made: dict[str, torch.optim.Optimizer | Looks] = {}
-    for who, more in OURS.items():
-        named = parameters(count)
-        multipliers = {layer: 0.5 for layer, _ in named}
-        cls = getattr(fused_lwlr, name)
-        made[who] = cls(named, multipliers=multipliers, backend="triton", **more, **options)
-    cls = getattr(torch.optim, name)
-    made["looks"] = Looks(cls([param for _, param in parameters(count)], fused=True, **options))
-    made["fused"] = cls([param for _, param in parameters(count)], fused=True, **options)
-    groups = [{"params": [param], "lr": options["lr"] * 0.5} for _, param in parameters(count)]
-    made["groups"] = cls(groups, fused=True, **options)
-    return made
+    """One for each of `COLUMNS`, all of the same parameters: where those are in memory decides much of the time."""
+    options, named = OPTIONS[name], parameters(count)
+    params = [param for _, param in named]
+    multipliers = {layer: 0.5 for layer, _ in named}
+    ours, torchs = getattr(fused_lwlr, name), getattr(torch.optim, name)
+    groups = [{"params": [param], "lr": options["lr"] * 0.5} for param in params]
+    return {
+        **{
+            who: ours(named, multipliers=multipliers, backend="triton", **more, **options) for who, more in OURS.items()
+        },
+        "looks": Looks(torchs(params, fused=True, **options)),
+        "fused": torchs(params, fused=True, **options),
+        "groups": torchs(groups, fused=True, **options),
+    }
 
 
 def seconds(optimizer: torch.optim.Optimizer | Looks, reallocate: bool, steps: int = STEPS) -> float:

@@ -92,15 +92,13 @@ class LayerStatistics(Columns):
 
 
 class StatisticsPass:
-    """The statistics kernel over some layers, with tables that are kept from call to call."""
+    """The statistics kernel over some layers, with tables that are kept for as long as nothing in them has moved."""
 
     def __init__(self, layers: list[Layer], backend: ops.Backend = "auto"):
         self._layers = layers
         self._backend = backend
         self._absent: list[bool] = []
-        self._tables: list[Table] = []
-        self._backends: list[ModuleType] = []
-        self._params: list[list[Tensor]] = []
+        self._kept: list[_Kept] = []
         self._completion: Completion | None = None
         self.layers: list[Layer] = []
         """Those of the last call, in order."""
@@ -113,18 +111,18 @@ class StatisticsPass:
         Returns:
             float64 of shape [layers, 6], in the order of `STATISTICS`, on the device of the first. One
             launch for each device and combination of dtypes; of shards on several processes, two all-reduces.
+
+        Raises:
+            ValueError: no layer has a gradient, or one has a sparse gradient.
         """
         absent = [layer.param.grad is None for layer in self._layers]
-        if absent != self._absent or not all(
-            table.replace("grad", [local(param.grad) for param in params])
-            for table, params in zip(self._tables, self._params, strict=True)
-        ):
+        if absent != self._absent or not all(kept.take() for kept in self._kept):
             self._build()
             self._absent = absent
         results: list[Tensor] = []
-        for table, backend in zip(self._tables, self._backends, strict=True):
-            results.append(backend.statistics(table))
-            table.release()
+        for kept in self._kept:
+            results.append(kept.backend.statistics(kept.table))
+            kept.table.release()
         values = results[0]
         if len(results) > 1:
             values = torch.cat([result.to(values.device, non_blocking=True) for result in results])[self._order]
@@ -141,26 +139,42 @@ class StatisticsPass:
             kinds.setdefault((layer.param.device, layer.param.dtype, grad.dtype), []).append(i)
         if not kinds:
             raise ValueError("no parameter has a gradient: call loss.backward() first")
-        self._tables, self._backends, self._params = [], [], []
-        for (device, dtype, _), members in kinds.items():
-            params, rows = rows_of(self._layers[i] for i in members)
-            here: dict[str, Sequence[Tensor | None]] = {
-                "param": list(map(local, params)),
-                "grad": [local(param.grad) for param in params],
-            }
-            backend = ops.pick(self._backend, device, dtype)
-            local_rows = [local_row(row, params[row.tensor]) for row in rows]
-            self._tables.append(Table(here, local_rows, backend.identify))
-            self._backends.append(backend)
-            self._params.append(params)
+        self._kept = [
+            _Kept([self._layers[i] for i in members], ops.pick(self._backend, device, dtype))
+            for (device, dtype, _), members in kinds.items()
+        ]
         # here and not at every call: to index with a list is to upload it, and to wait for that
         places = torch.tensor([i for members in kinds.values() for i in members])
         ordered, order = places.sort()
-        device = self._tables[0].columns["param"][0].device
+        device = self._kept[0].table.columns["param"][0].device
         self.layers = [self._layers[i] for i in ordered.tolist()]
         self.index, self._order = ordered.to(device), order.to(device)
         held = [(layer.param, local_row(Row(0, layer.start, layer.stop), layer.param)) for layer in self.layers]
         self._completion = completion_of(held, device)
+
+
+class _Kept:
+    """A table of layers that have gradients, of one device and combination of dtypes."""
+
+    def __init__(self, layers: Sequence[Layer], backend: ModuleType):
+        self._params, rows = rows_of(layers)
+        self.backend = backend
+        params, grads = self._local()
+        local_rows = [local_row(row, self._params[row.tensor]) for row in rows]
+        self.table = Table({"param": params, "grad": grads}, local_rows, backend.identify)
+        self._watch = backend.watch(params, grads, {}, ())
+
+    def _local(self) -> tuple[list[Tensor], list[Tensor]]:
+        return list(map(local, self._params)), [local(param.grad) for param in self._params]
+
+    def take(self) -> bool:
+        """Take in the gradients of now; False if they, or the parameters, are no longer what the table is for."""
+        params, grads = self._local()
+        try:
+            found = self._watch.look(params, grads, {})
+        except (RuntimeError, BufferError):  # of what has no address
+            return False
+        return found is not None and self.table.replace(*found)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

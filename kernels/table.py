@@ -48,13 +48,11 @@ class Table:
             row for each parameter when not given.
         identify: of the backend that the table is for.
 
-    Parameters must stay where they are while a table is in use; gradients and state are replaced by `replace`.
+    All but the gradients must stay where they are while a table is in use; gradients are replaced by `replace`.
 
     Attributes:
         columns: name -> tensors, read-only.
-        traits: for each column, what its tensors are, as `identify` says; the same object for as long as that holds.
-        addresses: for each column, where its tensors are, likewise.
-        moves: how often any of this changed.
+        gradients: where they are, and what they are, as `identify` says; the same object for as long as that holds.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
         images: the backend's own copies of the table, one for each operation, kept from call to call.
         launches: what the backend keeps for each kind of launch.
@@ -71,39 +69,34 @@ class Table:
         self.columns = MappingProxyType(self._columns)
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
         self._identify = identify
-        self._kinds = {name: kinds(tensors) for name, tensors in self._columns.items()}
-        self.addresses: dict[str, bytes] = {}
-        self.traits: dict[str, object] = {}
-        for name, tensors in self._columns.items():
-            self.addresses[name], self.traits[name] = identify(tensors)
-        self.moves = 0
+        self._kinds = kinds(self.columns["grad"])
+        self.gradients = identify(self.columns["grad"])
         self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
         self.images: dict[Any, Any] = {}
         self.launches: dict[Any, Any] = {}
         self.capturable = False
 
-    def replace(self, name: str, tensors: Sequence[Any], addresses: bytes | None = None) -> bool:
-        """Put other tensors into a column; False, with nothing changed, if they do not fit this table.
+    def replace(self, grads: Sequence[Any], addresses: bytes | None = None) -> bool:
+        """Take other gradients; False, with nothing changed, if they do not fit this table.
 
         They do not if one is sparse, or has another dtype or shape than the one that was in its place.
 
         Args:
             addresses: where they are, if it is known that nothing else has changed.
         """
+        where, what = self.gradients
         if addresses is None:
             try:
-                addresses, traits = self._identify(tensors, self.traits[name])
+                addresses, other = self._identify(grads, what)
             except RuntimeError:  # a sparse tensor has neither strides nor an address
                 return False
-            if traits is not self.traits[name]:
-                if kinds(tensors) != self._kinds[name]:
-                    return False
-                self.traits[name] = traits
-                self.moves += 1
-        if addresses != self.addresses[name]:
-            self.addresses[name] = addresses
-            self.moves += 1
-        self._columns[name] = tuple(tensors)
+            if other is not what and kinds(grads) != self._kinds:
+                return False
+            if other is not what or addresses != where:
+                self.gradients = addresses, other
+        elif addresses != where:
+            self.gradients = addresses, what
+        self._columns["grad"] = tuple(grads)
         return True
 
     def release(self) -> None:

@@ -41,6 +41,11 @@ def make(
     return Table(columns, rows)
 
 
+def having(table: Table, **columns: Sequence[Tensor | None]) -> Table:
+    """The same table with other columns."""
+    return Table({**table.columns, **columns}, table.rows)
+
+
 def twin(table: Table) -> Table:
     """A table of contiguous copies."""
     clone = torch.contiguous_format
@@ -55,10 +60,16 @@ def twin(table: Table) -> Table:
 
 def equal(table: Table, other: Table, check: Callable[[Tensor, Tensor], None] = close) -> None:
     for name, column in table.columns.items():
-        for a, b in zip(column, other.columns[name], strict=True):
-            assert (a is None) == (b is None)
-            if a is not None:
-                check(a, b)
+        equal_column(column, other.columns[name], check)
+
+
+def equal_column(
+    column: Sequence[Tensor | None], other: Sequence[Tensor | None], check: Callable[[Tensor, Tensor], None]
+) -> None:
+    for a, b in zip(column, other, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None:
+            check(a, b)
 
 
 def agree(operation: str, table: Table, hyper: Sequence[SGDHyper | AdamWHyper], **options: Any) -> None:

@@ -109,7 +109,7 @@ class Plan:
             there = self._with_idle(there, None)
             addresses = addresses and addresses + bytes(8 * len(self._idle))
         for part in self.parts:
-            if not part.table.replace("grad", part.of(there), part.addresses_of(addresses)):
+            if not part.table.replace(part.of(there), part.addresses_of(addresses)):
                 self.release()
                 return False
         return True

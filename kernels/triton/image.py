@@ -13,6 +13,7 @@ from fused_lwlr.kernels.table import Row, Table, real
 from fused_lwlr.kernels.triton.carried import VersionWatch, is_capturing
 from fused_lwlr.kernels.triton.hyper import NO_HYPER, Staged
 from fused_lwlr.kernels.triton.layout import stand_in, walk
+from fused_lwlr.kernels.triton.native import identify
 from fused_lwlr.kernels.triton.tile import dtype_of
 
 # bits of a row's traits, and the bit at which p of Ŵᵖ begins
@@ -31,6 +32,8 @@ class Image:
     Tiles are numbered over all rows, in tiles of `tile` elements; traits are the bits below.
     What changes most often, the addresses of gradients and hyper rows, is close together, and is uploaded alone where
     nothing else has changed.
+
+    Where all but the gradients are is taken down once.
 
     A kernel walks a row in storage order, so all columns of a row must have the same strides and fill
     one run of memory. Where one does not, a scratch tensor stands in for it: filled before the launch,
@@ -65,7 +68,7 @@ class Image:
         staged = self._staging[integers:].reshape(-1, self.rows)
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
-        self._addresses = [*staged[:fixed], *staged[fixed + 4 :]]
+        self._addresses = dict(zip(self.columns, [*staged[:fixed], *staged[fixed + 4 :]], strict=True))
         numel[:], self._traits[:] = self.numel, self._own_traits
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
@@ -78,12 +81,7 @@ class Image:
         self.addresses = self.buffer[integers:]
         often = slice(multipliers // 2, integers + (self.columns.index("grad") + 1) * self.rows)
         self._often = (self.buffer[often], self._host[often])
-        self._places = [(column, name) for column, name in enumerate(self.columns) if name in table.columns]
-        self._moves = -1
         self._numbers = b""
-        self._seen_addresses: dict[str, object] = {}
-        self._seen_traits: dict[str, object] = {}
-        self._offsets: dict[str, np.ndarray] = {}
         self._seen_hyper_row: tuple[int, ...] | None = None
         self._scratch: dict[str, dict[int, Tensor]] = {}
         self._scratched: list[str] = []
@@ -102,18 +100,23 @@ class Image:
         """What an operation keeps from launch to launch."""
         self.rescales = any(row.power for row in table.rows)
         self._bytes: dict[tuple[str, ...], int] = {}
+        self._offsets: dict[str, np.ndarray] = {}
+        for name, tensors in table.columns.items():
+            if name in self.columns and name != "grad":
+                self._lay_out(name, tensors)
+                self._point(name, identify(tensors)[0])
+        self._gradients: tuple[bytes, object] = (b"", None)
 
     def refresh(self, table: Table, hyper: bytes) -> None:
-        """Bring the image up to date with the table's tensors, and upload it if anything differs."""
+        """Bring the image up to date with the table, and upload it if anything differs."""
         moved = changed = False
-        if table.moves != self._moves:
-            self._moves = table.moves
-            for column, name in self._places:
-                addresses, traits = table.addresses[name], table.traits[name]
-                if addresses is not self._seen_addresses.get(name) or traits is not self._seen_traits.get(name):
-                    self._point(column, name, addresses, traits, table.columns[name])
-                    moved = True
-                    changed |= name != "grad"
+        if table.gradients is not self._gradients:
+            addresses, traits = table.gradients
+            if traits is not self._gradients[1]:
+                self._lay_out("grad", table.columns["grad"])
+            self._point("grad", addresses)
+            self._gradients = table.gradients
+            moved = True
         for name in self._scratched:
             for index, tensor in self._scratch[name].items():
                 tensor.copy_(real(table.columns[name][index]))
@@ -204,27 +207,28 @@ class Image:
             self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
         return self._tiles[block]
 
-    def _point(self, column: int, name: str, addresses: bytes, traits: object, tensors: Sequence[Any]) -> None:
-        """Write the addresses of one column, its scratch tensors made first if its layout is new."""
-        self._seen_addresses[name] = addresses
-        if traits is not self._seen_traits.get(name):
-            self._seen_traits[name] = traits
-            walked = [(i, t) for i, t in enumerate(tensors) if t is not None and name != "step"]
-            found = {i: stand_in(t, self._strides[i]) for i, t in walked}
-            self._scratch[name] = {i: t for i, t in found.items() if t is not None}
-            self._scratched = [other for other, scratch in self._scratch.items() if scratch]
-            itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
-            present = np.array([t is not None for t in tensors])[self._tensor]
-            self.sizes[name] = np.where(present, self.numel * itemsize, 0)
-            # an absent tensor and an empty one have the address 0, which stays 0
-            self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
+    def _lay_out(self, name: str, tensors: Sequence[Any]) -> None:
+        """Take down sizes and offsets of a column, and make its scratch tensors."""
+        walked = [(i, t) for i, t in enumerate(tensors) if t is not None and name != "step"]
+        found = {i: stand_in(t, self._strides[i]) for i, t in walked}
+        self._scratch[name] = {i: t for i, t in found.items() if t is not None}
+        self._scratched = [other for other, scratch in self._scratch.items() if scratch]
+        itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
+        present = np.array([t is not None for t in tensors])[self._tensor]
+        self.sizes[name] = np.where(present, self.numel * itemsize, 0)
+        # an absent tensor and an empty one have the address 0, which stays 0
+        self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
+
+    def _point(self, name: str, addresses: bytes) -> None:
+        """Write down where a column is."""
+        target = self._addresses[name]
         if self._whole and name not in self._scratched:
-            self._addresses[column].data.cast("B")[:] = addresses
+            target[:] = np.frombuffer(addresses, dtype=np.int64)
             return
         base = np.frombuffer(addresses, dtype=np.int64).copy()
         for i, scratch in self._scratch[name].items():
             base[i] = scratch.data_ptr()
-        np.add(base[self._tensor], self._offsets[name], out=self._addresses[column])
+        np.add(base[self._tensor], self._offsets[name], out=target)
 
 
 def image_of(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lazy import imaginary, negated
-from tables import COLUMNS, HYPER, equal, make, twin
+from tables import COLUMNS, HYPER, equal, having, make, twin
 from tolerances import STATISTICS, same
 
 from fused_lwlr.kernels import Row, triton
@@ -35,11 +35,10 @@ def layouts(tensor):
 LAYOUTS = [name for name, _ in layouts(torch.zeros(SHAPE))]
 
 
-def put(table, name, layout):
-    """Lay out a column; returns the memory around it."""
-    memory, laid_out = dict(layouts(table.columns[name][0]))[layout]
-    assert table.replace(name, [laid_out])
-    return memory
+def put(table, names, layout):
+    """The table with some columns laid out, and the memory around each."""
+    found = {name: dict(layouts(table.columns[name][0]))[layout] for name in names}
+    return having(table, **{name: [laid_out] for name, (_, laid_out) in found.items()}), [m for m, _ in found.values()]
 
 
 def run(operation, table):
@@ -63,7 +62,7 @@ def compare(operation, table, plain):
 def test_one_column_laid_out_otherwise(operation, column, layout, dtype, device):
     table = make(operation, [SHAPE], dtype, device)
     plain = twin(table)
-    memory = put(table, column, layout)
+    table, (memory,) = put(table, [column], layout)
     gaps = memory.isnan().sum()
     compare(operation, table, plain)
     assert memory.isnan().sum() == gaps == memory.numel() - table.columns[column][0].numel()
@@ -74,7 +73,7 @@ def test_one_column_laid_out_otherwise(operation, column, layout, dtype, device)
 def test_all_columns_laid_out_alike(operation, layout, device):
     table = make(operation, [SHAPE], torch.float32, device)
     plain = twin(table)
-    memories = [put(table, column, layout) for column in COLUMNS[operation]]
+    table, memories = put(table, COLUMNS[operation], layout)
     compare(operation, table, plain)
     assert all(m.isnan().sum() == m.numel() - table.columns["param"][0].numel() for m in memories)
 
@@ -85,7 +84,7 @@ def test_slices_of_any_layout(operation, layout, device):
     rows = [Row(0, 0, 1, 0.5), Row(0, 1, 3, 2.0), Row(0, 3, 4)]
     table = make(operation, [SHAPE], torch.float32, device, rows)
     plain = twin(table)
-    memory = put(table, "param", layout)
+    table, (memory,) = put(table, ["param"], layout)
     compare(operation, table, plain)
     assert memory.isnan().sum() == memory.numel() - table.columns["param"][0].numel()
 
@@ -94,15 +93,14 @@ def test_slices_of_any_layout(operation, layout, device):
 def test_statistics_of_slices_of_any_layout(layout, device):
     table = make("statistics", [SHAPE], torch.float32, device, [Row(0, 0, 1), Row(0, 1, 4)])
     plain = twin(table)
-    put(table, "grad", layout)
-    put(table, "param", layout)
+    table, _ = put(table, ["grad", "param"], layout)
     compare("statistics", table, plain)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_expanded_gradient(operation, device):
     table = make(operation, [(6, 50)], torch.float32, device)
-    assert table.replace("grad", [table.columns["grad"][0][:1].expand(6, 50)])
+    assert table.replace([table.columns["grad"][0][:1].expand(6, 50)])
     compare(operation, table, twin(table))
     assert table.columns["grad"][0].stride() == (0, 1)
 
@@ -113,7 +111,7 @@ def test_one_by_one_convolution(operation, device):
     table = make(operation, [(8, 16, 1, 1)], torch.float32, device)
     plain = twin(table)
     grad = table.columns["grad"][0]
-    assert table.replace("grad", [torch.empty_strided(grad.shape, (16, 1, 16, 16), device=device).copy_(grad)])
+    assert table.replace([torch.empty_strided(grad.shape, (16, 1, 16, 16), device=device).copy_(grad)])
     compare(operation, table, plain)
 
 
@@ -122,11 +120,10 @@ def test_one_by_one_convolution(operation, device):
 def test_neighbours_in_one_buffer_are_untouched(operation, numel, device):
     table = make(operation, [(numel,)], torch.float32, device)
     plain = twin(table)
-    buffers = {}
-    for name, column in table.columns.items():
-        buffers[name] = torch.full((numel + 16,), POISON, device=device)
-        buffers[name][4 : 4 + numel] = column[0]
-        assert table.replace(name, [buffers[name][4 : 4 + numel]])
+    buffers = {name: torch.full((numel + 16,), POISON, device=device) for name in table.columns}
+    for name, buffer in buffers.items():
+        buffer[4 : 4 + numel] = table.columns[name][0]
+    table = having(table, **{name: [buffer[4 : 4 + numel]] for name, buffer in buffers.items()})
     compare(operation, table, plain)
     assert all(buffer.isnan().sum() == 16 for buffer in buffers.values())
 
@@ -137,7 +134,7 @@ def test_lazy_negative_gradient(operation, device):
     table = make(operation, [(1,), (30,)], torch.float32, device)
     grads = table.columns["grad"]
     for turn in (imaginary, negated, imaginary):
-        assert table.replace("grad", [turn(grad) for grad in grads])
+        assert table.replace([turn(grad) for grad in grads])
         compare(operation, table, twin(table))
 
 
@@ -146,7 +143,7 @@ def test_lazy_conjugate_gradient(operation, device):
     table = make(operation, [(1,), (30,)], torch.complex64, device)
     grads = table.columns["grad"]
     for turn in (torch.conj, lambda t: t):
-        assert table.replace("grad", [turn(grad) for grad in grads])
+        assert table.replace([turn(grad) for grad in grads])
         resolved = twin(table)
-        assert resolved.replace("grad", [grad.resolve_conj() for grad in resolved.columns["grad"]])
+        assert resolved.replace([grad.resolve_conj() for grad in resolved.columns["grad"]])
         compare(operation, table, resolved)

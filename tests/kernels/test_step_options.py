@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tables import HYPER, SHAPES, equal, make, twin, uniform
+from tables import HYPER, SHAPES, equal, equal_column, make, twin, uniform
 from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARS
@@ -132,7 +132,7 @@ def test_stochastic_rounding_is_the_same_on_both_backends(operation, dtype, devi
                 if got is not None and got.numel():
                     assert (got != want).float().mean() <= 0.002
                     assert ((got - want).abs() <= 2 * torch.finfo(dtype).eps * want.abs() + 1e-7).all()
-        equal(Table({"param": table.columns["step"]}), Table({"param": expected.columns["step"]}), same)
+        equal_column(table.columns["step"], expected.columns["step"], same)
     again = twin(before)
     getattr(triton, operation)(again, HYPER[operation], rounding_seed=7)
     equal(again, table, same)
@@ -176,7 +176,7 @@ def test_averages(operation, dtype, scale, device):
     hyper = [HYPER[operation][0]._replace(ema=decay) for decay in (0.999, 0.25, 0.0)]
     table.hyper_row = [0, 1, 2, 0, 2]
     getattr(triton, operation)(table, hyper, Scale(norm_itself, "gradient"), write=False)
-    equal(Table({"param": averages}, []), Table({"param": before}, []), same)
+    equal_column(averages, before, same)
     expected, *_ = both(operation, table, hyper, scale=scale and scale.scale(operation))
     equal(table, expected)
     for i, average, first, param in zip(table.hyper_row, averages, before, table.columns["param"], strict=True):

@@ -5,6 +5,9 @@ import torch
 from torch import nn
 
 from fused_lwlr import layer_statistics
+from fused_lwlr.kernels import STATISTICS
+from fused_lwlr.layers import named_layers
+from fused_lwlr.statistics import StatisticsPass
 
 
 def model_with_gradients(device):
@@ -50,3 +53,16 @@ def test_refused():
     model(torch.tensor([1])).sum().backward()
     with pytest.raises(ValueError, match=r"'weight' is torch\.sparse_coo"):
         layer_statistics(model)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_parameters_that_are_elsewhere(backend, device):
+    model = nn.Linear(3, 2).to(device)
+    measure = StatisticsPass(named_layers(model), backend)
+    for change in (lambda w: w, lambda w: 2 * w, lambda w: w.bfloat16(), lambda w: w.T.contiguous().T):
+        model.weight.data = change(model.weight.data)
+        for param in model.parameters():
+            param.grad = torch.full_like(param, 0.5)
+        measured = measure()
+        expected = torch.stack([param.detach().double().square().sum() for param in model.parameters()])
+        torch.testing.assert_close(measured[:, STATISTICS.index("weight_sq_sum")], expected, rtol=1e-6, atol=0)
