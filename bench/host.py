@@ -60,7 +60,7 @@ class Looks:
 
     def step(self) -> None:
         """Look at parameters, gradients and state."""
-        assert self._watch.look(self._params, None, self._state) is not None
+        assert self._watch.look(self._params, None, self._state, False) is not None
         increment_version(self._params)
 
 
@@ -98,20 +98,23 @@ def seconds(optimizer: torch.optim.Optimizer | Looks, reallocate: bool, steps: i
 
 
 def rows(counts: tuple[int, ...] = COUNTS, rounds: int = ROUNDS, steps: int = STEPS) -> Iterator[dict[str, Any]]:
-    """The least over rounds for each optimizer, number of tensors, and kind of gradients.
+    """Seconds for each optimizer, number of tensors, and kind of gradients.
 
-    What else runs on a machine slows some rounds down, by up to a factor of two, and none of them speeds up.
+    What else runs on a machine slows it down by up to a factor of two, for seconds: so of torch's fused step the least
+    over the rounds, and of the others as many times that as the median over rounds of what they take beside it.
     """
     for name in OPTIONS:
         for count in counts:
             for reallocate in (False, True):
                 optimizers = contestants(name, count)
-                timed: dict[str, list[float]] = {who: [] for who in optimizers}
-                for _ in range(rounds):
-                    for who, optimizer in optimizers.items():
-                        timed[who].append(seconds(optimizer, reallocate, steps))
-                least = {who: min(values) for who, values in timed.items()}
-                yield {"optimizer": name, "tensors": count, "gradients": "new" if reallocate else "kept", **least}
+                timed = []
+                for turn in range(rounds):
+                    order = [*COLUMNS[turn % len(COLUMNS) :], *COLUMNS[: turn % len(COLUMNS)]]
+                    timed.append({who: seconds(optimizers[who], reallocate, steps) for who in order})
+                least = min(times["fused"] for times in timed)
+                ratios = {who: statistics.median(times[who] / times["fused"] for times in timed) for who in optimizers}
+                found = {who: ratio * least for who, ratio in ratios.items()}
+                yield {"optimizer": name, "tensors": count, "gradients": "new" if reallocate else "kept", **found}
 
 
 def main() -> None:

@@ -171,10 +171,10 @@ class _Kept:
         """Take in the gradients of now; False if they, or the parameters, are no longer what the table is for."""
         params, grads = self._local()
         try:
-            found = self._watch.look(params, grads, {})
+            found = self._watch.look(params, grads, {}, False)
         except (RuntimeError, BufferError):  # of what has no address
             return False
-        return found is not None and self.table.replace(*found)
+        return found is not None and self.table.replace(*found[:2])
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

@@ -93,18 +93,24 @@ class Watch:
         self._grads: object = None
 
     def look(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor | None] | None, states: dict[Any, dict[str, Any]]
-    ) -> tuple[Sequence[Tensor], bytes | None] | None:
+        self,
+        params: Sequence[Tensor],
+        grads: Sequence[Tensor | None] | None,
+        states: dict[Any, dict[str, Any]],
+        count_versions: bool,
+    ) -> tuple[Sequence[Tensor], bytes | None, int] | None:
         """Look again.
 
         Args:
             params, states: what there is in the place of what there was.
             grads: those of the parameters; None to ask each for its own.
+            count_versions: whether to add up version counters.
 
         Returns:
             None if a parameter is another object or elsewhere, has a gradient for the first time or no longer, or an
             entry is elsewhere. Else the gradients that there are, and their addresses, int64 each; no addresses if
-            their dtypes, strides or the like are others than when last looked at.
+            their dtypes, strides or the like are others than when last looked at. And the sum of the version counters
+            of the parameters that have a gradient, or 0.
 
         Raises:
             RuntimeError, BufferError: there is something that has no address.
@@ -119,7 +125,10 @@ class Watch:
         there = [grad for grad in grads if grad is not None]
         known = self._grads
         addresses, self._grads = identify(there, known)
-        return there, addresses if self._grads is known else None
+        versions = 0
+        if count_versions:
+            versions = sum(param._version for param, grad in zip(params, grads, strict=True) if grad is not None)
+        return there, addresses if self._grads is known else None, versions
 
     def _entries(self, states: dict[Any, dict[str, Any]]) -> bytes:
         dicts = [state if isinstance(state, dict) else {} for state in states.values()]

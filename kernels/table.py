@@ -52,6 +52,7 @@ class Table:
 
     Attributes:
         columns: name -> tensors, read-only.
+        versions: the sum of the version counters of all parameters as they are now, if it is known.
         gradients: where they are, and what they are, as `identify` says; the same object for as long as that holds.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
         images: the backend's own copies of the table, one for each operation, kept from call to call.
@@ -71,18 +72,20 @@ class Table:
         self._identify = identify
         self._kinds = kinds(self.columns["grad"])
         self.gradients = identify(self.columns["grad"])
+        self.versions: int | None = None
         self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
         self.images: dict[Any, Any] = {}
         self.launches: dict[Any, Any] = {}
         self.capturable = False
 
-    def replace(self, grads: Sequence[Any], addresses: bytes | None = None) -> bool:
+    def replace(self, grads: Sequence[Any], addresses: bytes | None = None, versions: int | None = None) -> bool:
         """Take other gradients; False, with nothing changed, if they do not fit this table.
 
         They do not if one is sparse, or has another dtype or shape than the one that was in its place.
 
         Args:
             addresses: where they are, if it is known that nothing else has changed.
+            versions: see the attribute.
         """
         where, what = self.gradients
         if addresses is None:
@@ -97,11 +100,13 @@ class Table:
         elif addresses != where:
             self.gradients = addresses, what
         self._columns["grad"] = tuple(grads)
+        self.versions = versions
         return True
 
     def release(self) -> None:
         """Let go of the gradients: held here, they would outlive `zero_grad()`."""
         self._columns["grad"] = ()
+        self.versions = None
 
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:
         """Each row with its view of each named column (complex tensors as pairs of reals)."""

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import os
 
 import pytest
@@ -26,10 +27,27 @@ def round_to_nearest():
     InterpreterBuilder.cast_impl = rounding
 
 
+def look_through_the_language_once():
+    """Let the interpreter know what of the language it replaces: it looks again in every call of every function."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    places = (tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base)
+    builtins = {place: inspect.getmembers(place, tl.core.is_builtin) for place in places}
+
+    def replace(place, *scope):
+        for name, member in builtins[place]:
+            if getattr(place, name) is member:
+                interpreter._patch_attr(place, name, member, *scope)
+
+    interpreter._patch_builtin = replace
+
+
 if not HAS_GPU:
     # read once, when triton is first imported
     os.environ["TRITON_INTERPRET"] = "1"
     round_to_nearest()
+    look_through_the_language_once()
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 

@@ -69,6 +69,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 
     operation = "adamw"
     state_names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    last_state = "amsgrad"
     counts_steps = True
 
     def __init__(
@@ -105,9 +106,6 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         self._set_multipliers(multipliers)
         self._set_control(scaling, clip_global_norm, nonfinite)
 
-    def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return self.state_names if group["amsgrad"] else self.state_names[:2]
-
     def hyper_rows(self, plan: Plan) -> tuple[list[AdamWHyper], Sequence[int]]:
         cohorts, rows = plan.cohorts(plan.state.steps)
         correct = self.scaling is None or self.scaling.bias_correction
@@ -117,11 +115,11 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 def _hyper(group: dict[str, Any], step: float, bias_correction: bool) -> AdamWHyper:
     lr, (beta1, beta2), eps, weight_decay, maximize, ema = OPTIONS(group)
     return AdamWHyper(
-        number(lr, group),
+        number(lr, group) if isinstance(lr, Tensor) else float(lr),
         float(beta1),
         float(beta2),
         float(eps),
-        number(weight_decay, group),
+        number(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay),
         maximize,
         step,
         bias_correction,

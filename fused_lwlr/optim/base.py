@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fused_lwlr.methods.elr import ScaleInvariant
 
 CAPTURABLE = itemgetter("capturable")
+FACTS = itemgetter("params", "capturable", "ema", "multipliers")
 UNSUPPORTED = {
     "foreach": "the step is one launch for all tensors already; leave foreach=None",
     "differentiable": "the step is not differentiable; use torch.optim for that",
@@ -43,6 +44,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The function of a backend that does the step."""
     state_names: tuple[str, ...]
     """All columns of state that the operation takes."""
+    last_state: str
+    """The option that the last of them goes with."""
     counts_steps: bool
     """Whether `state["step"]` is kept."""
     idle: Any
@@ -122,7 +125,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Those of `state_names` that parameters of this group have."""
-        raise NotImplementedError
+        return self.state_names if group[self.last_state] else self.state_names[:-1]
+
+    def facts(self, group: dict[str, Any]) -> tuple[Any, ...]:
+        """What a plan depends on of a group; the multipliers last."""
+        params, capturable, ema, entries = FACTS(group)
+        return len(params), capturable, ema is None, bool(group[self.last_state]), entries
 
     def hyper_rows(self, plan: Plan) -> tuple[list[Any], Sequence[int]]:
         """The hyper rows of the next step, and which of them each parameter of the plan uses."""
@@ -164,7 +172,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self.holds_averages:
             raise RuntimeError("step() within averaged(): the parameters hold averages now, so leave it first")
         capturing = is_capturing(self.param_groups)
-        if not capturing:
+        if self.gate.verdict is not None and not capturing:
             self.gate.report(wait=True)
         loss = None
         if closure is not None:
@@ -190,7 +198,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._plan.run(self, params, loss_scale)
         finally:
             torch._C._set_grad_enabled(grad_enabled)
-        self.gate.report(wait=False)
+        if self.gate.verdict is not None:
+            self.gate.report(wait=False)
         return loss
 
     step = hooked(step)
@@ -268,12 +277,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group["multipliers"] = entries
 
 
-def number(value: float | Tensor, group: dict[str, Any]) -> Number:
+def number(value: Tensor, group: dict[str, Any]) -> Number:
     """A learning rate or weight decay of a group: a tensor where it is to be read on the device, by every replay."""
-    if type(value) is float:
-        return value
-    if not isinstance(value, Tensor):
-        return float(value)
     if not (value.is_cuda or group["capturable"]):
         return float(value)
     return value if value.dtype in (torch.float32, torch.float64) else value.float()

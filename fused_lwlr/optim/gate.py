@@ -17,7 +17,7 @@ Nonfinite = Literal["propagate", "skip", "raise"]
 
 
 @dataclass
-class _Verdict:
+class Verdict:
     """On its way from the device: whether a step was skipped, and the non-finite elements of each row of each part."""
 
     skipped: Tensor
@@ -51,6 +51,7 @@ class GlobalGate:
         nonfinite: whether a gradient that is not finite is used, skips the step, or skips it and is reported.
         rescales: whether Ŵ is needed.
         balances: whether Σ 1 / ‖w‖ is needed.
+        verdict: on the last step, until it is reported.
     """
 
     def __init__(self, max_norm: float, nonfinite: Nonfinite, *, rescales: bool, balances: bool = False):
@@ -61,7 +62,7 @@ class GlobalGate:
         self.skips = nonfinite != "propagate"
         self.clips = max_norm < math.inf
         self.looks = self.skips or self.clips or rescales or balances
-        self._verdict: _Verdict | None = None
+        self.verdict: Verdict | None = None
 
     def of(self, parts: Sequence["Part"], loss_scale: LossScale) -> list[Gate | None]:
         """The gates of the next step, from one pass over all gradients where that is needed."""
@@ -91,7 +92,7 @@ class GlobalGate:
             # an overflow that a GradScaler has found is its own to deal with
             known = gates[0].found_inf
             skipped = totals[1] if known is None else totals[1] * (known.to(totals.device) == 0).reshape(())
-            self._verdict = _send(skipped, [(rows, part.names) for rows, part in zip(counts, parts, strict=True)])
+            self.verdict = _send(skipped, [(rows, part.names) for rows, part in zip(counts, parts, strict=True)])
         devices = [part.table.columns["param"][0].device for part in parts]
         return [
             gate._replace(totals=totals.to(device, non_blocking=True), max_norm=self.max_norm, skip=self.skips)
@@ -107,12 +108,12 @@ class GlobalGate:
         Raises:
             FloatingPointError: naming the layers.
         """
-        verdict = self._verdict
+        verdict = self.verdict
         if verdict is None or (verdict.arrived is not None and not wait):
             return
         if verdict.arrived is not None and not verdict.arrived.query():
             verdict.arrived.synchronize()
-        self._verdict = None
+        self.verdict = None
         if verdict.skipped.item():
             bad = [
                 name
@@ -128,21 +129,21 @@ class GlobalGate:
 
     def __getstate__(self) -> dict[str, Any]:
         # a verdict belongs to the device and to this process
-        return {**vars(self), "_verdict": None}
+        return {**vars(self), "verdict": None}
 
 
 def _local(number: Tensor, device: torch.device) -> Tensor:
     return number.to(device, torch.float32, non_blocking=True)
 
 
-def _send(nonfinite: Tensor, counts: list[tuple[Tensor, list[str]]]) -> _Verdict:
+def _send(nonfinite: Tensor, counts: list[tuple[Tensor, list[str]]]) -> Verdict:
     if not nonfinite.is_cuda:
-        return _Verdict(nonfinite, None, counts)
+        return Verdict(nonfinite, None, counts)
     host = torch.empty((), dtype=nonfinite.dtype, pin_memory=True)
     host.copy_(nonfinite, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record(torch.cuda.current_stream(nonfinite.device))
-    return _Verdict(host, arrived, counts)
+    return Verdict(host, arrived, counts)
 
 
 def _together(totals: Sequence[Tensor]) -> Tensor:

@@ -25,6 +25,8 @@ class Part:
 
     members: list[int]
     """Which of the plan's parameters, in order."""
+    whole: bool
+    """Whether those are all."""
     table: Table
     backend: ModuleType
     rounding_seed: int | None
@@ -37,13 +39,13 @@ class Part:
 
     def of(self, values: Sequence[Any]) -> Any:
         """Those of some values, one for each parameter of the plan, that belong here."""
-        return values if len(self.members) == len(values) else [values[i] for i in self.members]
+        return values if self.whole else [values[i] for i in self.members]
 
-    def addresses_of(self, addresses: bytes | None) -> bytes | None:
-        """Those that belong here, of int64 addresses if there are any."""
-        if addresses is None or len(addresses) == 8 * len(self.members):
-            return addresses
-        return np.frombuffer(addresses, dtype=np.int64)[self.members].tobytes()
+    def gradients_of(self, grads: Sequence[Any], addresses: bytes | None) -> tuple[Sequence[Any], bytes | None]:
+        """Those gradients that belong here, and their addresses, int64, if there are any."""
+        if addresses is not None:
+            addresses = np.frombuffer(addresses, dtype=np.int64)[self.members].tobytes()
+        return self.of(grads), addresses
 
 
 def partition(
@@ -80,7 +82,7 @@ def partition(
         table = Table(here, rows, backend.identify)
         table.capturable = any(group["capturable"] for group in optimizer.param_groups)
         live = [i for i in members if columns["grad"][i] is not None]
-        yield Part(members, table, backend, optimizer.precision.seed_of(number), live, names)
+        yield Part(members, len(kinds) == 1, table, backend, optimizer.precision.seed_of(number), live, names)
 
 
 def _rows(

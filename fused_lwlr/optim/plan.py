@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +21,6 @@ from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
 
-FACTS = itemgetter("params", "capturable", "ema", "multipliers")
-
 
 class Plan:
     """Live parameters, their state, and the tables over both.
@@ -33,19 +30,22 @@ class Plan:
 
     Attributes:
         group: for each live parameter, the index of its param group.
+        groups: one more than the largest of those.
         state: of the live parameters.
         parts: what is launched.
+        new: whether no step was taken by it yet.
     """
 
     def __init__(self, optimizer: "FusedOptimizer", params: Sequence[Tensor], grads: Sequence[Tensor | None]):
+        self._options = (optimizer.scaling, optimizer.precision, optimizer.device_counts)
         # with a copy of the multipliers, lists within lists, that edits of them do not reach
-        self._facts = [deepcopy(fact) if isinstance(fact, list) else fact for fact in _facts(optimizer)]
+        self._facts = [(*facts, deepcopy(entries)) for *facts, entries in map(optimizer.facts, optimizer.param_groups)]
         for group in optimizer.param_groups:
             multipliers.check(group["multipliers"], group["params"])
         places = [(i, at) for i, group in enumerate(optimizer.param_groups) for at in range(len(group["params"]))]
         live = [(p, g, place) for p, g, place in zip(params, grads, places, strict=True) if g is not None]
         self.group = tuple([group for *_, (group, _) in live])
-        self._unmarked = [(group, None) for group in range(max(self.group, default=-1) + 1)]
+        self.groups = max(self.group, default=-1) + 1
         labels = [label_of(optimizer.param_groups[group], at) for *_, (group, at) in live]
         seen: set[Tensor] = set()
         for label, (param, grad, *_) in zip(labels, live, strict=True):
@@ -67,15 +67,15 @@ class Plan:
         self._scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
         self._undecided = [Decision(self._scale, None)] * len(self.parts)
         self._watch: Any = None
+        self.new = True
         self._rows: Sequence[int] | None = None
         self._completion: Completion | None = None
         if self._distributed:
             self._spread()
-
-    @property
-    def new(self) -> bool:
-        """Whether no step was taken by it yet."""
-        return self._watch is None
+        # whether the watch adds up version counters, which tell whether norms can be carried over: those of one table
+        self._carries = self._scale is not None and len(self.parts) == 1 and not (self._idle or self._distributed)
+        # whether steps need no decision but that of a GradScaler
+        self._alone = not optimizer.gate.looks and (self._scale is None or self._completion is None)
 
     def take(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> bool:
         """Take in the gradients of the next step; False if this plan no longer describes what they belong to.
@@ -83,7 +83,9 @@ class Plan:
         Args:
             params: all of the optimizer.
         """
-        if self.new or self._facts != _facts(optimizer):
+        if self.new or self._options != (optimizer.scaling, optimizer.precision, optimizer.device_counts):
+            return False
+        if [*map(optimizer.facts, optimizer.param_groups)] != self._facts:
             return False
         if optimizer.rescaling is not None:
             targets = optimizer.rescaling.targets()
@@ -97,19 +99,21 @@ class Plan:
                 return False
         try:
             if self._idle or self._distributed:
-                found = self._watch.look(*self._seen(optimizer, params, grads))
+                found = self._watch.look(*self._seen(optimizer, params, grads), False)
             else:
-                found = self._watch.look(params, None, optimizer.state)
+                found = self._watch.look(params, None, optimizer.state, self._carries)
         except (RuntimeError, BufferError):  # of what has no address
             return False
         if found is None:
             return False
-        there, addresses = found
+        there, addresses, versions = found
         if self._idle:
             there = self._with_idle(there, None)
             addresses = addresses and addresses + bytes(8 * len(self._idle))
+        known = versions if self._carries else None
         for part in self.parts:
-            if not part.table.replace(part.of(there), part.addresses_of(addresses)):
+            mine, where = (there, addresses) if part.whole else part.gradients_of(there, addresses)
+            if not part.table.replace(mine, where, known):
                 self.release()
                 return False
         return True
@@ -143,8 +147,10 @@ class Plan:
                     self._names = self.state.names
                     seen = self._seen(optimizer, params, [param.grad for param in params])
                     self._watch = self.parts[0].backend.watch(*seen, self._names)
+                    self.new = False
         finally:
-            self.release()
+            for part in self.parts:
+                part.table.release()
 
     def release(self) -> None:
         """Let go of the gradients of all parts, also of those that a failure leaves out."""
@@ -159,7 +165,8 @@ class Plan:
             self._rows = rows
             for part in self.parts:
                 part.table.hyper_row = part.of(rows)
-        decisions = self._decide(optimizer, hyper, loss_scale)
+        undecided = self._alone and loss_scale is NO_LOSS_SCALE
+        decisions = self._undecided if undecided else self._decide(optimizer, hyper, loss_scale)
         # all of them before the first is launched: what fails here leaves every parameter as it was
         ready = []
         for part, (scale, gate, statistics) in zip(self.parts, decisions, strict=True):
@@ -169,7 +176,8 @@ class Plan:
             found = launch()
             part.statistics = found if statistics is None else statistics
             # at once, so that a part that fails leaves those before it stepped in full
-            self.state.count(part.live)
+            if self.state.counts:
+                self.state.count(part.live)
             if self.new:
                 self.state.store(optimizer, part.live)
         if self._distributed:
@@ -179,8 +187,6 @@ class Plan:
     def _decide(self, optimizer: "FusedOptimizer", hyper: list[Any], loss_scale: LossScale) -> list[Decision]:
         """For each part, the factors and the gate of this step."""
         scale, looks = self._scale, optimizer.gate.looks
-        if not looks and loss_scale is NO_LOSS_SCALE and (scale is None or self._completion is None):
-            return self._undecided
         if self._completion is None or (scale is None and not looks):
             return [Decision(scale, gate) for gate in optimizer.gate.of(self.parts, loss_scale)]
         gates = [loss_scale.gate(part) or Gate() for part in self.parts]
@@ -195,30 +201,16 @@ class Plan:
         self._completion = completion_of(rows, device)
         self._traits = Traits([row for _, row in rows], device)
 
-    def cohorts(self, marks: np.ndarray | None) -> tuple[Sequence[tuple[int, Any]], Sequence[int]]:
-        """The distinct (group, mark) pairs of the parameters, and which of them each parameter has.
-
-        None for marks that are all the same.
-        """
-        if marks is None:
-            return self._unmarked, self.group
+    def cohorts(self, marks: np.ndarray) -> tuple[Sequence[tuple[int, Any]], Sequence[int]]:
+        """The distinct (group, mark) pairs of the parameters, and which of them each parameter has."""
         # the bytes tell sooner than numpy does
         together = marks.tobytes()
         if together == together[: marks.itemsize] * len(marks):
             mark = marks.item(0)
-            return [(group, mark) for group, _ in self._unmarked], self.group
+            return [(group, mark) for group in range(self.groups)], self.group
         pairs = list(zip(self.group, marks.tolist(), strict=True))
         number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
         return list(number), [number[pair] for pair in pairs]
-
-
-def _facts(optimizer: "FusedOptimizer") -> list[Any]:
-    """What a plan depends on of the optimizer and every param group."""
-    facts: list[Any] = [optimizer.scaling, optimizer.precision, optimizer.device_counts]
-    for group in optimizer.param_groups:
-        params, capturable, ema, entries = FACTS(group)
-        facts += len(params), capturable, ema is None, optimizer.state_columns(group), entries
-    return facts
 
 
 def _same_target(a: Target, b: Target) -> bool:

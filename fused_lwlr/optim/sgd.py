@@ -73,6 +73,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
     operation = "sgd"
     state_names = ("momentum_buffer",)
+    last_state = "momentum"
     counts_steps = False
     idle = SGDHyper(lr=0.0, momentum=1.0, dampening=1.0)
 
@@ -113,21 +114,21 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         if scaling is not None and not scaling.bias_correction:
             raise ValueError(f"scaling={scaling!r}: SGD has no moments whose bias could be corrected or not")
 
-    def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return self.state_names if group["momentum"] != 0 else ()
-
     def hyper_rows(self, plan: Plan) -> tuple[list[SGDHyper], Sequence[int]]:
-        cohorts, rows = plan.cohorts(plan.state.fresh if plan.new else None)
-        return [_hyper(self.param_groups[group], bool(first)) for group, first in cohorts], rows
+        if plan.new:
+            cohorts, rows = plan.cohorts(plan.state.fresh)
+            return [_hyper(self.param_groups[group], bool(first)) for group, first in cohorts], rows
+        # after the first step no buffer is
+        return [*map(_hyper, self.param_groups[: plan.groups])], plan.group
 
 
-def _hyper(group: dict[str, Any], first: bool) -> SGDHyper:
+def _hyper(group: dict[str, Any], first: bool = False) -> SGDHyper:
     lr, momentum, dampening, weight_decay, nesterov, maximize, ema = OPTIONS(group)
     return SGDHyper(
-        number(lr, group),
+        number(lr, group) if isinstance(lr, Tensor) else float(lr),
         float(momentum),
         float(dampening),
-        number(weight_decay, group),
+        number(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay),
         nesterov,
         maximize,
         first,

@@ -32,6 +32,7 @@ class State:
         fresh: for each live parameter, whether the next step is its first.
         steps: for each live parameter, the number of steps taken; the memory of `state["step"]` where there is
             one. Where the device counts steps, it holds neither.
+        counts: whether steps are counted here, and not by the device or not at all.
 
     Raises:
         ValueError: an entry that does not fit its parameter.
@@ -46,7 +47,7 @@ class State:
         idle: Sequence[Tensor],
     ):
         self._params = params
-        self._counts = optimizer.counts_steps and not optimizer.counts_on_device
+        self.counts = optimizer.counts_steps and not optimizer.counts_on_device
         states = [optimizer.state.get(param, {}) for param in params]
         used = [optimizer.state_columns(group) for group in optimizer.param_groups]
         self.columns: dict[str, list[Tensor | None]] = {name: [] for name in (*optimizer.state_names, MASTER)}
@@ -81,13 +82,12 @@ class State:
                 self._entries["step"] = list(steps.unbind())
 
     def count(self, members: Sequence[int]) -> None:
-        """Count a step of some parameters, unless the device does or nobody asks."""
-        if self._counts:
-            if len(members) == len(self.steps):
-                # in half the time of `+= 1`
-                np.add(self.steps, ONE, out=self.steps)
-            else:
-                self.steps[members] += 1
+        """Count a step of some parameters."""
+        if len(members) == len(self.steps):
+            # in half the time of `+= 1`
+            np.add(self.steps, ONE, out=self.steps)
+        else:
+            self.steps[members] += 1
 
     def store(self, optimizer: "FusedOptimizer", members: Sequence[int]) -> None:
         """Put the state of stepped parameters where it belongs."""

@@ -8,6 +8,7 @@ w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · m / (1 −
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 
 import triton
 import triton.language as tl
@@ -56,7 +57,36 @@ def _rule(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, h
     return tl.div_rn(gain * m, denom), m, v, u
 
 
-RULE = Rule(("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), _rule, _coefficients)
+@lru_cache(maxsize=16)
+def _two_floats(x: float) -> tuple[float, float]:
+    """A double as the sum of two singles."""
+    (high,) = array("f", (x,))
+    return high, x - high
+
+
+def _moving(h: AdamWHyper) -> tuple[Number, float, float]:
+    """lr, 1 / (1 − β₁ᵗ), √(1 − β₂ᵗ), in double precision."""
+    if not h.bias_correction:
+        return h.lr, 1.0, 1.0
+    return h.lr, 1 / (1 - h.beta1**h.step), (1 - h.beta2**h.step) ** 0.5
+
+
+def _row(h: AdamWHyper) -> tuple[Number, ...]:
+    """lr, sign, 0, weight_decay, 1 / (1 − β₁ᵗ), √(1 − β₂ᵗ), 1 − ema, 0; 1 − β₁, β₂, 1 − β₂, eps, and both β.
+
+    The last two are of two floats each. In double precision, rounded once.
+    """
+    lr, gain, correction2 = _moving(h)
+    # 1 − 0ᵗ is 1
+    beta1, beta2 = (h.beta1, h.beta2) if h.bias_correction else (0.0, 0.0)
+    return (
+        lr, -1.0 if h.maximize else 1.0, 0.0, h.weight_decay, gain, correction2, *UNUSED, 1 - h.ema, 0.0,
+        1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2),
+    )  # fmt: skip
+
+
+OPTIONS = itemgetter(*(i for i, name in enumerate(AdamWHyper._fields) if name not in ("lr", "step")))
+RULE = Rule(("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), _rule, _coefficients, _row, _moving, OPTIONS)
 
 
 def adamw(
@@ -110,28 +140,4 @@ def prepare_adamw(
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """All of `adamw` that can be done, and fail, before anything is written; what is returned does the rest, once."""
-    return prepare(table, RULE, list(map(_hyper, hyper)), scale, gate, write=write, rounding_seed=rounding_seed)
-
-
-def _hyper(h: AdamWHyper) -> tuple[Number, ...]:
-    """lr, sign, 0, weight_decay, 1 / (1 − β₁ᵗ), √(1 − β₂ᵗ), 1 − ema, 0; 1 − β₁, β₂, 1 − β₂, eps, and both β.
-
-    The last two are of two floats each. In double precision, rounded once.
-    """
-    lr, beta1, beta2, eps, weight_decay, maximize, step, bias_correction, ema = h
-    gain1, decay2, gain2 = 1 - beta1, beta2, 1 - beta2
-    if not bias_correction:
-        # 1 − 0ᵗ is 1
-        beta1 = beta2 = 0.0
-    gain, correction2 = 1 / (1 - beta1**step), (1 - beta2**step) ** 0.5
-    return (
-        lr, -1.0 if maximize else 1.0, 0.0, weight_decay, gain, correction2, *UNUSED, 1 - ema, 0.0,
-        gain1, decay2, gain2, eps, *_two_floats(beta1), *_two_floats(beta2),
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=16)
-def _two_floats(x: float) -> tuple[float, float]:
-    """A double as the sum of two singles."""
-    (high,) = array("f", (x,))
-    return high, x - high
+    return prepare(table, RULE, hyper, scale, gate, write=write, rounding_seed=rounding_seed)

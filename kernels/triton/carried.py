@@ -44,17 +44,18 @@ class VersionWatch:
 
     def __init__(self, table: Table):
         self._then = versions(table)
-        self._sum = sum(self._then)
         self._moves = 0
+        self._sum = sum(self._then)
 
     def moved(self) -> None:
         """Take note that every counter was moved by one."""
         self._moves += 1
+        self._sum += len(self._then)
 
     def all_same(self, table: Table) -> bool:
         """Whether nobody has written to any."""
         # no counter goes back, so that their sum is what we made of it only if each of them is
-        return version_sum(table.columns["param"]) == self._sum + self._moves * len(self._then)
+        return (version_sum(table.columns["param"]) if table.versions is None else table.versions) == self._sum
 
     def same(self, table: Table) -> list[bool]:
         """For each, whether nobody has written to it."""
@@ -66,6 +67,6 @@ def versions(table: Table) -> list[int]:
     return list(map(VERSION, table.columns["param"]))
 
 
-def is_capturing(table: Table) -> bool:
+def is_capturing() -> bool:
     """Whether what is launched now goes into a CUDA graph."""
-    return table.capturable and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -68,7 +68,8 @@ class Image:
         staged = self._staging[integers:].reshape(-1, self.rows)
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
-        self._addresses = dict(zip(self.columns, [*staged[:fixed], *staged[fixed + 4 :]], strict=True))
+        places = [column.view(np.uint8).data for column in (*staged[:fixed], *staged[fixed + 4 :])]
+        self._addresses = dict(zip(self.columns, places, strict=True))
         numel[:], self._traits[:] = self.numel, self._own_traits
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
@@ -92,7 +93,7 @@ class Image:
         self.known = np.zeros(self.rows, dtype=bool)
         """For each row, whether its parameter is as it was when `remember` was called, by its version counter."""
         self._all_known = False
-        # what is to be uploaded: more than what often changes, or that alone
+        # what is to be uploaded: all, or what often changes
         self._stale = self._behind = True
         self._spares: list[Tensor] = []
         self._captured: list[tuple[Tensor, Any]] = []
@@ -109,14 +110,13 @@ class Image:
 
     def refresh(self, table: Table, hyper: bytes) -> None:
         """Bring the image up to date with the table, and upload it if anything differs."""
-        moved = changed = False
         if table.gradients is not self._gradients:
+            self._behind = True
             addresses, traits = table.gradients
             if traits is not self._gradients[1]:
                 self._lay_out("grad", table.columns["grad"])
             self._point("grad", addresses)
             self._gradients = table.gradients
-            moved = True
         for name in self._scratched:
             for index, tensor in self._scratch[name].items():
                 tensor.copy_(real(table.columns[name][index]))
@@ -124,31 +124,32 @@ class Image:
         hyper_row = tuple(table.hyper_row)
         if hyper_row is not self._seen_hyper_row and hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = hyper_row
-            changed |= _assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._tensor])
+            self._assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._tensor])
         if hyper != self._numbers:
+            self._behind = True
             self._numbers = self._hyper[:] = hyper
-            moved = True
-        capturing = is_capturing(table)
+        capturing = table.capturable and is_capturing()
         if self._watch is not None:
-            changed |= self._recall(table, self._watch, capturing)
+            # a replay of a graph comes by without a look at version counters
+            self._unchanged = not capturing and self._watch.all_same(table)
+            if not (self._unchanged and self._all_known):
+                self._recall(table, self._watch, capturing)
         # a graph brings its own image with every replay: there is no telling what the buffer holds beside one
-        self._stale |= changed or capturing or bool(self._captured)
-        self._behind |= moved
-        if self._stale:
-            self.buffer.copy_(self._captured_copy() if capturing else self._passing(self._host), non_blocking=True)
+        if self._stale or capturing or self._captured:
+            self._upload(self.buffer, self._captured_copy() if capturing else self._host, pinned=capturing)
         elif self._behind:
-            device, host = self._often
-            device.copy_(self._passing(host), non_blocking=True)
+            self._upload(*self._often)
         self._stale = self._behind = False
         if table.capturable and not capturing and not self._spares:
             # pinned memory cannot be had during a capture
             shape = (CAPTURES, len(self._staging))
             self._spares = list(torch.empty(shape, dtype=torch.int64, pin_memory=self.buffer.is_cuda).unbind())
 
-    def _passing(self, host: Tensor) -> Tensor:
-        """The same in memory that stays as it is until a copy from it has run."""
-        # a fresh block each time: the caching host allocator keeps it until then
-        return host.pin_memory() if self.buffer.is_cuda else host
+    def _upload(self, device: Tensor, host: Tensor, *, pinned: bool = False) -> None:
+        if device.is_cuda and not pinned:
+            # a fresh block each time: the caching host allocator keeps it until the copy from it has run
+            host = host.pin_memory()
+        device.copy_(host, non_blocking=True)
 
     def _captured_copy(self) -> Tensor:
         """The image in memory that stays as it is for as long as there is the graph that copies from it."""
@@ -183,16 +184,17 @@ class Image:
             # by `finish`
             self._watch.moved()
 
-    def _recall(self, table: Table, watch: VersionWatch, capturing: bool) -> bool:
-        """Mark the rows whose parameters are as they were when `remember` was called; True if others than before."""
-        # a replay of a graph comes by without a look at version counters
-        self._unchanged = not capturing and watch.all_same(table)
-        if self._unchanged and self._all_known:
-            return False
+    def _recall(self, table: Table, watch: VersionWatch, capturing: bool) -> None:
+        """Mark the rows whose parameters are as they were when `remember` was called."""
         same = np.zeros(len(table.columns["param"]), dtype=bool) if capturing else np.array(watch.same(table))
         self.known = same[self._tensor]
         self._all_known = bool(self.known.all())
-        return _assign(self._traits, self._own_traits | KNOWN.value * self.known)
+        self._assign(self._traits, self._own_traits | KNOWN.value * self.known)
+
+    def _assign(self, target: np.ndarray, values: np.ndarray) -> None:
+        if not np.array_equal(target, values):
+            self._stale = True
+            target[:] = values
 
     def bytes_of(self, passes: tuple[str, ...]) -> int:
         """Bytes of all rows, in each of some columns."""
@@ -221,14 +223,12 @@ class Image:
 
     def _point(self, name: str, addresses: bytes) -> None:
         """Write down where a column is."""
-        target = self._addresses[name]
-        if self._whole and name not in self._scratched:
-            target[:] = np.frombuffer(addresses, dtype=np.int64)
-            return
-        base = np.frombuffer(addresses, dtype=np.int64).copy()
-        for i, scratch in self._scratch[name].items():
-            base[i] = scratch.data_ptr()
-        np.add(base[self._tensor], self._offsets[name], out=target)
+        if not self._whole or self._scratch[name]:
+            base = np.frombuffer(addresses, dtype=np.int64).copy()
+            for i, scratch in self._scratch[name].items():
+                base[i] = scratch.data_ptr()
+            addresses = (base[self._tensor] + self._offsets[name]).tobytes()
+        self._addresses[name][:] = addresses
 
 
 def image_of(
@@ -267,10 +267,3 @@ def _extent(param: Tensor, row: Row) -> tuple[int, int]:
         return 0, param.numel()
     inner = param.numel() // max(param.shape[0], 1)
     return row.start * inner, (row.stop - row.start) * inner
-
-
-def _assign(target: np.ndarray, values: np.ndarray) -> bool:
-    if np.array_equal(target, values):
-        return False
-    target[:] = values
-    return True

@@ -51,11 +51,22 @@ class Bound:
         items: int32 [n, 2], as the kernel reads them.
         programs: how many share the items.
         passes: a column's name for each time that it is read or written, for the byte count.
+        reads: says of what is read besides, how many bytes come from memory, and how many from L2.
         meta: compile-time arguments.
     """
 
-    def __init__(self, kernel: Any, image: Image, items: Tensor, *, programs: int, passes: Sequence[str], **meta: Any):
-        self.image, self.passes, self.programs = image, tuple(passes), programs
+    def __init__(
+        self,
+        kernel: Any,
+        image: Image,
+        items: Tensor,
+        *,
+        programs: int,
+        passes: Sequence[str],
+        reads: Callable[[], tuple[int, int]] | None = None,
+        **meta: Any,
+    ):
+        self.image, self.passes, self.reads, self.programs = image, tuple(passes), reads, programs
         self._kernel, self._meta = kernel, meta
         self._fixed = (image.addresses, image.floats, items, items.shape[0], image.rows)
         # for what is not on a GPU it does nothing
@@ -108,6 +119,10 @@ def launch(bound: Bound, *args: Any) -> None:
     if bound.programs:
         counters.launches += 1
         counters.bytes += bound.image.bytes_of(bound.passes)
+        if bound.reads is not None:
+            read, cached = bound.reads()
+            counters.bytes += read
+            counters.cached += cached
 
 
 def grid(programs: int) -> int:

@@ -89,15 +89,11 @@ static PyObject *version_sum(PyObject *module, PyObject *tensors) {
     if (!items)
         return NULL;
     long long sum = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items); i++) {
-        PyObject *one = get(PyTuple_GET_ITEM(items, i), &version);
-        sum += one ? PyLong_AsLongLong(one) : 0;
-        Py_XDECREF(one);
-        if (PyErr_Occurred())
-            break;
-    }
+    int failed = 0;
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_GET_SIZE(items); i++)
+        failed = add_version(PyTuple_GET_ITEM(items, i), &sum);
     Py_DECREF(items);
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(sum);
+    return failed ? NULL : PyLong_FromLongLong(sum);
 }
 
 /* -1 with an exception */

@@ -6,6 +6,7 @@ w ← w − lr · η · s · (g + momentum · b  |  b  |  g)
 """
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 import triton
 import triton.language as tl
@@ -37,7 +38,21 @@ def _rule(w, g, b, y, z, has_b, has_z, scale, decay, gain, weight_decay, hyper):
     return tl.where(has_b, d, g), b, y, z
 
 
-RULE = Rule(("momentum_buffer",), _rule, _coefficients)
+def _moving(h: SGDHyper) -> tuple[Number, float, float]:
+    """lr, decay, gain."""
+    return h.lr, 0.0 if h.first else float(h.momentum), 1.0 if h.first else 1.0 - h.dampening
+
+
+def _row(h: SGDHyper) -> tuple[Number, ...]:
+    """lr, sign, weight_decay, 0, decay, gain, 1 − ema, 0; momentum, 1 − dampening, nesterov."""
+    lr, decay, gain = _moving(h)
+    return (
+        lr, -1.0 if h.maximize else 1.0, h.weight_decay, 0.0, decay, gain, *UNUSED,
+        1 - h.ema, 0.0, h.momentum, 1 - h.dampening, h.nesterov,
+    )  # fmt: skip
+
+
+RULE = Rule(("momentum_buffer",), _rule, _coefficients, _row, _moving, itemgetter(*range(1, len(SGDHyper._fields))))
 
 
 def sgd(
@@ -89,14 +104,4 @@ def prepare_sgd(
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """All of `sgd` that can be done, and fail, before anything is written; what is returned does the rest, once."""
-    return prepare(table, RULE, list(map(_hyper, hyper)), scale, gate, write=write, rounding_seed=rounding_seed)
-
-
-def _hyper(h: SGDHyper) -> tuple[Number, ...]:
-    """lr, sign, weight_decay, 0, decay, gain, 1 − ema, 0; momentum, 1 − dampening, nesterov."""
-    lr, momentum, dampening, weight_decay, nesterov, maximize, first, ema = h
-    gain = 1 - dampening
-    return (
-        lr, -1.0 if maximize else 1.0, weight_decay, 0.0, 0.0 if first else momentum, 1.0 if first else gain, *UNUSED,
-        1 - ema, 0.0, momentum, gain, nesterov,
-    )  # fmt: skip
+    return prepare(table, RULE, hyper, scale, gate, write=write, rounding_seed=rounding_seed)

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton import launch as launching
 from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.carried import carried_of
 from fused_lwlr.kernels.triton.formula import compiled
@@ -37,11 +36,17 @@ class Rule:
         states: columns of state.
         function: see `update`.
         coefficients: see `update`.
+        row: the numbers of a hyper row.
+        moving: those of `MOVING`.
+        options: what all others come from.
     """
 
     states: tuple[str, ...]
     function: Any
     coefficients: Any
+    row: Callable[[Any], tuple[Number, ...]]
+    moving: Callable[[Any], tuple[Number, float, float]]
+    options: Callable[[Any], tuple[Any, ...]]
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -59,34 +64,56 @@ class Variant:
     """The `Workspace`, where there is a queue."""
 
 
-Take = Callable[[Table, Sequence[float]], Tensor | None]
+Take = Callable[[Table, Sequence[Number]], Tensor | None]
 """Launches a step of a table, which it must not hold, since the table holds it; also takes the numbers of `MOVING`."""
 
 
-class Last(NamedTuple):
-    """The last step of a table, which the next one often differs from in its numbers and gradients only."""
+@dataclass(slots=True)
+class Last:
+    """The last step of a table, which the next one often differs from in its numbers and gradients only.
+
+    Attributes:
+        options: of each row, what its data comes from.
+        data: all rows.
+        ending: what every row ends with.
+        shares: whether the kernel takes the numbers of `MOVING`.
+    """
 
     scale: Scale | None
     write: bool
     rounding_seed: int | None
-    rows: int
-    """Of numbers."""
+    options: list[tuple[Any, ...]]
+    data: bytes
     ending: tuple[float, ...]
-    """What every row of numbers ends with."""
     shares: bool
-    """Whether the kernel takes the numbers of `MOVING`."""
     image: Image
     take: Take
 
-    def like(self, scale: Scale | Factors | Balance | None, write: bool, rounding_seed: int | None, rows: int) -> bool:
-        """Whether a step without a gate is of this kind."""
-        return scale is self.scale and rows == self.rows and write == self.write and rounding_seed == self.rounding_seed
+    def numbers(self, rule: Rule, hyper: Sequence[Any]) -> tuple[bytes, Sequence[Number]] | None:
+        """The data of as many rows, and what they share; None if the kernel of this step does not take them so."""
+        if self.shares:
+            shared = None
+            for row, options in zip(hyper, self.options, strict=True):
+                # a tensor is not to be compared
+                if type(row.lr) is not float or type(row.weight_decay) is not float or rule.options(row) != options:
+                    break
+                moving = rule.moving(row)
+                if shared is not None and moving != shared:
+                    break
+                shared = moving
+            else:
+                return self.data, shared or ()
+        packed = packed_rows(list(map(rule.row, hyper)), self.ending)
+        if packed is None or bool(packed[1]) != self.shares:
+            return None
+        self.options, self.data = list(map(rule.options, hyper)), packed[0]
+        return packed
 
 
 def prepare(
     table: Table,
     rule: Rule,
-    hyper: list[tuple[Number, ...]],
+    hyper: Sequence[Any],
     scale: Scale | Factors | Balance | None,
     gate: Gate | None,
     *,
@@ -95,23 +122,30 @@ def prepare(
 ) -> Callable[[], Tensor | None]:
     """All of a step of a rule on every row of a table but its one launch, which what is returned does."""
     last: Last | None = table.launches.get(rule)
-    if last is not None and gate is None and last.like(scale, write, rounding_seed, len(hyper)):
-        packed = packed_rows(hyper, last.ending)
-        if packed is not None and bool(packed[1]) == last.shares:
-            last.image.refresh(table, packed[0])
-            return partial(last.take, table, packed[1])
+    if (
+        last is not None
+        and gate is None
+        and scale is last.scale
+        and write == last.write
+        and rounding_seed == last.rounding_seed
+        and len(hyper) == len(last.options)
+        and (known := last.numbers(rule, hyper)) is not None
+    ):
+        last.image.refresh(table, known[0])
+        return partial(last.take, table, known[1])
     # what follows may give the image another workspace
     table.launches.pop(rule, None)
-    ending = padded(hyper, scale.numbers if isinstance(scale, Scale) else ())
-    numbers = staged(hyper, ending, table.columns["param"][0].device)
+    rows = list(map(rule.row, hyper))
+    ending = padded(rows, scale.numbers if isinstance(scale, Scale) else ())
+    numbers = staged(rows, ending, table.columns["param"][0].device)
     image = image_of(table, rule.columns, numbers, tile=TILE, more=MORE)
     if scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None:
         take = _plain(table, image, rule, numbers, write=write)
     else:
         take = _queued(table, image, rule, numbers, scale, gate or NO_GATE, write=write, rounding_seed=rounding_seed)
-    if hyper and gate is None and not numbers.live and (scale is None or isinstance(scale, Scale)):
-        shares = bool(numbers.shared)
-        table.launches[rule] = Last(scale, write, rounding_seed, len(hyper), ending, shares, image, take)
+    if rows and gate is None and not numbers.live and (scale is None or isinstance(scale, Scale)):
+        options, shares = list(map(rule.options, hyper)), bool(numbers.shared)
+        table.launches[rule] = Last(scale, write, rounding_seed, options, numbers.data, ending, shares, image, take)
     return partial(take, table, numbers.shared)
 
 
@@ -124,7 +158,7 @@ def _plain(table: Table, image: Image, rule: Rule, hyper: Staged, *, write: bool
     bound, written = variant.bound, variant.written
     bound.ready(*(hyper.shared or ABSENT))
 
-    def take(table: Table, shared: Sequence[float]) -> None:
+    def take(table: Table, shared: Sequence[Number]) -> None:
         launch(bound, *(shared or ABSENT))
         if write:
             image.finish(table, written)
@@ -171,12 +205,8 @@ def _queued(
     )  # fmt: skip
     bound.ready(*(hyper.shared or ABSENT), *arguments)
 
-    def take(table: Table, shared: Sequence[float]) -> Tensor | None:
+    def take(table: Table, shared: Sequence[Number]) -> Tensor | None:
         launch(bound, *(shared or ABSENT), *arguments)
-        if formula is not None:
-            read, cached = work.first_reads(image, again=write)
-            launching.counters.bytes += read
-            launching.counters.cached += cached
         if write:
             image.finish(table, written)
         if write and (rescale or balance):
@@ -204,7 +234,8 @@ def _queue_variant(
     items = work.items if write and formula is not None else work.updates if write else work.norms
     bound = Bound(
         queue.queue_kernel, image, items,
-        programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes, **meta,
+        programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes,
+        reads=partial(work.first_reads, image, again=write) if formula is not None else None, **meta,
         STEP=image.dtypes["step"], COEFFICIENTS=rule.coefficients,
         FORMULA=compiled(formula.formula) if formula is not None else None,
         PLACE=scale.place if isinstance(scale, (Scale, Factors)) else "gradient",

@@ -73,6 +73,14 @@ static PyObject *get(PyObject *tensor, const Attribute *attribute) {
     return PyObject_GetAttr(tensor, attribute->name);
 }
 
+/* add the version counter of a tensor; -1 with an exception */
+static int add_version(PyObject *tensor, long long *sum) {
+    PyObject *one = get(tensor, &version);
+    *sum += one ? PyLong_AsLongLong(one) : 0;
+    Py_XDECREF(one);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
 /* whether a method of the tensor says yes; -1 with an exception */
 static int says(PyObject *tensor, PyObject *method) {
     PyObject *answer = PyObject_CallMethodNoArgs(tensor, method);

@@ -76,7 +76,8 @@ typedef struct {
     size_t param, grad, entry;
     Py_ssize_t present;
     PyObject *grads, *addresses;
-    int other_gradients;
+    int other_gradients, count_versions;
+    long long versions;
 } Progress;
 
 /* 1 if a parameter is what it was, 0 if not; -1 with an exception. Takes the reference to its gradient. */
@@ -92,7 +93,7 @@ static int see_param(Watch *self, Progress *progress, PyObject *param, PyObject 
     PyTuple_SET_ITEM(progress->grads, place, gradient);
     count = describe(gradient, (int64_t *)PyBytes_AS_STRING(progress->addresses) + place, words);
     progress->other_gradients |= !(count > 0 && goes_on(&self->grads, &progress->grad, words, count));
-    return count < 0 ? -1 : 1;
+    return count < 0 || (progress->count_versions && add_version(param, &progress->versions)) ? -1 : 1;
 }
 
 /* 1 if the entries of a state are where they were, 0 if not; -1 with an exception. Takes the reference to it. */
@@ -137,16 +138,17 @@ static int see(Watch *self, Progress *progress, PyObject *params, PyObject *grad
 }
 
 static PyObject *look(Watch *self, PyObject *const *args, Py_ssize_t given) {
-    if (given != 3 || !PyDict_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "look takes parameters, gradients or None, and a dict of states");
-    Progress progress = {0};
+    if (given != 4 || !PyDict_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "look takes parameters, gradients or None, a dict of states, and a bool");
+    Progress progress = {.count_versions = args[3] == Py_True};
     PyObject *result = NULL, *params = PySequence_Tuple(args[0]);
     PyObject *grads = params && args[1] != Py_None ? PySequence_Tuple(args[1]) : NULL;
     int same = params && (grads || args[1] == Py_None) ? see(self, &progress, params, grads, args[2]) : -1;
     if (same == 1 && progress.other_gradients)
         same = learn_gradients(self, progress.grads) ? -1 : 1;
     if (same == 1)
-        result = PyTuple_Pack(2, progress.grads, progress.other_gradients ? Py_None : progress.addresses);
+        result = Py_BuildValue("OOL", progress.grads, progress.other_gradients ? Py_None : progress.addresses,
+                               progress.versions);
     else if (same == 0)
         result = Py_NewRef(Py_None);
     Py_XDECREF(progress.grads);

@@ -22,8 +22,8 @@ def made(backend):
         param.grad = torch.ones_like(param)
     state = {param: {"b": torch.ones_like(param), "step": 1.0, "other": 0} for param in params[:2]}
     watch = backend.watch(params, [param.grad for param in params], state, NAMES)
-    assert watch.look(params, None, state)[1] is None
-    return SimpleNamespace(params=params, state=state, watch=watch, look=lambda: watch.look(params, None, state))
+    assert watch.look(params, None, state, False)[1] is None
+    return SimpleNamespace(params=params, state=state, watch=watch, look=lambda: watch.look(params, None, state, False))
 
 
 def addresses(tensors):
@@ -31,7 +31,7 @@ def addresses(tensors):
 
 
 def found(look):
-    grads, where = look
+    grads, where, _ = look
     return list(grads), None if where is None else list(memoryview(where).cast("q"))
 
 
@@ -109,18 +109,28 @@ def test_gradients_that_are_something_else(backend, other):
     grads = [param.grad for param in it.params]
     # of the same strides as the one that comes instead
     grads[place] = imaginary(torch.ones(5)) if other == "negative" else grads[place]
-    it.watch.look(it.params, grads, it.state)
+    it.watch.look(it.params, grads, it.state, False)
     there = [grad for grad in grads if grad is not None]
-    assert found(it.watch.look(it.params, grads, it.state))[1] == addresses(there)
+    assert found(it.watch.look(it.params, grads, it.state, False))[1] == addresses(there)
     grads[place] = make()
     there = [grad for grad in grads if grad is not None]
     for expected in (None, addresses(there)):
-        again, where = found(it.watch.look(it.params, grads, it.state))
+        again, where = found(it.watch.look(it.params, grads, it.state, False))
         assert all(a is b for a, b in zip(again, there, strict=True))
         assert where == expected
     # their own again
     assert it.look()[1] is None
     assert it.look()[1] is not None
+
+
+@every_backend
+def test_versions_of_what_has_a_gradient(backend):
+    it = made(backend)
+    for param, times in zip(it.params, (1, 2, 10, 4), strict=True):
+        for _ in range(times):
+            param.detach().add_(1)
+    assert it.watch.look(it.params, None, it.state, True)[2] == sum(p._version for p in it.params if p.grad is not None)
+    assert it.look()[2] == 0
 
 
 @every_backend
@@ -136,9 +146,9 @@ def test_after_something_was_noticed(backend):
 @every_backend
 def test_nothing(backend):
     watch = backend.watch([], [], {}, ())
-    watch.look([], None, {})
-    assert found(watch.look([], None, {})) == ([], [])
-    assert watch.look([Parameter(torch.ones(1))], None, {}) is None
+    watch.look([], None, {}, False)
+    assert found(watch.look([], None, {}, False)) == ([], [])
+    assert watch.look([Parameter(torch.ones(1))], None, {}, False) is None
 
 
 @every_backend
@@ -146,7 +156,7 @@ def test_what_has_no_address(backend):
     it = made(backend)
     grads = [None if param.grad is None else param.grad.to_sparse() for param in it.params]
     with pytest.raises((RuntimeError, BufferError)):
-        it.watch.look(it.params, grads, it.state)
+        it.watch.look(it.params, grads, it.state, False)
     first(it)["b"] = first(it)["b"].to_sparse()
     with pytest.raises((RuntimeError, BufferError)):
         it.look()
@@ -174,14 +184,14 @@ def test_classes_of_their_own(backend):
     plain.grad = torch.zeros(1)
     params = [plain, Own(torch.ones(3))]
     watch = backend.watch(params, [param.grad for param in params], {}, ())
-    (grad, own), _ = watch.look(params, None, {})
+    (grad, own), *_ = watch.look(params, None, {}, False)
     assert grad is plain.grad
     assert own.tolist() == [7.0] * 3
     moody = Moody(torch.ones(3))
     watch = backend.watch([moody], [torch.ones(3)], {}, ())
     with pytest.raises(LookupError, match="not now"):
-        watch.look([moody], None, {})
-    assert len(watch.look([moody], [torch.ones(3)], {})[0]) == 1
+        watch.look([moody], None, {}, False)
+    assert len(watch.look([moody], [torch.ones(3)], {}, False)[0]) == 1
 
 
 @every_backend
@@ -194,11 +204,11 @@ def test_nothing_is_kept(backend):
     counts = list(map(sys.getrefcount, some))
     for _ in range(100):
         it.look()
-        assert it.watch.look(it.params[:2], None, it.state) is None
-        assert it.watch.look(it.params, None, {}) is None
+        assert it.watch.look(it.params[:2], None, it.state, False) is None
+        assert it.watch.look(it.params, None, {}, False) is None
         with pytest.raises((RuntimeError, BufferError)):
-            it.watch.look(it.params, grads, it.state)
-        backend.watch(it.params, it.params, it.state, NAMES).look(it.params, it.params, it.state)
+            it.watch.look(it.params, grads, it.state, False)
+        backend.watch(it.params, it.params, it.state, NAMES).look(it.params, it.params, it.state, False)
     # None is referred to from everywhere
     after = list(map(sys.getrefcount, some))
     assert after[1:] == counts[1:]
@@ -210,8 +220,9 @@ def test_what_c_refuses():
         pytest.skip("needs the C functions of DLPack and a C compiler")
     it = made(native)
     for arguments in [(), (it.params,), (it.params, None, []), (None, None, {}), (it.params, 1, it.state)]:
-        with pytest.raises(TypeError):
-            it.watch.look(*arguments)
+        for more in ((), (False,)):
+            with pytest.raises(TypeError):
+                it.watch.look(*arguments, *more)
     with pytest.raises(TypeError):
         native._compiled().Watch((), (), [], (), None)
     with pytest.raises(ValueError, match="one gradient, or None, for each"):
