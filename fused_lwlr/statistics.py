@@ -174,7 +174,7 @@ class _Kept:
             found = self._watch.look(params, grads, {}, False)
         except (RuntimeError, BufferError):  # of what has no address
             return False
-        return found is not None and self.table.replace(*found[:2])
+        return found is not None and self.table.replace(*found)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

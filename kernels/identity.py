@@ -98,7 +98,7 @@ class Watch:
         grads: Sequence[Tensor | None] | None,
         states: dict[Any, dict[str, Any]],
         count_versions: bool,
-    ) -> tuple[Sequence[Tensor], bytes | None, int] | None:
+    ) -> tuple[Sequence[Tensor], bytes | None, int | None] | None:
         """Look again.
 
         Args:
@@ -110,7 +110,7 @@ class Watch:
             None if a parameter is another object or elsewhere, has a gradient for the first time or no longer, or an
             entry is elsewhere. Else the gradients that there are, and their addresses, int64 each; no addresses if
             their dtypes, strides or the like are others than when last looked at. And the sum of the version counters
-            of the parameters that have a gradient, or 0.
+            of the parameters that have a gradient, if they are counted.
 
         Raises:
             RuntimeError, BufferError: there is something that has no address.
@@ -125,7 +125,7 @@ class Watch:
         there = [grad for grad in grads if grad is not None]
         known = self._grads
         addresses, self._grads = identify(there, known)
-        versions = 0
+        versions = None
         if count_versions:
             versions = sum(param._version for param, grad in zip(params, grads, strict=True) if grad is not None)
         return there, addresses if self._grads is known else None, versions

@@ -110,10 +110,9 @@ class Plan:
         if self._idle:
             there = self._with_idle(there, None)
             addresses = addresses and addresses + bytes(8 * len(self._idle))
-        known = versions if self._carries else None
         for part in self.parts:
             mine, where = (there, addresses) if part.whole else part.gradients_of(there, addresses)
-            if not part.table.replace(mine, where, known):
+            if not part.table.replace(mine, where, versions):
                 self.release()
                 return False
         return True
@@ -149,8 +148,7 @@ class Plan:
                     self._watch = self.parts[0].backend.watch(*seen, self._names)
                     self.new = False
         finally:
-            for part in self.parts:
-                part.table.release()
+            self.release()
 
     def release(self) -> None:
         """Let go of the gradients of all parts, also of those that a failure leaves out."""

@@ -44,8 +44,8 @@ class VersionWatch:
 
     def __init__(self, table: Table):
         self._then = versions(table)
-        self._moves = 0
         self._sum = sum(self._then)
+        self._moves = 0
 
     def moved(self) -> None:
         """Take note that every counter was moved by one."""

@@ -146,11 +146,12 @@ static PyObject *look(Watch *self, PyObject *const *args, Py_ssize_t given) {
     int same = params && (grads || args[1] == Py_None) ? see(self, &progress, params, grads, args[2]) : -1;
     if (same == 1 && progress.other_gradients)
         same = learn_gradients(self, progress.grads) ? -1 : 1;
-    if (same == 1)
-        result = Py_BuildValue("OOL", progress.grads, progress.other_gradients ? Py_None : progress.addresses,
-                               progress.versions);
+    PyObject *versions = progress.count_versions ? PyLong_FromLongLong(progress.versions) : Py_NewRef(Py_None);
+    if (same == 1 && versions)
+        result = PyTuple_Pack(3, progress.grads, progress.other_gradients ? Py_None : progress.addresses, versions);
     else if (same == 0)
         result = Py_NewRef(Py_None);
+    Py_XDECREF(versions);
     Py_XDECREF(progress.grads);
     Py_XDECREF(progress.addresses);
     Py_XDECREF(params);
