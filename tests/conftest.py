@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import inspect
 import os
 
 import pytest
@@ -10,44 +9,12 @@ import torch
 
 HAS_GPU = torch.cuda.is_available()
 
-
-def round_to_nearest():
-    """Let the interpreter round float32 to bfloat16 as every GPU does; of itself it cuts off."""
-    from triton import language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    cast = InterpreterBuilder.cast_impl
-
-    def rounding(self, source, dtype):
-        if (source.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
-            return cast(self, source, dtype)
-        bits = torch.tensor(source.data).bfloat16().view(torch.int16).numpy()
-        return TensorHandle(bits.view("uint16"), dtype.scalar)
-
-    InterpreterBuilder.cast_impl = rounding
-
-
-def look_up_once():
-    """Let the interpreter keep what it looks up in every call of every function: it takes a third less time then."""
-    from triton import language as tl
-    from triton.runtime import interpreter
-
-    places = (tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base)
-    builtins = {place: inspect.getmembers(place, tl.core.is_builtin) for place in places}
-
-    def replace(place, *scope):
-        for name, member in builtins[place]:
-            if getattr(place, name) is member:
-                interpreter._patch_attr(place, name, member, *scope)
-
-    interpreter._patch_builtin = replace
-
-
 if not HAS_GPU:
     # read once, when triton is first imported
     os.environ["TRITON_INTERPRET"] = "1"
-    round_to_nearest()
-    look_up_once()
+    import interpreter
+
+    interpreter.adapt()
 if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 

@@ -36,13 +36,18 @@ def parameters(dtype: torch.dtype = torch.float32) -> Named:
     return [(name, nn.Parameter(uniform(shape, dtype, torch.device("cpu")))) for name, shape in SHAPES]
 
 
+def shards(tensor: Tensor, on: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """A copy of a whole tensor that all processes have, spread over them: each takes its own part."""
+    return distribute_tensor(tensor.detach().clone(), on, placements, src_data_rank=None)
+
+
 def placed(tensor: Tensor, layout: str) -> DTensor:
     """A copy of a whole tensor as a DTensor; whole along mesh dimensions that would shard one that it has not."""
     shape, placements = LAYOUTS[layout]
     fitting: Sequence[Placement] = [
         p if p.is_replicate() or any(p.is_shard(d) for d in range(tensor.dim())) else Replicate() for p in placements
     ]
-    return distribute_tensor(tensor.detach().clone(), mesh(*shape), fitting)
+    return shards(tensor, mesh(*shape), fitting)
 
 
 def spread(named: Named, layout: str, plain: Sequence[str] = ()) -> Named:
@@ -57,7 +62,7 @@ def like(tensor: Tensor, param: Tensor) -> Tensor:
     """A copy of a whole tensor, placed as a parameter is."""
     if not isinstance(param, DTensor):
         return tensor.clone()
-    return distribute_tensor(tensor.clone(), param.device_mesh, param.placements)
+    return shards(tensor, param.device_mesh, param.placements)
 
 
 def gradients(whole: Named, sharded: Named) -> None:
@@ -71,10 +76,14 @@ def full(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
+def local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
 def compare(check: Any, ours: Any, expected: Any, sharded: Named, whole: Named) -> None:
-    """Parameters and all of their state, which is placed as they are."""
+    """Parameters and all of their state, which is placed as they are: of each the part that this process has."""
     for (_, p), (_, q) in zip(sharded, whole, strict=True):
-        check(full(p.detach()), q.detach())
+        check(local(p.detach()), local(like(q.detach(), p)))
         mine, other = ours.state.get(p, {}), expected.state.get(q, {})
         assert mine.keys() == other.keys()
         for name, value in mine.items():
@@ -82,4 +91,4 @@ def compare(check: Any, ours: Any, expected: Any, sharded: Named, whole: Named) 
                 assert not isinstance(value, DTensor)
             else:
                 assert value.placements == p.placements
-            check(full(value), other[name])
+            check(local(value), local(like(other[name], p)) if isinstance(value, DTensor) else other[name])

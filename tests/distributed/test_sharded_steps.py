@@ -2,7 +2,7 @@
 
 import pytest
 from cases import SCALINGS
-from sharding import LAYOUTS, compare, full, gradients, parameters, spread
+from sharding import LAYOUTS, compare, full, gradients, local, parameters, spread
 from steps import OPTIONS, OURS, TORCH
 from tolerances import close, same
 
@@ -33,12 +33,12 @@ def follow(name, options, backend, layout, steps, check, plain=("conv.bias",)):
     ours, expected = OURS[name](sharded, **make), OURS[name](whole, **make)
     for step in range(steps):
         gradients(whole, sharded)
-        before = [full(p.grad).clone() for _, p in sharded]
+        before = [local(p.grad).clone() for _, p in sharded]
         ours.step()
         expected.step()
         compare(lambda a, b, step=step: check(a, b, step + 1), ours, expected, sharded, whole)
         for (_, p), grad in zip(sharded, before, strict=True):
-            same(full(p.grad), grad)
+            same(local(p.grad), grad)
         if options.get("scaling") is not None and not isinstance(options["scaling"], BalancedLR):
             mine, other = ours.layer_stats(), expected.layer_stats()
             assert (mine.names, mine.constrained) == (other.names, other.constrained)
@@ -61,7 +61,7 @@ def test_without_norms_it_is_the_same_step(name, options, layout):
         ours.step()
         expected.step()
         for (_, p), (_, q) in zip(sharded, other, strict=True):
-            close(full(p.detach()), full(q.detach()), step + 1)
+            close(local(p.detach()), local(q.detach()), step + 1)
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "hybrid", "both"])

@@ -1,0 +1,68 @@
+"""Triton's interpreter as the tests need it: rounding as GPUs do, and in half the time.
+
+What it makes anew for every operation or call, though it is always the same, is kept here: nothing else is changed.
+"""
+
+import math
+from functools import cache
+from types import SimpleNamespace
+
+import torch
+from triton import language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+
+def adapt() -> None:
+    """Change the interpreter, for the rest of the process: before a kernel runs."""
+    round_to_nearest()
+    replace_language_once()
+    look_up_types_once()
+    share_shapes()
+
+
+def round_to_nearest() -> None:
+    """float32 to bfloat16 as every GPU does; of itself it cuts off."""
+    cast = InterpreterBuilder.cast_impl
+
+    def rounding(self, source, dtype):
+        if (source.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, source, dtype)
+        bits = torch.tensor(source.data).bfloat16().view(torch.int16).numpy()
+        return TensorHandle(bits.view("uint16"), dtype.scalar)
+
+    InterpreterBuilder.cast_impl = rounding
+
+
+def replace_language_once() -> None:
+    """Functions of the language are replaced for good, not in every call of every function, and put back after it."""
+    # all that is replaced for a function that sees these two
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
+
+
+def look_up_types_once() -> None:
+    """numpy's dtypes, of which a table is made for each look into it."""
+    look_up, known = interpreter._get_np_dtype, {}
+
+    def np_dtype(dtype):
+        name = dtype.scalar.name
+        if name not in known:
+            known[name] = look_up(dtype)
+        return known[name]
+
+    interpreter._get_np_dtype = np_dtype
+
+
+def share_shapes() -> None:
+    """A tensor's shape and number of elements, as constants of the language."""
+
+    @cache
+    def constants(shape):
+        return tl.core.tuple([tl.constexpr(size) for size in shape]), tl.constexpr(math.prod(shape))
+
+    def init(self, handle, type):
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = constants(tuple(type.shape) if type.is_block() else ())
+
+    tl.tensor.__init__ = init
