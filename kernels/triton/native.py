@@ -1,6 +1,7 @@
 """Loops over all tensors of a step in C, compiled where they run by what Triton compiles its own launchers with."""
 
 import subprocess
+import warnings
 from array import array
 from collections.abc import Sequence
 from functools import cache
@@ -115,7 +116,7 @@ def version_sum(tensors: Sequence[Tensor]) -> int:
 
 @cache
 def _compiled() -> Any:
-    """The module; None where there is no compiler, or torch has no such functions: 2.8 has not, 2.11 has."""
+    """The module; None where torch has no such functions (2.8 has not, 2.11 has), or it cannot be built: with a warning."""
     if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
         return None
     # in one, since Triton keeps what it compiled by its text alone
@@ -123,6 +124,12 @@ def _compiled() -> Any:
     try:
         module = compile_module_from_src(source, "fused_lwlr_native")
         module.bind(Tensor, nn.Parameter)
-    except (RuntimeError, ImportError, OSError, subprocess.CalledProcessError):
+    except (RuntimeError, ImportError, OSError, subprocess.CalledProcessError) as error:
+        warnings.warn(
+            f"fused_lwlr could not build its part in C, so that its steps take longer on the host: {error!r}. "
+            "Triton's kernels need a C compiler and the headers of Python, too: install these",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
     return module
