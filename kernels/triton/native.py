@@ -116,7 +116,7 @@ def version_sum(tensors: Sequence[Tensor]) -> int:
 
 @cache
 def _compiled() -> Any:
-    """The module; None where torch has no such functions (2.8 has not, 2.11 has), or it cannot be built: with a warning."""
+    """The module; None where torch has no such functions (2.8 has not, 2.11 has) or, with a warning, no build works."""
     if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
         return None
     # in one, since Triton keeps what it compiled by its text alone

@@ -120,6 +120,8 @@ def test_nothing_grows(name, backend, more, device):
             # a new tensor, at an address that varies
             p.grad = memory[taken % 3].view_as(p)
             optimizer.step()
+        # Python keeps some thousand of the names that it was asked for, of which torch's C++ makes new ones each time
+        sys._clear_type_cache()
         return live_tensors(), sys.getallocatedblocks()
 
     tensors, blocks = advance(TRACED)
