@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from steps import Named, uniform
 from torch import Tensor, nn
@@ -25,6 +26,11 @@ SHAPES = [
     ("conv.weight", (5, 3, 2)), ("conv.bias", (5,)), ("norm.weight", (2,)), ("attn.qkv.weight", (12, 7)),
     ("empty.weight", (0, 3)), ("temperature", ()), ("head.weight", (1030, 4)),
 ]  # fmt: skip
+
+# over gloo torch 2.8 adds gradients of float32 up where FSDP2 averages them
+AVERAGED = pytest.mark.skipif(
+    torch.__version__.split(".")[:2] == ["2", "8"], reason="gradients of FSDP2 are sums on a CPU"
+)
 
 
 @cache

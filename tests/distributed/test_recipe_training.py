@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from sharding import full
+from sharding import AVERAGED, full
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -48,14 +48,8 @@ def quickly(recipe):
         running.write_report = whole
 
 
-# over gloo torch 2.8 adds gradients up where FSDP2 averages them
-averaged = pytest.mark.skipif(
-    torch.__version__.split(".")[:2] == ["2", "8"], reason="gradients of FSDP2 are sums on a CPU"
-)
-
-
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"fsdp": True, "scaling": "larc"}, marks=averaged)], ids=["ddp", "fsdp-larc"]
+    "options", [{}, pytest.param({"fsdp": True, "scaling": "larc"}, marks=AVERAGED)], ids=["ddp", "fsdp-larc"]
 )
 def test_as_one_process(options):
     """Without batch normalization it is a matter of rounding: rates, weights, averages, losses and tests."""
