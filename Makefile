@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-triton-3.6 fuzz lint bench bench-gpu bench-host clean
+.PHONY: demo test test-triton-3.6 test-triton-3.7 fuzz lint bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -14,9 +14,13 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2
 
 # what runs kernels once more, with the oldest triton that GPU machines around us have
-test-triton-3.6: $(VENV)/.dev $(VENV)/triton-3.6
-	PYTHONPATH=$(VENV)/triton-3.6 $(BIN)/python -m pytest -n 2 tests/kernels tests/optim \
+test-triton-3.6: $(VENV)/.dev $(VENV)/triton-3.6.0
+	PYTHONPATH=$(VENV)/triton-3.6.0 $(BIN)/python -m pytest -n 2 tests/kernels tests/optim \
 		-k "kernels and (codegen or launch or queue or rounding or statistics or twins and not any_shapes) or (triton and formulas)"
+
+# what compiles kernels, with the triton that torch 2.13 brings along where there is a GPU
+test-triton-3.7: $(VENV)/.dev $(VENV)/triton-3.7.1
+	PYTHONPATH=$(VENV)/triton-3.7.1 $(BIN)/python -m pytest -n 2 tests/kernels/test_codegen.py
 
 # 4,000 random sequences of operations, other ones on every run
 fuzz: $(VENV)/.dev
@@ -53,8 +57,8 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@ $(VENV)/.demo
 
-$(VENV)/triton-3.6: | $(VENV)/.torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==3.6.0
+$(VENV)/triton-%: | $(VENV)/.torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
