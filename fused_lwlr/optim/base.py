@@ -18,6 +18,7 @@ from fused_lwlr.optim.gate import NO_LOSS_SCALE, GlobalGate, LossScale, Nonfinit
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_stats import StepStatistics, step_statistics
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.precision import Precision
 from fused_lwlr.optim.rescale import Rescaling
 from fused_lwlr.optim.validate import check_control
@@ -83,6 +84,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._ema = ema
         self._check_fused(fused)
         self._plan: Plan | None = None
+        self._plans = Plans()
 
     def _set_control(
         self,
@@ -189,12 +191,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         grad_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
-            plan = self._plan if self._plan is not None and self._plan.take(self, params) else None
+            plan = self._plan
+            if plan is None or not plan.take(self, params):
+                plan = self._plans.find(self, params, plan)
             if capturing:
                 captured = check_capture(self, plan)
                 if captured not in self._captured:
                     self._captured = (*self._captured, captured)
-            self._plan = plan or Plan(self, params, [param.grad for param in params])
+            self._plan = plan or self._plans.make(self, params)
             self._plan.run(self, params, loss_scale)
         finally:
             torch._C._set_grad_enabled(grad_enabled)
@@ -263,7 +267,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.setdefault("capturable", False)
             group.setdefault("ema", None)
-        self._plan = None
+        self._plan, self._plans = None, Plans()
 
     def __repr__(self) -> str:
         groups = [group.get("multipliers") for group in self.param_groups]

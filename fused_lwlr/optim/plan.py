@@ -14,7 +14,7 @@ from fused_lwlr.optim.gate import NO_LOSS_SCALE, LossScale
 from fused_lwlr.optim.parts import partition
 from fused_lwlr.optim.rescale import Target
 from fused_lwlr.optim.sharded import Decision, Traits, decide
-from fused_lwlr.optim.state import State
+from fused_lwlr.optim.state import Counts, State
 from fused_lwlr.optim.validate import label_of, same_placement, validate
 from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 
@@ -34,9 +34,13 @@ class Plan:
         state: of the live parameters.
         parts: what is launched.
         new: whether no step was taken by it yet.
+        present: for each parameter of the optimizer, whether it has a gradient.
     """
 
-    def __init__(self, optimizer: "FusedOptimizer", params: Sequence[Tensor], grads: Sequence[Tensor | None]):
+    def __init__(
+        self, optimizer: "FusedOptimizer", params: Sequence[Tensor], grads: Sequence[Tensor | None], counts: Counts
+    ):
+        self.present = bytes(grad is not None for grad in grads)
         self._options = (optimizer.scaling, optimizer.precision, optimizer.device_counts)
         # with a copy of the multipliers, lists within lists, that edits of them do not reach
         self._facts = [(*facts, deepcopy(entries)) for *facts, entries in map(optimizer.facts, optimizer.param_groups)]
@@ -45,6 +49,7 @@ class Plan:
         places = [(i, at) for i, group in enumerate(optimizer.param_groups) for at in range(len(group["params"]))]
         live = [(p, g, place) for p, g, place in zip(params, grads, places, strict=True) if g is not None]
         self.group = tuple([group for *_, (group, _) in live])
+        numbers = [number for number, grad in enumerate(grads) if grad is not None]
         self.groups = max(self.group, default=-1) + 1
         labels = [label_of(optimizer.param_groups[group], at) for *_, (group, at) in live]
         seen: set[Tensor] = set()
@@ -58,7 +63,7 @@ class Plan:
         alive = [param for param, *_ in live]
         self._params: list[Tensor] = alive + self._idle
         self._distributed = any(map(is_distributed, self._params))
-        self.state = State(optimizer, alive, self.group, labels, self._idle)
+        self.state = State(optimizer, alive, self.group, labels, self._idle, counts, numbers)
         columns = {"grad": self._with_idle([grad for _, grad, *_ in live], None), **self.state.columns}
         targets = {target.tensor: target for target in self._targets}
         self.parts = list(partition(optimizer, self._params, [place for *_, place in live], columns, targets))

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
 ONE = np.ones((), dtype=np.float32)
 
 
+class Counts:
+    """Steps taken of all parameters of an optimizer: elements of one tensor, which plans share.
+
+    Attributes:
+        values: float32, for each parameter.
+        elements: the same memory, as it stands in `state["step"]`.
+    """
+
+    def __init__(self, params: int):
+        steps = torch.zeros(params, dtype=torch.float32)
+        self.values: np.ndarray = steps.numpy()
+        self.elements = steps.unbind()
+
+
 class State:
     """The state of live parameters, as columns.
 
@@ -26,12 +40,12 @@ class State:
         group: for each, the index of its param group.
         labels: for each, what it is called in errors.
         idle: tensors that are only rescaled, of which all come after the live ones in `columns`.
+        counts: of all parameters of the optimizer.
+        places: for each live parameter, which of those is its.
 
     Attributes:
         columns: name -> a tensor for each parameter, or None: what a table takes.
         fresh: for each live parameter, whether the next step is its first.
-        steps: for each live parameter, the number of steps taken; the memory of `state["step"]` where there is
-            one. Where the device counts steps, it holds neither.
         counts: whether steps are counted here, and not by the device or not at all.
 
     Raises:
@@ -45,6 +59,8 @@ class State:
         group: Sequence[int],
         labels: Sequence[str],
         idle: Sequence[Tensor],
+        counts: Counts,
+        places: Sequence[int],
     ):
         self._params = params
         self.counts = optimizer.counts_steps and not optimizer.counts_on_device
@@ -73,21 +89,35 @@ class State:
             taken = [state.get("step", float(not new)) for state, new in zip(states, fresh, strict=True)]
             self._entries["step"] = _counts(params, taken)
             self.columns["step"] = [*self._entries["step"], *[None] * len(idle)]
-            self.steps = np.zeros(len(fresh), dtype=np.float32)
             self.fresh[:] = False
-        else:
-            steps = torch.tensor([float(state.get("step", 0)) for state in states], dtype=torch.float32)
-            self.steps = steps.numpy()
-            if optimizer.counts_steps:
-                self._entries["step"] = list(steps.unbind())
+            counts, places = Counts(len(params)), range(len(params))
+        elif optimizer.counts_steps:
+            self._entries["step"] = [counts.elements[place] for place in places]
+            counts.values[list(places)] = [float(state.get("step", 0)) for state in states]
+        self._counts = counts.values
+        self._places = None if len(places) == len(self._counts) else np.array(places, dtype=np.int64)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """For each live parameter, the number of steps taken; 0 where they are not counted here."""
+        return self._counts if self._places is None else self._counts[self._places]
 
     def count(self, members: Sequence[int]) -> None:
-        """Count a step of some parameters."""
-        if len(members) == len(self.steps):
+        """Count a step of some live parameters."""
+        if len(members) == len(self._counts):
             # in half the time of `+= 1`
-            np.add(self.steps, ONE, out=self.steps)
+            np.add(self._counts, ONE, out=self._counts)
         else:
-            self.steps[members] += 1
+            self._counts[members if self._places is None else self._places[members]] += 1
+
+    def holds(self, optimizer: "FusedOptimizer") -> bool:
+        """Whether the columns are what the optimizer has as its state."""
+        states = [optimizer.state.get(param, {}) for param in self._params]
+        return all(
+            tensor is None or state.get(name) is tensor
+            for name, column in self.columns.items()
+            for state, tensor in zip(states, column, strict=False)
+        )
 
     def store(self, optimizer: "FusedOptimizer", members: Sequence[int]) -> None:
         """Put the state of stepped parameters where it belongs."""

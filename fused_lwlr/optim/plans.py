@@ -1,0 +1,61 @@
+"""The plans that an optimizer keeps, one for each set of parameters that had gradients lately."""
+
+from collections.abc import Sequence
+from operator import is_, itemgetter
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.state import Counts
+
+if TYPE_CHECKING:
+    from fused_lwlr.optim.base import FusedOptimizer
+
+KEPT = 8
+"""Plans of an optimizer: as many as one that has several heads, of which each step has one, goes through in turn."""
+CAPTURABLE = itemgetter("capturable")
+
+
+class Plans:
+    """Plans of one optimizer, that of the last step first, and the step counts that they share.
+
+    Which parameters have gradients may change from step to step: by heads that take turns, layers that are dropped,
+    experts that nothing is sent to. A plan takes as long to make as some tens of steps, and is of one such set.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Plan] = []
+        self._params: tuple[Tensor, ...] = ()
+        self._counts = Counts(0)
+
+    def find(self, optimizer: "FusedOptimizer", params: Sequence[Tensor], failed: Plan | None) -> Plan | None:
+        """The plan of an earlier step that takes in the gradients of the next one; None if there is none.
+
+        Args:
+            params: all of the optimizer.
+            failed: the plan of the last step, which does not.
+        """
+        present = bytes(param.grad is not None for param in params)
+        plan = next((plan for plan in self._kept if plan.present == present), None)
+        if plan is not None and plan is not failed and plan.take(optimizer, params):
+            self._kept.remove(plan)
+            self._kept.insert(0, plan)
+            return plan
+        if plan is not None:
+            # something has changed, for the others as well
+            self._kept = []
+        else:
+            # state that was replaced is not to be held on to
+            self._kept = [plan for plan in self._kept if plan.state.holds(optimizer)]
+        return None
+
+    def make(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> Plan:
+        """A new plan, for the gradients that there are."""
+        if len(params) != len(self._params) or not all(map(is_, params, self._params)):
+            self._kept, self._params, self._counts = [], tuple(params), Counts(len(params))
+        plan = Plan(optimizer, params, [param.grad for param in params], self._counts)
+        # replays of a graph change weights in a way that other plans would not notice
+        others = [] if any(map(CAPTURABLE, optimizer.param_groups)) else self._kept[: KEPT - 1]
+        self._kept = [plan, *others]
+        return plan

@@ -1,0 +1,187 @@
+"""Parameters that have a gradient in some steps only: tables are made once for each set of them."""
+
+import weakref
+
+import pytest
+import torch
+from cases import every_backend, every_case, every_name
+from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, twin
+from tolerances import close, same
+
+from fused_lwlr import ELR, LAMB, LARS, BalancedLR
+from fused_lwlr.optim import plans
+from fused_lwlr.scaling import everything
+
+SHAPES = [(6, 5), (4,), (3, 2), (1030,)]
+# a trunk, and heads that take turns: which parameters have a gradient
+TURNS = [(0, 1, 2), (0, 1, 3), (0, 1)]
+CONTROLS = [
+    {"scaling": ELR(0.1, select=everything)}, {"scaling": LARS(select=everything), "ema": 0.9},
+    {"clip_global_norm": 0.5}, {"nonfinite": "skip"},
+]  # fmt: skip
+OWN = {"sgd": {"scaling": BalancedLR(select=everything)}, "adamw": {"scaling": LAMB(select=everything)}}
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Every plan that is made."""
+    found = []
+
+    class Counted(plans.Plan):
+        def __init__(self, *args):
+            super().__init__(*args)
+            found.append(weakref.ref(self))
+
+    monkeypatch.setattr(plans, "Plan", Counted)
+    return found
+
+
+def turn(optimizers, twins, members):
+    gradients(*twins)
+    for named in twins:
+        for i, (_, p) in enumerate(named):
+            if i not in members:
+                p.grad = None
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def pair(name, backend, device):
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    ours, torchs = (
+        OURS[name](named, **OPTIONS[name], backend=backend),
+        TORCH[name](expected, **OPTIONS[name], foreach=False),
+    )
+    return (ours, torchs), (named, expected)
+
+
+@every_case
+def test_heads_take_turns(name, backend, made, device):
+    """As in torch.optim; and nothing is made anew after the second turn of each, before which state is still made."""
+    both, twins = pair(name, backend, device)
+    for step in range(12):
+        turn(both, twins, TURNS[step % 3])
+        compare(lambda a, b: close(a, b, 13), *both, *twins)
+        if step == 5:
+            made.clear()
+    assert not made
+    if name == "adamw":
+        assert [both[0].state[p]["step"].item() for _, p in twins[0]] == [12, 12, 4, 4]
+
+
+@pytest.mark.parametrize("more", [*CONTROLS, None], ids=lambda more: "-".join(more or ["own"]))
+@every_case
+def test_as_if_made_anew(name, backend, more, made, device):
+    """Norms that are carried from step to step are of the weights as they are, whoever has changed them."""
+    more = OWN[name] if more is None else more
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    ours, other = (
+        OURS[name](pairs, **OPTIONS[name], backend=of, **more) for pairs, of in ((named, backend), (expected, "torch"))
+    )
+    for step in range(9):
+        other._plan, other._plans = None, plans.Plans()
+        if step == 7:
+            with torch.no_grad():
+                for pairs in (named, expected):
+                    pairs[0][1].mul_(3)
+        turn((ours, other), (named, expected), TURNS[step % 3])
+        compare(lambda a, b: close(a, b, 40), ours, other, named, expected)
+        if step == 5:
+            made.clear()
+    # one a step is the other's
+    assert len(made) == 3
+
+
+def clear(optimizer, named):
+    optimizer.state.clear()
+
+
+def replace_state(optimizer, named):
+    for state in optimizer.state.values():
+        state.update({key: value.clone() for key, value in state.items()})
+
+
+def count_anew(optimizer, named):
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = torch.tensor(30.0)
+
+
+def move(optimizer, named):
+    named[0][1].data = named[0][1].data.clone()
+
+
+def narrow(optimizer, named):
+    optimizer.param_groups[0]["weight_decay"] = 0.0
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def load(optimizer, named):
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def add(optimizer, named):
+    named.append(("more", torch.nn.Parameter(torch.ones(3, device=named[0][1].device))))
+    optimizer.add_param_group({"params": named[-1:]})
+
+
+@pytest.mark.parametrize("change", [clear, replace_state, count_anew, move, narrow, load, add])
+@every_case
+def test_something_else_changes(name, backend, change, device):
+    both, twins = pair(name, backend, device)
+    for step in range(13):
+        if step == 7:
+            for optimizer, named in zip(both, twins, strict=True):
+                change(optimizer, named)
+        turn(both, twins, TURNS[step % 3])
+        compare(lambda a, b: close(a, b, 14), *both, *twins)
+
+
+@pytest.mark.parametrize("members", [*TURNS, (0,)])
+@every_backend
+@every_name
+def test_state_that_was_replaced_is_let_go(name, backend, members, device):
+    """By the next step, whichever parameters it is of."""
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS[name](named, **OPTIONS[name], backend=backend)
+    for step in range(6):
+        turn((optimizer,), (named,), TURNS[step % 3])
+    key = "momentum_buffer" if name == "sgd" else "exp_avg"
+    before = weakref.ref(optimizer.state[named[3][1]][key])
+    replace_state(optimizer, named)
+    turn((optimizer,), (named,), members)
+    assert before() is None
+
+
+@every_backend
+def test_no_more_than_some_are_kept(backend, made, device):
+    named = parameters([(2,)] * 5, torch.float32, device)
+    expected = twin(named)
+    ours, torchs = OURS["adamw"](named, backend=backend), TORCH["adamw"](expected, foreach=False)
+    for members in range(1, 2 * plans.KEPT + 2):
+        turn((ours, torchs), (named, expected), [i for i in range(5) if members >> i & 1])
+        compare(lambda a, b: close(a, b, 2 * plans.KEPT), ours, torchs, named, expected)
+    assert sum(plan() is not None for plan in made) <= plans.KEPT
+
+
+def test_replays_would_not_be_noticed(made, device):
+    """So the plans of steps that may be captured are not kept."""
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS["sgd"](named, lr=0.1, capturable=True, backend="triton")
+    for step in range(6):
+        turn((optimizer,), (named,), TURNS[step % 3])
+    assert sum(plan() is not None for plan in made) == 1
+
+
+@every_name
+def test_same_bits_by_a_plan_that_was_kept(name, device):
+    """Of sums over layers, too."""
+    named = parameters(SHAPES, torch.float32, device)
+    others = twin(named)
+    kept, anew = (OURS[name](pairs, **OPTIONS[name], **OWN[name], backend="triton") for pairs in (named, others))
+    for step in range(8):
+        anew._plan, anew._plans = None, plans.Plans()
+        turn((kept, anew), (named, others), TURNS[step % 3])
+        compare(same, kept, anew, named, others)
