@@ -34,13 +34,11 @@ class Plan:
         state: of the live parameters.
         parts: what is launched.
         new: whether no step was taken by it yet.
-        present: for each parameter of the optimizer, whether it has a gradient.
     """
 
     def __init__(
         self, optimizer: "FusedOptimizer", params: Sequence[Tensor], grads: Sequence[Tensor | None], counts: Counts
     ):
-        self.present = bytes(grad is not None for grad in grads)
         self._options = (optimizer.scaling, optimizer.precision, optimizer.device_counts)
         # with a copy of the multipliers, lists within lists, that edits of them do not reach
         self._facts = [(*facts, deepcopy(entries)) for *facts, entries in map(optimizer.facts, optimizer.param_groups)]

@@ -18,14 +18,15 @@ CAPTURABLE = itemgetter("capturable")
 
 
 class Plans:
-    """Plans of one optimizer, that of the last step first, and the step counts that they share.
+    """Plans of one optimizer, and the step counts that they share.
 
     Which parameters have gradients may change from step to step: by heads that take turns, layers that are dropped,
     experts that nothing is sent to. A plan takes as long to make as some tens of steps, and is of one such set.
     """
 
     def __init__(self) -> None:
-        self._kept: list[Plan] = []
+        # by which parameters have gradients, that of the last step last
+        self._kept: dict[bytes, Plan] = {}
         self._params: tuple[Tensor, ...] = ()
         self._counts = Counts(0)
 
@@ -36,26 +37,32 @@ class Plans:
             params: all of the optimizer.
             failed: the plan of the last step, which does not.
         """
-        present = bytes(param.grad is not None for param in params)
-        plan = next((plan for plan in self._kept if plan.present == present), None)
-        if plan is not None and plan is not failed and plan.take(optimizer, params):
-            self._kept.remove(plan)
-            self._kept.insert(0, plan)
-            return plan
-        if plan is not None:
-            # something has changed, for the others as well
-            self._kept = []
-        else:
+        present = _present(params)
+        plan = self._kept.pop(present, None)
+        if plan is None:
             # state that was replaced is not to be held on to
-            self._kept = [plan for plan in self._kept if plan.state.holds(optimizer)]
+            self._kept = {key: other for key, other in self._kept.items() if other.state.holds(optimizer)}
+        elif plan is not failed and plan.take(optimizer, params):
+            self._kept[present] = plan
+            return plan
+        else:
+            # something has changed, for the others as well
+            self._kept = {}
         return None
 
     def make(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> Plan:
         """A new plan, for the gradients that there are."""
         if len(params) != len(self._params) or not all(map(is_, params, self._params)):
-            self._kept, self._params, self._counts = [], tuple(params), Counts(len(params))
+            self._kept, self._params, self._counts = {}, tuple(params), Counts(len(params))
         plan = Plan(optimizer, params, [param.grad for param in params], self._counts)
-        # replays of a graph change weights in a way that other plans would not notice
-        others = [] if any(map(CAPTURABLE, optimizer.param_groups)) else self._kept[: KEPT - 1]
-        self._kept = [plan, *others]
+        if any(map(CAPTURABLE, optimizer.param_groups)):
+            # replays of a graph change weights in a way that other plans would not notice
+            self._kept = {}
+        elif len(self._kept) == KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[_present(params)] = plan
         return plan
+
+
+def _present(params: Sequence[Tensor]) -> bytes:
+    return bytes(param.grad is not None for param in params)

@@ -118,6 +118,12 @@ def narrow(optimizer, named):
     optimizer.param_groups[0]["lr"] *= 0.5
 
 
+def reverse(optimizer, named):
+    [group] = optimizer.param_groups
+    for key in {"params", "param_names"} & group.keys():
+        group[key].reverse()
+
+
 def load(optimizer, named):
     optimizer.load_state_dict(optimizer.state_dict())
 
@@ -127,7 +133,7 @@ def add(optimizer, named):
     optimizer.add_param_group({"params": named[-1:]})
 
 
-@pytest.mark.parametrize("change", [clear, replace_state, count_anew, move, narrow, load, add])
+@pytest.mark.parametrize("change", [clear, replace_state, count_anew, move, narrow, reverse, load, add])
 @every_case
 def test_something_else_changes(name, backend, change, device):
     both, twins = pair(name, backend, device)
