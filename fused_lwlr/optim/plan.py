@@ -46,8 +46,8 @@ class Plan:
             multipliers.check(group["multipliers"], group["params"])
         places = [(i, at) for i, group in enumerate(optimizer.param_groups) for at in range(len(group["params"]))]
         live = [(p, g, place) for p, g, place in zip(params, grads, places, strict=True) if g is not None]
-        self.group = tuple([group for *_, (group, _) in live])
         numbers = [number for number, grad in enumerate(grads) if grad is not None]
+        self.group = tuple([group for *_, (group, _) in live])
         self.groups = max(self.group, default=-1) + 1
         labels = [label_of(optimizer.param_groups[group], at) for *_, (group, at) in live]
         seen: set[Tensor] = set()

@@ -1,4 +1,4 @@
-"""The plans that an optimizer keeps, one for each set of parameters that had gradients lately."""
+"""The plans that an optimizer keeps: one for each set of parameters that had gradients lately."""
 
 from collections.abc import Sequence
 from operator import is_, itemgetter
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
 
 KEPT = 8
-"""Plans of an optimizer: as many as one that has several heads, of which each step has one, goes through in turn."""
+"""Of one optimizer. Heads that take turns are mostly fewer; of layers dropped at random no number would be enough."""
 CAPTURABLE = itemgetter("capturable")
 
 

@@ -19,17 +19,15 @@ ONE = np.ones((), dtype=np.float32)
 
 
 class Counts:
-    """Steps taken of all parameters of an optimizer: elements of one tensor, which plans share.
-
-    Attributes:
-        values: float32, for each parameter.
-        elements: the same memory, as it stands in `state["step"]`.
-    """
+    """Steps taken of all parameters of an optimizer, float32: memory that plans share, and `state["step"]`."""
 
     def __init__(self, params: int):
-        steps = torch.zeros(params, dtype=torch.float32)
-        self.values: np.ndarray = steps.numpy()
-        self.elements = steps.unbind()
+        self._tensor = torch.zeros(params, dtype=torch.float32)
+        self.values: np.ndarray = self._tensor.numpy()
+
+    def elements(self) -> tuple[Tensor, ...]:
+        """For each parameter what stands in its state: new tensors, since who has those of before may move them."""
+        return self._tensor.unbind()
 
 
 class State:
@@ -92,7 +90,8 @@ class State:
             self.fresh[:] = False
             counts, places = Counts(len(params)), range(len(params))
         elif optimizer.counts_steps:
-            self._entries["step"] = [counts.elements[place] for place in places]
+            elements = counts.elements()
+            self._entries["step"] = [elements[place] for place in places]
             counts.values[list(places)] = [float(state.get("step", 0)) for state in states]
         self._counts = counts.values
         self._places = None if len(places) == len(self._counts) else np.array(places, dtype=np.int64)

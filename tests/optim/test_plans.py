@@ -8,7 +8,7 @@ from cases import every_backend, every_case, every_name
 from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, twin
 from tolerances import close, same
 
-from fused_lwlr import ELR, LAMB, LARS, BalancedLR
+from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ScaleInvariant
 from fused_lwlr.optim import plans
 from fused_lwlr.scaling import everything
 
@@ -49,10 +49,8 @@ def turn(optimizers, twins, members):
 def pair(name, backend, device):
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
-    ours, torchs = (
-        OURS[name](named, **OPTIONS[name], backend=backend),
-        TORCH[name](expected, **OPTIONS[name], foreach=False),
-    )
+    ours = OURS[name](named, **OPTIONS[name], backend=backend)
+    torchs = TORCH[name](expected, **OPTIONS[name], foreach=False)
     return (ours, torchs), (named, expected)
 
 
@@ -94,6 +92,28 @@ def test_as_if_made_anew(name, backend, more, made, device):
     assert len(made) == 3
 
 
+@every_backend
+def test_weights_are_rescaled_with_and_without_a_gradient(backend, made, device):
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    ours, other = (
+        OURS["sgd"](
+            pairs, **OPTIONS["sgd"], backend=of,
+            rescale_weights=ScaleInvariant(
+                ("p0", "p3"), tuple((torch.nn.ParameterDict({"w": pairs[i][1]}), "w") for i in (0, 3)), (), (), {}, {}
+            ),
+        )
+        for pairs, of in ((named, backend), (expected, "torch"))
+    )  # fmt: skip
+    for step in range(9):
+        other._plan, other._plans = None, plans.Plans()
+        turn((ours, other), (named, expected), [(0, 1), (1, 3), (0, 3)][step % 3])
+        compare(lambda a, b: close(a, b, 40), ours, other, named, expected)
+        if step == 5:
+            made.clear()
+    assert len(made) == 3
+
+
 def clear(optimizer, named):
     optimizer.state.clear()
 
@@ -107,6 +127,13 @@ def count_anew(optimizer, named):
     for state in optimizer.state.values():
         if "step" in state:
             state["step"] = torch.tensor(30.0)
+
+
+def move_counts(optimizer, named):
+    """Which then are no longer where those of other parameters are."""
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"].data = state["step"].data.clone()
 
 
 def move(optimizer, named):
@@ -133,7 +160,7 @@ def add(optimizer, named):
     optimizer.add_param_group({"params": named[-1:]})
 
 
-@pytest.mark.parametrize("change", [clear, replace_state, count_anew, move, narrow, reverse, load, add])
+@pytest.mark.parametrize("change", [clear, replace_state, count_anew, move_counts, move, narrow, reverse, load, add])
 @every_case
 def test_something_else_changes(name, backend, change, device):
     both, twins = pair(name, backend, device)
