@@ -1,7 +1,7 @@
 """The plans that an optimizer keeps: one for each set of parameters that had gradients lately."""
 
 from collections.abc import Sequence
-from operator import is_, itemgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -27,8 +27,7 @@ class Plans:
     def __init__(self) -> None:
         # by which parameters have gradients, that of the last step last
         self._kept: dict[bytes, Plan] = {}
-        self._params: tuple[Tensor, ...] = ()
-        self._counts = Counts(0)
+        self._counts = Counts(())
 
     def find(self, optimizer: "FusedOptimizer", params: Sequence[Tensor], failed: Plan | None) -> Plan | None:
         """The plan of an earlier step that takes in the gradients of the next one; None if there is none.
@@ -52,8 +51,8 @@ class Plans:
 
     def make(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> Plan:
         """A new plan, for the gradients that there are."""
-        if len(params) != len(self._params) or not all(map(is_, params, self._params)):
-            self._kept, self._params, self._counts = {}, tuple(params), Counts(len(params))
+        if not self._counts.fit(optimizer, params):
+            self._kept, self._counts = {}, Counts(params)
         plan = Plan(optimizer, params, [param.grad for param in params], self._counts)
         if any(map(CAPTURABLE, optimizer.param_groups)):
             # replays of a graph change weights in a way that other plans would not notice

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,19 @@ ONE = np.ones((), dtype=np.float32)
 class Counts:
     """Steps taken of all parameters of an optimizer, float32: memory that plans share, and `state["step"]`."""
 
-    def __init__(self, params: int):
-        self._tensor = torch.zeros(params, dtype=torch.float32)
+    def __init__(self, params: Sequence[Tensor]):
+        self._params = tuple(params)
+        self._tensor = torch.zeros(len(params), dtype=torch.float32)
         self.values: np.ndarray = self._tensor.numpy()
+
+    def fit(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> bool:
+        """Whether they are of these parameters, none of which has its count where that of another belongs."""
+        if len(params) != len(self._params) or not all(map(is_, params, self._params)):
+            return False
+        steps = [optimizer.state.get(param, {}).get("step") for param in params]
+        size, start = self._tensor.element_size(), self._tensor.data_ptr()
+        offsets = [step.data_ptr() - start if isinstance(step, Tensor) else -1 for step in steps]
+        return all(at == size * i for i, at in enumerate(offsets) if 0 <= at < self._tensor.nbytes)
 
     def elements(self) -> tuple[Tensor, ...]:
         """For each parameter what stands in its state: new tensors, since who has those of before may move them."""
@@ -88,7 +99,7 @@ class State:
             self._entries["step"] = _counts(params, taken)
             self.columns["step"] = [*self._entries["step"], *[None] * len(idle)]
             self.fresh[:] = False
-            counts, places = Counts(len(params)), range(len(params))
+            counts, places = Counts(params), range(len(params))
         elif optimizer.counts_steps:
             elements = counts.elements()
             self._entries["step"] = [elements[place] for place in places]

@@ -12,7 +12,7 @@ from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ScaleInvariant
 from fused_lwlr.optim import plans
 from fused_lwlr.scaling import everything
 
-SHAPES = [(6, 5), (4,), (3, 2), (1030,)]
+SHAPES = [(6, 5), (1030,), (3, 2), (3, 2)]
 # a trunk, and heads that take turns: which parameters have a gradient
 TURNS = [(0, 1, 2), (0, 1, 3), (0, 1)]
 CONTROLS = [
@@ -136,11 +136,22 @@ def move_counts(optimizer, named):
             state["step"].data = state["step"].data.clone()
 
 
+def exchange(optimizer, named):
+    """State of the heads, of which the next step has one: counts are where those of the other should be."""
+    (_, p), (_, q) = named[2:4]
+    optimizer.state[p], optimizer.state[q] = optimizer.state[q], optimizer.state[p]
+
+
+def hand_over(optimizer, named):
+    """To a head that the next step has not, from the one that it has, which begins anew."""
+    optimizer.state[named[2][1]] = optimizer.state.pop(named[3][1])
+
+
 def move(optimizer, named):
     named[0][1].data = named[0][1].data.clone()
 
 
-def narrow(optimizer, named):
+def set_options(optimizer, named):
     optimizer.param_groups[0]["weight_decay"] = 0.0
     optimizer.param_groups[0]["lr"] *= 0.5
 
@@ -160,7 +171,10 @@ def add(optimizer, named):
     optimizer.add_param_group({"params": named[-1:]})
 
 
-@pytest.mark.parametrize("change", [clear, replace_state, count_anew, move_counts, move, narrow, reverse, load, add])
+CHANGES = [clear, replace_state, count_anew, move_counts, exchange, hand_over, move, set_options, reverse, load, add]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @every_case
 def test_something_else_changes(name, backend, change, device):
     both, twins = pair(name, backend, device)
