@@ -40,8 +40,15 @@ def main() -> None:
         except Exception:
             (FOLDER / f"error-{number}-{RANK}").write_text(traceback.format_exc())
             store.set(f"failed-{number}-{RANK}", "")
-            # if it fails on all ranks alike, none waits for another
-            store.wait([f"failed-{number}-{rank}" for rank in range(WORLD)], timedelta(seconds=5))
+            try:
+                # if it fails on all ranks alike, none waits for another
+                store.wait([f"failed-{number}-{rank}" for rank in range(WORLD)], timedelta(seconds=5))
+            except Exception:
+                store.set("left", "")
+                raise
+            if store.check(["left"]):
+                # it failed here since another rank failed and left: how that one ends is told, and ends this one
+                time.sleep(60)
         print(f"{case.function}({case.arguments}) took {time.monotonic() - started:.2f} s", flush=True)
         reached()
     store.set(f"done-{RANK}", "")
