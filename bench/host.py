@@ -4,11 +4,13 @@
 
 Same tiny tensors, one thread, ours and torch.optim's in turns; runs on any machine. The rate is changed before every
 step, as by a scheduler. A step with a rate for every tensor needs as many param groups in torch.optim, and multipliers
-in ours.
+in ours. Gradients are kept, or new in every step, or only some have one: layers of four tensors are left out at random,
+one in twenty, other ones in every step.
 """
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Iterator
@@ -24,6 +26,10 @@ from fused_lwlr.kernels.triton import watch
 
 ROUNDS, STEPS = 15, 20
 COUNTS = (16, 161, 2000)
+GRADIENTS = ("kept", "new", "some")
+FEW = 200
+"""Tensors at most of which some are left out: of more it would take minutes."""
+LAYER, LEFT_OUT = 4, 0.05
 OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}, "AdamW": {"lr": 1e-3}}
 OURS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -56,7 +62,7 @@ class Looks:
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._state = dict(optimizer.state)
         names = list(next(iter(self._state.values())))
-        self._watch = watch(self._params, [param.grad for param in self._params], self._state, names)
+        self._watch = watch(self._params, self._state, names)
 
     def step(self) -> None:
         """Look at parameters, gradients and state."""
@@ -81,19 +87,31 @@ def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Look
     }
 
 
-def seconds(optimizer: torch.optim.Optimizer | Looks, reallocate: bool, steps: int = STEPS) -> float:
-    """Time of one step, the median of a few, with the rate changed and gradients set anew before each."""
+def seconds(optimizer: torch.optim.Optimizer | Looks, gradients: str, steps: int = STEPS) -> float:
+    """Time of one step, the median of a few, with the rate changed and gradients set before each.
+
+    Args:
+        gradients: one of `GRADIENTS`.
+    """
     params = [param for group in optimizer.param_groups for param in group["params"]]
+    kept = [param.grad for param in params]
     times = []
     for _ in range(steps):
         for group in optimizer.param_groups:
             group["lr"] *= 0.999
-        if reallocate:
+        if gradients == "new":
             for param in params:
                 param.grad = torch.zeros_like(param)
+        if gradients == "some":
+            there = [random.random() >= LEFT_OUT for _ in range(0, len(params), LAYER)]
+            for i, (param, grad) in enumerate(zip(params, kept, strict=True)):
+                param.grad = grad if there[i // LAYER] else None
         start = time.perf_counter()
         optimizer.step()
         times.append(time.perf_counter() - start)
+    if gradients == "some":
+        for param, grad in zip(params, kept, strict=True):
+            param.grad = grad
     return statistics.median(times)
 
 
@@ -105,16 +123,16 @@ def rows(counts: tuple[int, ...] = COUNTS, rounds: int = ROUNDS, steps: int = ST
     """
     for name in OPTIONS:
         for count in counts:
-            for reallocate in (False, True):
+            for gradients in GRADIENTS if count <= FEW else GRADIENTS[:2]:
                 optimizers = contestants(name, count)
                 timed = []
                 for turn in range(rounds):
                     order = [*COLUMNS[turn % len(COLUMNS) :], *COLUMNS[: turn % len(COLUMNS)]]
-                    timed.append({who: seconds(optimizers[who], reallocate, steps) for who in order})
+                    timed.append({who: seconds(optimizers[who], gradients, steps) for who in order})
                 least = min(times["fused"] for times in timed)
                 ratios = {who: statistics.median(times[who] / times["fused"] for times in timed) for who in optimizers}
                 found = {who: ratio * least for who, ratio in ratios.items()}
-                yield {"optimizer": name, "tensors": count, "gradients": "new" if reallocate else "kept", **found}
+                yield {"optimizer": name, "tensors": count, "gradients": gradients, **found}
 
 
 def main() -> None:

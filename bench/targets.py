@@ -107,7 +107,7 @@ def _statistics(results: dict[str, Any]) -> Found:
 def _host(optimizers: tuple[str, ...], counts: tuple[int, ...]) -> Callable[[dict[str, Any]], Found]:
     def values(results: dict[str, Any]) -> Found:
         for row in results.get("host") or ():
-            if row["optimizer"] in optimizers and row["tensors"] in counts:
+            if row["optimizer"] in optimizers and row["tensors"] in counts and row["gradients"] != "some":
                 for who in ("ours", "ELR", "LARS"):
                     label = f"{row['optimizer']} {who}, {row['tensors']} tensors, {row['gradients']} gradients"
                     yield label, row[who] / row["fused"]

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from fused_lwlr.kernels import Row
 
+PLAIN = (nn.Parameter, Tensor)
+"""Types of tensors that are not distributed, which is told sooner by type."""
+
 
 def is_distributed(tensor: Tensor) -> bool:
     """Whether a tensor is a DTensor, of whatever placements."""
-    return hasattr(tensor, "_local_tensor")
+    return type(tensor) not in PLAIN and hasattr(tensor, "_local_tensor")
 
 
 def reshard(model: nn.Module) -> None:
@@ -31,7 +34,7 @@ def reshard(model: nn.Module) -> None:
 
 def local(tensor: Any) -> Any:
     """The part of a tensor that this process holds: the memory itself, no copy. None has none."""
-    return getattr(tensor, "_local_tensor", tensor)
+    return tensor if type(tensor) in PLAIN else getattr(tensor, "_local_tensor", tensor)
 
 
 def local_row(row: Row, tensor: Tensor) -> Row:

@@ -162,7 +162,7 @@ class _Kept:
         params, grads = self._local()
         local_rows = [local_row(row, self._params[row.tensor]) for row in rows]
         self.table = Table({"param": params, "grad": grads}, local_rows, backend.identify)
-        self._watch = backend.watch(params, grads, {}, ())
+        self._watch = backend.watch(params, {}, ())
 
     def _local(self) -> tuple[list[Tensor], list[Tensor]]:
         return list(map(local, self._params)), [local(param.grad) for param in self._params]
@@ -174,7 +174,10 @@ class _Kept:
             found = self._watch.look(params, grads, {}, False)
         except (RuntimeError, BufferError):  # of what has no address
             return False
-        return found is not None and self.table.replace(*found)
+        if found is None:
+            return False
+        present, *gradients = found
+        return all(present) and self.table.replace(*gradients)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

@@ -78,15 +78,8 @@ def _guard(tensors: list[Tensor]) -> Any:
 class Watch:
     """Notices what became of parameters, their gradients and their state since it was made: see `watch`."""
 
-    def __init__(
-        self,
-        params: Sequence[Tensor],
-        grads: Sequence[Tensor | None],
-        states: dict[Any, dict[str, Any]],
-        names: Sequence[str],
-    ):
+    def __init__(self, params: Sequence[Tensor], states: dict[Any, dict[str, Any]], names: Sequence[str]):
         self._objects = list(map(id, params))
-        self._present = [grad is not None for grad in grads]
         self._where, self._what = identify(params)
         self._names = names
         self._state = self._entries(states)
@@ -98,7 +91,7 @@ class Watch:
         grads: Sequence[Tensor | None] | None,
         states: dict[Any, dict[str, Any]],
         count_versions: bool,
-    ) -> tuple[Sequence[Tensor], bytes | None, int | None] | None:
+    ) -> tuple[bytes, Sequence[Tensor], bytes | None, int | None] | None:
         """Look again.
 
         Args:
@@ -107,17 +100,17 @@ class Watch:
             count_versions: whether to add up version counters.
 
         Returns:
-            None if a parameter is another object or elsewhere, has a gradient for the first time or no longer, or an
-            entry is elsewhere. Else the gradients that there are, and their addresses, int64 each; no addresses if
-            their dtypes, strides or the like are others than when last looked at. And the sum of the version counters
-            of the parameters that have a gradient, if they are counted.
+            None if a parameter is another object or elsewhere, or an entry is elsewhere. Else, for each parameter, one
+            byte that says whether it has a gradient; the gradients that there are, and their addresses, int64 each, or
+            no addresses if others have one than when last looked at, or if their dtypes, strides or the like are
+            others; and the sum of the version counters of the parameters that have one, if they are counted.
 
         Raises:
             RuntimeError, BufferError: there is something that has no address.
         """
         if grads is None:
             grads = [param.grad for param in params]
-        if list(map(id, params)) != self._objects or [grad is not None for grad in grads] != self._present:
+        if list(map(id, params)) != self._objects or len(grads) != len(params):
             return None
         where, what = identify(params, self._what)
         if what is not self._what or where != self._where or self._entries(states) != self._state:
@@ -128,7 +121,8 @@ class Watch:
         versions = None
         if count_versions:
             versions = sum(param._version for param, grad in zip(params, grads, strict=True) if grad is not None)
-        return there, addresses if self._grads is known else None, versions
+        present = bytes([grad is not None for grad in grads])
+        return present, there, addresses if self._grads is known else None, versions
 
     def _entries(self, states: dict[Any, dict[str, Any]]) -> bytes:
         dicts = [state if isinstance(state, dict) else {} for state in states.values()]
@@ -136,21 +130,18 @@ class Watch:
         return _addresses([entry if isinstance(entry, Tensor) else None for entry in entries])
 
 
-def watch(
-    params: Sequence[Tensor], grads: Sequence[Tensor | None], states: dict[Any, dict[str, Any]], names: Sequence[str]
-) -> Any:
+def watch(params: Sequence[Tensor], states: dict[Any, dict[str, Any]], names: Sequence[str]) -> Any:
     """A `Watch` over parameters, their gradients and their state.
 
     Args:
         params: they must live for as long as the watch.
-        grads: one of each parameter, or None.
         states: such as `optimizer.state`.
         names: of the entries that matter; what is no tensor or not there is at the address 0.
 
     Raises:
         RuntimeError: there is something that has no address.
     """
-    return Watch(params, grads, states, names)
+    return Watch(params, states, names)
 
 
 def _addresses(tensors: Sequence[Tensor | None]) -> bytes:
@@ -161,5 +152,5 @@ def _addresses(tensors: Sequence[Tensor | None]) -> bytes:
 
 
 def kinds(tensors: Sequence[Any]) -> list[Any]:
-    """What tensors of one column of a table have to keep: dtype and shape of each, None of what is absent."""
-    return [None if t is None else (t.dtype, t.shape) for t in tensors]
+    """What tensors of one column of a table have to keep: dtype, device and shape of each, None of what is absent."""
+    return [None if t is None else (t.dtype, t.device, t.shape) for t in tensors]

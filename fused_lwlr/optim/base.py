@@ -18,9 +18,9 @@ from fused_lwlr.optim.gate import NO_LOSS_SCALE, GlobalGate, LossScale, Nonfinit
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_stats import StepStatistics, step_statistics
 from fused_lwlr.optim.plan import Plan
-from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.precision import Precision
 from fused_lwlr.optim.rescale import Rescaling
+from fused_lwlr.optim.tables import Tables
 from fused_lwlr.optim.validate import check_control
 from fused_lwlr.scaling import BalancedLR, Scaling
 
@@ -56,8 +56,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     holds_averages: bool = False
     """Whether parameters hold their averages now, within `averaged()`."""
     _ema: float | None = None
-    _captured: "tuple[Plan, ...]" = ()
-    """Plans whose tables graphs go on to read and write, also when steps outside of them go by other plans."""
+    _captured: tuple[Tables, ...] = ()
+    """Those that graphs go on to read and write, also when steps outside of them go by others."""
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
@@ -84,7 +84,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._ema = ema
         self._check_fused(fused)
         self._plan: Plan | None = None
-        self._plans = Plans()
 
     def _set_control(
         self,
@@ -192,13 +191,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         torch._C._set_grad_enabled(False)
         try:
             plan = self._plan
-            if plan is None or not plan.take(self, params):
-                plan = self._plans.find(self, params, plan)
+            if plan is not None and not plan.take(self, params):
+                plan = None
             if capturing:
                 captured = check_capture(self, plan)
                 if captured not in self._captured:
                     self._captured = (*self._captured, captured)
-            self._plan = plan or self._plans.make(self, params)
+            self._plan = plan or Plan(self, params)
             self._plan.run(self, params, loss_scale)
         finally:
             torch._C._set_grad_enabled(grad_enabled)
@@ -216,7 +215,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
         """
-        return step_statistics(self.scaling, self._plan.parts if self._plan is not None else [])
+        return step_statistics(self.scaling, self._plan.tables.parts if self._plan is not None else [])
 
     def averaged(self, model: nn.Module | None = None) -> AbstractContextManager[None]:
         """Puts the averages of the weights in their place, for an evaluation or a checkpoint of the model.
@@ -267,7 +266,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.setdefault("capturable", False)
             group.setdefault("ema", None)
-        self._plan, self._plans = None, Plans()
+        self._plan = None
 
     def __repr__(self) -> str:
         groups = [group.get("multipliers") for group in self.param_groups]

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fused_lwlr.kernels import Row
 from fused_lwlr.layers import split_name
 
 Entry = float | list[tuple[int, int, float]]
@@ -82,16 +81,17 @@ def _is_slice(entry: Any) -> bool:
     return isinstance(entry, (tuple, list)) and len(entry) == 3 and all(isinstance(end, int) for end in entry[:2])
 
 
-def rows(tensor: int, param: Tensor, entry: Entry) -> list[Row]:
-    """The table rows of one parameter; what its slices leave out gets the multiplier 1."""
+def slices(param: Tensor, entry: Entry) -> list[tuple[int, int | None, float]]:
+    """(start, stop, η) of each row of a parameter, as in `Row`; what its slices leave out gets the multiplier 1."""
     if not isinstance(entry, list):
-        return [Row(tensor, multiplier=entry)]
-    result, at = [], 0
+        return [(0, None, entry)]
+    result: list[tuple[int, int | None, float]] = []
+    at = 0
     for start, stop, eta in [*entry, (param.shape[0], param.shape[0], 1.0)]:
         if at < start:
-            result.append(Row(tensor, at, start))
+            result.append((at, start, 1.0))
         if start < stop:
-            result.append(Row(tensor, start, stop, eta))
+            result.append((start, stop, eta))
         at = stop
     return result
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -12,7 +12,8 @@ from fused_lwlr import ops
 from fused_lwlr.kernels import Row, Table
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.shards import local, local_row
+from fused_lwlr.optim.validate import usual_gradient
+from fused_lwlr.shards import local_row
 
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
@@ -24,21 +25,21 @@ class Part:
     """Parameters of one device and one combination of dtypes: one table, one launch."""
 
     members: list[int]
-    """Which of the plan's parameters, in order."""
+    """Which of all that are in tables, in order."""
     whole: bool
     """Whether those are all."""
     table: Table
     backend: ModuleType
     rounding_seed: int | None
-    live: list[int]
-    """Those members that have a gradient."""
+    live: np.ndarray
+    """Which of the plan's parameters are stepped here."""
     names: list[str]
     """What each row of the table is called; empty for what is only rescaled."""
     statistics: Tensor | None = None
     """What the last step returned."""
 
     def of(self, values: Sequence[Any]) -> Any:
-        """Those of some values, one for each parameter of the plan, that belong here."""
+        """Those of some values, one for all that are in tables, that belong here."""
         return values if self.whole else [values[i] for i in self.members]
 
     def gradients_of(self, grads: Sequence[Any], addresses: bytes | None) -> tuple[Sequence[Any], bytes | None]:
@@ -48,60 +49,93 @@ class Part:
         return self.of(grads), addresses
 
 
-def partition(
+class Member(NamedTuple):
+    """What is known of a parameter, or of a tensor that may be only rescaled, for as long as a plan holds.
+
+    Attributes:
+        kind: a number for its device, its dtype and those of its state.
+        facts: `FACTS` of a gradient that goes with it as almost all do; None where a closer look is needed.
+        rows: where it is stepped, as the first tensor of a table.
+        names: what these are called.
+        idle: its row where it is only rescaled.
+    """
+
+    kind: int
+    facts: tuple[Any, ...] | None
+    rows: list[Row]
+    names: list[str]
+    idle: Row
+
+
+def members_of(
     optimizer: "FusedOptimizer",
     params: Sequence[Tensor],
     places: Sequence[tuple[int, int]],
-    columns: Mapping[str, Sequence[Tensor | None]],
-    targets: Mapping[Tensor, "Target"],
-) -> Iterator[Part]:
-    """Cut parameters, with their gradients and state, into parts.
+    columns: Mapping[str, Sequence[Any]],
+    targets: Sequence["Target"],
+) -> Iterator[Member]:
+    """What is known of each of some tensors.
 
     Args:
-        params: live parameters first.
-        places: group and position of each live parameter.
-        columns: "grad" and the state, by parameter.
+        params: those with a place first.
+        places: group and position of each of those.
+        columns: the state of all.
         targets: what is rescaled.
     """
-    kinds: dict[tuple[Any, ...], list[int]] = {}
+    rescaled = {id(target.tensor): target for target in targets}
+    # counts are float32 wherever they are, and the dtype of an average follows from its parameter's
+    typed = [params, *(column for name, column in columns.items() if name not in ("step", EMA))]
+    kinds: dict[tuple[Any, ...], int] = {}
     for i, param in enumerate(params):
-        # counts are float32 wherever they are, and the dtype of an average follows from its parameter's
-        state = (column[i] for name, column in columns.items() if name not in ("step", EMA))
-        kinds.setdefault((param.device, *(param.dtype if t is None else t.dtype for t in (param, *state))), []).append(
-            i
-        )
-    for number, ((device, dtype, *_), members) in enumerate(kinds.items()):
-        rows, names = [], []
-        for tensor, i in enumerate(members):
-            place = places[i] if i < len(places) else None
-            for row in _rows(optimizer, tensor, params[i], place, targets.get(params[i])):
-                names.append(_name(optimizer, place, row))
-                rows.append(local_row(row, params[i]))
-        here = {name: [local(column[i]) for i in members] for name, column in {"param": params, **columns}.items()}
-        backend = ops.pick(optimizer.backend, device, dtype)
-        table = Table(here, rows, backend.identify)
-        table.capturable = any(group["capturable"] for group in optimizer.param_groups)
-        live = [i for i in members if columns["grad"][i] is not None]
-        yield Part(members, len(kinds) == 1, table, backend, optimizer.precision.seed_of(number), live, names)
+        dtypes = [param.dtype if column[i] is None else column[i].dtype for column in typed]
+        kind = kinds.setdefault((param.device, *dtypes), len(kinds))
+        target = rescaled.get(id(param))
+        idle = Row(0) if target is None else Row(0, power=target.power, anchor=target.anchor)
+        rows, names = _rows(optimizer, param, places[i], idle) if i < len(places) else ([], [])
+        yield Member(kind, usual_gradient(param), rows, names, idle)
 
 
-def _rows(
-    optimizer: "FusedOptimizer", tensor: int, param: Tensor, place: tuple[int, int] | None, target: "Target | None"
-) -> list[Row]:
-    """The rows of a parameter, which is number `tensor` of its table, and has no place if it is only rescaled."""
-    power, anchor = (target.power, target.anchor) if target is not None else (0, False)
-    if place is None:
-        return [Row(tensor, power=power, anchor=anchor)]
+def _rows(optimizer: "FusedOptimizer", param: Tensor, place: tuple[int, int], idle: Row) -> tuple[list[Row], list[str]]:
+    """The rows of a parameter that is stepped, and what they are called."""
     group, at = optimizer.param_groups[place[0]], place[1]
     entry = 1.0 if group["multipliers"] is None else group["multipliers"][at]
     name = group["param_names"][at] if "param_names" in group else None
     scaled = optimizer.scaling is not None and optimizer.scaling.selects(name, param)
-    return [row._replace(scaled=scaled, power=power, anchor=anchor) for row in multipliers.rows(tensor, param, entry)]
+    label = f"{place[0]}.{at}" if name is None else name
+    slices = multipliers.slices(param, entry)
+    rows = [local_row(Row(0, start, stop, eta, scaled, idle.power, idle.anchor), param) for start, stop, eta in slices]
+    return rows, [label if stop is None else f"{label}[{start}:{stop}]" for start, stop, _ in slices]
 
 
-def _name(optimizer: "FusedOptimizer", place: tuple[int, int] | None, row: Row) -> str:
-    if place is None:
-        return ""
-    group, at = optimizer.param_groups[place[0]], place[1]
-    name = group["param_names"][at] if "param_names" in group else f"{place[0]}.{at}"
-    return name if row.stop is None else f"{name}[{row.start}:{row.stop}]"
+def partition(
+    optimizer: "FusedOptimizer", members: Sequence[Member], columns: Mapping[str, Sequence[Any]], live: Sequence[int]
+) -> Iterator[Part]:
+    """Cut parameters, with their gradients and state, into parts.
+
+    Args:
+        members: what is known of them.
+        columns: "param", "grad" and the state, of this process.
+        live: which of the plan's are those that are stepped, and come before those that are only rescaled.
+    """
+    params, grads = columns["param"], columns["grad"]
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for i, (member, grad) in enumerate(zip(members, grads, strict=True)):
+        dtype = params[i].dtype if grad is None else grad.dtype
+        kinds.setdefault((member.kind, dtype), []).append(i)
+    for number, mine in enumerate(kinds.values()):
+        rows: list[Row] = []
+        names: list[str] = []
+        for tensor, i in enumerate(mine):
+            if i < len(live):
+                rows += [Row(tensor, *row[1:]) for row in members[i].rows]
+                names += members[i].names
+            else:
+                rows.append(members[i].idle._replace(tensor=tensor))
+                names.append("")
+        whole = len(kinds) == 1
+        here = columns if whole else {name: [column[i] for i in mine] for name, column in columns.items()}
+        backend = ops.pick(optimizer.backend, params[mine[0]].device, params[mine[0]].dtype)
+        table = Table(here, rows, backend.identify)
+        table.capturable = any(group["capturable"] for group in optimizer.param_groups)
+        stepped = np.array([live[i] for i in mine if i < len(live)], dtype=np.int64)
+        yield Part(mine, whole, table, backend, optimizer.precision.seed_of(number), stepped, names)

@@ -119,7 +119,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             cohorts, rows = plan.cohorts(plan.state.fresh)
             return [_hyper(self.param_groups[group], bool(first)) for group, first in cohorts], rows
         # after the first step no buffer is
-        return [*map(_hyper, self.param_groups[: plan.groups])], plan.group
+        return [*map(_hyper, self.param_groups[: plan.tables.groups])], plan.tables.group
 
 
 def _hyper(group: dict[str, Any], first: bool = False) -> SGDHyper:

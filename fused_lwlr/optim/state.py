@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,50 +10,28 @@ from torch import Tensor
 
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.precision import MASTER
-from fused_lwlr.optim.validate import same_width
+from fused_lwlr.optim.validate import label_of, same_width
 
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
 
 ONE = np.ones((), dtype=np.float32)
-
-
-class Counts:
-    """Steps taken of all parameters of an optimizer, float32: memory that plans share, and `state["step"]`."""
-
-    def __init__(self, params: Sequence[Tensor]):
-        self._params = tuple(params)
-        self._tensor = torch.zeros(len(params), dtype=torch.float32)
-        self.values: np.ndarray = self._tensor.numpy()
-
-    def fit(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> bool:
-        """Whether they are of these parameters, none of which has its count where that of another belongs."""
-        if len(params) != len(self._params) or not all(map(is_, params, self._params)):
-            return False
-        steps = [optimizer.state.get(param, {}).get("step") for param in params]
-        size, start = self._tensor.element_size(), self._tensor.data_ptr()
-        offsets = [step.data_ptr() - start if isinstance(step, Tensor) else -1 for step in steps]
-        return all(at == size * i for i, at in enumerate(offsets) if 0 <= at < self._tensor.nbytes)
-
-    def elements(self) -> tuple[Tensor, ...]:
-        """For each parameter what stands in its state: new tensors, since who has those of before may move them."""
-        return self._tensor.unbind()
+STALE = ("step", EMA)
+"""Entries that go where they are not kept up: those of a time when the device counted, or there was an average."""
 
 
 class State:
-    """The state of live parameters, as columns.
+    """The state of parameters that are stepped, as columns.
 
     Args:
-        params: those that have a gradient.
-        group: for each, the index of its param group.
-        labels: for each, what it is called in errors.
-        idle: tensors that are only rescaled, of which all come after the live ones in `columns`.
-        counts: of all parameters of the optimizer.
-        places: for each live parameter, which of those is its.
+        params: those that are stepped whenever they have a gradient.
+        places: for each, its param group and its position there.
+        others: tensors that may be only rescaled, of which all come after those in `columns`.
 
     Attributes:
-        columns: name -> a tensor for each parameter, or None: what a table takes.
-        fresh: for each live parameter, whether the next step is its first.
+        columns: name -> a tensor for each parameter, or None: what tables take.
+        fresh: for each parameter, whether the next step is its first.
+        steps: for each, the number of steps taken; 0 where they are not counted here.
         counts: whether steps are counted here, and not by the device or not at all.
 
     Raises:
@@ -65,81 +42,62 @@ class State:
         self,
         optimizer: "FusedOptimizer",
         params: Sequence[Tensor],
-        group: Sequence[int],
-        labels: Sequence[str],
-        idle: Sequence[Tensor],
-        counts: Counts,
-        places: Sequence[int],
+        places: Sequence[tuple[int, int]],
+        others: Sequence[Tensor],
     ):
         self._params = params
-        self.counts = optimizer.counts_steps and not optimizer.counts_on_device
         states = [optimizer.state.get(param, {}) for param in params]
+        on_device = optimizer.counts_on_device
+        self.counts = optimizer.counts_steps and not on_device
         used = [optimizer.state_columns(group) for group in optimizer.param_groups]
-        self.columns: dict[str, list[Tensor | None]] = {name: [] for name in (*optimizer.state_names, MASTER)}
-        fresh = []
-        for label, param, number, state in zip(labels, params, group, states, strict=True):
-            # a count of 0 beside a buffer is that of a first step that was skipped, when the device counted
-            skipped = not optimizer.counts_on_device and not float(state.get("step", 1))
-            fresh.append(skipped or all(state.get(name) is None for name in used[number]))
-            for name, column in self.columns.items():
-                column.append(_entry(optimizer, label, param, state, name, wanted=name in used[number]))
-        for param in idle:
-            for name, column in self.columns.items():
-                column.append(optimizer.state.get(param, {}).get(name))
-        wanted = [optimizer.param_groups[number]["ema"] is not None for number in group]
-        if any(wanted):
+        self.columns: dict[str, list[Tensor | None]] = {}
+        for name in (*optimizer.state_names, MASTER):
+            wanted = [name in used[group] for group, _ in places]
+            if name == MASTER:
+                wanted = [*map(optimizer.precision.has_master, params)]
+            own: list[Tensor | None] = [None] * len(params)
+            if any(wanted):
+                own = [*map(partial(_entry, optimizer, name), places, params, states, wanted)]
+            self.columns[name] = [*own, *[optimizer.state.get(param, {}).get(name) for param in others]]
+        # a count of 0 beside a buffer is that of a first step that was skipped, when the device counted
+        by_count = not (on_device or optimizer.counts_steps)
+        fresh = [_is_new(state, used[group], by_count) for state, (group, _) in zip(states, places, strict=True)]
+        if any(optimizer.param_groups[group][EMA] is not None for group in {group for group, _ in places}):
             # what is only rescaled is not stepped, and the average of it stays
-            averages = map(partial(_average, optimizer), labels, params, self.columns[MASTER], wanted)
-            self.columns[EMA] = [*averages, *[None] * len(idle)]
-        self.fresh = np.array(fresh)
+            averages = map(partial(_average, optimizer), places, params, states, self.columns[MASTER])
+            self.columns[EMA] = [*averages, *[None] * len(others)]
+        self.fresh = np.array(fresh, dtype=bool)
         self._entries: dict[str, list[Tensor | None]] = dict(self.columns)
-        if optimizer.counts_on_device:
+        counts = torch.zeros(len(params), dtype=torch.float32)
+        self.steps: np.ndarray = counts.numpy()
+        if on_device:
             # a buffer without a count is one of a gradient that was taken
             taken = [state.get("step", float(not new)) for state, new in zip(states, fresh, strict=True)]
             self._entries["step"] = _counts(params, taken)
-            self.columns["step"] = [*self._entries["step"], *[None] * len(idle)]
+            self.columns["step"] = [*self._entries["step"], *[None] * len(others)]
             self.fresh[:] = False
-            counts, places = Counts(params), range(len(params))
         elif optimizer.counts_steps:
-            elements = counts.elements()
-            self._entries["step"] = [elements[place] for place in places]
-            counts.values[list(places)] = [float(state.get("step", 0)) for state in states]
-        self._counts = counts.values
-        self._places = None if len(places) == len(self._counts) else np.array(places, dtype=np.int64)
+            self._entries["step"] = list(counts.unbind())
+            self.steps[:] = [float(state.get("step", 0)) for state in states]
 
-    @property
-    def steps(self) -> np.ndarray:
-        """For each live parameter, the number of steps taken; 0 where they are not counted here."""
-        return self._counts if self._places is None else self._counts[self._places]
-
-    def count(self, members: Sequence[int]) -> None:
-        """Count a step of some live parameters."""
-        if len(members) == len(self._counts):
+    def count(self, members: np.ndarray) -> None:
+        """Count a step of some parameters."""
+        if len(members) == len(self.steps):
             # in half the time of `+= 1`
-            np.add(self._counts, ONE, out=self._counts)
+            np.add(self.steps, ONE, out=self.steps)
         else:
-            self._counts[members if self._places is None else self._places[members]] += 1
+            self.steps[members] += 1
 
-    def holds(self, optimizer: "FusedOptimizer") -> bool:
-        """Whether the columns are what the optimizer has as its state."""
-        states = [optimizer.state.get(param, {}) for param in self._params]
-        return all(
-            tensor is None or state.get(name) is tensor
-            for name, column in self.columns.items()
-            for state, tensor in zip(states, column, strict=False)
-        )
-
-    def store(self, optimizer: "FusedOptimizer", members: Sequence[int]) -> None:
-        """Put the state of stepped parameters where it belongs."""
+    def store(self, optimizer: "FusedOptimizer", members: np.ndarray) -> None:
+        """Put the state of some parameters where it belongs."""
         self.fresh[members] = False
-        for i in members:
+        for i in members.tolist():
             entries = {name: tensors[i] for name, tensors in self._entries.items() if tensors[i] is not None}
             # without momentum SGD has none, and makes no entry in optimizer.state
             if entries:
                 optimizer.state[self._params[i]].update(entries)
             if self._params[i] in optimizer.state:
-                # of a time when the device counted, or there was an average: they would go stale
-                for name in ("step", EMA):
+                for name in STALE:
                     if name not in entries:
                         optimizer.state[self._params[i]].pop(name, None)
 
@@ -149,44 +107,82 @@ class State:
         return tuple(name for name, column in self._entries.items() if any(entry is not None for entry in column))
 
 
+def is_complete(optimizer: "FusedOptimizer", group: dict[str, Any], param: Tensor) -> bool:
+    """Whether a parameter has all the state that steps keep of it, and its next step is not its first."""
+    state = optimizer.state.get(param, {})
+    if not optimizer.counts_on_device and "step" in state and not float(state["step"]):
+        return False
+    if (optimizer.counts_on_device or optimizer.counts_steps) and "step" not in state:
+        return False
+    names = optimizer.state_columns(group)
+    if optimizer.precision.has_master(param):
+        names = (*names, MASTER)
+    if group[EMA] is not None:
+        names = (*names, EMA)
+    entries = [(name, state.get(name)) for name in names]
+    return all(
+        isinstance(entry, Tensor) and _fits_in_place(entry, param) and _fits_in_dtype(entry, param, name)
+        for name, entry in entries
+    )
+
+
+def _is_new(state: dict[str, Any], names: Sequence[str], by_count: bool) -> bool:
+    """Whether a parameter with this state, which keeps entries of these names, has not been stepped yet."""
+    if by_count and "step" in state and not float(state["step"]):
+        return True
+    return all(state.get(name) is None for name in names)
+
+
 def _entry(
-    optimizer: "FusedOptimizer", label: str, param: Tensor, state: dict[str, Any], name: str, *, wanted: bool
+    optimizer: "FusedOptimizer", name: str, place: tuple[int, int], param: Tensor, state: dict[str, Any], wanted: bool
 ) -> Tensor | None:
-    """An entry of the state of a parameter: the one that there is, or a new one if it is wanted."""
-    tensor: Tensor | None = state.get(name) if wanted or name == MASTER else None
-    if name == MASTER:
-        if not optimizer.precision.has_master(param):
-            return None
-        tensor = tensor if tensor is not None else param.detach().float()
-    elif wanted and tensor is None:
-        dtype = optimizer.precision.dtype_of(param, name)
-        tensor = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    """An entry of the state of a parameter: the one that there is, or a new one; None if none is wanted."""
+    if not wanted:
+        return None
+    tensor: Tensor | None = state.get(name)
     if tensor is not None:
-        _check(label, param, name, tensor, fits=same_width(tensor, param))
-    return tensor
+        _check(optimizer, place, param, name, tensor)
+        return tensor
+    if name == MASTER:
+        return param.detach().float()
+    dtype = optimizer.precision.dtype_of(param, name)
+    return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
 
 
 def _average(
-    optimizer: "FusedOptimizer", label: str, param: Tensor, master_weight: Tensor | None, wanted: bool
+    optimizer: "FusedOptimizer",
+    place: tuple[int, int],
+    param: Tensor,
+    state: dict[str, Any],
+    master_weight: Tensor | None,
 ) -> Tensor | None:
-    """The average of a parameter: the one that there is, or a new one; None if none is wanted."""
-    if not wanted:
+    """The average of a parameter: the one that there is, or a new one; None if its group has none."""
+    if optimizer.param_groups[place[0]]["ema"] is None:
         return None
-    tensor: Tensor | None = optimizer.state.get(param, {}).get(EMA)
+    tensor: Tensor | None = state.get(EMA)
     if tensor is None:
         return first_average(param, master_weight)
-    _check(label, param, EMA, tensor, fits=tensor.dtype == average_dtype(param))
+    _check(optimizer, place, param, EMA, tensor)
     return tensor
 
 
-def _check(label: str, param: Tensor, name: str, tensor: Tensor, *, fits: bool) -> None:
+def _fits_in_place(tensor: Tensor, param: Tensor) -> bool:
+    return (tensor.shape, tensor.device) == (param.shape, param.device)
+
+
+def _fits_in_dtype(tensor: Tensor, param: Tensor, name: str) -> bool:
+    return tensor.dtype == average_dtype(param) if name == EMA else same_width(tensor, param)
+
+
+def _check(optimizer: "FusedOptimizer", place: tuple[int, int], param: Tensor, name: str, tensor: Tensor) -> None:
     """Raise ValueError unless an entry of the state has the shape and device of its parameter and fits it in dtype."""
-    if (tensor.shape, tensor.device) != (param.shape, param.device):
+    label = label_of(optimizer.param_groups[place[0]], place[1])
+    if not _fits_in_place(tensor, param):
         raise ValueError(
             f"state {name!r} of parameter {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
             f"parameter is {tuple(param.shape)} on {param.device}: load a state dict of this model"
         )
-    if not fits:
+    if not _fits_in_dtype(tensor, param, name):
         raise ValueError(
             f"state {name!r} of parameter {label} is {tensor.dtype}, but the parameter is {param.dtype}: "
             "optimizer.load_state_dict(optimizer.state_dict()) converts the state"

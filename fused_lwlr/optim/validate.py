@@ -6,8 +6,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from fused_lwlr.kernels.identity import FACTS
 from fused_lwlr.optim.gate import Nonfinite
 from fused_lwlr.scaling import Scaling
+from fused_lwlr.shards import PLAIN
+
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def same_width(a: Tensor, b: Tensor) -> bool:
@@ -32,8 +36,26 @@ def label_of(group: dict[str, Any], position: int) -> str:
     return repr(group["param_names"][position]) if "param_names" in group else f"number {position} of its group"
 
 
-def validate(optimizer: str, label: str, param: Tensor, grad: Tensor) -> None:
-    """Raise RuntimeError unless a parameter can be stepped by its gradient."""
+def usual_gradient(param: Tensor) -> tuple[Any, ...] | None:
+    """`FACTS` of the gradients, plain tensors, by which a parameter can be stepped without a closer look; None if none.
+
+    Almost all parameters and gradients are plain tensors of the same dtype, device, shape and layout.
+    """
+    usual = type(param) in PLAIN and param.layout is torch.strided and param.dtype in FLOATING
+    if not usual or 0 in param.stride() or param.is_neg():
+        return None
+    facts: tuple[Any, ...] = FACTS(param)
+    return facts
+
+
+def validate(optimizer: str, group: dict[str, Any], position: int, param: Tensor, grad: Tensor) -> None:
+    """Raise RuntimeError unless a parameter can be stepped by its gradient.
+
+    Args:
+        optimizer: what messages call it.
+        group, position: where the parameter is.
+    """
+    label = label_of(group, position)
     if param.layout != torch.strided or grad.layout != torch.strided:
         raise RuntimeError(
             f"{optimizer} does not support sparse gradients: that of parameter {label} is {grad.layout}; "

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels.table import Row, Table, real
+from fused_lwlr.kernels.table import Table, real
 from fused_lwlr.kernels.triton.carried import VersionWatch, is_capturing
 from fused_lwlr.kernels.triton.hyper import NO_HYPER, Staged
 from fused_lwlr.kernels.triton.layout import stand_in, walk
@@ -44,21 +44,29 @@ class Image:
         self, table: Table, columns: Sequence[str], more: Sequence[str], hyper_rows: int, hyper_width: int, tile: int
     ):
         params = [real(p) for p in table.columns["param"]]
-        split = {row.tensor for row in table.rows if row.stop is not None}
+        tensor, start, stop, multiplier, scaled, power, anchor = zip(*table.rows, strict=True)
+        slices = [i for i, end in enumerate(stop) if end is not None]
+        split = {tensor[i] for i in slices}
         self.columns = (*columns, *more)
         self.hyper_rows, self.hyper_width = hyper_rows, hyper_width
         self.rows = len(table.rows)
         self.sizes: dict[str, np.ndarray] = {}
         """Bytes of each row in each column."""
-        self._strides = [walk(p, i in split) for i, p in enumerate(params)]
-        self._tensor = np.array([row.tensor for row in table.rows], dtype=np.int64)
-        self._whole = [(row.tensor, row.stop) for row in table.rows] == [(i, None) for i in range(len(params))]
-        extents = np.array([_extent(params[row.tensor], row) for row in table.rows], dtype=np.int64).reshape(-1, 2)
-        self._first, self.numel = extents.T
-        self._own_traits = np.array(
-            [SCALED.value * row.scaled | ANCHOR.value * row.anchor | row.power << POWER.value for row in table.rows],
-            dtype=np.int64,
-        )
+        self._strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
+        _, traits = identify(table.columns["param"])
+        lazy = any(map(Tensor.is_neg, params)) or any(map(Tensor.is_conj, params))
+        # what columns are of which a look at each tensor would find none that kernels cannot walk as it is
+        self._plain = None if lazy or self._strides != [*map(Tensor.stride, params)] else traits
+        self._tensor = np.array(tensor, dtype=np.int64)
+        self._whole = not slices and tensor == tuple(range(len(params)))
+        self._first = np.zeros(self.rows, dtype=np.int64)
+        self.numel = np.array([*map(Tensor.numel, params)], dtype=np.int64)[self._tensor]
+        for i in slices:
+            # counted in storage order
+            inner = params[tensor[i]].numel() // max(params[tensor[i]].shape[0], 1)
+            self._first[i], self.numel[i] = start[i] * inner, (stop[i] - start[i]) * inner
+        self._own_traits = SCALED.value * np.array(scaled) | ANCHOR.value * np.array(anchor)
+        self._own_traits |= np.array(power) << POWER.value
 
         multipliers = self.rows + self.rows % 2
         floats = multipliers + hyper_rows * hyper_width
@@ -74,7 +82,7 @@ class Image:
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
         staged_floats = self._staging[:integers].view(np.float32)
-        staged_floats[: self.rows] = [row.multiplier for row in table.rows]
+        staged_floats[: self.rows] = multiplier
         self._hyper = staged_floats[multipliers:floats].view(np.uint8).data
 
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
@@ -99,13 +107,14 @@ class Image:
         self._captured: list[tuple[Tensor, Any]] = []
         self.workspace: Any = None
         """What an operation keeps from launch to launch."""
-        self.rescales = any(row.power for row in table.rows)
+        self.rescales = any(power)
         self._bytes: dict[tuple[str, ...], int] = {}
         self._offsets: dict[str, np.ndarray] = {}
         for name, tensors in table.columns.items():
             if name in self.columns and name != "grad":
-                self._lay_out(name, tensors)
-                self._point(name, identify(tensors)[0])
+                where, traits = identify(tensors)
+                self._lay_out(name, tensors, traits)
+                self._point(name, where)
         self._gradients: tuple[bytes, object] = (b"", None)
 
     def refresh(self, table: Table, hyper: bytes) -> None:
@@ -114,7 +123,7 @@ class Image:
             self._behind = True
             addresses, traits = table.gradients
             if traits is not self._gradients[1]:
-                self._lay_out("grad", table.columns["grad"])
+                self._lay_out("grad", table.columns["grad"], traits)
             self._point("grad", addresses)
             self._gradients = table.gradients
         for name in self._scratched:
@@ -209,10 +218,14 @@ class Image:
             self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
         return self._tiles[block]
 
-    def _lay_out(self, name: str, tensors: Sequence[Any]) -> None:
+    def _lay_out(self, name: str, tensors: Sequence[Any], traits: object) -> None:
         """Take down sizes and offsets of a column, and make its scratch tensors."""
-        walked = [(i, t) for i, t in enumerate(tensors) if t is not None and name != "step"]
-        found = {i: stand_in(t, self._strides[i]) for i, t in walked}
+        found: dict[int, Tensor | None] = {}
+        if name != "step" and (self._plain is None or traits != self._plain):
+            walked = enumerate(zip(tensors, self._strides, strict=True))
+            # strides of a complex tensor are none of these, which are of its real numbers
+            odd = [i for i, (t, strides) in walked if t is not None and (t.stride() != strides or t.is_neg())]
+            found = {i: stand_in(tensors[i], self._strides[i]) for i in odd}
         self._scratch[name] = {i: t for i, t in found.items() if t is not None}
         self._scratched = [other for other, scratch in self._scratch.items() if scratch]
         itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
@@ -259,11 +272,3 @@ def tile_list(numel: np.ndarray, block: int, *, at_least_one: bool = False) -> n
     row = np.repeat(np.arange(len(numel)), counts)
     index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.stack((row, index), axis=1).astype(np.int32)
-
-
-def _extent(param: Tensor, row: Row) -> tuple[int, int]:
-    """First element and number of elements of a row, counted in storage order."""
-    if row.stop is None:
-        return 0, param.numel()
-    inner = param.numel() // max(param.shape[0], 1)
-    return row.start * inner, (row.stop - row.start) * inner

@@ -46,14 +46,11 @@ def identify(tensors: Sequence[Tensor | None], known: object = None) -> tuple[by
     return identity.identify(tensors, known)
 
 
-def watch(
-    params: Sequence[Tensor], grads: Sequence[Tensor | None], states: dict[Any, dict[str, Any]], names: Sequence[str]
-) -> Any:
+def watch(params: Sequence[Tensor], states: dict[Any, dict[str, Any]], names: Sequence[str]) -> Any:
     """A `Watch` over parameters, their gradients and their state.
 
     Args:
         params: they must live for as long as the watch.
-        grads: one of each parameter, or None.
         states: such as `optimizer.state`.
         names: of the entries that matter; what is no tensor or not there is at the address 0.
 
@@ -63,10 +60,10 @@ def watch(
     native = _compiled()
     if native is not None:
         try:
-            return native.Watch(tuple(params), tuple(grads), states, tuple(names), _held(states, names))
+            return native.Watch(tuple(params), states, tuple(names), _held(states, names))
         except UNKNOWN:
             pass
-    return identity.watch(params, grads, states, names)
+    return identity.watch(params, states, names)
 
 
 def _held(states: dict[Any, dict[str, Any]], names: Sequence[str]) -> list[Any]:

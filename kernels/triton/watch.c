@@ -2,8 +2,8 @@
 
 typedef struct {
     PyObject_HEAD
-    /* what there was: of each parameter whether it has a gradient, object, address and description, of each gradient
-       its description, of each entry of the state its address */
+    /* what there was: of each parameter its object, address and description, of each gradient its description, of each
+       entry of the state its address */
     Numbers params, grads, state;
     /* of the entries, a tuple */
     PyObject *names;
@@ -20,11 +20,10 @@ static int goes_on(const Numbers *numbers, size_t *at, const int64_t *words, int
 }
 
 /* the words that a parameter is known by; -1 with an exception */
-static int describe_param(PyObject *param, PyObject *gradient, int64_t *words) {
-    words[0] = gradient != Py_None;
-    words[1] = (int64_t)param;
-    int count = describe(param, words + 2, words + 3);
-    return count < 0 ? -1 : count + 3;
+static int describe_param(PyObject *param, int64_t *words) {
+    words[0] = (int64_t)param;
+    int count = describe(param, words + 1, words + 2);
+    return count < 0 ? -1 : count + 2;
 }
 
 /* 0 for an entry that is no tensor or not there; -1 with an exception */
@@ -44,13 +43,11 @@ static PyObject *next_of(PyObject *dict, Py_ssize_t *place) {
 }
 
 /* write down what there is but for the gradients, which are all new to the first look; -1 with an exception */
-static int learn(Watch *self, PyObject *params, PyObject *grads, PyObject *states) {
-    int64_t words[3 + WORDS], address;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(params); i++) {
-        int count = describe_param(PyTuple_GET_ITEM(params, i), PyTuple_GET_ITEM(grads, i), words);
-        if (append(&self->params, words, count))
+static int learn(Watch *self, PyObject *params, PyObject *states) {
+    int64_t words[2 + WORDS], address;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(params); i++)
+        if (append(&self->params, words, describe_param(PyTuple_GET_ITEM(params, i), words)))
             return -1;
-    }
     Py_ssize_t place = 0;
     for (PyObject *state; (state = next_of(states, &place)); Py_DECREF(state))
         for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(self->names); j++)
@@ -74,22 +71,24 @@ static int learn_gradients(Watch *self, PyObject *grads) {
 /* how far a look has come in what there was, and what it found */
 typedef struct {
     size_t param, grad, entry;
-    Py_ssize_t present;
-    PyObject *grads, *addresses;
+    Py_ssize_t gradients;
+    /* of each parameter whether it has a gradient; of each that has, it and its address */
+    PyObject *present, *grads, *addresses;
     int other_gradients, count_versions;
     long long versions;
 } Progress;
 
-/* 1 if a parameter is what it was, 0 if not; -1 with an exception. Takes the reference to its gradient. */
-static int see_param(Watch *self, Progress *progress, PyObject *param, PyObject *gradient) {
-    int64_t words[3 + WORDS];
-    int count = describe_param(param, gradient, words);
+/* 1 if parameter number i is what it was, 0 if not; -1 with an exception. Takes the reference to its gradient. */
+static int see_param(Watch *self, Progress *progress, Py_ssize_t i, PyObject *param, PyObject *gradient) {
+    int64_t words[2 + WORDS];
+    int count = describe_param(param, words);
     int same = count < 0 ? -1 : goes_on(&self->params, &progress->param, words, count);
+    PyBytes_AS_STRING(progress->present)[i] = gradient != Py_None;
     if (same != 1 || gradient == Py_None) {
         Py_DECREF(gradient);
         return same;
     }
-    Py_ssize_t place = progress->present++;
+    Py_ssize_t place = progress->gradients++;
     PyTuple_SET_ITEM(progress->grads, place, gradient);
     count = describe(gradient, (int64_t *)PyBytes_AS_STRING(progress->addresses) + place, words);
     progress->other_gradients |= !(count > 0 && goes_on(&self->grads, &progress->grad, words, count));
@@ -112,15 +111,16 @@ static int see_state(Watch *self, Progress *progress, PyObject *state) {
 static int see(Watch *self, Progress *progress, PyObject *params, PyObject *grads, PyObject *states) {
     Py_ssize_t rows = PyTuple_GET_SIZE(params), place = 0;
     int same = !grads || PyTuple_GET_SIZE(grads) == rows;
+    progress->present = PyBytes_FromStringAndSize(NULL, rows);
     progress->grads = PyTuple_New(rows);
     progress->addresses = PyBytes_FromStringAndSize(NULL, rows * (Py_ssize_t)sizeof(int64_t));
-    if (!progress->grads || !progress->addresses)
+    if (!progress->present || !progress->grads || !progress->addresses)
         return -1;
     PyObject *state;
     for (Py_ssize_t i = 0; same == 1 && i < rows; i++) {
         PyObject *param = PyTuple_GET_ITEM(params, i);
         PyObject *gradient = grads ? Py_NewRef(PyTuple_GET_ITEM(grads, i)) : get(param, &grad);
-        same = gradient ? see_param(self, progress, param, gradient) : -1;
+        same = gradient ? see_param(self, progress, i, param, gradient) : -1;
         /* there are about as many as parameters, in about the same order */
         if (same == 1 && (state = next_of(states, &place)))
             same = see_state(self, progress, state);
@@ -131,10 +131,14 @@ static int see(Watch *self, Progress *progress, PyObject *params, PyObject *grad
         return same;
     if (progress->param != self->params.used || progress->entry != self->state.used)
         return 0;
-    if (progress->present == rows)
+    /* fewer have gradients than when last looked at, which none of them tells */
+    progress->other_gradients |= progress->grad != self->grads.used;
+    if (progress->gradients == rows)
         return 1;
-    Py_ssize_t size = progress->present * (Py_ssize_t)sizeof(int64_t);
-    return _PyTuple_Resize(&progress->grads, progress->present) || _PyBytes_Resize(&progress->addresses, size) ? -1 : 1;
+    Py_ssize_t size = progress->gradients * (Py_ssize_t)sizeof(int64_t);
+    if (_PyTuple_Resize(&progress->grads, progress->gradients) || _PyBytes_Resize(&progress->addresses, size))
+        return -1;
+    return 1;
 }
 
 static PyObject *look(Watch *self, PyObject *const *args, Py_ssize_t given) {
@@ -148,10 +152,12 @@ static PyObject *look(Watch *self, PyObject *const *args, Py_ssize_t given) {
         same = learn_gradients(self, progress.grads) ? -1 : 1;
     PyObject *versions = progress.count_versions ? PyLong_FromLongLong(progress.versions) : Py_NewRef(Py_None);
     if (same == 1 && versions)
-        result = PyTuple_Pack(3, progress.grads, progress.other_gradients ? Py_None : progress.addresses, versions);
+        result = PyTuple_Pack(4, progress.present, progress.grads,
+                              progress.other_gradients ? Py_None : progress.addresses, versions);
     else if (same == 0)
         result = Py_NewRef(Py_None);
     Py_XDECREF(versions);
+    Py_XDECREF(progress.present);
     Py_XDECREF(progress.grads);
     Py_XDECREF(progress.addresses);
     Py_XDECREF(params);
@@ -160,18 +166,15 @@ static PyObject *look(Watch *self, PyObject *const *args, Py_ssize_t given) {
 }
 
 static PyObject *new_watch(PyTypeObject *type, PyObject *args, PyObject *options) {
-    PyObject *params, *grads, *states, *names, *held;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O", &PyTuple_Type, &params, &PyTuple_Type, &grads, &PyDict_Type, &states,
-                          &PyTuple_Type, &names, &held))
+    PyObject *params, *states, *names, *held;
+    if (!PyArg_ParseTuple(args, "O!O!O!O", &PyTuple_Type, &params, &PyDict_Type, &states, &PyTuple_Type, &names, &held))
         return NULL;
-    if (PyTuple_GET_SIZE(params) != PyTuple_GET_SIZE(grads))
-        return PyErr_Format(PyExc_ValueError, "there must be one gradient, or None, for each parameter");
     Watch *self = (Watch *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
     self->names = Py_NewRef(names);
     self->held = Py_NewRef(held);
-    if (learn(self, params, grads, states))
+    if (learn(self, params, states))
         Py_CLEAR(self);
     return (PyObject *)self;
 }

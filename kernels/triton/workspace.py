@@ -98,11 +98,11 @@ def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tup
     segments: list[tuple[int, int]] = []
     waiting: deque[int] = deque()
     large: int | None = None
-    behind = 0
-    for row, size in enumerate(footprint.tolist()):
+    behind, sizes = 0, footprint.tolist()
+    for row, size in enumerate(sizes):
         while waiting and behind + size > WINDOW:
             oldest = waiting.popleft()
-            behind -= footprint[oldest]
+            behind -= sizes[oldest]
             segments.append((oldest, 1))
         segments.append((row, 0))
         if large is not None:

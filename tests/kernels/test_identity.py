@@ -139,7 +139,7 @@ def test_what_dlpack_cannot_describe(monkeypatch, error):
     known = tensors()
     addresses, traits = reference.identify(known)
     assert native.identify(known, traits) == (addresses, traits)
-    assert isinstance(native.watch(known, known, {}, ()), python.Watch)
+    assert isinstance(native.watch(known, {}, ()), python.Watch)
 
 
 @in_c
@@ -156,7 +156,7 @@ def test_without_a_compiler(monkeypatch):
         # once: warnings are errors here
         assert reference.identify(known, traits) == (addresses, traits)
         assert native.version_sum(known) == sum(t._version for t in known)
-        assert isinstance(native.watch(known, known, {}, ()), python.Watch)
+        assert isinstance(native.watch(known, {}, ()), python.Watch)
         rows = [(1, 2.5, 6), (3, 2.5, 4)]
         assert native.pack(rows, (5.5,)) == (array("f", (1, 2.5, 6, 5.5, 3, 2.5, 4, 5.5)).tobytes(), ())
         assert native.pack(rows, (5.5,), (1,)) == (array("f", (1, 0, 6, 5.5, 3, 0, 4, 5.5)).tobytes(), (2.5,))

@@ -21,8 +21,8 @@ def made(backend):
     for param in params[:2] + params[3:]:
         param.grad = torch.ones_like(param)
     state = {param: {"b": torch.ones_like(param), "step": 1.0, "other": 0} for param in params[:2]}
-    watch = backend.watch(params, [param.grad for param in params], state, NAMES)
-    assert watch.look(params, None, state, False)[1] is None
+    watch = backend.watch(params, state, NAMES)
+    assert watch.look(params, None, state, False)[2] is None
     return SimpleNamespace(params=params, state=state, watch=watch, look=lambda: watch.look(params, None, state, False))
 
 
@@ -31,7 +31,7 @@ def addresses(tensors):
 
 
 def found(look):
-    grads, where, _ = look
+    _, grads, where, _ = look
     return list(grads), None if where is None else list(memoryview(where).cast("q"))
 
 
@@ -56,8 +56,6 @@ EDITS = {
     "parameters in another order": (lambda m: m.params.reverse(), True),
     "values": (lambda m: [param.data.mul_(2) for param in m.params], False),
     "requires no gradient": (lambda m: m.params[0].requires_grad_(False), False),
-    "no gradient": (lambda m: replace(m.params[0], grad=None), True),
-    "another has a gradient": (lambda m: replace(m.params[2], grad=torch.ones(())), True),
     "gradient elsewhere": (lambda m: replace(m.params[0], grad=torch.ones(3, 4)), False),
     "entry elsewhere": (lambda m: first(m).update(b=torch.ones(3, 4)), True),
     "entry moved": (lambda m: replace(first(m)["b"], data=torch.ones(3, 4)), True),
@@ -93,6 +91,29 @@ def test_what_is_noticed(backend, edit):
     del kept
 
 
+PRESENT = {
+    "first has none": lambda m: replace(m.params[0], grad=None),
+    "last has none": lambda m: replace(m.params[3], grad=None),
+    "another has one": lambda m: replace(m.params[2], grad=torch.ones(())),
+    "none": lambda m: [replace(param, grad=None) for param in m.params],
+}
+
+
+@every_backend
+@pytest.mark.parametrize("edit", PRESENT)
+def test_others_have_a_gradient(backend, edit):
+    """They are found, but whoever knew those of before has to look for himself."""
+    it = made(backend)
+    PRESENT[edit](it)
+    grads = [param.grad for param in it.params if param.grad is not None]
+    for expected in (None, addresses(grads)):
+        look = it.look()
+        assert list(look[0]) == [param.grad is not None for param in it.params]
+        again, where = found(look)
+        assert [id(grad) for grad in again] == [id(grad) for grad in grads]
+        assert where == expected
+
+
 GRADIENTS = {
     "strides": (3, lambda: torch.ones(4, 4).T),
     "dtype": (1, lambda: torch.ones(5, dtype=torch.bfloat16)),
@@ -119,8 +140,8 @@ def test_gradients_that_are_something_else(backend, other):
         assert all(a is b for a, b in zip(again, there, strict=True))
         assert where == expected
     # their own again
-    assert it.look()[1] is None
-    assert it.look()[1] is not None
+    assert it.look()[2] is None
+    assert it.look()[2] is not None
 
 
 @every_backend
@@ -129,23 +150,23 @@ def test_versions_of_what_has_a_gradient(backend):
     for param, times in zip(it.params, (1, 2, 10, 4), strict=True):
         for _ in range(times):
             param.detach().add_(1)
-    assert it.watch.look(it.params, None, it.state, True)[2] == sum(p._version for p in it.params if p.grad is not None)
-    assert it.look()[2] is None
+    assert it.watch.look(it.params, None, it.state, True)[3] == sum(p._version for p in it.params if p.grad is not None)
+    assert it.look()[3] is None
 
 
 @every_backend
 def test_after_something_was_noticed(backend):
     """A watch says what is there, not what happened."""
     it = made(backend)
-    grad, it.params[1].grad = it.params[1].grad, None
+    param = it.params.pop()
     assert it.look() is None
-    it.params[1].grad = grad
+    it.params.append(param)
     assert found(it.look())[1] == addresses([param.grad for param in it.params if param.grad is not None])
 
 
 @every_backend
 def test_nothing(backend):
-    watch = backend.watch([], [], {}, ())
+    watch = backend.watch([], {}, ())
     watch.look([], None, {}, False)
     assert found(watch.look([], None, {}, False)) == ([], [])
     assert watch.look([Parameter(torch.ones(1))], None, {}, False) is None
@@ -161,7 +182,7 @@ def test_what_has_no_address(backend):
     with pytest.raises((RuntimeError, BufferError)):
         it.look()
     with pytest.raises((RuntimeError, BufferError)):
-        backend.watch(it.params, grads, it.state, NAMES)
+        backend.watch(it.params, it.state, NAMES)
 
 
 class Own(Parameter):
@@ -183,15 +204,15 @@ def test_classes_of_their_own(backend):
     plain = torch.ones(1, requires_grad=True)
     plain.grad = torch.zeros(1)
     params = [plain, Own(torch.ones(3))]
-    watch = backend.watch(params, [param.grad for param in params], {}, ())
-    (grad, own), *_ = watch.look(params, None, {}, False)
+    watch = backend.watch(params, {}, ())
+    _, (grad, own), *_ = watch.look(params, None, {}, False)
     assert grad is plain.grad
     assert own.tolist() == [7.0] * 3
     moody = Moody(torch.ones(3))
-    watch = backend.watch([moody], [torch.ones(3)], {}, ())
+    watch = backend.watch([moody], {}, ())
     with pytest.raises(LookupError, match="not now"):
         watch.look([moody], None, {}, False)
-    assert len(watch.look([moody], [torch.ones(3)], {}, False)[0]) == 1
+    assert len(watch.look([moody], [torch.ones(3)], {}, False)[1]) == 1
 
 
 @every_backend
@@ -208,7 +229,7 @@ def test_nothing_is_kept(backend):
         assert it.watch.look(it.params, None, {}, False) is None
         with pytest.raises((RuntimeError, BufferError)):
             it.watch.look(it.params, grads, it.state, False)
-        backend.watch(it.params, it.params, it.state, NAMES).look(it.params, it.params, it.state, False)
+        backend.watch(it.params, it.state, NAMES).look(it.params, it.params, it.state, False)
     # None is referred to from everywhere
     after = list(map(sys.getrefcount, some))
     assert after[1:] == counts[1:]
@@ -224,6 +245,4 @@ def test_what_c_refuses():
             with pytest.raises(TypeError):
                 it.watch.look(*arguments, *more)
     with pytest.raises(TypeError):
-        native._compiled().Watch((), (), [], (), None)
-    with pytest.raises(ValueError, match="one gradient, or None, for each"):
-        native.watch(it.params, [], {}, ())
+        native._compiled().Watch((), [], (), None)

@@ -80,7 +80,7 @@ def test_tables_are_small(name, more, shapes, device):
     own = tensors_within([p for _, p in named], [p.grad for _, p in named], *optimizer.state.values())
     own = {t.untyped_storage().data_ptr() for t in own}
     # nor what is uploaded, which is the host's
-    images = [image for part in optimizer._plan.parts for image in part.table.images.values()]
+    images = [image for part in optimizer._plan.tables.parts for image in part.table.images.values()]
     own |= {image._host.untyped_storage().data_ptr() for image in images if isinstance(image, Image)}
     rest = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups", "defaults")}
     held = [t for t in tensors_within(rest) if t.device.type == device.type]

@@ -5,11 +5,11 @@ import weakref
 import pytest
 import torch
 from cases import every_backend, every_case, every_name
-from steps import OPTIONS, OURS, TORCH, compare, gradients, parameters, twin
+from steps import OPTIONS, OURS, TORCH, compare, gradients, identical, parameters, snapshot, twin
 from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ScaleInvariant
-from fused_lwlr.optim import plans
+from fused_lwlr.optim import plan
 from fused_lwlr.scaling import everything
 
 SHAPES = [(6, 5), (1030,), (3, 2), (3, 2)]
@@ -24,15 +24,15 @@ OWN = {"sgd": {"scaling": BalancedLR(select=everything)}, "adamw": {"scaling": L
 
 @pytest.fixture
 def made(monkeypatch):
-    """Every plan that is made."""
+    """All tables that are made."""
     found = []
 
-    class Counted(plans.Plan):
+    class Counted(plan.Tables):
         def __init__(self, *args):
             super().__init__(*args)
             found.append(weakref.ref(self))
 
-    monkeypatch.setattr(plans, "Plan", Counted)
+    monkeypatch.setattr(plan, "Tables", Counted)
     return found
 
 
@@ -79,7 +79,7 @@ def test_as_if_made_anew(name, backend, more, made, device):
         OURS[name](pairs, **OPTIONS[name], backend=of, **more) for pairs, of in ((named, backend), (expected, "torch"))
     )
     for step in range(9):
-        other._plan, other._plans = None, plans.Plans()
+        other._plan = None
         if step == 7:
             with torch.no_grad():
                 for pairs in (named, expected):
@@ -106,7 +106,7 @@ def test_weights_are_rescaled_with_and_without_a_gradient(backend, made, device)
         for pairs, of in ((named, backend), (expected, "torch"))
     )  # fmt: skip
     for step in range(9):
-        other._plan, other._plans = None, plans.Plans()
+        other._plan = None
         turn((ours, other), (named, expected), [(0, 1), (1, 3), (0, 3)][step % 3])
         compare(lambda a, b: close(a, b, 40), ours, other, named, expected)
         if step == 5:
@@ -207,10 +207,10 @@ def test_no_more_than_some_are_kept(backend, made, device):
     named = parameters([(2,)] * 5, torch.float32, device)
     expected = twin(named)
     ours, torchs = OURS["adamw"](named, backend=backend), TORCH["adamw"](expected, foreach=False)
-    for members in range(1, 2 * plans.KEPT + 2):
+    for members in range(1, 2 * plan.KEPT + 2):
         turn((ours, torchs), (named, expected), [i for i in range(5) if members >> i & 1])
-        compare(lambda a, b: close(a, b, 2 * plans.KEPT), ours, torchs, named, expected)
-    assert sum(plan() is not None for plan in made) <= plans.KEPT
+        compare(lambda a, b: close(a, b, 2 * plan.KEPT), ours, torchs, named, expected)
+    assert sum(tables() is not None for tables in made) <= plan.KEPT
 
 
 def test_replays_would_not_be_noticed(made, device):
@@ -219,7 +219,7 @@ def test_replays_would_not_be_noticed(made, device):
     optimizer = OURS["sgd"](named, lr=0.1, capturable=True, backend="triton")
     for step in range(6):
         turn((optimizer,), (named,), TURNS[step % 3])
-    assert sum(plan() is not None for plan in made) == 1
+    assert sum(tables() is not None for tables in made) == 1
 
 
 @every_name
@@ -229,6 +229,77 @@ def test_same_bits_by_a_plan_that_was_kept(name, device):
     others = twin(named)
     kept, anew = (OURS[name](pairs, **OPTIONS[name], **OWN[name], backend="triton") for pairs in (named, others))
     for step in range(8):
-        anew._plan, anew._plans = None, plans.Plans()
+        anew._plan = None
         turn((kept, anew), (named, others), TURNS[step % 3])
         compare(same, kept, anew, named, others)
+
+
+NOISY = {"stochastic_rounding": True, "clip_global_norm": 0.5}
+ALONE = [
+    ("sgd", NOISY), ("sgd", {"scaling": LARS(select=everything), "nonfinite": "skip"}), ("sgd", OWN["sgd"]),
+    ("adamw", {**NOISY, "scaling": LAMB(select=everything)}), ("adamw", {"ema": 0.9}),
+    ("adamw", {"master_weights": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "more"), ALONE)
+@every_backend
+def test_same_bits_as_where_the_others_are_not_there(name, backend, more, device):
+    """Layers of two dtypes dropped at random: each step as by an optimizer of those alone that have a gradient."""
+    torch.manual_seed(2)
+    named = parameters(SHAPES, torch.float32, device) + parameters(SHAPES, torch.bfloat16, device)
+    named = [(f"q{i}", p) for i, (_, p) in enumerate(named)]
+    expected = twin(named)
+    whole = OURS[name](named, **OPTIONS[name], backend=backend, **more)
+    state = {}
+    for _ in range(14):
+        members = [i for i in range(len(named)) if torch.rand(()) < 0.7]
+        turn((whole,), (named, expected), members)
+        if members:
+            alone = OURS[name]([expected[i] for i in members], **OPTIONS[name], backend=backend, **more)
+            alone.state.update({p: state[p] for p in alone.param_groups[0]["params"] if p in state})
+            alone.step()
+            state.update(alone.state)
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            same(p.detach(), q.detach())
+            assert whole.state.get(p, {}).keys() == state.get(q, {}).keys()
+            for key, value in state.get(q, {}).items():
+                same(whole.state[p][key], value)
+
+
+@every_case
+def test_what_is_not_stepped_may_be_anything(name, backend, device):
+    """As in torch.optim: state of parameters without a gradient is not looked into."""
+    both, twins = pair(name, backend, device)
+    turn(both, twins, range(4))
+    for named in twins:
+        named[3][1].data = torch.ones(7, device=device)
+    for members in [(0, 1, 2), (0, 1), (0, 1, 2)]:
+        turn(both, twins, members)
+        compare(lambda a, b: close(a, b, 5), *both, *twins)
+
+
+@every_case
+def test_what_was_refused_is_refused_again(name, backend, device):
+    """Also as long as it stays as it is; and a gradient that is right is taken after it."""
+    both, twins = pair(name, backend, device)
+    for members in TURNS[:2]:
+        turn(both, twins, members)
+    gradients(*twins)
+    for named in twins:
+        named[3][1].grad = None
+    ours, right = both[0], twins[0][2][1].grad.clone()
+    for wrong in (torch.ones(3, device=device), torch.ones(3, 2, dtype=torch.float64, device=device)):
+        twins[0][2][1].grad.data = wrong
+        for _ in range(3):
+            before = snapshot(ours, twins[0])
+            with pytest.raises(RuntimeError, match="gradient of parameter 'p2'"):
+                ours.step()
+            assert identical(before, snapshot(ours, twins[0]))
+    twins[0][2][1].grad.data = right
+    for optimizer in both:
+        optimizer.step()
+    compare(lambda a, b: close(a, b, 3), *both, *twins)
+    for members in TURNS:
+        turn(both, twins, members)
+        compare(lambda a, b: close(a, b, 6), *both, *twins)
