@@ -27,7 +27,7 @@ CAPTURABLE = itemgetter("capturable")
 
 
 class Plan:
-    """Members, which are the parameters with a gradient or complete state, their state, and tables over both.
+    """Its members, which are the parameters that have a gradient or all of their state, and tables over them.
 
     Which members have gradients may change from step to step: by heads that take turns, layers that are dropped,
     experts that nothing is sent to. There are tables for each such set.

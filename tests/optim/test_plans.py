@@ -247,12 +247,13 @@ ALONE = [
 def test_same_bits_as_where_the_others_are_not_there(name, backend, more, device):
     """Layers of two dtypes dropped at random: each step as by an optimizer of those alone that have a gradient."""
     torch.manual_seed(2)
-    named = parameters(SHAPES, torch.float32, device) + parameters(SHAPES, torch.bfloat16, device)
+    shapes = [(6, 5), (3, 2), (7,)]
+    named = parameters(shapes, torch.float32, device) + parameters(shapes, torch.bfloat16, device)
     named = [(f"q{i}", p) for i, (_, p) in enumerate(named)]
     expected = twin(named)
     whole = OURS[name](named, **OPTIONS[name], backend=backend, **more)
     state = {}
-    for _ in range(14):
+    for _ in range(12):
         members = [i for i in range(len(named)) if torch.rand(()) < 0.7]
         turn((whole,), (named, expected), members)
         if members:
