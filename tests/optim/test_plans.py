@@ -1,6 +1,7 @@
 """Parameters that have a gradient in some steps only: tables are made once for each set of them."""
 
 import weakref
+from copy import deepcopy
 
 import pytest
 import torch
@@ -92,13 +93,14 @@ def test_as_if_made_anew(name, backend, more, made, device):
     assert len(made) == 3
 
 
+@pytest.mark.parametrize("more", [{}, {"nonfinite": "skip", "ema": 0.9}], ids=lambda more: "-".join(more))
 @every_backend
-def test_weights_are_rescaled_with_and_without_a_gradient(backend, made, device):
+def test_weights_are_rescaled_with_and_without_a_gradient(backend, more, made, device):
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     ours, other = (
         OURS["sgd"](
-            pairs, **OPTIONS["sgd"], backend=of,
+            pairs, **OPTIONS["sgd"], **more, backend=of,
             rescale_weights=ScaleInvariant(
                 ("p0", "p3"), tuple((torch.nn.ParameterDict({"w": pairs[i][1]}), "w") for i in (0, 3)), (), (), {}, {}
             ),
@@ -107,8 +109,15 @@ def test_weights_are_rescaled_with_and_without_a_gradient(backend, made, device)
     )  # fmt: skip
     for step in range(9):
         other._plan = None
-        turn((ours, other), (named, expected), [(0, 1), (1, 3), (0, 3)][step % 3])
+        members = [(0, 1), (1, 3), (0, 3)][step % 3]
+        before = deepcopy([ours.state.get(p, {}) for _, p in named])
+        turn((ours, other), (named, expected), members)
         compare(lambda a, b: close(a, b, 40), ours, other, named, expected)
+        for i, state in enumerate(before):
+            if i not in members:
+                # not stepped: neither is that counted, nor the average moved
+                after = ours.state.get(named[i][1], {})
+                assert all(torch.equal(after[key], state[key]) for key in state.keys() & {"step", "ema"})
         if step == 5:
             made.clear()
     assert len(made) == 3
