@@ -54,7 +54,7 @@ class Image:
         """Bytes of each row in each column."""
         self._strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
         _, traits = identify(table.columns["param"])
-        lazy = any(map(Tensor.is_neg, params)) or any(map(Tensor.is_conj, params))
+        lazy = any(t.is_neg() or t.is_conj() for t in table.columns["param"])
         # what columns are of which a look at each tensor would find none that kernels cannot walk as it is
         self._plain = None if lazy or self._strides != [*map(Tensor.stride, params)] else traits
         self._tensor = np.array(tensor, dtype=np.int64)
