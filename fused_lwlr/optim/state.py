@@ -59,9 +59,10 @@ class State:
             if any(wanted):
                 own = [*map(partial(_entry, optimizer, name), places, params, states, wanted)]
             self.columns[name] = [*own, *[optimizer.state.get(param, {}).get(name) for param in others]]
-        # a count of 0 beside a buffer is that of a first step that was skipped, when the device counted
-        by_count = not (on_device or optimizer.counts_steps)
-        fresh = [_is_new(state, used[group], by_count) for state, (group, _) in zip(states, places, strict=True)]
+        fresh = [
+            _was_skipped(optimizer, state) or all(state.get(name) is None for name in used[group])
+            for state, (group, _) in zip(states, places, strict=True)
+        ]
         if any(optimizer.param_groups[group][EMA] is not None for group in {group for group, _ in places}):
             # what is only rescaled is not stepped, and the average of it stays
             averages = map(partial(_average, optimizer), places, params, states, self.columns[MASTER])
@@ -110,7 +111,7 @@ class State:
 def is_complete(optimizer: "FusedOptimizer", group: dict[str, Any], param: Tensor) -> bool:
     """Whether a parameter has all the state that steps keep of it, and its next step is not its first."""
     state = optimizer.state.get(param, {})
-    if not optimizer.counts_on_device and "step" in state and not float(state["step"]):
+    if _was_skipped(optimizer, state):
         return False
     if (optimizer.counts_on_device or optimizer.counts_steps) and "step" not in state:
         return False
@@ -126,11 +127,9 @@ def is_complete(optimizer: "FusedOptimizer", group: dict[str, Any], param: Tenso
     )
 
 
-def _is_new(state: dict[str, Any], names: Sequence[str], by_count: bool) -> bool:
-    """Whether a parameter with this state, which keeps entries of these names, has not been stepped yet."""
-    if by_count and "step" in state and not float(state["step"]):
-        return True
-    return all(state.get(name) is None for name in names)
+def _was_skipped(optimizer: "FusedOptimizer", state: dict[str, Any]) -> bool:
+    """Whether the first step of a parameter was skipped by the device, when that counted: then it has a count of 0."""
+    return not optimizer.counts_on_device and "step" in state and not float(state["step"])
 
 
 def _entry(
