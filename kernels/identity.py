@@ -106,7 +106,7 @@ class Watch:
             others; and the sum of the version counters of the parameters that have one, if they are counted.
 
         Raises:
-            RuntimeError, BufferError: there is something that has no address.
+            RuntimeError: there is something that has no address.
         """
         if grads is None:
             grads = [param.grad for param in params]

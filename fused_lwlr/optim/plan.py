@@ -102,7 +102,7 @@ class Plan:
                 found = self._watch.look(*self._seen(optimizer, params, grads), False)
             else:
                 found = self._watch.look(params, None, optimizer.state, self.tables.carries)
-        except (RuntimeError, BufferError):  # of what has no address
+        except RuntimeError:  # of what has no address
             return False
         if found is None:
             return False

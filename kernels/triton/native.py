@@ -1,5 +1,6 @@
 """Loops over all tensors of a step in C, compiled where they run by what Triton compiles its own launchers with."""
 
+import ctypes
 import subprocess
 import warnings
 from array import array
@@ -9,16 +10,16 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]
 from triton.runtime.build import compile_module_from_src
 
 from fused_lwlr.kernels import identity
 
 SOURCES = ("tensors.c", "watch.c", "native.c")
 VERSION = attrgetter("_version")
-UNKNOWN = (RuntimeError, BufferError)
-"""What torch, and DLPack by its specification, raise for a tensor that cannot be described, such as of some dtypes."""
+GETTERS = ("layout", "data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
+"""What torch's functions tell of a tensor, in the order of `shim` in tensors.c."""
 
 
 def identify(tensors: Sequence[Tensor | None], known: object = None) -> tuple[bytes, object]:
@@ -41,7 +42,7 @@ def identify(tensors: Sequence[Tensor | None], known: object = None) -> tuple[by
         try:
             addresses, traits = native.identify(tensors)
             return addresses, known if traits == known else traits
-        except UNKNOWN:
+        except RuntimeError:
             pass
     return identity.identify(tensors, known)
 
@@ -60,20 +61,10 @@ def watch(params: Sequence[Tensor], states: dict[Any, dict[str, Any]], names: Se
     native = _compiled()
     if native is not None:
         try:
-            return native.Watch(tuple(params), states, tuple(names), _held(states, names))
-        except UNKNOWN:
+            return native.Watch(tuple(params), states, tuple(names))
+        except RuntimeError:
             pass
     return identity.watch(params, states, names)
-
-
-def _held(states: dict[Any, dict[str, Any]], names: Sequence[str]) -> list[Any]:
-    """What makes C++ hold the entries of a state as well: then PyTorch looks at them in half the time.
-
-    Not so parameters, which `torch.utils.swap_tensors` would then refuse, and whose attributes may close a cycle that
-    would not be found.
-    """
-    entries = [state[name] for state in states.values() for name in names if isinstance(state.get(name), Tensor)]
-    return list(map(to_dlpack, entries))
 
 
 def pack(
@@ -113,15 +104,18 @@ def version_sum(tensors: Sequence[Tensor]) -> int:
 
 @cache
 def _compiled() -> Any:
-    """The module; None where torch has no such functions (2.8 has not, 2.11 has) or, with a warning, no build works."""
-    if not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+    """The module; None where torch lacks a function (2.8 does, 2.11 does not) or, with a warning, no build works."""
+    library = ctypes.CDLL(torch._C.__file__)
+    functions = [getattr(library, f"aoti_torch_get_{name}", None) for name in GETTERS]
+    addresses = array("Q", [ctypes.cast(it, ctypes.c_void_p).value or 0 for it in functions if it is not None])
+    if len(addresses) < len(functions):
         return None
     # in one, since Triton keeps what it compiled by its text alone
     source = "".join(Path(__file__).with_name(name).read_text() for name in SOURCES)
     try:
         module = compile_module_from_src(source, "fused_lwlr_native")
-        module.bind(Tensor, nn.Parameter)
-    except (RuntimeError, ImportError, OSError, subprocess.CalledProcessError) as error:
+        module.bind(Tensor, nn.Parameter, addresses, _handle_at(Tensor()))
+    except (RuntimeError, ImportError, OSError, ValueError, subprocess.CalledProcessError) as error:
         warnings.warn(
             f"fused_lwlr could not build its part in C, so that its steps take longer on the host: {error!r}. "
             "Triton's kernels need a C compiler and the headers of Python, too: install these",
@@ -130,3 +124,13 @@ def _compiled() -> Any:
         )
         return None
     return module
+
+
+def _handle_at(tensor: Tensor) -> int:
+    """Where in a tensor the at::Tensor of C++ is: it consists of the address that `_cdata` tells.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    words = array("Q", ctypes.string_at(id(tensor), Tensor.__basicsize__ // 8 * 8))
+    return 8 * words.index(tensor._cdata)

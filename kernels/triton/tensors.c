@@ -1,31 +1,32 @@
-/* Tensors, looked at through the C functions of DLPack. First of the files that native.py puts together. */
+/* Tensors, looked at through the C functions that torch keeps as they are for models compiled ahead of time (shim.h of its
+   AOTInductor). First of the files that native.py puts together. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <string.h>
 
-/* of dlpack.h, version 1.3, whose structs stay as they are within a major version */
-typedef struct {
-    void *data;
-    struct { int32_t type, id; } device;
-    int32_t ndim;
-    struct { uint8_t code, bits; uint16_t lanes; } dtype;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} DLTensor;
+/* what those take: the address of an at::Tensor */
+typedef char *Handle;
 
-typedef struct {
-    struct { uint32_t major, minor; void *previous; } header;
-    void *allocate, *from_tensor, *to_tensor;
-    /* borrows; -1 and a Python exception for what has no memory */
-    int (*view)(void *tensor, DLTensor *out);
-    void *stream;
-} DLPackExchangeAPI;
+/* the functions, in the order in which native.py names them; what is not 0 tells of an error */
+static struct {
+    int32_t (*layout)(Handle, int32_t *);
+    int32_t (*data_ptr)(Handle, int64_t *);
+    int32_t (*dim)(Handle, int64_t *);
+    int32_t (*sizes)(Handle, int64_t **);
+    int32_t (*strides)(Handle, int64_t **);
+    int32_t (*dtype)(Handle, int32_t *);
+    int32_t (*device_type)(Handle, int32_t *);
+    int32_t (*device_index)(Handle, int32_t *);
+} shim;
 
-enum { MAJOR = 1, COMPLEX = 5, DIMS = 64, WORDS = 5 + 2 * DIMS };
+/* layouts and dtypes by their numbers in C++ */
+enum { STRIDED = 0, FIRST_COMPLEX = 8, LAST_COMPLEX = 10 };
+enum { DIMS = 64, WORDS = 5 + 2 * DIMS };
 
-static const DLPackExchangeAPI *api;
+/* where the at::Tensor of a tensor in Python is */
+static Py_ssize_t handle_at;
 static PyTypeObject *tensor_type;
 static PyTypeObject *parameter_type;
 static PyObject *is_conj, *is_neg;
@@ -90,19 +91,26 @@ static int says(PyObject *tensor, PyObject *method) {
 }
 
 /* whether memory holds the conjugate or the negative of what the tensor means; -1 with an exception */
-static int is_lazy(PyObject *tensor, const DLTensor *view) {
-    if (view->dtype.code == COMPLEX)
+static int is_lazy(PyObject *tensor, int32_t dtype, int64_t dim, const int64_t *sizes, const int64_t *strides) {
+    if (dtype >= FIRST_COMPLEX && dtype <= LAST_COMPLEX)
         return says(tensor, is_conj);
     /* a lazy negative is the imaginary part of a lazy conjugate, whose elements are never next to each other */
-    for (int32_t i = 0; i < view->ndim; i++)
-        if (view->strides[i] == 1 && view->shape[i] > 1)
+    for (int64_t i = 0; i < dim; i++)
+        if (strides[i] == 1 && sizes[i] > 1)
             return 0;
     return says(tensor, is_neg);
 }
 
-/* 0 of what is empty */
-static int64_t address_of(const DLTensor *view) {
-    return view->data ? (int64_t)view->data + (int64_t)view->byte_offset : 0;
+/* find the handle and the address, 0 of what is empty, of a tensor; -1 with an exception for what has no address */
+static int locate(PyObject *tensor, Handle *handle, int64_t *address) {
+    int32_t layout;
+    if (PyObject_TypeCheck(tensor, tensor_type)) {
+        *handle = (Handle)tensor + handle_at;
+        if (!shim.layout(*handle, &layout) && layout == STRIDED && !shim.data_ptr(*handle, address))
+            return 0;
+    }
+    PyErr_SetString(PyExc_RuntimeError, "a tensor without an address");
+    return -1;
 }
 
 /* what a tensor, or None, is but for its address and values: the words of it, at most WORDS; -1 with an exception */
@@ -111,26 +119,28 @@ static int describe(PyObject *tensor, int64_t *address, int64_t *out) {
     *out = -1;
     if (tensor == Py_None)
         return 1;
-    DLTensor view;
-    if (api->view(tensor, &view))
+    Handle handle;
+    if (locate(tensor, &handle, address))
         return -1;
-    if (view.ndim > DIMS) {
-        PyErr_Format(PyExc_BufferError, "a tensor of %d dimensions", (int)view.ndim);
+    int64_t dim, *sizes, *strides;
+    int32_t dtype, device_type, device_index;
+    if (shim.dim(handle, &dim) || shim.sizes(handle, &sizes) || shim.strides(handle, &strides) ||
+        shim.dtype(handle, &dtype) || shim.device_type(handle, &device_type) ||
+        shim.device_index(handle, &device_index) || dim > DIMS) {
+        PyErr_SetString(PyExc_RuntimeError, "a tensor that torch does not describe, or of too many dimensions");
         return -1;
     }
-    int lazy = is_lazy(tensor, &view);
+    int lazy = is_lazy(tensor, dtype, dim, sizes, strides);
     if (lazy < 0)
         return -1;
-    *address = address_of(&view);
-    out[0] = view.ndim;
-    out[1] = (int64_t)view.dtype.code << 32 | view.dtype.bits << 16 | view.dtype.lanes;
-    out[2] = view.device.type;
-    out[3] = view.device.id;
+    out[0] = dim;
+    out[1] = dtype;
+    out[2] = device_type;
+    out[3] = device_index;
     out[4] = lazy;
-    for (int32_t i = 0; i < view.ndim; i++) {
-        out[5 + 2 * i] = view.shape[i];
-        out[6 + 2 * i] = view.strides[i];
+    for (int64_t i = 0; i < dim; i++) {
+        out[5 + 2 * i] = sizes[i];
+        out[6 + 2 * i] = strides[i];
     }
-    return 5 + 2 * view.ndim;
+    return 5 + 2 * (int)dim;
 }
-

@@ -7,8 +7,6 @@ typedef struct {
     Numbers params, grads, state;
     /* of the entries, a tuple */
     PyObject *names;
-    /* whatever is to live as long */
-    PyObject *held;
 } Watch;
 
 /* whether numbers go on, from a place that is moved along, with these words */
@@ -28,12 +26,12 @@ static int describe_param(PyObject *param, int64_t *words) {
 
 /* 0 for an entry that is no tensor or not there; -1 with an exception */
 static int find_entry(PyObject *state, PyObject *name, int64_t *address) {
-    DLTensor view = {0};
+    Handle handle;
     PyObject *entry = PyDict_Check(state) ? PyDict_GetItemWithError(state, name) : NULL;
-    if (!entry ? PyErr_Occurred() != NULL : PyObject_TypeCheck(entry, tensor_type) && api->view(entry, &view))
-        return -1;
-    *address = address_of(&view);
-    return 0;
+    *address = 0;
+    if (!entry)
+        return PyErr_Occurred() ? -1 : 0;
+    return PyObject_TypeCheck(entry, tensor_type) ? locate(entry, &handle, address) : 0;
 }
 
 /* the next value of a dict, a new reference; NULL after the last */
@@ -166,14 +164,13 @@ static PyObject *look(Watch *self, PyObject *const *args, Py_ssize_t given) {
 }
 
 static PyObject *new_watch(PyTypeObject *type, PyObject *args, PyObject *options) {
-    PyObject *params, *states, *names, *held;
-    if (!PyArg_ParseTuple(args, "O!O!O!O", &PyTuple_Type, &params, &PyDict_Type, &states, &PyTuple_Type, &names, &held))
+    PyObject *params, *states, *names;
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyTuple_Type, &params, &PyDict_Type, &states, &PyTuple_Type, &names))
         return NULL;
     Watch *self = (Watch *)type->tp_alloc(type, 0);
     if (!self)
         return NULL;
     self->names = Py_NewRef(names);
-    self->held = Py_NewRef(held);
     if (learn(self, params, states))
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -184,7 +181,6 @@ static void delete_watch(Watch *self) {
     PyMem_Free(self->grads.data);
     PyMem_Free(self->state.data);
     Py_XDECREF(self->names);
-    Py_XDECREF(self->held);
     Py_TYPE(self)->tp_free(self);
 }
 

@@ -1,5 +1,6 @@
 """What counts as the same tensors: by C in one call, and by Python one after the other."""
 
+import ctypes
 import shutil
 from array import array
 
@@ -12,7 +13,7 @@ from fused_lwlr.kernels import reference
 from fused_lwlr.kernels.triton import native
 
 in_c = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch lacks the C functions of DLPack"
+    not hasattr(ctypes.CDLL(torch._C.__file__), "aoti_torch_get_layout"), reason="this torch lacks a function in C"
 )
 
 
@@ -125,13 +126,12 @@ def test_version_sum():
     assert native.version_sum(tensors) == before + 3
 
 
-@pytest.mark.parametrize("error", [RuntimeError, BufferError])
-def test_what_dlpack_cannot_describe(monkeypatch, error):
+def test_what_c_cannot_describe(monkeypatch):
     """Python has a look where C cannot."""
 
     class Lost:
         def identify(self, *args):
-            raise error
+            raise RuntimeError
 
         Watch = identify
 

@@ -176,12 +176,12 @@ def test_nothing(backend):
 def test_what_has_no_address(backend):
     it = made(backend)
     grads = [None if param.grad is None else param.grad.to_sparse() for param in it.params]
-    with pytest.raises((RuntimeError, BufferError)):
+    with pytest.raises(RuntimeError):
         it.watch.look(it.params, grads, it.state, False)
     first(it)["b"] = first(it)["b"].to_sparse()
-    with pytest.raises((RuntimeError, BufferError)):
+    with pytest.raises(RuntimeError):
         it.look()
-    with pytest.raises((RuntimeError, BufferError)):
+    with pytest.raises(RuntimeError):
         backend.watch(it.params, it.state, NAMES)
 
 
@@ -227,7 +227,7 @@ def test_nothing_is_kept(backend):
         it.look()
         assert it.watch.look(it.params[:2], None, it.state, False) is None
         assert it.watch.look(it.params, None, {}, False) is None
-        with pytest.raises((RuntimeError, BufferError)):
+        with pytest.raises(RuntimeError):
             it.watch.look(it.params, grads, it.state, False)
         backend.watch(it.params, it.state, NAMES).look(it.params, it.params, it.state, False)
     # None is referred to from everywhere
@@ -238,11 +238,11 @@ def test_nothing_is_kept(backend):
 
 def test_what_c_refuses():
     if native._compiled() is None:
-        pytest.skip("needs the C functions of DLPack and a C compiler")
+        pytest.skip("needs functions in C that torch 2.8 lacks, and a C compiler")
     it = made(native)
     for arguments in [(), (it.params,), (it.params, None, []), (None, None, {}), (it.params, 1, it.state)]:
         for more in ((), (False,)):
             with pytest.raises(TypeError):
                 it.watch.look(*arguments, *more)
     with pytest.raises(TypeError):
-        native._compiled().Watch((), [], (), None)
+        native._compiled().Watch((), [], ())
