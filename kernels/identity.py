@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -84,6 +85,8 @@ class Watch:
         self._names = names
         self._state = self._entries(states)
         self._grads: object = None
+        self._present = b""
+        self._alike = False
 
     def look(
         self,
@@ -101,9 +104,10 @@ class Watch:
 
         Returns:
             None if a parameter is another object or elsewhere, or an entry is elsewhere. Else, for each parameter, one
-            byte that says whether it has a gradient; the gradients that there are, and their addresses, int64 each, or
-            no addresses if others have one than when last looked at, or if their dtypes, strides or the like are
-            others; and the sum of the version counters of the parameters that have one, if they are counted.
+            byte that says whether it has a gradient; the gradients that there are; their addresses, int64 each, if all
+            go with their parameters: plain tensors of the same dtype, device, shape and strides (of a single
+            element any will do); and the sum of the version counters of the parameters that have one, if they are
+            counted.
 
         Raises:
             RuntimeError: there is something that has no address.
@@ -115,19 +119,29 @@ class Watch:
         where, what = identify(params, self._what)
         if what is not self._what or where != self._where or self._entries(states) != self._state:
             return None
-        there = [grad for grad in grads if grad is not None]
-        known = self._grads
-        addresses, self._grads = identify(there, known)
-        versions = None
-        if count_versions:
-            versions = sum(param._version for param, grad in zip(params, grads, strict=True) if grad is not None)
         present = bytes([grad is not None for grad in grads])
-        return present, there, addresses if self._grads is known else None, versions
+        there: Any = [*compress(grads, present)]
+        stepped = [*compress(params, present)]
+        addresses, traits = identify(there, self._grads)
+        if traits is not self._grads or present != self._present:
+            self._alike = all(map(_alike, there, stepped))
+            self._grads, self._present = traits, present
+        alike = self._alike and {*map(type, there)} <= {Tensor}
+        versions = sum(param._version for param in stepped) if count_versions else None
+        return present, there, addresses if alike else None, versions
 
     def _entries(self, states: dict[Any, dict[str, Any]]) -> bytes:
         dicts = [state if isinstance(state, dict) else {} for state in states.values()]
         entries = (state.get(name) for state in dicts for name in self._names)
         return _addresses([entry if isinstance(entry, Tensor) else None for entry in entries])
+
+
+def _alike(grad: Tensor, param: Tensor) -> bool:
+    """Whether a gradient goes with its parameter as almost all do."""
+    if FACTS(grad) != FACTS(param) or (grad.is_conj(), grad.is_neg()) != (param.is_conj(), param.is_neg()):
+        return False
+    strides = zip(grad.shape, grad.stride(), param.stride(), strict=True)
+    return grad.stride() == param.stride() or all(a == b or size == 1 for size, a, b in strides)
 
 
 def watch(params: Sequence[Tensor], states: dict[Any, dict[str, Any]], names: Sequence[str]) -> Any:

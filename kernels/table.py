@@ -1,9 +1,13 @@
 """The table: what one launch works on, as parallel columns of tensors and a list of rows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import cached_property
+from itertools import compress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,8 +57,10 @@ class Table:
     Attributes:
         columns: name -> tensors, read-only.
         versions: the sum of the version counters of all parameters as they are now, if it is known.
-        gradients: where they are, and what they are, as `identify` says; the same object for as long as that holds.
+        gradients: where they are, and what they are, as `identify` says; the same object for as long as that holds, and
+            None for as long as they go with their parameters, as `pick` says.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
+        origin: the table that this one was picked from, and which of its parameters were; None if it was not.
         images: the backend's own copies of the table, one for each operation, kept from call to call.
         launches: what the backend keeps for each kind of launch.
         capturable: whether steps may be captured in a CUDA graph.
@@ -69,14 +75,46 @@ class Table:
         self._columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         self.columns = MappingProxyType(self._columns)
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
+        self.origin: tuple[Table, np.ndarray] | None = None
+        self.capturable = False
         self._identify = identify
-        self._kinds = kinds(self.columns["grad"])
+        self._kinds: list[Any] | None = kinds(self.columns["grad"])
         self.gradients = identify(self.columns["grad"])
+        self._begin()
+
+    def _begin(self) -> None:
         self.versions: int | None = None
-        self.hyper_row: Sequence[int] = [0] * len(self.columns["param"])
+        self.hyper_row: Sequence[int] = [0] * len(self._columns["param"])
         self.images: dict[Any, Any] = {}
         self.launches: dict[Any, Any] = {}
-        self.capturable = False
+
+    def pick(self, chosen: np.ndarray, grads: Sequence[Tensor], addresses: bytes) -> "Table":
+        """The table of some of the parameters, in less time than it takes to make one.
+
+        Args:
+            chosen: for each parameter whether it is, bool.
+            grads: of those that are: of the dtype, device, shape and strides of their parameters.
+            addresses: of these.
+        """
+        picked = copy(self)
+        keep = chosen.tolist()
+        picked._columns = {name: tuple(compress(tensors, keep)) for name, tensors in self._columns.items()}
+        picked._columns["grad"] = tuple(grads)
+        picked.columns = MappingProxyType(picked._columns)
+        picked.origin = (self, chosen)
+        del picked.rows
+        picked._kinds = None
+        picked.gradients = addresses, None
+        picked._begin()
+        return picked
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Of a table that was picked, the rows of the parameters that were."""
+        assert self.origin is not None
+        table, chosen = self.origin
+        place = (np.cumsum(chosen) - 1).tolist()
+        return [row._replace(tensor=place[row.tensor]) for row in table.rows if chosen[row.tensor]]
 
     def replace(self, grads: Sequence[Any], addresses: bytes | None = None, versions: int | None = None) -> bool:
         """Take other gradients; False, with nothing changed, if they do not fit this table.
@@ -93,8 +131,10 @@ class Table:
                 addresses, other = self._identify(grads, what)
             except RuntimeError:  # a sparse tensor has neither strides nor an address
                 return False
-            if other is not what and kinds(grads) != self._kinds:
-                return False
+            if other is not what:
+                self._kinds = kinds(self.columns["param"]) if self._kinds is None else self._kinds
+                if kinds(grads) != self._kinds:
+                    return False
             if other is not what or addresses != where:
                 self.gradients = addresses, other
         elif addresses != where:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,15 +40,18 @@ class Part:
     statistics: Tensor | None = None
     """What the last step returned."""
 
+    @cached_property
+    def tensors(self) -> np.ndarray:
+        """Which tensor of the table each row is of."""
+        return np.array([row.tensor for row in self.table.rows], dtype=np.int64)
+
     def of(self, values: Sequence[Any]) -> Any:
         """Those of some values, one for all that are in tables, that belong here."""
         return values if self.whole else [values[i] for i in self.members]
 
-    def gradients_of(self, grads: Sequence[Any], addresses: bytes | None) -> tuple[Sequence[Any], bytes | None]:
-        """Those gradients that belong here, and their addresses, int64, if there are any."""
-        if addresses is not None:
-            addresses = np.frombuffer(addresses, dtype=np.int64)[self.members].tobytes()
-        return self.of(grads), addresses
+    def addresses_of(self, addresses: bytes) -> bytes:
+        """Those addresses, int64, of gradients that belong here."""
+        return addresses if self.whole else np.frombuffer(addresses, dtype=np.int64)[self.members].tobytes()
 
 
 class Member(NamedTuple):
@@ -139,3 +144,28 @@ def partition(
         table.capturable = any(group["capturable"] for group in optimizer.param_groups)
         stepped = np.array([live[i] for i in mine if i < len(live)], dtype=np.int64)
         yield Part(mine, whole, table, backend, optimizer.precision.seed_of(number), stepped, names)
+
+
+def pick(
+    optimizer: "FusedOptimizer", parts: Sequence[Part], live: np.ndarray, grads: Sequence[Any], addresses: bytes
+) -> Iterator[Part]:
+    """Pick the parameters that have a gradient from parts that all are in; as `partition` would cut them.
+
+    Args:
+        live: which of the plan's parameters have one.
+        grads, addresses: of those; each goes with its parameter.
+    """
+    chosen = np.zeros(sum(len(part.members) for part in parts), dtype=bool)
+    chosen[live] = True
+    found = [(part, mine) for part in parts if (mine := chosen[part.live]).any()]
+    place = np.cumsum(chosen) - 1
+    found.sort(key=lambda it: it[0].live[it[1]][0])
+    for number, (part, mine) in enumerate(found):
+        stepped = part.live[mine]
+        members = place[stepped].tolist()
+        names = [*compress(part.names, mine[part.tensors].tolist())]
+        picked = Part(
+            members, len(found) == 1, part.table, part.backend, optimizer.precision.seed_of(number), stepped, names
+        )
+        picked.table = part.table.pick(mine, picked.of(grads), picked.addresses_of(addresses))
+        yield picked

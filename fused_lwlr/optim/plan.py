@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.gate import LossScale
-from fused_lwlr.optim.parts import members_of
+from fused_lwlr.optim.parts import Part, members_of, partition
 from fused_lwlr.optim.rescale import Target
 from fused_lwlr.optim.state import State, is_complete
 from fused_lwlr.optim.tables import Tables
@@ -38,6 +38,7 @@ class Plan:
         members: what is known of each of the parameters.
         columns: they and their state, or the parts of them that this process has.
         targets: what is rescaled.
+        usual: whether gradients that go with their parameters need no closer look, and nothing is rescaled.
         distributed: whether this process has parts of some parameters.
         state: of the members.
         tables: of the next or, between steps, the last gradients.
@@ -68,11 +69,14 @@ class Plan:
         self.members = [*members_of(optimizer, self.params, self.places, self.state.columns, self.targets)]
         self.columns = {"param": [*map(local, self.params)]}
         self.columns |= {name: [*map(local, column)] for name, column in self.state.columns.items()}
-        self.tables = Tables(optimizer, self, [grads[i] for i in numbers])
-        self._numbers = numbers
+        once = len(set(map(id, stepped))) == len(stepped)
+        self.usual = once and not self.targets and all(member.facts is not None for member in self.members)
+        self._whole: list[Part] | None = None
+        self._numbers = np.array(numbers, dtype=np.int64)
         self._outside = sorted({*range(len(params))}.difference(numbers))
         # by which parameters have gradients, those of the last step last
-        self._present: bytes | None = bytes([grad is not None for grad in grads]) + bytes(len(self._others))
+        self._present = bytes([grad is not None for grad in grads]) + bytes(len(self._others))
+        self.tables = Tables(optimizer, self, self._live(self._present), [grad for grad in grads if grad is not None])
         self._kept: dict[bytes, Tables] = {self._present: self.tables}
         self._watch: Any = None
         self.new = True
@@ -107,29 +111,38 @@ class Plan:
         if found is None:
             return False
         present, there, addresses, versions = found
-        # what a look has found holds for the gradients of the look before, of which these tables may not have heard
-        known, self._present = present == self._present, None
-        if not known and not self._turn(optimizer, params, present):
-            return False
-        if not self.tables.replace(there, addresses if known else None, versions):
-            return False
-        self._present = present
-        return True
+        if present != self._present:
+            whole = there if grads is None else [grad for grad in grads if grad is not None]
+            if not self._turn(optimizer, present, whole, addresses):
+                return False
+        return self.tables.replace(there, addresses, versions)
 
-    def _turn(self, optimizer: "FusedOptimizer", params: Sequence[Tensor], present: bytes) -> bool:
+    def _turn(self, optimizer: "FusedOptimizer", present: bytes, grads: Sequence[Any], addresses: bytes | None) -> bool:
         """Turn to the tables for the parameters that have gradients now; False if there is one that is no member."""
         tables = self._kept.pop(present, None)
         if tables is None:
             if any(present[i] for i in self._outside):
                 return False
-            tables = Tables(optimizer, self, [params[i].grad for i in self._numbers])
+            tables = Tables(optimizer, self, self._live(present), grads, addresses)
             if any(map(CAPTURABLE, optimizer.param_groups)):
                 # replays of a graph change weights in a way that other tables would not notice
                 self._kept = {}
             elif len(self._kept) == KEPT:
                 del self._kept[next(iter(self._kept))]
         self._kept[present] = self.tables = tables
+        self._present = present
         return True
+
+    def _live(self, present: bytes) -> np.ndarray:
+        """Which members have a gradient."""
+        return np.flatnonzero(np.frombuffer(present, dtype=bool)[self._numbers])
+
+    def whole(self, optimizer: "FusedOptimizer") -> list[Part]:
+        """Parts that all members are in, none of them with a gradient, for others to be picked from."""
+        if self._whole is None:
+            columns = {**self.columns, "grad": [None] * len(self.members)}
+            self._whole = list(partition(optimizer, self.members, columns, range(len(self.members))))
+        return self._whole
 
     def _seen(self, optimizer: "FusedOptimizer", params: Sequence[Any], grads: Sequence[Any] | None) -> tuple[Any, ...]:
         """What the watch looks at: parameters, gradients, and state."""

@@ -1,6 +1,6 @@
 """What a step launches: tables over the parameters that have a gradient, and what they have to be told."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from fused_lwlr.kernels import Gate
 from fused_lwlr.kernels.identity import FACTS
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.gate import NO_LOSS_SCALE, LossScale
-from fused_lwlr.optim.parts import partition
+from fused_lwlr.optim.parts import Part, partition, pick
 from fused_lwlr.optim.sharded import Decision, Traits, decide
 from fused_lwlr.optim.validate import label_of, validate
 from fused_lwlr.shards import Completion, completion_of, is_distributed, local
@@ -28,7 +28,9 @@ class Tables:
     which are those members of the plan that have one.
 
     Args:
-        grads: of each member, or None.
+        live: which members have a gradient.
+        grads: of those.
+        addresses: of these, if each goes with its parameter, as `Watch.look` says.
 
     Attributes:
         live: which members have a gradient.
@@ -42,33 +44,25 @@ class Tables:
         RuntimeError: a gradient that its parameter cannot be stepped by.
     """
 
-    def __init__(self, optimizer: "FusedOptimizer", plan: "Plan", grads: Sequence[Tensor | None]):
-        numbers = [i for i, grad in enumerate(grads) if grad is not None]
-        there = [grad for grad in grads if grad is not None]
-        params = [plan.params[i] for i in numbers]
-        self.live = np.array(numbers, dtype=np.int64)
+    def __init__(
+        self,
+        optimizer: "FusedOptimizer",
+        plan: "Plan",
+        live: np.ndarray,
+        grads: Sequence[Tensor],
+        addresses: bytes | None = None,
+    ):
+        numbers = live.tolist()
+        self.live = live
         self.group = tuple([plan.places[i][0] for i in numbers])
         self.groups = max(self.group, default=-1) + 1
-        for i, grad in zip(numbers, there, strict=True):
-            if type(grad) is not Tensor or FACTS(grad) != plan.members[i].facts:
-                group, at = plan.places[i]
-                validate(type(optimizer).__name__, optimizer.param_groups[group], at, plan.params[i], grad)
-        seen = set(map(id, params))
-        if len(seen) < len(params):
-            raise _twice(optimizer, plan, numbers)
-        idle = []
-        if numbers and plan.targets:
-            place = {id(param): i for i, param in enumerate(plan.params)}
-            idle = [place[id(target.tensor)] for target in plan.targets if id(target.tensor) not in seen]
-        chosen = numbers + idle
-        self._params = [plan.params[i] for i in chosen]
-        columns: dict[str, list[Any]] = {name: [column[i] for i in chosen] for name, column in plan.columns.items()}
-        columns["grad"] = [*map(local, there), *[None] * len(idle)]
-        for name in columns.keys() & {"step", EMA}:
-            # what is only rescaled is not stepped, and the average of it stays
-            columns[name][len(numbers) :] = [None] * len(idle)
-        self.parts = list(partition(optimizer, [plan.members[i] for i in chosen], columns, numbers))
-        self._idle = len(idle)
+        self._params = [plan.params[i] for i in numbers]
+        self._idle = 0
+        if addresses is not None and plan.usual:
+            self.parts = list(pick(optimizer, plan.whole(optimizer), live, grads, addresses))
+        else:
+            self.parts = list(self._cut(optimizer, plan, numbers, grads))
+        self._alike = addresses is not None
         # made once: Python keeps the names that it has looked up
         self._prepare = f"prepare_{optimizer.operation}"
         self._scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
@@ -78,23 +72,50 @@ class Tables:
         self._distributed = plan.distributed and any(map(is_distributed, self._params))
         if self._distributed:
             self._spread()
-        self.carries = self._scale is not None and len(self.parts) == 1 and not (idle or plan.distributed)
+        self.carries = self._scale is not None and len(self.parts) == 1 and not (self._idle or plan.distributed)
         # whether steps need no decision but that of a GradScaler
         self._alone = not optimizer.gate.looks and (self._scale is None or self._completion is None)
         self.new = True
+
+    def _cut(
+        self, optimizer: "FusedOptimizer", plan: "Plan", numbers: Sequence[int], grads: Sequence[Tensor]
+    ) -> Iterator[Part]:
+        """Look at each gradient, and cut what is stepped or rescaled into parts."""
+        for i, grad in zip(numbers, grads, strict=True):
+            if type(grad) is not Tensor or FACTS(grad) != plan.members[i].facts:
+                group, at = plan.places[i]
+                validate(type(optimizer).__name__, optimizer.param_groups[group], at, plan.params[i], grad)
+        seen = set(map(id, self._params))
+        if len(seen) < len(numbers):
+            raise _twice(optimizer, plan, numbers)
+        idle = []
+        if numbers and plan.targets:
+            place = {id(param): i for i, param in enumerate(plan.params)}
+            idle = [place[id(target.tensor)] for target in plan.targets if id(target.tensor) not in seen]
+        chosen = [*numbers, *idle]
+        self._idle = len(idle)
+        self._params = [plan.params[i] for i in chosen]
+        columns: dict[str, list[Any]] = {name: [column[i] for i in chosen] for name, column in plan.columns.items()}
+        columns["grad"] = [*map(local, grads), *[None] * len(idle)]
+        for name in columns.keys() & {"step", EMA}:
+            # what is only rescaled is not stepped, and the average of it stays
+            columns[name][len(numbers) :] = [None] * len(idle)
+        return partition(optimizer, [plan.members[i] for i in chosen], columns, numbers)
 
     def replace(self, grads: Sequence[Any], addresses: bytes | None, versions: int | None) -> bool:
         """Take other gradients of the same parameters; False, with none held, if they do not fit.
 
         Args:
-            grads, addresses, versions: see `Table.replace`.
+            grads, addresses, versions: as `Watch.look` says.
         """
+        alike, self._alike = self._alike and addresses is not None, addresses is not None
+        addresses = addresses if alike else None
         if self._idle:
             grads = self._with_idle(grads, None)
             addresses = addresses and addresses + bytes(8 * self._idle)
         for part in self.parts:
-            mine, where = (grads, addresses) if part.whole else part.gradients_of(grads, addresses)
-            if not part.table.replace(mine, where, versions if self.carries else None):
+            where = None if addresses is None else part.addresses_of(addresses)
+            if not part.table.replace(part.of(grads), where, versions if self.carries else None):
                 self.release()
                 return False
         return True

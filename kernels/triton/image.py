@@ -1,24 +1,21 @@
 """The device image of a table: addresses, sizes and numbers that a kernel reads, in one small buffer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table, real
 from fused_lwlr.kernels.triton.carried import VersionWatch, is_capturing
 from fused_lwlr.kernels.triton.hyper import NO_HYPER, Staged
-from fused_lwlr.kernels.triton.layout import stand_in, walk
-from fused_lwlr.kernels.triton.native import identify
+from fused_lwlr.kernels.triton.layout import KNOWN, POWER, Column, layout_of
 from fused_lwlr.kernels.triton.tile import dtype_of
 
-# bits of a row's traits, and the bit at which p of Ŵᵖ begins
-SCALED, ANCHOR, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(3)
-
+UNSEEN = object()
+"""What no gradients are."""
 CAPTURES = 8
 """Captures in CUDA graphs that there is memory for before the next step outside of any."""
 
@@ -32,41 +29,18 @@ class Image:
     Tiles are numbered over all rows, in tiles of `tile` elements; traits are the bits below.
     What changes most often, the addresses of gradients and hyper rows, is close together, and is uploaded alone where
     nothing else has changed.
-
-    Where all but the gradients are is taken down once.
-
-    A kernel walks a row in storage order, so all columns of a row must have the same strides and fill
-    one run of memory. Where one does not, a scratch tensor stands in for it: filled before the launch,
-    and copied back after it if the kernel writes that column.
     """
 
     def __init__(
         self, table: Table, columns: Sequence[str], more: Sequence[str], hyper_rows: int, hyper_width: int, tile: int
     ):
-        params = [real(p) for p in table.columns["param"]]
-        tensor, start, stop, multiplier, scaled, power, anchor = zip(*table.rows, strict=True)
-        slices = [i for i, end in enumerate(stop) if end is not None]
-        split = {tensor[i] for i in slices}
+        self._layout = layout = layout_of(table)
         self.columns = (*columns, *more)
         self.hyper_rows, self.hyper_width = hyper_rows, hyper_width
-        self.rows = len(table.rows)
+        self.rows, self.numel = len(layout.tensor), layout.numel
         self.sizes: dict[str, np.ndarray] = {}
         """Bytes of each row in each column."""
-        self._strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
-        _, traits = identify(table.columns["param"])
-        lazy = any(t.is_neg() or t.is_conj() for t in table.columns["param"])
-        # what columns are of which a look at each tensor would find none that kernels cannot walk as it is
-        self._plain = None if lazy or self._strides != [*map(Tensor.stride, params)] else traits
-        self._tensor = np.array(tensor, dtype=np.int64)
-        self._whole = not slices and tensor == tuple(range(len(params)))
-        self._first = np.zeros(self.rows, dtype=np.int64)
-        self.numel = np.array([*map(Tensor.numel, params)], dtype=np.int64)[self._tensor]
-        for i in slices:
-            # counted in storage order
-            inner = params[tensor[i]].numel() // max(params[tensor[i]].shape[0], 1)
-            self._first[i], self.numel[i] = start[i] * inner, (stop[i] - start[i]) * inner
-        self._own_traits = SCALED.value * np.array(scaled) | ANCHOR.value * np.array(anchor)
-        self._own_traits |= np.array(power) << POWER.value
+        self._own_traits = layout.traits
 
         multipliers = self.rows + self.rows % 2
         floats = multipliers + hyper_rows * hyper_width
@@ -76,23 +50,23 @@ class Image:
         staged = self._staging[integers:].reshape(-1, self.rows)
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
-        places = [column.view(np.uint8).data for column in (*staged[:fixed], *staged[fixed + 4 :])]
-        self._addresses = dict(zip(self.columns, places, strict=True))
+        self._addresses = dict(zip(self.columns, (*staged[:fixed], *staged[fixed + 4 :]), strict=True))
+        self._gradient_bytes = self._addresses["grad"].view(np.uint8).data
         numel[:], self._traits[:] = self.numel, self._own_traits
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
         staged_floats = self._staging[:integers].view(np.float32)
-        staged_floats[: self.rows] = multiplier
+        staged_floats[: self.rows] = layout.multiplier
         self._hyper = staged_floats[multipliers:floats].view(np.uint8).data
 
-        self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=params[0].device)
+        self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=table.columns["param"][0].device)
         self.floats = self.buffer[:integers].view(torch.float32)
         self.addresses = self.buffer[integers:]
         often = slice(multipliers // 2, integers + (self.columns.index("grad") + 1) * self.rows)
         self._often = (self.buffer[often], self._host[often])
         self._numbers = b""
         self._seen_hyper_row: tuple[int, ...] | None = None
-        self._scratch: dict[str, dict[int, Tensor]] = {}
+        self._scratch: dict[str, Mapping[int, Tensor]] = {}
         self._scratched: list[str] = []
         self._tiles: dict[int, Tensor] = {}
         self.dtypes = {name: dtype_of(table, name) for name in self.columns}
@@ -107,24 +81,20 @@ class Image:
         self._captured: list[tuple[Tensor, Any]] = []
         self.workspace: Any = None
         """What an operation keeps from launch to launch."""
-        self.rescales = any(power)
+        self.rescales = bool((layout.traits >> POWER.value).any())
         self._bytes: dict[tuple[str, ...], int] = {}
-        self._offsets: dict[str, np.ndarray] = {}
-        for name, tensors in table.columns.items():
+        for name in table.columns:
             if name in self.columns and name != "grad":
-                where, traits = identify(tensors)
-                self._lay_out(name, tensors, traits)
-                self._point(name, where)
-        self._gradients: tuple[bytes, object] = (b"", None)
+                column = layout.column(table, name)
+                self._take(name, column)
+                self._addresses[name][:] = column.addresses
+        self._gradients: tuple[bytes, object] = (b"", UNSEEN)
 
     def refresh(self, table: Table, hyper: bytes) -> None:
         """Bring the image up to date with the table, and upload it if anything differs."""
         if table.gradients is not self._gradients:
             self._behind = True
-            addresses, traits = table.gradients
-            if traits is not self._gradients[1]:
-                self._lay_out("grad", table.columns["grad"], traits)
-            self._point("grad", addresses)
+            self._point(table, *table.gradients)
             self._gradients = table.gradients
         for name in self._scratched:
             for index, tensor in self._scratch[name].items():
@@ -133,7 +103,7 @@ class Image:
         hyper_row = tuple(table.hyper_row)
         if hyper_row is not self._seen_hyper_row and hyper_row != self._seen_hyper_row:
             self._seen_hyper_row = hyper_row
-            self._assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._tensor])
+            self._assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._layout.tensor])
         if hyper != self._numbers:
             self._behind = True
             self._numbers = self._hyper[:] = hyper
@@ -196,7 +166,7 @@ class Image:
     def _recall(self, table: Table, watch: VersionWatch, capturing: bool) -> None:
         """Mark the rows whose parameters are as they were when `remember` was called."""
         same = np.zeros(len(table.columns["param"]), dtype=bool) if capturing else np.array(watch.same(table))
-        self.known = same[self._tensor]
+        self.known = same[self._layout.tensor]
         self._all_known = bool(self.known.all())
         self._assign(self._traits, self._own_traits | KNOWN.value * self.known)
 
@@ -218,30 +188,26 @@ class Image:
             self._tiles[block] = torch.from_numpy(tiles).to(self.buffer.device)
         return self._tiles[block]
 
-    def _lay_out(self, name: str, tensors: Sequence[Any], traits: object) -> None:
-        """Take down sizes and offsets of a column, and make its scratch tensors."""
-        found: dict[int, Tensor | None] = {}
-        if name != "step" and (self._plain is None or traits != self._plain):
-            walked = enumerate(zip(tensors, self._strides, strict=True))
-            # strides of a complex tensor are none of these, which are of its real numbers
-            odd = [i for i, (t, strides) in walked if t is not None and (t.stride() != strides or t.is_neg())]
-            found = {i: stand_in(tensors[i], self._strides[i]) for i in odd}
-        self._scratch[name] = {i: t for i, t in found.items() if t is not None}
+    def _take(self, name: str, column: Column) -> None:
+        """Go by where rows are in a column."""
+        self.sizes[name] = column.sizes
+        self._scratch[name] = column.scratch
         self._scratched = [other for other, scratch in self._scratch.items() if scratch]
-        itemsize = next((real(t).element_size() for t in tensors if t is not None), 0)
-        present = np.array([t is not None for t in tensors])[self._tensor]
-        self.sizes[name] = np.where(present, self.numel * itemsize, 0)
-        # an absent tensor and an empty one have the address 0, which stays 0
-        self._offsets[name] = np.where(present & (name != "step"), self._first * itemsize, 0)
 
-    def _point(self, name: str, addresses: bytes) -> None:
-        """Write down where a column is."""
-        if not self._whole or self._scratch[name]:
-            base = np.frombuffer(addresses, dtype=np.int64).copy()
-            for i, scratch in self._scratch[name].items():
-                base[i] = scratch.data_ptr()
-            addresses = (base[self._tensor] + self._offsets[name]).tobytes()
-        self._addresses[name][:] = addresses
+    def _point(self, table: Table, where: bytes, traits: object) -> None:
+        """Write down where gradients are."""
+        if traits is not self._gradients[1]:
+            # those that go with their parameters are walked as these are
+            alike = traits is None and not self._scratch["param"]
+            layout = self._layout
+            column = layout.column(table, "param") if alike else layout.lay_out(table, "grad", where, traits)
+            self._take("grad", column)
+            self._offsets = column.offsets
+        if self._layout.whole and not self._scratch["grad"]:
+            # for so few bytes numpy takes longer
+            self._gradient_bytes[:] = where
+        else:
+            self._addresses["grad"][:] = self._layout.addresses(where, self._offsets, self._scratch["grad"])
 
 
 def image_of(

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels.triton.image import SCALED
+from fused_lwlr.kernels.triton.layout import SCALED
 from fused_lwlr.kernels.triton.statistics import sum_slots
 from fused_lwlr.kernels.triton.tile import load
 from fused_lwlr.kernels.triton.update import new_values, number

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels import constants
-from fused_lwlr.kernels.triton.image import ANCHOR, KNOWN, POWER
+from fused_lwlr.kernels.triton.layout import ANCHOR, KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import FOLD, add_norms, add_weights, fingerprint, fold, settle
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, sum_slots

@@ -14,8 +14,9 @@ from torch import Tensor
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.carried import carried_of
-from fused_lwlr.kernels.triton.image import ANCHOR, SCALED, Image, image_of
+from fused_lwlr.kernels.triton.image import Image, image_of
 from fused_lwlr.kernels.triton.launch import Bound, launch
+from fused_lwlr.kernels.triton.layout import ANCHOR, SCALED
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, load
 
 COLUMNS = ("param", "grad")

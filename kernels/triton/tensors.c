@@ -140,7 +140,8 @@ static int describe(PyObject *tensor, int64_t *address, int64_t *out) {
     out[4] = lazy;
     for (int64_t i = 0; i < dim; i++) {
         out[5 + 2 * i] = sizes[i];
-        out[6 + 2 * i] = strides[i];
+        /* of one element any stride will do */
+        out[6 + 2 * i] = sizes[i] == 1 ? 1 : strides[i];
     }
     return 5 + 2 * (int)dim;
 }

@@ -2,9 +2,8 @@
 
 typedef struct {
     PyObject_HEAD
-    /* what there was: of each parameter its object, address and description, of each gradient its description, of each
-       entry of the state its address */
-    Numbers params, grads, state;
+    /* what there was: of each parameter its object, address and description, of each entry of the state its address */
+    Numbers params, state;
     /* of the entries, a tuple */
     PyObject *names;
 } Watch;
@@ -40,7 +39,7 @@ static PyObject *next_of(PyObject *dict, Py_ssize_t *place) {
     return PyDict_Next(dict, place, &key, &value) ? Py_NewRef(value) : NULL;
 }
 
-/* write down what there is but for the gradients, which are all new to the first look; -1 with an exception */
+/* write down what there is; -1 with an exception */
 static int learn(Watch *self, PyObject *params, PyObject *states) {
     int64_t words[2 + WORDS], address;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(params); i++)
@@ -56,29 +55,19 @@ static int learn(Watch *self, PyObject *params, PyObject *states) {
     return 0;
 }
 
-/* write down what gradients are, after others; -1 with an exception */
-static int learn_gradients(Watch *self, PyObject *grads) {
-    int64_t words[WORDS], address;
-    self->grads.used = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(grads); i++)
-        if (append(&self->grads, words, describe(PyTuple_GET_ITEM(grads, i), &address, words)))
-            return -1;
-    return 0;
-}
-
 /* how far a look has come in what there was, and what it found */
 typedef struct {
-    size_t param, grad, entry;
+    size_t param, entry;
     Py_ssize_t gradients;
     /* of each parameter whether it has a gradient; of each that has, it and its address */
     PyObject *present, *grads, *addresses;
-    int other_gradients, count_versions;
+    int alike, count_versions;
     long long versions;
 } Progress;
 
 /* 1 if parameter number i is what it was, 0 if not; -1 with an exception. Takes the reference to its gradient. */
 static int see_param(Watch *self, Progress *progress, Py_ssize_t i, PyObject *param, PyObject *gradient) {
-    int64_t words[2 + WORDS];
+    int64_t words[2 + WORDS], its[WORDS];
     int count = describe_param(param, words);
     int same = count < 0 ? -1 : goes_on(&self->params, &progress->param, words, count);
     PyBytes_AS_STRING(progress->present)[i] = gradient != Py_None;
@@ -88,9 +77,10 @@ static int see_param(Watch *self, Progress *progress, Py_ssize_t i, PyObject *pa
     }
     Py_ssize_t place = progress->gradients++;
     PyTuple_SET_ITEM(progress->grads, place, gradient);
-    count = describe(gradient, (int64_t *)PyBytes_AS_STRING(progress->addresses) + place, words);
-    progress->other_gradients |= !(count > 0 && goes_on(&self->grads, &progress->grad, words, count));
-    return count < 0 || (progress->count_versions && add_version(param, &progress->versions)) ? -1 : 1;
+    int its_count = describe(gradient, (int64_t *)PyBytes_AS_STRING(progress->addresses) + place, its);
+    if (!Py_IS_TYPE(gradient, tensor_type) || its_count != count - 2 || memcmp(its, words + 2, (size_t)its_count * 8))
+        progress->alike = 0;
+    return its_count < 0 || (progress->count_versions && add_version(param, &progress->versions)) ? -1 : 1;
 }
 
 /* 1 if the entries of a state are where they were, 0 if not; -1 with an exception. Takes the reference to it. */
@@ -129,8 +119,6 @@ static int see(Watch *self, Progress *progress, PyObject *params, PyObject *grad
         return same;
     if (progress->param != self->params.used || progress->entry != self->state.used)
         return 0;
-    /* fewer have gradients than when last looked at, which none of them tells */
-    progress->other_gradients |= progress->grad != self->grads.used;
     if (progress->gradients == rows)
         return 1;
     Py_ssize_t size = progress->gradients * (Py_ssize_t)sizeof(int64_t);
@@ -142,16 +130,14 @@ static int see(Watch *self, Progress *progress, PyObject *params, PyObject *grad
 static PyObject *look(Watch *self, PyObject *const *args, Py_ssize_t given) {
     if (given != 4 || !PyDict_Check(args[2]))
         return PyErr_Format(PyExc_TypeError, "look takes parameters, gradients or None, a dict of states, and a bool");
-    Progress progress = {.count_versions = args[3] == Py_True};
+    Progress progress = {.alike = 1, .count_versions = args[3] == Py_True};
     PyObject *result = NULL, *params = PySequence_Tuple(args[0]);
     PyObject *grads = params && args[1] != Py_None ? PySequence_Tuple(args[1]) : NULL;
     int same = params && (grads || args[1] == Py_None) ? see(self, &progress, params, grads, args[2]) : -1;
-    if (same == 1 && progress.other_gradients)
-        same = learn_gradients(self, progress.grads) ? -1 : 1;
     PyObject *versions = progress.count_versions ? PyLong_FromLongLong(progress.versions) : Py_NewRef(Py_None);
     if (same == 1 && versions)
         result = PyTuple_Pack(4, progress.present, progress.grads,
-                              progress.other_gradients ? Py_None : progress.addresses, versions);
+                              progress.alike ? progress.addresses : Py_None, versions);
     else if (same == 0)
         result = Py_NewRef(Py_None);
     Py_XDECREF(versions);
@@ -178,7 +164,6 @@ static PyObject *new_watch(PyTypeObject *type, PyObject *args, PyObject *options
 
 static void delete_watch(Watch *self) {
     PyMem_Free(self->params.data);
-    PyMem_Free(self->grads.data);
     PyMem_Free(self->state.data);
     Py_XDECREF(self->names);
     Py_TYPE(self)->tp_free(self);

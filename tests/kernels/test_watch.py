@@ -16,13 +16,12 @@ every_backend = pytest.mark.parametrize("backend", [native, reference], ids=["co
 
 
 def made(backend):
-    """Parameters of which one has no gradient, the state of two of them, and a watch that has seen the gradients."""
+    """Parameters of which one has no gradient, the state of two of them, and a watch."""
     params = [Parameter(torch.ones(shape)) for shape in [(3, 4), (5,), (), (4, 4)]]
     for param in params[:2] + params[3:]:
         param.grad = torch.ones_like(param)
     state = {param: {"b": torch.ones_like(param), "step": 1.0, "other": 0} for param in params[:2]}
     watch = backend.watch(params, state, NAMES)
-    assert watch.look(params, None, state, False)[2] is None
     return SimpleNamespace(params=params, state=state, watch=watch, look=lambda: watch.look(params, None, state, False))
 
 
@@ -102,46 +101,61 @@ PRESENT = {
 @every_backend
 @pytest.mark.parametrize("edit", PRESENT)
 def test_others_have_a_gradient(backend, edit):
-    """They are found, but whoever knew those of before has to look for himself."""
+    """They are found, and where they are."""
     it = made(backend)
     PRESENT[edit](it)
     grads = [param.grad for param in it.params if param.grad is not None]
-    for expected in (None, addresses(grads)):
+    for _ in range(2):
         look = it.look()
         assert list(look[0]) == [param.grad is not None for param in it.params]
         again, where = found(look)
         assert [id(grad) for grad in again] == [id(grad) for grad in grads]
-        assert where == expected
+        assert where == addresses(grads)
 
 
+class Tagged(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+# of which parameter, the gradient, and whether it goes with it
 GRADIENTS = {
-    "strides": (3, lambda: torch.ones(4, 4).T),
-    "dtype": (1, lambda: torch.ones(5, dtype=torch.bfloat16)),
-    "negative": (1, lambda: negated(torch.ones(5))),
+    "strides": (3, lambda: torch.ones(4, 4).T, False),
+    "expanded": (1, lambda: torch.ones(1).expand(5), False),
+    "strides of one element": (4, lambda: torch.ones(2, 1).as_strided((2, 1), (1, 7)), True),
+    "shape": (1, lambda: torch.ones(6), False),
+    "dimensions": (1, lambda: torch.ones(5, 1), False),
+    "dtype": (1, lambda: torch.ones(5, dtype=torch.bfloat16), False),
+    "device": (1, lambda: torch.ones(5, device="meta"), False),
+    "negative": (1, lambda: negated(torch.ones(5)), False),
+    "parameter": (1, lambda: Parameter(torch.ones(5)), False),
+    "class": (1, lambda: torch.ones(5).as_subclass(Tagged), False),
+    "of memory of its own": (1, lambda: torch.ones(9)[3:8], True),
 }
 
 
 @every_backend
 @pytest.mark.parametrize("other", GRADIENTS)
-def test_gradients_that_are_something_else(backend, other):
-    """They are found, but whoever knew them has to look for himself; given or their parameters' own."""
+def test_gradients_that_do_not_go_with_their_parameters(backend, other):
+    """They are found, but whoever takes them has to look for himself; given or their parameters' own."""
     it = made(backend)
-    place, make = GRADIENTS[other]
-    grads = [param.grad for param in it.params]
-    # of the same strides as the one that comes instead
-    grads[place] = imaginary(torch.ones(5)) if other == "negative" else grads[place]
-    it.watch.look(it.params, grads, it.state, False)
-    there = [grad for grad in grads if grad is not None]
-    assert found(it.watch.look(it.params, grads, it.state, False))[1] == addresses(there)
-    grads[place] = make()
-    there = [grad for grad in grads if grad is not None]
-    for expected in (None, addresses(there)):
-        again, where = found(it.watch.look(it.params, grads, it.state, False))
+    it.params.append(Parameter(torch.ones(2, 1)))
+    watch = backend.watch(it.params, it.state, NAMES)
+    place, make, goes = GRADIENTS[other]
+    usual = [None if param.grad is None else param.grad for param in it.params]
+    odd = [make() if i == place else grad for i, grad in enumerate(usual)]
+    for grads, good in [(usual, True), (odd, goes), (odd, goes), (usual, True), (odd, goes)]:
+        there = [grad for grad in grads if grad is not None]
+        again, where = found(watch.look(it.params, grads, it.state, False))
         assert all(a is b for a, b in zip(again, there, strict=True))
-        assert where == expected
-    # their own again
-    assert it.look()[2] is None
-    assert it.look()[2] is not None
+        assert where == (addresses(there) if good else None)
+
+
+@every_backend
+def test_a_negative_parameter_and_its_gradient(backend):
+    param = Parameter(negated(torch.ones(5)))
+    watch = backend.watch([param], {}, ())
+    for grad, goes in [(imaginary(torch.ones(5)), False), (negated(torch.ones(5)), True)]:
+        assert found(watch.look([param], [grad], {}, False))[1] == (addresses([grad]) if goes else None)
 
 
 @every_backend
