@@ -14,7 +14,7 @@ _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16
 
 def dtype_of(table: Table, column: str) -> tl.dtype | None:
     """The Triton dtype of a column, None where all of it is absent."""
-    return next((_DTYPES[real(t).dtype] for t in table.column(column) if t is not None), None)
+    return next((_DTYPES[real(t).dtype] for t in table.columns.get(column, ()) if t is not None), None)
 
 
 @triton.jit

@@ -67,19 +67,19 @@ class Workspace:
     @cached_property
     def norms(self) -> torch.Tensor:
         """All norm items and nothing else."""
-        return self._upload([(row, 0) for row in range(len(self._numel))])
+        return self._upload(2 * np.arange(len(self._numel)))
 
     @cached_property
     def updates(self) -> torch.Tensor:
         """All update items and nothing else."""
-        return self._upload([(row, 1) for row in range(len(self._numel))]) if self.first else self.items
+        return self._upload(2 * np.arange(len(self._numel)) + 1) if self.first else self.items
 
-    def _upload(self, segments: Sequence[tuple[int, int]]) -> torch.Tensor:
+    def _upload(self, segments: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(item_list(segments, self._numel, self._tile)).to(self._device)
 
 
-def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """In which order the norms (kind 0) and updates (kind 1) of rows are queued: (row, kind) for each.
+def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tuple[np.ndarray, np.ndarray]:
+    """In which order the norms (kind 0) and updates (kind 1) of rows are queued: 2 · row + kind of each, int64.
 
     The norms of a row come before its updates, and those of other rows between them, so that nobody waits for
     long; but no more than `WINDOW` bytes of rows have their norms and wait for their updates.
@@ -94,8 +94,8 @@ def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tup
         its norm items read.
     """
     if not measured:
-        return [(row, 1) for row in range(len(footprint))], np.ones(len(footprint), dtype=bool)
-    segments: list[tuple[int, int]] = []
+        return 2 * np.arange(len(footprint)) + 1, np.ones(len(footprint), dtype=bool)
+    segments: list[int] = []
     waiting: deque[int] = deque()
     large: int | None = None
     behind, sizes = 0, footprint.tolist()
@@ -103,28 +103,35 @@ def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tup
         while waiting and behind + size > WINDOW:
             oldest = waiting.popleft()
             behind -= sizes[oldest]
-            segments.append((oldest, 1))
-        segments.append((row, 0))
+            segments.append(2 * oldest + 1)
+        segments.append(2 * row)
         if large is not None:
             # it is read from memory again in any case: time for its last norms, instead of waiting for them
-            segments.append((large, 1))
+            segments.append(2 * large + 1)
         large = row if size > WINDOW else None
         if large is None:
             waiting.append(row)
             behind += size
-    segments += [(row, 1) for row in (*waiting, *([] if large is None else [large]))]
-    row, kind = np.array(segments, dtype=np.int64).reshape(-1, 2).T
-    passed = np.cumsum(np.where(kind == 0, norms[row], footprint[row]))
+    segments += [2 * row + 1 for row in (*waiting, *([] if large is None else [large]))]
+    order = np.array(segments, dtype=np.int64)
+    of, kind = order >> 1, order & 1
+    passed = np.cumsum(np.where(kind == 0, norms[of], footprint[of]))
     begin, end = np.zeros(len(footprint)), np.zeros(len(footprint))
-    begin[row[kind == 0]], end[row[kind == 1]] = (passed - norms[row])[kind == 0], passed[kind == 1]
-    return segments, end - begin <= 2 * WINDOW
+    begin[of[kind == 0]], end[of[kind == 1]] = (passed - norms[of])[kind == 0], passed[kind == 1]
+    return order, end - begin <= 2 * WINDOW
 
 
-def item_list(segments: Sequence[tuple[int, int]], numel: np.ndarray, tile: int) -> np.ndarray:
-    """(row, 2 · tile number + kind) of every item, int32 [n, 2], for rows of these sizes."""
+def item_list(segments: np.ndarray, numel: np.ndarray, tile: int) -> np.ndarray:
+    """(row, 2 · tile number + kind) of every item, int32 [n, 2], for rows of these sizes.
+
+    Args:
+        segments: as `schedule` says.
+        numel: of each row.
+        tile: elements.
+    """
     counts = -(-numel // tile)
     first = np.cumsum(counts) - counts
-    row, kind = np.array(segments, dtype=np.int64).reshape(-1, 2).T
+    row, kind = segments >> 1, segments & 1
     lengths = counts[row]
     at = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     slots = np.repeat(first[row], lengths) + at

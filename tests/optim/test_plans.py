@@ -251,22 +251,50 @@ ALONE = [
 ]  # fmt: skip
 
 
+RATES = {"q0[0:2]": 0.5, "q0[2:6]": 2.0, "q4": 0.25}
+
+
+def turned(tensor):
+    """The same values, with the strides of a transposed tensor."""
+    return tensor.T.contiguous().T
+
+
+@pytest.mark.parametrize("odd", [(), ("parameter",), ("gradient",), ("state",), ("parameter", "gradient", "state")])
 @pytest.mark.parametrize(("name", "more"), ALONE)
 @every_backend
-def test_same_bits_as_where_the_others_are_not_there(name, backend, more, device):
-    """Layers of two dtypes dropped at random: each step as by an optimizer of those alone that have a gradient."""
+def test_same_bits_as_where_the_others_are_not_there(name, backend, more, odd, device):
+    """Layers of two dtypes dropped at random: each step as by an optimizer of those alone that have a gradient.
+
+    Args:
+        odd: of what strides are others.
+    """
     torch.manual_seed(2)
     shapes = [(6, 5), (3, 2), (7,)]
     named = parameters(shapes, torch.float32, device) + parameters(shapes, torch.bfloat16, device)
     named = [(f"q{i}", p) for i, (_, p) in enumerate(named)]
     expected = twin(named)
-    whole = OURS[name](named, **OPTIONS[name], backend=backend, **more)
+    if "parameter" in odd:
+        for _, p in (named[1], expected[1]):
+            p.data = turned(p.data)
+    whole = OURS[name](named, **OPTIONS[name], backend=backend, multipliers=RATES, **more)
     state = {}
-    for _ in range(8):
+    for step in range(8):
         members = [i for i in range(len(named)) if torch.rand(()) < 0.7]
-        turn((whole,), (named, expected), members)
+        gradients(named, expected)
+        for _, p in (*named, *expected):
+            if "gradient" in odd and step % 3 == 2 and p.dim() == 2:
+                p.grad = turned(p.grad)
+        for twins in (named, expected):
+            for i, (_, p) in enumerate(twins):
+                p.grad = p.grad if i in members else None
+        whole.step()
+        if "state" in odd and step == 3:
+            entries = whole.state[named[0][1]]
+            entries.update({key: turned(value) for key, value in entries.items() if value is not None and value.dim()})
         if members:
-            alone = OURS[name]([expected[i] for i in members], **OPTIONS[name], backend=backend, **more)
+            rates = {layer: rate for layer, rate in RATES.items() if int(layer[1]) in members}
+            mine = [expected[i] for i in members]
+            alone = OURS[name](mine, **OPTIONS[name], backend=backend, multipliers=rates, **more)
             alone.state.update({p: state[p] for p in alone.param_groups[0]["params"] if p in state})
             alone.step()
             state.update(alone.state)
