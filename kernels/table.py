@@ -58,7 +58,7 @@ class Table:
         columns: name -> tensors, read-only.
         versions: the sum of the version counters of all parameters as they are now, if it is known.
         gradients: where they are, and what they are, as `identify` says; the same object for as long as that holds, and
-            None for as long as they go with their parameters, as `pick` says.
+            None of those that go with their parameters, of a table that was picked.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
         origin: the table that this one was picked from, and which of its parameters were; None if it was not.
         images: the backend's own copies of the table, one for each operation, kept from call to call.
@@ -78,6 +78,7 @@ class Table:
         self.origin: tuple[Table, np.ndarray] | None = None
         self.capturable = False
         self._identify = identify
+        self._alike = False
         self._kinds: list[Any] | None = kinds(self.columns["grad"])
         self.gradients = identify(self.columns["grad"])
         self._begin()
@@ -88,23 +89,24 @@ class Table:
         self.images: dict[Any, Any] = {}
         self.launches: dict[Any, Any] = {}
 
-    def pick(self, chosen: np.ndarray, grads: Sequence[Tensor], addresses: bytes) -> "Table":
+    def pick(self, chosen: np.ndarray) -> "Table":
         """The table of some of the parameters, in less time than it takes to make one.
 
         Args:
             chosen: for each parameter whether it is, bool.
-            grads: of those that are: of the dtype, device, shape and strides of their parameters.
-            addresses: of these.
+
+        Returns:
+            Gradients are to be given to it by `replace`, first those that go with their parameters.
         """
         picked = copy(self)
         keep = chosen.tolist()
         picked._columns = {name: tuple(compress(tensors, keep)) for name, tensors in self._columns.items()}
-        picked._columns["grad"] = tuple(grads)
         picked.columns = MappingProxyType(picked._columns)
         picked.origin = (self, chosen)
         del picked.rows
+        picked._alike = True
         picked._kinds = None
-        picked.gradients = addresses, None
+        picked.gradients = b"", None
         picked._begin()
         return picked
 
@@ -122,11 +124,12 @@ class Table:
         They do not if one is sparse, or has another dtype or shape than the one that was in its place.
 
         Args:
-            addresses: where they are, if it is known that nothing else has changed.
+            addresses: where they are, if all go with their parameters, as `Watch.look` says.
             versions: see the attribute.
         """
         where, what = self.gradients
-        if addresses is None:
+        alike = addresses is not None
+        if addresses is None or not self._alike:
             try:
                 addresses, other = self._identify(grads, what)
             except RuntimeError:  # a sparse tensor has neither strides nor an address
@@ -139,6 +142,7 @@ class Table:
                 self.gradients = addresses, other
         elif addresses != where:
             self.gradients = addresses, what
+        self._alike = alike
         self._columns["grad"] = tuple(grads)
         self.versions = versions
         return True

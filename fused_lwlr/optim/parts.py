@@ -146,26 +146,21 @@ def partition(
         yield Part(mine, whole, table, backend, optimizer.precision.seed_of(number), stepped, names)
 
 
-def pick(
-    optimizer: "FusedOptimizer", parts: Sequence[Part], live: np.ndarray, grads: Sequence[Any], addresses: bytes
-) -> Iterator[Part]:
-    """Pick the parameters that have a gradient from parts that all are in; as `partition` would cut them.
+def pick(optimizer: "FusedOptimizer", parts: Sequence[Part], live: np.ndarray) -> Iterator[Part]:
+    """Pick some parameters from parts that all are in; as `partition` would cut them.
 
     Args:
-        live: which of the plan's parameters have one.
-        grads, addresses: of those; each goes with its parameter.
+        live: which of the plan's parameters are stepped.
     """
     chosen = np.zeros(sum(len(part.members) for part in parts), dtype=bool)
     chosen[live] = True
-    found = [(part, mine) for part in parts if (mine := chosen[part.live]).any()]
     place = np.cumsum(chosen) - 1
+    found = [(part, mine) for part in parts if (mine := chosen[part.live]).any()]
     found.sort(key=lambda it: it[0].live[it[1]][0])
     for number, (part, mine) in enumerate(found):
         stepped = part.live[mine]
-        members = place[stepped].tolist()
         names = [*compress(part.names, mine[part.tensors].tolist())]
-        picked = Part(
-            members, len(found) == 1, part.table, part.backend, optimizer.precision.seed_of(number), stepped, names
-        )
-        picked.table = part.table.pick(mine, picked.of(grads), picked.addresses_of(addresses))
-        yield picked
+        yield Part(
+            place[stepped].tolist(), len(found) == 1, part.table.pick(mine), part.backend,
+            optimizer.precision.seed_of(number), stepped, names,
+        )  # fmt: skip

@@ -112,18 +112,18 @@ class Plan:
             return False
         present, there, addresses, versions = found
         if present != self._present:
-            whole = there if grads is None else [grad for grad in grads if grad is not None]
-            if not self._turn(optimizer, present, whole, addresses):
+            own = there if grads is None else [grad for grad in grads if grad is not None]
+            if not self._turn(optimizer, present, own, addresses is not None):
                 return False
         return self.tables.replace(there, addresses, versions)
 
-    def _turn(self, optimizer: "FusedOptimizer", present: bytes, grads: Sequence[Any], addresses: bytes | None) -> bool:
+    def _turn(self, optimizer: "FusedOptimizer", present: bytes, grads: Sequence[Any], alike: bool) -> bool:
         """Turn to the tables for the parameters that have gradients now; False if there is one that is no member."""
         tables = self._kept.pop(present, None)
         if tables is None:
             if any(present[i] for i in self._outside):
                 return False
-            tables = Tables(optimizer, self, self._live(present), grads, addresses)
+            tables = Tables(optimizer, self, self._live(present), grads, alike)
             if any(map(CAPTURABLE, optimizer.param_groups)):
                 # replays of a graph change weights in a way that other tables would not notice
                 self._kept = {}

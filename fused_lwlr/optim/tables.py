@@ -30,7 +30,7 @@ class Tables:
     Args:
         live: which members have a gradient.
         grads: of those.
-        addresses: of these, if each goes with its parameter, as `Watch.look` says.
+        alike: whether each goes with its parameter, as `Watch.look` says; then they are still to be given by `replace`.
 
     Attributes:
         live: which members have a gradient.
@@ -50,7 +50,7 @@ class Tables:
         plan: "Plan",
         live: np.ndarray,
         grads: Sequence[Tensor],
-        addresses: bytes | None = None,
+        alike: bool = False,
     ):
         numbers = live.tolist()
         self.live = live
@@ -58,11 +58,10 @@ class Tables:
         self.groups = max(self.group, default=-1) + 1
         self._params = [plan.params[i] for i in numbers]
         self._idle = 0
-        if addresses is not None and plan.usual:
-            self.parts = list(pick(optimizer, plan.whole(optimizer), live, grads, addresses))
+        if alike and plan.usual:
+            self.parts = list(pick(optimizer, plan.whole(optimizer), live))
         else:
             self.parts = list(self._cut(optimizer, plan, numbers, grads))
-        self._alike = addresses is not None
         # made once: Python keeps the names that it has looked up
         self._prepare = f"prepare_{optimizer.operation}"
         self._scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
@@ -106,10 +105,8 @@ class Tables:
         """Take other gradients of the same parameters; False, with none held, if they do not fit.
 
         Args:
-            grads, addresses, versions: as `Watch.look` says.
+            grads, addresses, versions: see `Table.replace`.
         """
-        alike, self._alike = self._alike and addresses is not None, addresses is not None
-        addresses = addresses if alike else None
         if self._idle:
             grads = self._with_idle(grads, None)
             addresses = addresses and addresses + bytes(8 * self._idle)
