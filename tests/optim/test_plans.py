@@ -270,8 +270,8 @@ def test_same_bits_as_where_the_others_are_not_there(name, backend, more, odd, d
     """
     torch.manual_seed(2)
     shapes = [(6, 5), (3, 2), (7,)]
-    named = parameters(shapes, torch.float32, device) + parameters(shapes, torch.bfloat16, device)
-    named = [(f"q{i}", p) for i, (_, p) in enumerate(named)]
+    pairs = zip(parameters(shapes, torch.float32, device), parameters(shapes, torch.bfloat16, device), strict=True)
+    named = [(f"q{i}", p) for i, (_, p) in enumerate(it for pair in pairs for it in pair)]
     expected = twin(named)
     if "parameter" in odd:
         for _, p in (named[1], expected[1]):
