@@ -340,3 +340,21 @@ def test_what_was_refused_is_refused_again(name, backend, device):
     for members in TURNS:
         turn(both, twins, members)
         compare(lambda a, b: close(a, b, 5), *both, *twins)
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+@every_backend
+def test_what_is_there_twice_gets_its_gradient_late(backend, device):
+    a, b = (p for _, p in parameters([(3, 2), (3, 2)], torch.float32, device))
+    optimizer = OURS["sgd"]([a, b, b], lr=0.1, momentum=0.9, backend=backend)
+    optimizer.state[b]["momentum_buffer"] = torch.zeros_like(b)
+    for members in [(a,), (a,), (a, b), (a, b)]:
+        for p in members:
+            p.grad = torch.ones_like(p)
+        before = snapshot(optimizer, [("a", a), ("b", b)])
+        if len(members) == 1:
+            optimizer.step()
+            continue
+        with pytest.raises(RuntimeError, match="number 2 of its group is in its group twice"):
+            optimizer.step()
+        assert identical(before, snapshot(optimizer, [("a", a), ("b", b)]))
