@@ -77,10 +77,11 @@ static int see_param(Watch *self, Progress *progress, Py_ssize_t i, PyObject *pa
     }
     Py_ssize_t place = progress->gradients++;
     PyTuple_SET_ITEM(progress->grads, place, gradient);
-    int its_count = describe(gradient, (int64_t *)PyBytes_AS_STRING(progress->addresses) + place, its);
-    if (!Py_IS_TYPE(gradient, tensor_type) || its_count != count - 2 || memcmp(its, words + 2, (size_t)its_count * 8))
+    int length = describe(gradient, (int64_t *)PyBytes_AS_STRING(progress->addresses) + place, its);
+    /* after its object and address, a parameter is described as a gradient is */
+    if (!Py_IS_TYPE(gradient, tensor_type) || length != count - 2 || memcmp(its, words + 2, (size_t)length * sizeof *its))
         progress->alike = 0;
-    return its_count < 0 || (progress->count_versions && add_version(param, &progress->versions)) ? -1 : 1;
+    return length < 0 || (progress->count_versions && add_version(param, &progress->versions)) ? -1 : 1;
 }
 
 /* 1 if the entries of a state are where they were, 0 if not; -1 with an exception. Takes the reference to it. */
