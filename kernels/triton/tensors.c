@@ -1,5 +1,5 @@
-/* Tensors, looked at through the C functions that torch keeps as they are for models compiled ahead of time (shim.h of its
-   AOTInductor). First of the files that native.py puts together. */
+/* Tensors, looked at through the C functions that torch keeps as they are for models compiled ahead of time (shim.h of
+   its AOTInductor). First of the files that native.py puts together. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

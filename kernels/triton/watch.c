@@ -79,7 +79,8 @@ static int see_param(Watch *self, Progress *progress, Py_ssize_t i, PyObject *pa
     PyTuple_SET_ITEM(progress->grads, place, gradient);
     int length = describe(gradient, (int64_t *)PyBytes_AS_STRING(progress->addresses) + place, its);
     /* after its object and address, a parameter is described as a gradient is */
-    if (!Py_IS_TYPE(gradient, tensor_type) || length != count - 2 || memcmp(its, words + 2, (size_t)length * sizeof *its))
+    if (!Py_IS_TYPE(gradient, tensor_type) || length != count - 2 ||
+        memcmp(its, words + 2, (size_t)length * sizeof *its))
         progress->alike = 0;
     return length < 0 || (progress->count_versions && add_version(param, &progress->versions)) ? -1 : 1;
 }
