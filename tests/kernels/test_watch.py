@@ -187,7 +187,17 @@ def test_nothing(backend):
 
 
 @every_backend
-def test_what_has_no_address(backend):
+def test_the_same_gradient_of_another_parameter(backend):
+    """Of other strides: it does not go with that one."""
+    params = [Parameter(torch.ones(3, 4)), Parameter(torch.ones(4, 3).T)]
+    watch = backend.watch(params, {}, ())
+    grad = torch.ones(3, 4)
+    for grads, where in [((grad, None), addresses([grad])), ((None, grad), None), ((grad, None), addresses([grad]))]:
+        assert found(watch.look(params, grads, {}, False))[1] == where
+
+
+@every_backend
+def test_what_has_no_address(backend, capfd):
     it = made(backend)
     grads = [None if param.grad is None else param.grad.to_sparse() for param in it.params]
     with pytest.raises(RuntimeError):
@@ -197,6 +207,8 @@ def test_what_has_no_address(backend):
         it.look()
     with pytest.raises(RuntimeError):
         backend.watch(it.params, it.state, NAMES)
+    # what torch is asked without need it complains of there
+    assert not capfd.readouterr().err
 
 
 class Own(Parameter):

@@ -342,19 +342,30 @@ def test_what_was_refused_is_refused_again(name, backend, device):
         compare(lambda a, b: close(a, b, 5), *both, *twins)
 
 
+REFUSED = {
+    "twice": (lambda p: [p, p], "number 2 of its group is in its group twice"),
+    "expanded": (lambda p: [torch.nn.Parameter(p.detach()[:1].expand(3, 2))], "number 1 of its group.* share"),
+}
+
+
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+@pytest.mark.parametrize("what", REFUSED)
 @every_backend
-def test_what_is_there_twice_gets_its_gradient_late(backend, device):
+def test_what_gets_its_gradient_late_is_refused(backend, what, device):
+    """Also if it has state, and a gradient that goes with it."""
+    make, message = REFUSED[what]
     a, b = (p for _, p in parameters([(3, 2), (3, 2)], torch.float32, device))
-    optimizer = OURS["sgd"]([a, b, b], lr=0.1, momentum=0.9, backend=backend)
-    optimizer.state[b]["momentum_buffer"] = torch.zeros_like(b)
-    for members in [(a,), (a,), (a, b), (a, b)]:
+    late = make(b)
+    optimizer = OURS["sgd"]([a, *late], lr=0.1, momentum=0.9, backend=backend)
+    optimizer.state[late[0]]["momentum_buffer"] = torch.zeros(3, 2, device=device)
+    named = [("a", a), ("b", late[0])]
+    for members in [(a,), (a,), (a, late[0]), (a, late[0])]:
         for p in members:
-            p.grad = torch.ones_like(p)
-        before = snapshot(optimizer, [("a", a), ("b", b)])
+            p.grad = torch.empty_strided(p.shape, p.stride(), device=device).fill_(0.5)
+        before = snapshot(optimizer, named)
         if len(members) == 1:
             optimizer.step()
             continue
-        with pytest.raises(RuntimeError, match="number 2 of its group is in its group twice"):
+        with pytest.raises(RuntimeError, match=message):
             optimizer.step()
-        assert identical(before, snapshot(optimizer, [("a", a), ("b", b)]))
+        assert identical(before, snapshot(optimizer, named))
