@@ -207,7 +207,7 @@ def test_what_has_no_address(backend, capfd):
         it.look()
     with pytest.raises(RuntimeError):
         backend.watch(it.params, it.state, NAMES)
-    # what torch is asked without need it complains of there
+    # torch 2.11 tells there of each question that it could not answer
     assert not capfd.readouterr().err
 
 
