@@ -138,10 +138,14 @@ class Watch:
 
 def _alike(grad: Tensor, param: Tensor) -> bool:
     """Whether a gradient goes with its parameter as almost all do."""
-    if FACTS(grad) != FACTS(param) or (grad.is_conj(), grad.is_neg()) != (param.is_conj(), param.is_neg()):
-        return False
-    strides = zip(grad.shape, grad.stride(), param.stride(), strict=True)
-    return grad.stride() == param.stride() or all(a == b or size == 1 for size, a, b in strides)
+    lazy = (grad.is_conj(), grad.is_neg()) != (param.is_conj(), param.is_neg())
+    return FACTS(grad) == FACTS(param) and not lazy and agree(grad, param.stride())
+
+
+def agree(tensor: Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor has these strides, of single elements any."""
+    found = tensor.stride()
+    return found == strides or all(a == b or size == 1 for size, a, b in zip(tensor.shape, found, strides, strict=True))
 
 
 def watch(params: Sequence[Tensor], states: dict[Any, dict[str, Any]], names: Sequence[str]) -> Any:

@@ -103,7 +103,7 @@ class Table:
         picked._columns = {name: tuple(compress(tensors, keep)) for name, tensors in self._columns.items()}
         picked.columns = MappingProxyType(picked._columns)
         picked.origin = (self, chosen)
-        del picked.rows
+        picked.__dict__.pop("rows", None)
         picked._alike = True
         picked._kinds = None
         picked.gradients = b"", None

@@ -8,6 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from fused_lwlr.kernels.identity import agree
 from fused_lwlr.kernels.table import Table, real
 from fused_lwlr.kernels.triton.native import identify
 
@@ -174,8 +175,7 @@ def stand_in(tensor: Tensor, strides: Strides) -> Tensor | None:
     """None if a kernel can walk the tensor with these strides as it is, else an empty one that it can."""
     plain = not (tensor.is_conj() or tensor.is_neg())
     tensor = real(tensor)
-    agree = all(a == b or size == 1 for size, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))
-    if (agree and plain) or tensor.numel() == 0:
+    if (plain and agree(tensor, strides)) or tensor.numel() == 0:
         return None
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
 

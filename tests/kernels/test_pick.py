@@ -53,7 +53,7 @@ def addresses(tensors):
 
 
 def made_of(columns, chosen, rows, grads):
-    """The table of some of the parameters, from copies of the same strides, and those gradients."""
+    """The table of some of the parameters, from copies, and those gradients."""
     copies = {
         name: [None if column[i] is None else column[i].clone() for i in chosen] for name, column in columns.items()
     }
@@ -82,6 +82,20 @@ def test_the_same_steps(column, layout, rows, scale, backend):
             for each in (picked, other):
                 backend.sgd(each, HYPER["sgd"], scale)
             equal(picked, other, same)
+
+
+@every_backend
+def test_picked_twice(backend):
+    """From a table that was picked itself."""
+    table, columns = whole()
+    picked = table.pick(mask([0, 1, 4, 5])).pick(np.array([True, False, True, True]))
+    grads = alike(picked.columns["param"])
+    other = made_of(columns, [0, 4, 5], ROWS, grads)
+    assert picked.replace(grads, addresses(grads))
+    for each in (picked, other):
+        backend.sgd(each, HYPER["sgd"])
+    assert picked.rows == other.rows
+    equal(picked, other, same)
 
 
 @every_backend
