@@ -4,8 +4,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# modules are compiled when they are first imported, which few of those installed are; then what was compiled is kept
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-triton-3.6 test-triton-3.7 fuzz lint bench bench-gpu bench-host clean
+.PHONY: demo environments test test-triton-3.6 test-triton-3.7 fuzz lint bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -21,6 +24,9 @@ test-triton-3.6: $(VENV)/.dev $(VENV)/triton-3.6.0
 # what compiles kernels, with the triton that torch 2.13 brings along where there is a GPU
 test-triton-3.7: $(VENV)/.dev $(VENV)/triton-3.7.1
 	PYTHONPATH=$(VENV)/triton-3.7.1 $(BIN)/python -m pytest -n 2 tests/kernels/test_codegen.py
+
+# all that the three above need
+environments: $(VENV)/.dev $(VENV)/triton-3.6.0 $(VENV)/triton-3.7.1
 
 # 4,000 random sequences of operations, other ones on every run
 fuzz: $(VENV)/.dev
@@ -44,21 +50,21 @@ lint: $(VENV)/.dev
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed; try: make PYTHON=python3.11" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(PIP) torch==2.13.0
 	# a GPU build of torch brings the triton it was made for
-	$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check triton==3.9.0
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) triton==3.9.0
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[cli]'
+	$(PIP) -e '.[cli]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/triton-%: | $(VENV)/.torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*
+	$(PIP) --no-deps --target $@ triton==$*
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
