@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels.triton.layout import SCALED
+from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.statistics import sum_slots
 from fused_lwlr.kernels.triton.tile import load
 from fused_lwlr.kernels.triton.update import new_values, number
@@ -19,10 +20,10 @@ def fingerprint(w_at, stop, W: tl.constexpr):
     """A number that all but surely differs if any of a tile's samples, which lie all over it, do."""
     lane = tl.arange(0, SAMPLE)
     bits = load(w_at, lane * stop // SAMPLE, stop, W, False, "").to(tl.uint32, bitcast=True)
-    # mixed before they are summed: to double all weights is to add the same to the bits of each
-    bits = (bits ^ (bits >> 16)) * 0x45D9F3B
-    bits = (bits ^ (bits >> 16)) * (2 * lane + 1).to(tl.uint32)
-    return tl.sum(bits, axis=0).to(tl.int32, bitcast=True)
+    # mixed before they are summed: to double all weights is to add the same to the bits of each; all modulo 2³²
+    bits = wrapping_mul(bits ^ (bits >> 16), 0x45D9F3B)
+    bits = wrapping_mul(bits ^ (bits >> 16), (2 * lane + 1).to(tl.uint32))
+    return tl.sum(bits.to(tl.int64), axis=0).to(tl.int32)
 
 
 @triton.jit

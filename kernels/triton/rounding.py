@@ -2,17 +2,30 @@
 
 import triton
 import triton.language as tl
+from triton.language import core
 
 GOLDEN = tl.constexpr(0x9E3779B9)
+
+
+@triton.jit
+def wrapping_add(x, y):
+    """x + y, modulo 2³²: with TRITON_DEBUG=1 a sum that is too large ends the kernel otherwise."""
+    return core.add(x, y, sanitize_overflow=False)
+
+
+@triton.jit
+def wrapping_mul(x, y):
+    """x · y, modulo 2³²."""
+    return core.mul(x, y, sanitize_overflow=False)
 
 
 @triton.jit
 def mix(x):
     """A permutation of 32-bit numbers of which every bit depends on every bit."""
     x = x ^ (x >> 16)
-    x = x * tl.full(x.shape, 0x7FEB352D, tl.uint32)
+    x = wrapping_mul(x, tl.full(x.shape, 0x7FEB352D, tl.uint32))
     x = x ^ (x >> 15)
-    x = x * tl.full(x.shape, 0x846CA68B, tl.uint32)
+    x = wrapping_mul(x, tl.full(x.shape, 0x846CA68B, tl.uint32))
     return x ^ (x >> 16)
 
 
@@ -34,10 +47,11 @@ def rounded(x, DTYPE: tl.constexpr, position, key, COLUMN: tl.constexpr):
     if (DTYPE is None) or (DTYPE == tl.float32) or (key is None):
         return x
     else:
-        noise = mix(position ^ mix(key + tl.full([1], (COLUMN + 1) * GOLDEN & 0xFFFFFFFF, tl.uint32)))
+        apart = tl.full([1], (COLUMN + 1) * GOLDEN & 0xFFFFFFFF, tl.uint32)
+        noise = mix(position ^ mix(wrapping_add(key, apart)))
         # of a float, the lower bits are cut off; a carry into them rounds the magnitude up
         LOW: tl.constexpr = 0xFFFF if DTYPE == tl.bfloat16 else 0x1FFF
-        bits = x.to(tl.uint32, bitcast=True) + (noise & LOW)
+        bits = wrapping_add(x.to(tl.uint32, bitcast=True), noise & LOW)
         result = (bits & (0xFFFFFFFF - LOW)).to(tl.float32, bitcast=True)
         if DTYPE == tl.float16:
             # below its normal numbers the steps are all 2⁻²⁴

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels import constants
-from fused_lwlr.kernels.triton.rounding import rounded
+from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, load, store, tile_at
 
 HEADER = tl.constexpr(14)
@@ -104,7 +104,7 @@ def step_block(
         store(e_at, offs, numel, moved(e, w, hyper, E), E, FULL)
     position = offs
     if key is not None:
-        position = start.to(tl.uint32) + offs.to(tl.uint32)
+        position = wrapping_add(start.to(tl.uint32), offs.to(tl.uint32))
     w = rounded(w, W, position, key, 0).to(W)
     store(w_at, offs, numel, w, W, FULL)
     store(x_at, offs, numel, rounded(x * shrink, X, position, key, 1), X, FULL)
