@@ -20,10 +20,11 @@ def fingerprint(w_at, stop, W: tl.constexpr):
     """A number that all but surely differs if any of a tile's samples, which lie all over it, do."""
     lane = tl.arange(0, SAMPLE)
     bits = load(w_at, lane * stop // SAMPLE, stop, W, False, "").to(tl.uint32, bitcast=True)
-    # mixed before they are summed: to double all weights is to add the same to the bits of each; all modulo 2³²
+    # mixed before they are summed: to double all weights is to add the same to the bits of each
     bits = wrapping_mul(bits ^ (bits >> 16), 0x45D9F3B)
     bits = wrapping_mul(bits ^ (bits >> 16), (2 * lane + 1).to(tl.uint32))
-    return tl.sum(bits.to(tl.int64), axis=0).to(tl.int32)
+    # without their lowest five bits the sum of 32 is below 2³²
+    return tl.sum(bits >> 5, axis=0).to(tl.int32, bitcast=True)
 
 
 @triton.jit
