@@ -115,11 +115,11 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 def _hyper(group: dict[str, Any], step: float, bias_correction: bool) -> AdamWHyper:
     lr, (beta1, beta2), eps, weight_decay, maximize, ema = OPTIONS(group)
     return AdamWHyper(
-        number(lr, group) if isinstance(lr, Tensor) else float(lr),
+        number(lr, group),
         float(beta1),
         float(beta2),
         float(eps),
-        number(weight_decay, group) if isinstance(weight_decay, Tensor) else float(weight_decay),
+        number(weight_decay, group),
         maximize,
         step,
         bias_correction,

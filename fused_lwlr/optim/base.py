@@ -7,7 +7,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch._C import _set_grad_enabled
 
 from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.ops import Backend, check_backend
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fused_lwlr.methods.elr import ScaleInvariant
 
 CAPTURABLE = itemgetter("capturable")
+NUMBERS = (float, int)
 FACTS = itemgetter("params", "capturable", "ema", "multipliers")
 UNSUPPORTED = {
     "foreach": "the step is one launch for all tensors already; leave foreach=None",
@@ -187,8 +189,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         params = groups[0]["params"] if len(groups) == 1 else [param for group in groups for param in group["params"]]
         # what `torch.no_grad` does, which takes five times as long
-        grad_enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
+        grad_enabled = is_grad_enabled()
+        _set_grad_enabled(False)
         try:
             plan = self._plan
             if plan is not None and not plan.take(self, params):
@@ -200,7 +202,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._plan = plan or Plan(self, params)
             self._plan.run(self, params, loss_scale)
         finally:
-            torch._C._set_grad_enabled(grad_enabled)
+            _set_grad_enabled(grad_enabled)
         if self.gate.verdict is not None:
             self.gate.report(wait=False)
         return loss
@@ -280,8 +282,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group["multipliers"] = entries
 
 
-def number(value: Tensor, group: dict[str, Any]) -> Number:
+def number(value: float | Tensor, group: dict[str, Any]) -> Number:
     """A learning rate or weight decay of a group: a tensor where it is to be read on the device, by every replay."""
-    if not (value.is_cuda or group["capturable"]):
+    # to ask whether a number is a tensor takes longer than all else here
+    if type(value) in NUMBERS or not isinstance(value, Tensor) or not (value.is_cuda or group["capturable"]):
         return float(value)
     return value if value.dtype in (torch.float32, torch.float64) else value.float()

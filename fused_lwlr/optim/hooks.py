@@ -29,11 +29,10 @@ def hooked(step: Step) -> Step:
     untraced = _disable_dynamo(serve)
 
     @wraps(step)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         # while a frame is traced, or below one that was not
         if is_dynamo_compiling() or get_eval_frame_callback() is not None:
-            return untraced(*args, **kwargs)
-        self = args[0]
+            return untraced(self, *args, **kwargs)
         if (
             _profiler_enabled()
             or self._optimizer_step_pre_hooks
@@ -41,8 +40,9 @@ def hooked(step: Step) -> Step:
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
         ):
-            return serve(*args, **kwargs)
-        return step(*args, **kwargs)
+            return serve(self, *args, **kwargs)
+        # as it is called mostly; to pass on any arguments takes longer
+        return step(self, *args, **kwargs) if args or kwargs else step(self)
 
     # so that torch does not wrap it again
     wrapper.hooked = wrapper.served = True  # type: ignore[attr-defined]

@@ -89,7 +89,7 @@ class Plan:
         """
         if self.new or self._options != (optimizer.scaling, optimizer.precision, optimizer.device_counts):
             return False
-        if [*map(optimizer.facts, optimizer.param_groups)] != self._facts:
+        if [optimizer.facts(group) for group in optimizer.param_groups] != self._facts:
             return False
         if optimizer.rescaling is not None:
             targets = optimizer.rescaling.targets()

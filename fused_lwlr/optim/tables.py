@@ -135,7 +135,8 @@ class Tables:
         decisions = self._undecided if undecided else self._decide(optimizer, hyper, loss_scale)
         # all of them before the first is launched: what fails here leaves every parameter as it was
         ready = []
-        for part, (scale, gate, statistics) in zip(self.parts, decisions, strict=True):
+        for i, part in enumerate(self.parts):
+            scale, gate, statistics = decisions[i]
             prepare = getattr(part.backend, self._prepare)
             ready.append((part, prepare(part.table, hyper, scale, gate, rounding_seed=part.rounding_seed), statistics))
         for part, launch, statistics in ready:

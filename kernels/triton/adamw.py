@@ -140,4 +140,4 @@ def prepare_adamw(
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """All of `adamw` that can be done, and fail, before anything is written; what is returned does the rest, once."""
-    return prepare(table, RULE, hyper, scale, gate, write=write, rounding_seed=rounding_seed)
+    return prepare(table, RULE, hyper, scale, gate, write, rounding_seed)

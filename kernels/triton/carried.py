@@ -1,5 +1,6 @@
 """Totals of a table that one step leaves for the next."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +25,10 @@ class Carried:
     def valid(self, table: Table) -> bool:
         """Whether what is said of weights is of the weights as they are now, and will be in every replay of a graph."""
         # a replay moves weights and no version counters
-        return not table.capturable and self.versions == versions(table)
+        return not table.capturable and self.versions == versions(table.columns["param"])
 
-    def remember(self, table: Table) -> None:
-        self.versions = versions(table)
+    def remember(self, params: Sequence[Tensor]) -> None:
+        self.versions = versions(params)
 
 
 def carried_of(table: Table) -> Carried:
@@ -42,8 +43,9 @@ def carried_of(table: Table) -> Carried:
 class VersionWatch:
     """Says which parameters nobody else has written to since this was made, by their version counters."""
 
-    def __init__(self, table: Table):
-        self._then = versions(table)
+    def __init__(self, params: Sequence[Tensor]):
+        self._params = params
+        self._then = versions(params)
         self._sum = sum(self._then)
         self._moves = 0
 
@@ -52,19 +54,23 @@ class VersionWatch:
         self._moves += 1
         self._sum += len(self._then)
 
-    def all_same(self, table: Table) -> bool:
-        """Whether nobody has written to any."""
+    def all_same(self, known: int | None) -> bool:
+        """Whether nobody has written to any.
+
+        Args:
+            known: the sum of their version counters, if it is known.
+        """
         # no counter goes back, so that their sum is what we made of it only if each of them is
-        return (version_sum(table.columns["param"]) if table.versions is None else table.versions) == self._sum
+        return (version_sum(self._params) if known is None else known) == self._sum
 
-    def same(self, table: Table) -> list[bool]:
+    def same(self) -> list[bool]:
         """For each, whether nobody has written to it."""
-        return [now == then + self._moves for now, then in zip(versions(table), self._then, strict=True)]
+        return [now == then + self._moves for now, then in zip(versions(self._params), self._then, strict=True)]
 
 
-def versions(table: Table) -> list[int]:
+def versions(params: Sequence[Tensor]) -> list[int]:
     """The version counter of every parameter: it moves whenever one is written to, save through `.data`."""
-    return list(map(VERSION, table.columns["param"]))
+    return list(map(VERSION, params))
 
 
 def is_capturing() -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
+from torch._C import _increment_version  # torch.autograd.graph's own asks first whether they are one tensor
 
 from fused_lwlr.kernels.table import Table, real
 from fused_lwlr.kernels.triton.carried import VersionWatch, is_capturing
@@ -35,7 +35,10 @@ class Image:
         self, table: Table, columns: Sequence[str], more: Sequence[str], hyper_rows: int, hyper_width: int, tile: int
     ):
         self._layout = layout = layout_of(table)
-        self.columns = (*columns, *more)
+        self.params = table.columns["param"]
+        # all of the table but itself, which holds this
+        self._tensors = table.columns
+        names = (*columns, *more)
         self.hyper_rows, self.hyper_width = hyper_rows, hyper_width
         self.rows, self.numel = len(layout.tensor), layout.numel
         self.sizes: dict[str, np.ndarray] = {}
@@ -45,12 +48,12 @@ class Image:
         multipliers = self.rows + self.rows % 2
         floats = multipliers + hyper_rows * hyper_width
         integers = -(-floats // 4) * 2
-        self._staging = np.zeros(integers + (len(self.columns) + 4) * self.rows, dtype=np.int64)
+        self._staging = np.zeros(integers + (len(names) + 4) * self.rows, dtype=np.int64)
         self._host = torch.from_numpy(self._staging)
         staged = self._staging[integers:].reshape(-1, self.rows)
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
-        self._addresses = dict(zip(self.columns, (*staged[:fixed], *staged[fixed + 4 :]), strict=True))
+        self._addresses = dict(zip(names, (*staged[:fixed], *staged[fixed + 4 :]), strict=True))
         self._gradient_bytes = self._addresses["grad"].view(np.uint8).data
         numel[:], self._traits[:] = self.numel, self._own_traits
         counts = -(-self.numel // tile)
@@ -62,14 +65,14 @@ class Image:
         self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=table.columns["param"][0].device)
         self.floats = self.buffer[:integers].view(torch.float32)
         self.addresses = self.buffer[integers:]
-        often = slice(multipliers // 2, integers + (self.columns.index("grad") + 1) * self.rows)
-        self._often = (self.buffer[often], self._host[often])
+        often = slice(multipliers // 2, integers + (names.index("grad") + 1) * self.rows)
+        self._often, self._often_host = self.buffer[often], self._host[often]
         self._numbers = b""
         self._seen_hyper_row: tuple[int, ...] | None = None
         self._scratch: dict[str, Mapping[int, Tensor]] = {}
         self._scratched: list[str] = []
         self._tiles: dict[int, Tensor] = {}
-        self.dtypes = {name: dtype_of(table, name) for name in self.columns}
+        self.dtypes = {name: dtype_of(table, name) for name in names}
         self._watch: VersionWatch | None = None
         self._unchanged = False
         self.known = np.zeros(self.rows, dtype=bool)
@@ -84,7 +87,7 @@ class Image:
         self.rescales = bool((layout.traits >> POWER.value).any())
         self._bytes: dict[tuple[str, ...], int] = {}
         for name in table.columns:
-            if name in self.columns and name != "grad":
+            if name in names and name != "grad":
                 column = layout.column(table, name)
                 self._take(name, column)
                 self._addresses[name][:] = column.addresses
@@ -94,7 +97,7 @@ class Image:
         """Bring the image up to date with the table, and upload it if anything differs."""
         if table.gradients is not self._gradients:
             self._behind = True
-            self._point(table, *table.gradients)
+            self._point(table)
             self._gradients = table.gradients
         for name in self._scratched:
             for index, tensor in self._scratch[name].items():
@@ -110,25 +113,22 @@ class Image:
         capturing = table.capturable and is_capturing()
         if self._watch is not None:
             # a replay of a graph comes by without a look at version counters
-            self._unchanged = not capturing and self._watch.all_same(table)
+            self._unchanged = not capturing and self._watch.all_same(table.versions)
             if not (self._unchanged and self._all_known):
-                self._recall(table, self._watch, capturing)
+                self._recall(self._watch, capturing)
         # a graph brings its own image with every replay: there is no telling what the buffer holds beside one
         if self._stale or capturing or self._captured:
-            self._upload(self.buffer, self._captured_copy() if capturing else self._host, pinned=capturing)
+            if capturing:
+                self.buffer.copy_(self._captured_copy(), non_blocking=True)
+            else:
+                _upload(self.buffer, self._host)
         elif self._behind:
-            self._upload(*self._often)
+            _upload(self._often, self._often_host)
         self._stale = self._behind = False
         if table.capturable and not capturing and not self._spares:
             # pinned memory cannot be had during a capture
             shape = (CAPTURES, len(self._staging))
             self._spares = list(torch.empty(shape, dtype=torch.int64, pin_memory=self.buffer.is_cuda).unbind())
-
-    def _upload(self, device: Tensor, host: Tensor, *, pinned: bool = False) -> None:
-        if device.is_cuda and not pinned:
-            # a fresh block each time: the caching host allocator keeps it until the copy from it has run
-            host = host.pin_memory()
-        device.copy_(host, non_blocking=True)
 
     def _captured_copy(self) -> Tensor:
         """The image in memory that stays as it is for as long as there is the graph that copies from it."""
@@ -143,29 +143,29 @@ class Image:
         self._captured.append((self._spares.pop().copy_(self._host), scratch))
         return self._captured[-1][0]
 
-    def finish(self, table: Table, written: Sequence[str]) -> None:
+    def finish(self, written: Sequence[str]) -> None:
         """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""
-        increment_version(table.columns["param"])
+        _increment_version(self.params)
         for name in self._scratched:
             if name in written:
                 for index, scratch in self._scratch[name].items():
-                    real(table.columns[name][index]).copy_(scratch)
+                    real(self._tensors[name][index]).copy_(scratch)
 
-    def remember(self, table: Table, *, stepped: bool) -> None:
+    def remember(self, stepped: bool) -> None:
         """Note that what an operation carries from this launch to the next is of the parameters as they are now.
 
         Args:
             stepped: whether the launch wrote to them.
         """
         if self._watch is None or not self._unchanged or self._scratch.get("param"):
-            self._watch = VersionWatch(table)
+            self._watch = VersionWatch(self.params)
         elif stepped:
             # by `finish`
             self._watch.moved()
 
-    def _recall(self, table: Table, watch: VersionWatch, capturing: bool) -> None:
+    def _recall(self, watch: VersionWatch, capturing: bool) -> None:
         """Mark the rows whose parameters are as they were when `remember` was called."""
-        same = np.zeros(len(table.columns["param"]), dtype=bool) if capturing else np.array(watch.same(table))
+        same = np.zeros(len(self.params), dtype=bool) if capturing else np.array(watch.same())
         self.known = same[self._layout.tensor]
         self._all_known = bool(self.known.all())
         self._assign(self._traits, self._own_traits | KNOWN.value * self.known)
@@ -194,8 +194,9 @@ class Image:
         self._scratch[name] = column.scratch
         self._scratched = [other for other, scratch in self._scratch.items() if scratch]
 
-    def _point(self, table: Table, where: bytes, traits: object) -> None:
+    def _point(self, table: Table) -> None:
         """Write down where gradients are."""
+        where, traits = table.gradients
         if traits is not self._gradients[1]:
             # those that go with their parameters are walked as these are
             alike = traits is None and not self._scratch["param"]
@@ -208,6 +209,13 @@ class Image:
             self._gradient_bytes[:] = where
         else:
             self._addresses["grad"][:] = self._layout.addresses(where, self._offsets, self._scratch["grad"])
+
+
+def _upload(device: Tensor, host: Tensor) -> None:
+    if device.is_cuda:
+        # a fresh block each time: the caching host allocator keeps it until the copy from it has run
+        host = host.pin_memory()
+    device.copy_(host, non_blocking=True)
 
 
 def image_of(

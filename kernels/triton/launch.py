@@ -72,19 +72,23 @@ class Bound:
         # for what is not on a GPU it does nothing
         self._device = torch.cuda.device(image.buffer.device.index if image.buffer.is_cuda else -1)
         self._runners: dict[tuple[type, ...], Callable[..., None]] = {}
+        self._runner: Callable[..., None] | None = None
 
-    def ready(self, *args: Any) -> None:
+    def ready(self, args: Sequence[Any]) -> None:
         """Compile and load the kernel for such arguments, so that a launch can no longer fail for want of that."""
+        if not self.programs:
+            return
         kinds = tuple(map(type, args))
-        if kinds not in self._runners and self.programs:
+        if kinds not in self._runners:
             with self._device:
                 self._runners[kinds] = self._interpreted() if knobs.runtime.interpret else self._compiled(args)
+        self._runner = self._runners[kinds]
 
-    def run(self, *args: Any) -> None:
-        """Run the kernel once, with arguments that it was made ready for."""
-        if self.programs:
+    def run(self, args: Sequence[Any]) -> None:
+        """Run the kernel once, with arguments such as it was made ready for last."""
+        if self._runner is not None:
             with self._device:
-                self._runners[tuple(map(type, args))](*self._fixed, *args)
+                self._runner(*self._fixed, *args)
 
     def _interpreted(self) -> Callable[..., None]:
         # without self, which holds what is returned: nothing is to wait for the collector of cycles
@@ -109,13 +113,13 @@ class Bound:
         return run
 
 
-def launch(bound: Bound, *args: Any) -> None:
+def launch(bound: Bound, args: Sequence[Any]) -> None:
     """Run a kernel that is ready, and count it.
 
     Args:
         args: what it takes after the items.
     """
-    bound.run(*args)
+    bound.run(args)
     if bound.programs:
         counters.launches += 1
         counters.bytes += bound.image.bytes_of(bound.passes)

@@ -40,7 +40,7 @@ def _rule(w, g, b, y, z, has_b, has_z, scale, decay, gain, weight_decay, hyper):
 
 def _moving(h: SGDHyper) -> tuple[Number, float, float]:
     """lr, decay, gain."""
-    return h.lr, 0.0 if h.first else float(h.momentum), 1.0 if h.first else 1.0 - h.dampening
+    return (h.lr, 0.0, 1.0) if h.first else (h.lr, float(h.momentum), 1.0 - h.dampening)
 
 
 def _row(h: SGDHyper) -> tuple[Number, ...]:
@@ -52,7 +52,7 @@ def _row(h: SGDHyper) -> tuple[Number, ...]:
     )  # fmt: skip
 
 
-RULE = Rule(("momentum_buffer",), _rule, _coefficients, _row, _moving, itemgetter(*range(1, len(SGDHyper._fields))))
+RULE = Rule(("momentum_buffer",), _rule, _coefficients, _row, _moving, itemgetter(slice(1, None)))
 
 
 def sgd(
@@ -104,4 +104,4 @@ def prepare_sgd(
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """All of `sgd` that can be done, and fail, before anything is written; what is returned does the rest, once."""
-    return prepare(table, RULE, hyper, scale, gate, write=write, rounding_seed=rounding_seed)
+    return prepare(table, RULE, hyper, scale, gate, write, rounding_seed)

@@ -271,5 +271,5 @@ def _launch(
             num_warps=WARPS,
         )
     bound, arguments = table.launches[key], (*image.workspace, out, sums, grad_scale)
-    bound.ready(*arguments)
-    launch(bound, *arguments)
+    bound.ready(arguments)
+    launch(bound, arguments)

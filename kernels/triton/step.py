@@ -62,10 +62,12 @@ class Variant:
     written: list[str]
     work: Any = None
     """The `Workspace`, where there is a queue."""
+    moving: Sequence[Number | None] = ABSENT
+    """The numbers of `MOVING` that the next launch takes."""
 
 
-Take = Callable[[Table, Sequence[Number]], Tensor | None]
-"""Launches a step of a table, which it must not hold, since the table holds it; also takes the numbers of `MOVING`."""
+Take = Callable[[], Tensor | None]
+"""Launches a step of a table, which it must not hold, since the table holds it."""
 
 
 @dataclass(slots=True)
@@ -87,15 +89,18 @@ class Last:
     ending: tuple[float, ...]
     shares: bool
     image: Image
+    variant: Variant
     take: Take
 
     def numbers(self, rule: Rule, hyper: Sequence[Any]) -> tuple[bytes, Sequence[Number]] | None:
         """The data of as many rows, and what they share; None if the kernel of this step does not take them so."""
         if self.shares:
             shared = None
-            for row, options in zip(hyper, self.options, strict=True):
+            for i, row in enumerate(hyper):
                 # a tensor is not to be compared
-                if type(row.lr) is not float or type(row.weight_decay) is not float or rule.options(row) != options:
+                if type(row.lr) is not float or type(row.weight_decay) is not float:
+                    break
+                if rule.options(row) != self.options[i]:
                     break
                 moving = rule.moving(row)
                 if shared is not None and moving != shared:
@@ -116,7 +121,6 @@ def prepare(
     hyper: Sequence[Any],
     scale: Scale | Factors | Balance | None,
     gate: Gate | None,
-    *,
     write: bool,
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
@@ -131,8 +135,10 @@ def prepare(
         and len(hyper) == len(last.options)
         and (known := last.numbers(rule, hyper)) is not None
     ):
-        last.image.refresh(table, known[0])
-        return partial(last.take, table, known[1])
+        data, shared = known
+        last.image.refresh(table, data)
+        last.variant.moving = shared or ABSENT
+        return last.take
     # what follows may give the image another workspace
     table.launches.pop(rule, None)
     rows = list(map(rule.row, hyper))
@@ -140,30 +146,34 @@ def prepare(
     numbers = staged(rows, ending, table.columns["param"][0].device)
     image = image_of(table, rule.columns, numbers, tile=TILE, more=MORE)
     if scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None:
-        take = _plain(table, image, rule, numbers, write=write)
+        variant, take = _plain(table, image, rule, numbers, write=write)
     else:
-        take = _queued(table, image, rule, numbers, scale, gate or NO_GATE, write=write, rounding_seed=rounding_seed)
+        variant, take = _queued(
+            table, image, rule, numbers, scale, gate or NO_GATE, write=write, rounding_seed=rounding_seed
+        )
     if rows and gate is None and not numbers.live and (scale is None or isinstance(scale, Scale)):
         options, shares = list(map(rule.options, hyper)), bool(numbers.shared)
-        table.launches[rule] = Last(scale, write, rounding_seed, options, numbers.data, ending, shares, image, take)
-    return partial(take, table, numbers.shared)
+        table.launches[rule] = Last(
+            scale, write, rounding_seed, options, numbers.data, ending, shares, image, variant, take
+        )
+    return take
 
 
-def _plain(table: Table, image: Image, rule: Rule, hyper: Staged, *, write: bool) -> Take:
+def _plain(table: Table, image: Image, rule: Rule, hyper: Staged, *, write: bool) -> tuple[Variant, Take]:
     """A step in which no tile waits for another."""
     key = (rule, hyper.live, write)
     variant = table.launches.get(key)
     if variant is None or variant.bound.image is not image:
         variant = table.launches[key] = _plain_variant(image, rule, live=hyper.live, write=write)
-    bound, written = variant.bound, variant.written
-    bound.ready(*(hyper.shared or ABSENT))
+    variant.moving = hyper.shared or ABSENT
+    variant.bound.ready(variant.moving)
 
-    def take(table: Table, shared: Sequence[Number]) -> None:
-        launch(bound, *(shared or ABSENT))
+    def take() -> None:
+        launch(variant.bound, variant.moving)
         if write:
-            image.finish(table, written)
+            image.finish(variant.written)
 
-    return take
+    return variant, take
 
 
 def _plain_variant(image: Image, rule: Rule, *, live: bool, write: bool) -> Variant:
@@ -183,7 +193,7 @@ def _queued(
     *,
     write: bool,
     rounding_seed: int | None,
-) -> Take:
+) -> tuple[Variant, Take]:
     """A step by a queue: of norms and updates, or with numbers that only the device knows."""
     kind = type(scale)
     formula = scale.formula if isinstance(scale, Scale) else None
@@ -197,24 +207,25 @@ def _queued(
         variant = table.launches[key] = _queue_variant(
             image, rule, scale, gate, live=hyper.live, write=write, rescale=rescale
         )
-    bound, work, written = variant.bound, variant.work, variant.written
+    work = variant.work
     arguments = (
         work.tiles, *work.buffers, carried.totals if gate.totals is None else gate.totals, carried.totals,
         gate.max_norm, gate.grad_scale, gate.found_inf, known, carried.rows if balance and write else None,
         rounding_seed,
     )  # fmt: skip
-    bound.ready(*(hyper.shared or ABSENT), *arguments)
+    variant.moving = hyper.shared or ABSENT
+    variant.bound.ready((*variant.moving, *arguments))
 
-    def take(table: Table, shared: Sequence[Number]) -> Tensor | None:
-        launch(bound, *(shared or ABSENT), *arguments)
+    def take() -> Tensor | None:
+        launch(variant.bound, (*variant.moving, *arguments))
         if write:
-            image.finish(table, written)
-        if write and (rescale or balance):
-            carried.remember(table)
-        image.remember(table, stepped=write)
+            image.finish(variant.written)
+            if rescale or balance:
+                carried.remember(image.params)
+        image.remember(write)
         return work.statistics if formula is not None else None
 
-    return take
+    return variant, take
 
 
 def _queue_variant(
