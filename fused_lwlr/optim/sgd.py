@@ -125,7 +125,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
 def _hyper(group: dict[str, Any], first: bool = False) -> SGDHyper:
     lr, momentum, dampening, weight_decay, nesterov, maximize, ema = OPTIONS(group)
+    rate, weight_decay = number(lr, group), number(weight_decay, group)
     decay = 0.0 if ema is None else decay_of(group)
-    wd = number(weight_decay, group)
-    # in less time than its own call would take
-    return SGDHyper._make((number(lr, group), float(momentum), float(dampening), wd, nesterov, maximize, first, decay))
+    # which takes less time than a call of the class
+    return SGDHyper._make((rate, float(momentum), float(dampening), weight_decay, nesterov, maximize, first, decay))

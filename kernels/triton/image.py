@@ -121,9 +121,9 @@ class Image:
             if capturing:
                 self.buffer.copy_(self._captured_copy(), non_blocking=True)
             else:
-                _upload(self.buffer, self._host)
+                upload(self.buffer, self._host)
         elif self._behind:
-            _upload(self._often, self._often_host)
+            upload(self._often, self._often_host)
         self._stale = self._behind = False
         if table.capturable and not capturing and not self._spares:
             # pinned memory cannot be had during a capture
@@ -211,7 +211,8 @@ class Image:
             self._addresses["grad"][:] = self._layout.addresses(where, self._offsets, self._scratch["grad"])
 
 
-def _upload(device: Tensor, host: Tensor) -> None:
+def upload(device: Tensor, host: Tensor) -> None:
+    """Copy to the device, which need not be done before this returns."""
     if device.is_cuda:
         # a fresh block each time: the caching host allocator keeps it until the copy from it has run
         host = host.pin_memory()
