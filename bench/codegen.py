@@ -13,7 +13,7 @@ from typing import Any
 
 import triton
 
-from bench.machine_code import report
+from bench.machine_code import reports
 from bench.variants import DTYPES, TARGETS, TYPES, variants
 
 HEAD = f"{'kernel':19} {'dtype':5} {'target':7} {'registers':>9} {'resident':>8} {'spilled':>7}  loads / stores"
@@ -22,14 +22,16 @@ HEAD = f"{'kernel':19} {'dtype':5} {'target':7} {'registers':>9} {'resident':>8}
 def facts(selection: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """Facts about every variant for some pairs of target and dtype."""
     for target, dtype in selection:
-        for variant in variants(DTYPES[dtype]):
+        every = list(variants(DTYPES[dtype]))
+        found = reports([(variant.kernel, variant.constants, TYPES) for variant in every], TARGETS[target])
+        for variant, report in zip(every, found, strict=True):
             yield {
                 "kernel": variant.name,
                 "kind": variant.kind,
                 "dtype": dtype,
                 "target": target,
                 "block": variant.constants["BLOCK"],
-                **report(variant.kernel, variant.constants, TYPES, TARGETS[target]),
+                **report,
             }
 
 

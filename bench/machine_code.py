@@ -1,8 +1,12 @@
-"""Compiles a kernel for a GPU that need not be there, and reads its machine code."""
+"""Compiles kernels for a GPU that need not be there, and reads their machine code."""
 
 import re
+import struct
 import subprocess
 import tempfile
+from bisect import bisect
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +19,42 @@ from fused_lwlr.kernels import constants
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def report(
-    kernel: Any, meta: dict[str, Any], types: dict[str, str], target: GPUTarget, threads: int = constants.THREADS
-) -> dict[str, Any]:
-    """What one kernel compiles to.
+def reports(
+    jobs: Iterable[tuple[Any, dict[str, Any], dict[str, str]]], target: GPUTarget, threads: int = constants.THREADS
+) -> list[dict[str, Any]]:
+    """What some kernels compile to.
 
     Args:
-        kernel: a Triton function.
-        meta: its compile-time arguments.
-        types: the types of its other arguments, int32 where not said; pointers are multiples of 16.
+        jobs: a Triton function, its compile-time arguments, and the types of its other arguments, int32 where not said;
+            pointers are multiples of 16.
         target: what to compile for.
         threads: of a program.
 
     Returns:
-        registers: of a thread. spilled: bytes of a thread's memory. resident: programs that a multiprocessor holds by
-        their registers. loads, stores: bits of an access -> how many such accesses of global memory there are.
-        divisions: 64-bit integer divisions and remainders.
+        For each of them registers: of a thread. spilled: bytes of a thread's memory. resident: programs that a
+        multiprocessor holds by their registers. loads, stores: bits of an access -> how many such accesses of global
+        memory there are. divisions: 64-bit integer divisions and remainders.
     """
+    warps = threads // target.warp_size
+    compiled = [_compiled(*job, target, warps) for job in jobs]
+    if target.backend == "hip":
+        found = [_amd(asm["amdgcn"]) for asm in compiled]
+    else:
+        found = _nvidia([asm["cubin"] for asm in compiled], target.arch)
+    return [
+        {
+            "warps": warps, **facts, "resident": residents(facts["registers"], warps, target.backend),
+            "divisions": _divisions(asm["llir"]),
+        }
+        for facts, asm in zip(found, compiled, strict=True)
+    ]  # fmt: skip
+
+
+def _compiled(kernel: Any, meta: dict[str, Any], types: dict[str, str], target: GPUTarget, warps: int) -> Any:
+    """The stages of a kernel by their names."""
     signature = {name: "constexpr" if name in meta else types.get(name, "i32") for name in kernel.arg_names}
     places = {name: (i,) for i, name in enumerate(kernel.arg_names)}
-    warps = threads // target.warp_size
-    compiled = triton.compile(
+    return triton.compile(
         ASTSource(
             fn=kernel,
             signature=signature,
@@ -44,10 +63,7 @@ def report(
         ),
         target=target,
         options={"num_warps": warps, "enable_fp_fusion": False},
-    )
-    found = _amd(compiled.asm["amdgcn"]) if target.backend == "hip" else _nvidia(compiled.asm["cubin"])
-    resident = residents(found["registers"], warps, target.backend)
-    return {"warps": warps, **found, "resident": resident, "divisions": _divisions(compiled.asm["llir"])}
+    ).asm
 
 
 def _divisions(code: str) -> int:
@@ -71,19 +87,48 @@ def residents(registers: int, warps: int, backend: str) -> int:
     return min(64, 65536 // (32 * rounded)) // warps
 
 
-def _nvidia(cubin: bytes) -> dict[str, Any]:
+def _nvidia(cubins: Sequence[bytes], arch: int) -> list[dict[str, Any]]:
+    found = []
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(BIN / "cuobjdump"), "-sass", "-res-usage", file.name]
-        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {
-        "registers": _number(r"REG:(\d+)", code),
-        "spilled": _number(r"STACK:(\d+)", code) + _number(r"LOCAL:(\d+)", code),
-        **{
-            key: _widths(re.findall(rf"\b{op}\.E(?:\.\w+)*", code)) for key, op in (("loads", "LDG"), ("stores", "STG"))
-        },
-    }
+        for cubin, code in zip(cubins, _disassembled(list(map(_instructions, cubins)), arch), strict=True):
+            Path(file.name).write_bytes(cubin)
+            usage = _tool("cuobjdump", "-res-usage", file.name)
+            found.append(
+                {
+                    "registers": _number(r"REG:(\d+)", usage),
+                    "spilled": _number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage),
+                    **{
+                        key: _widths(re.findall(rf"\b{op}\.E(?:\.\w+)*", code))
+                        for key, op in (("loads", "LDG"), ("stores", "STG"))
+                    },
+                }
+            )
+    return found
+
+
+def _disassembled(codes: Sequence[bytes], arch: int) -> list[str]:
+    """A listing of each, from one call: to start, the disassembler takes longer than for all that we have."""
+    ends = list(accumulate(map(len, codes)))
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(b"".join(codes))
+        listing = _tool("nvdisasm", "--binary", f"SM{arch}{'a' if arch >= 90 else ''}", file.name)
+    listings: list[list[str]] = [[] for _ in codes]
+    for address, instruction in re.findall(r"^\s*/\*([0-9a-f]+)\*/(.*)", listing, re.MULTILINE):
+        listings[bisect(ends, int(address, 16))].append(instruction)
+    return list(map("\n".join, listings))
+
+
+def _instructions(cubin: bytes) -> bytes:
+    """The sections of an ELF file that are executable (System V ABI, Chapter 4: 64 bits, little-endian)."""
+    (table,) = struct.unpack_from("<Q", cubin, 40)
+    size, count = struct.unpack_from("<HH", cubin, 58)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    executable = 4
+    return b"".join(cubin[at : at + length] for _, _, flags, _, at, length in sections if flags & executable)
+
+
+def _tool(name: str, *arguments: str) -> str:
+    return subprocess.run([str(BIN / name), *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def _amd(code: str) -> dict[str, Any]:

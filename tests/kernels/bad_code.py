@@ -8,7 +8,7 @@ import json
 import triton
 import triton.language as tl
 
-from bench.machine_code import report
+from bench.machine_code import reports
 from bench.variants import TARGETS
 
 
@@ -25,5 +25,5 @@ def bad(data, count, BLOCK: tl.constexpr):
 
 
 for name in ("sm_90", "gfx942"):
-    found = report(bad, {"BLOCK": 128}, {"data": "*fp32", "count": "i64"}, TARGETS[name])
+    [found] = reports([(bad, {"BLOCK": 128}, {"data": "*fp32", "count": "i64"})], TARGETS[name])
     print(json.dumps({"target": name, **found}))
