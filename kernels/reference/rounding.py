@@ -45,10 +45,10 @@ def rounded(x: Tensor, dtype: torch.dtype, position: Tensor, key: Tensor, column
     bits = torch.where(bits >= 1 << 31, bits - (1 << 32), bits)
     result = bits.to(torch.int32).view(torch.float32)
     if dtype == torch.float16:
-        # below its normal numbers the steps are all 2⁻²⁴
-        steps = x.abs() * 2.0**24
-        whole = steps.floor()
-        up = (noise >> 8).to(torch.float32) * 2.0**-24 < steps - whole
-        small = (whole + up) * 2.0**-24
+        # below its normal numbers the steps are all 2⁻²⁴, which is the last digit of numbers from ½ to 1
+        nearest = (x.abs() + 0.5) - 0.5
+        rest = x.abs() - nearest
+        part = (noise >> 9).to(torch.float32) * 2.0**-47
+        small = nearest + ((rest > part).to(torch.float32) - (-rest > part).to(torch.float32)) * 2.0**-24
         result = torch.where(x.abs() < 2.0**-14, torch.where(x < 0, -small, small), result)
     return torch.where(x.isfinite(), result, x).to(dtype)

@@ -54,10 +54,12 @@ def rounded(x, DTYPE: tl.constexpr, position, key, COLUMN: tl.constexpr):
         bits = wrapping_add(x.to(tl.uint32, bitcast=True), noise & LOW)
         result = (bits & (0xFFFFFFFF - LOW)).to(tl.float32, bitcast=True)
         if DTYPE == tl.float16:
-            # below its normal numbers the steps are all 2⁻²⁴
-            steps = tl.abs(x) * 16777216.0
-            whole = tl.floor(steps)
-            up = (noise >> 8).to(tl.float32) * (1 / 16777216.0) < steps - whole
-            small = (whole + tl.where(up, 1.0, 0.0)) * (1 / 16777216.0)
+            # below its normal numbers the steps are all 2⁻²⁴, which is the last digit of numbers from ½ to 1
+            STEP: tl.constexpr = 2**-24
+            nearest = (tl.abs(x) + 0.5) - 0.5
+            rest = tl.abs(x) - nearest
+            # from 0 to a step, put together from its bits: to convert integers takes registers
+            part = ((noise >> 9) | 0x33800000).to(tl.float32, bitcast=True) - STEP
+            small = nearest + tl.where(rest > part, STEP, tl.where(-rest > part, -STEP, 0.0))
             result = tl.where(tl.abs(x) < 0.00006103515625, tl.where(x < 0, -small, small), result)
         return tl.where(tl.abs(x) < float("inf"), result, x)
