@@ -13,7 +13,7 @@ from typing import Any
 
 import triton
 
-from bench.machine_code import reports
+from bench.machine_code import Job, reports
 from bench.variants import DTYPES, TARGETS, TYPES, variants
 
 HEAD = f"{'kernel':19} {'dtype':5} {'target':7} {'registers':>9} {'resident':>8} {'spilled':>7}  loads / stores"
@@ -23,7 +23,8 @@ def facts(selection: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """Facts about every variant for some pairs of target and dtype."""
     for target, dtype in selection:
         every = list(variants(DTYPES[dtype]))
-        found = reports([(variant.kernel, variant.constants, TYPES) for variant in every], TARGETS[target])
+        jobs = [Job(variant.kernel, variant.constants, TYPES, variant.registers) for variant in every]
+        found = reports(jobs, TARGETS[target])
         for variant, report in zip(every, found, strict=True):
             yield {
                 "kernel": variant.name,

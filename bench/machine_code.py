@@ -8,7 +8,7 @@ from bisect import bisect
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -19,14 +19,27 @@ from fused_lwlr.kernels import constants
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
-def reports(
-    jobs: Iterable[tuple[Any, dict[str, Any], dict[str, str]]], target: GPUTarget, threads: int = constants.THREADS
-) -> list[dict[str, Any]]:
+class Job(NamedTuple):
+    """What to compile.
+
+    Attributes:
+        kernel: a Triton function.
+        meta: its compile-time arguments.
+        types: the types of its other arguments, int32 where not said; pointers are multiples of 16.
+        registers: of a thread at most, on NVIDIA's; None leaves them to the compiler.
+    """
+
+    kernel: Any
+    meta: dict[str, Any]
+    types: dict[str, str]
+    registers: int | None = None
+
+
+def reports(jobs: Iterable[Job], target: GPUTarget, threads: int = constants.THREADS) -> list[dict[str, Any]]:
     """What some kernels compile to.
 
     Args:
-        jobs: a Triton function, its compile-time arguments, and the types of its other arguments, int32 where not said;
-            pointers are multiples of 16.
+        jobs: kernels.
         target: what to compile for.
         threads: of a program.
 
@@ -36,7 +49,7 @@ def reports(
         memory there are. divisions: 64-bit integer divisions and remainders.
     """
     warps = threads // target.warp_size
-    compiled = [_compiled(*job, target, warps) for job in jobs]
+    compiled = [_compiled(job, target, warps) for job in jobs]
     if target.backend == "hip":
         found = [_amd(asm["amdgcn"]) for asm in compiled]
     else:
@@ -50,8 +63,10 @@ def reports(
     ]  # fmt: skip
 
 
-def _compiled(kernel: Any, meta: dict[str, Any], types: dict[str, str], target: GPUTarget, warps: int) -> Any:
+def _compiled(job: Job, target: GPUTarget, warps: int) -> Any:
     """The stages of a kernel by their names."""
+    kernel, meta, types, registers = job
+    capped = {"maxnreg": registers} if registers is not None and target.backend != "hip" else {}
     signature = {name: "constexpr" if name in meta else types.get(name, "i32") for name in kernel.arg_names}
     places = {name: (i,) for i, name in enumerate(kernel.arg_names)}
     return triton.compile(
@@ -62,7 +77,7 @@ def _compiled(kernel: Any, meta: dict[str, Any], types: dict[str, str], target: 
             attrs={places[name]: [["tt.divisibility", 16]] for name, kind in signature.items() if kind[0] == "*"},
         ),
         target=target,
-        options={"num_warps": warps, "enable_fp_fusion": False},
+        options={"num_warps": warps, "enable_fp_fusion": False, **capped},
     ).asm
 
 

@@ -59,6 +59,11 @@ class Variant(NamedTuple):
     kernel: Any
     constants: dict[str, Any]
 
+    @property
+    def registers(self) -> int | None:
+        """Those that it is launched with at most, for each thread; None if that is left to the compiler."""
+        return None if self.kernel is update.step_kernel else constants.most_registers(self.kind)
+
 
 def variants(dtype: Any) -> Iterator[Variant]:
     """Every variant that is launched for parameters of a dtype."""
@@ -96,16 +101,16 @@ def variants(dtype: Any) -> Iterator[Variant]:
         yield Variant(f"{name}, ELR", kind, queue.queue_kernel, {**scaled, **absent})
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
         unused = {"known_factors": None, "row_sums": None, "seed": None, **own}
-        yield Variant(f"{name}, all", kind, queue.queue_kernel, {**scaled, **everything, **unused})
+        yield Variant(f"{name}, all", f"{kind}, gated", queue.queue_kernel, {**scaled, **everything, **unused})
         if (name, dtype) == ("adamw", tl.float32):
             balanced = {**scaled, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "GATED": True}
             balanced |= {key: None for key in absent if key != "row_sums"}
-            yield Variant(f"{name}, balanced", kind, queue.queue_kernel, balanced)
+            yield Variant(f"{name}, balanced", f"{kind}, gated", queue.queue_kernel, balanced)
             yield Variant(f"{name}, ELR, ema", kind, queue.queue_kernel, {**scaled, **absent, "E": dtype})
         if dtype != tl.float32:
             plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "LIVE": True, **own}
             del absent["seed"]
-            yield Variant(f"{name}, noise", kind, queue.queue_kernel, {**scaled, **absent, **plain})
+            yield Variant(f"{name}, noise", f"{kind}, gated", queue.queue_kernel, {**scaled, **absent, **plain})
     meta = {"W": dtype, "G": dtype, "TOTALS": False, "grad_scale": None, "BLOCK": constants.BLOCK}
     meta |= {"PASSES": constants.STATISTICS_PASSES, "SLOTS": constants.STATISTICS_SLOTS}
     yield Variant("statistics", "statistics", statistics.statistics_kernel, meta)

@@ -86,7 +86,7 @@ def _row(h: AdamWHyper) -> tuple[Number, ...]:
 
 
 OPTIONS = itemgetter(*(i for i, name in enumerate(AdamWHyper._fields) if name not in ("lr", "step")))
-RULE = Rule(("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), _rule, _coefficients, _row, _moving, OPTIONS)
+RULE = Rule("adamw", ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), _rule, _coefficients, _row, _moving, OPTIONS)
 
 
 def adamw(

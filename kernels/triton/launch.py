@@ -52,6 +52,7 @@ class Bound:
         programs: how many share the items.
         passes: a column's name for each time that it is read or written, for the byte count.
         reads: says of what is read besides, how many bytes come from memory, and how many from L2.
+        registers: of a thread at most; None leaves them to the compiler, as AMD's has it in any case.
         meta: compile-time arguments.
     """
 
@@ -64,10 +65,12 @@ class Bound:
         programs: int,
         passes: Sequence[str],
         reads: Callable[[], tuple[int, int]] | None = None,
+        registers: int | None = None,
         **meta: Any,
     ):
         self.image, self.passes, self.reads, self.programs = image, tuple(passes), reads, programs
         self._kernel, self._meta = kernel, meta
+        self._options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
         self._fixed = (image.addresses, image.floats, items, items.shape[0], image.rows)
         # for what is not on a GPU it does nothing
         self._device = torch.cuda.device(image.buffer.device.index if image.buffer.is_cuda else -1)
@@ -102,7 +105,7 @@ class Bound:
     def _compiled(self, args: Sequence[Any]) -> Callable[..., None]:
         # without contraction to FMA rounding is that of the operations as written, on every device and version
         size, fixed = (grid(self.programs), 1, 1), (*self._fixed, *args)
-        compiled = self._kernel.warmup(*fixed, **self._meta, grid=size, enable_fp_fusion=False)
+        compiled = self._kernel.warmup(*fixed, **self._meta, grid=size, enable_fp_fusion=False, **self._options)
         # a compiled kernel takes all arguments by position, and does nothing with those that it was compiled for
         constants = [self._meta[name] for name in self._kernel.arg_names[len(fixed) :]]
         launcher = compiled[size]

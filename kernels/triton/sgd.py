@@ -52,7 +52,7 @@ def _row(h: SGDHyper) -> tuple[Number, ...]:
     )  # fmt: skip
 
 
-RULE = Rule(("momentum_buffer",), _rule, _coefficients, _row, _moving, itemgetter(slice(1, None)))
+RULE = Rule("sgd", ("momentum_buffer",), _rule, _coefficients, _row, _moving, itemgetter(slice(1, None)))
 
 
 def sgd(

@@ -262,6 +262,7 @@ def _launch(
             tiles,
             programs=len(tiles),
             passes=read,
+            registers=constants.most_registers("totals" if totals else "statistics"),
             W=image.dtypes["param"] if "param" in read else None,
             G=image.dtypes["grad"] if "grad" in read else None,
             BLOCK=BLOCK,

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fused_lwlr.kernels.constants import most_registers
 from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.hyper import Number
 from fused_lwlr.kernels.table import Table
@@ -33,6 +34,7 @@ class Rule:
     """What tells SGD from AdamW.
 
     Attributes:
+        name: in `LEAST_RESIDENT`.
         states: columns of state.
         function: see `update`.
         coefficients: see `update`.
@@ -41,6 +43,7 @@ class Rule:
         options: what all others come from.
     """
 
+    name: str
     states: tuple[str, ...]
     function: Any
     coefficients: Any
@@ -240,10 +243,12 @@ def _queue_variant(
     formula = scale if isinstance(scale, Scale) else None
     work = _workspace(image, None if isinstance(scale, Balance) else scale, written)
     items = work.items if write and formula is not None else work.updates if write else work.norms
+    gated = gate.totals is not None or image.dtypes["step"] is not None
     bound = Bound(
         queue.queue_kernel, image, items,
         programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes,
-        reads=partial(work.first_reads, image, again=write) if formula is not None else None, **meta,
+        reads=partial(work.first_reads, image, again=write) if formula is not None else None,
+        registers=most_registers(f"{rule.name} queue, gated" if gated else f"{rule.name} queue"), **meta,
         STEP=image.dtypes["step"], COEFFICIENTS=rule.coefficients,
         FORMULA=compiled(formula.formula) if formula is not None else None,
         PLACE=scale.place if isinstance(scale, (Scale, Factors)) else "gradient",

@@ -1,7 +1,7 @@
 """Run the host functions up to the launch itself: kernels compiled, loaded and called for a GPU that is not there.
 
 A script of its own, since compiling and interpreting exclude each other within one process. Prints one line for
-each launch: kernel, programs, warps, whether multiplication and addition are contracted.
+each launch: kernel, programs, warps, whether multiplication and addition are contracted, registers at most.
 """
 
 import importlib
@@ -38,7 +38,7 @@ class Launcher:
                 assert NAMES[kind[1:]] == arg.dtype, (kind, arg)
             elif kind != "constexpr":
                 assert isinstance(arg, float if kind.startswith("fp") else int), (kind, arg)
-        print(function, x, self.metadata.num_warps, self.metadata.enable_fp_fusion)
+        print(function, x, self.metadata.num_warps, self.metadata.enable_fp_fusion, self.metadata.maxnreg)
 
 
 class Driver:
