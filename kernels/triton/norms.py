@@ -6,11 +6,9 @@ import triton.language as tl
 from fused_lwlr.kernels.triton.layout import SCALED
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.statistics import sum_slots
-from fused_lwlr.kernels.triton.tile import load
+from fused_lwlr.kernels.triton.tile import fold, load
 from fused_lwlr.kernels.triton.update import new_values, number
 
-FOLD = tl.constexpr(4)
-"""Neighbours that are summed before they are added to an accumulator."""
 SAMPLE = tl.constexpr(32)
 """Weights of a tile that tell whether it was changed behind autograd's back, as by way of `.data`."""
 
@@ -25,12 +23,6 @@ def fingerprint(w_at, stop, W: tl.constexpr):
     bits = wrapping_mul(bits ^ (bits >> 16), (2 * lane + 1).to(tl.uint32))
     # without their lowest five bits the sum of 32 is below 2³²
     return tl.sum(bits >> 5, axis=0).to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def fold(x, FULL: tl.constexpr):
-    """Sums of FOLD neighbours, which one thread holds: accumulators of a full block take a quarter of the registers."""
-    return tl.sum(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL else x
 
 
 @triton.jit

@@ -14,10 +14,10 @@ import triton.language as tl
 
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.layout import ANCHOR, KNOWN, POWER
-from fused_lwlr.kernels.triton.norms import FOLD, add_norms, add_weights, fingerprint, fold, settle
+from fused_lwlr.kernels.triton.norms import add_norms, add_weights, fingerprint, settle
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, sum_slots
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, tile_at
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, fold, tile_at
 from fused_lwlr.kernels.triton.update import TAIL, moving, number, step_block
 
 PASSES, SLOTS = constants.QUEUE_PASSES, constants.QUEUE_SLOTS

@@ -17,14 +17,20 @@ from fused_lwlr.kernels.triton.carried import carried_of
 from fused_lwlr.kernels.triton.image import Image, image_of
 from fused_lwlr.kernels.triton.launch import Bound, launch
 from fused_lwlr.kernels.triton.layout import ANCHOR, SCALED
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, load
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, fold, load
 
 COLUMNS = ("param", "grad")
 BLOCK, WARPS = constants.BLOCK, constants.WARPS
 PASSES, SLOTS = constants.STATISTICS_PASSES, constants.STATISTICS_SLOTS
-"""A tile is PASSES blocks, accumulated elementwise before any reduction."""
+"""A tile is PASSES blocks, accumulated by a few neighbours at a time before any reduction."""
 TAIL = tl.constexpr(constants.THREADS)
 """Elements at a time where a block is not full or not aligned: one for each thread."""
+
+
+@triton.jit
+def _largest(x, FULL: tl.constexpr):
+    """As `fold`, of maxima."""
+    return tl.max(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL else x
 
 
 @triton.jit
@@ -38,12 +44,12 @@ def _accumulate(
     # false for NaN as well as for infinity
     finite = magnitude < float("inf")
     return (
-        abs_sum + magnitude,
-        sq_sum + g * g,
-        tl.maximum(abs_max, magnitude),
-        weight_sq_sum + w * w,
-        dot + g * w,
-        nonfinite + tl.where(finite, 0.0, 1.0),
+        abs_sum + fold(magnitude, FULL),
+        sq_sum + fold(g * g, FULL),
+        tl.maximum(abs_max, _largest(magnitude, FULL)),
+        weight_sq_sum + fold(w * w, FULL),
+        dot + fold(g * w, FULL),
+        nonfinite + fold(tl.where(finite, 0.0, 1.0), FULL),
     )
 
 
@@ -103,7 +109,7 @@ def statistics_kernel(
         numel = tl.load(addresses + 2 * rows + row)
         start = index.to(tl.int64) * (BLOCK * PASSES)
         stop = tl.minimum(start + BLOCK * PASSES, numel)
-        zero = tl.zeros([BLOCK], tl.float32)
+        zero = tl.zeros([BLOCK // FOLD], tl.float32)
         rest = tl.zeros([TAIL], tl.float32)
         abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = zero, zero, zero, zero, zero, zero
         abs_rest, sq_rest, max_rest, weight_rest, dot_rest, nonfinite_rest = rest, rest, rest, rest, rest, rest

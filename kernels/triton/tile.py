@@ -8,6 +8,8 @@ from fused_lwlr.kernels.table import Table, real
 
 ALIGNMENT = tl.constexpr(16)
 """Bytes that one vectorised access moves, and that an address must be a multiple of."""
+FOLD = tl.constexpr(4)
+"""Neighbours that are summed before they are added to an accumulator."""
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -56,3 +58,9 @@ def store(address, offs, numel, value, DTYPE: tl.constexpr, FULL: tl.constexpr):
         else:
             mask = mask & (offs < numel)
         tl.store(pointer + offs, value.to(DTYPE), mask=mask)
+
+
+@triton.jit
+def fold(x, FULL: tl.constexpr):
+    """Sums of FOLD neighbours, which one thread holds: accumulators of a full block take a quarter of the registers."""
+    return tl.sum(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL else x

@@ -104,11 +104,11 @@ def test_what_is_looked_for_is_found():
 def test_launches_bind_and_compile():
     """From a table to a compiled kernel, through the arguments that a real launch passes."""
     gated = [
-        ["statistics_kernel 2 4 False 80", *[f"queue_kernel 1 4 False {registers}"] * 3] for registers in (96, 128)
+        ["statistics_kernel 2 4 False 64", *[f"queue_kernel 1 4 False {registers}"] * 3] for registers in (96, 128)
     ]
     assert lines(Path(__file__).with_name("launch_without_gpu.py")) == [
         *["step_kernel 4 4 False None"] * 4,
-        "statistics_kernel 2 4 False 96",
+        "statistics_kernel 2 4 False 64",
         # as many programs as a device runs at once, of which a CPU runs one
         *[f"queue_kernel 1 4 False {registers}" for registers in (80, 128)],
         *gated[0],
