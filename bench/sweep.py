@@ -22,6 +22,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bench.parameter_sets import SETS, shapes_of
+from fused_lwlr.kernels.constants import LEAST_RESIDENT
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = 15
@@ -31,7 +32,7 @@ STEPS = ("sgd plain", "adamw plain")
 QUEUED = ("sgd ELR", "adamw LAMB")
 
 
-def candidates() -> Iterator[tuple[str, dict[str, int]]]:
+def candidates() -> Iterator[tuple[str, dict[str, Any]]]:
     """Step and constants; first those that stand, by which the rest are judged."""
     for step in (*STEPS, *QUEUED):
         yield step, {}
@@ -44,12 +45,15 @@ def candidates() -> Iterator[tuple[str, dict[str, int]]]:
             yield step, {"QUEUE_PASSES": passes}
         for window in (8, 12, 24, 32):
             yield step, {"WINDOW": window << 20}
+    for step, more in itertools.product((*QUEUED, "statistics"), (-1, 2)):
+        # of which fewer or more registers follow
+        yield step, {"LEAST_RESIDENT": {kind: least + more for kind, least in LEAST_RESIDENT.items()}}
     yield "statistics", {}
     for passes in (4, 8, 32):
         yield "statistics", {"STATISTICS_PASSES": passes}
 
 
-def apply(changes: dict[str, int]) -> None:
+def apply(changes: dict[str, Any]) -> None:
     """Set constants, in a process that has not imported the kernels.
 
     Raises:
@@ -66,7 +70,7 @@ def apply(changes: dict[str, int]) -> None:
     constants.WARPS = constants.THREADS // constants.LANES
 
 
-def trial(step: str, changes: dict[str, int], name: str, cpu: bool) -> dict[str, float]:
+def trial(step: str, changes: dict[str, Any], name: str, cpu: bool) -> dict[str, float]:
     """Median GPU time of one step, L2 flushed, and the range of the middle half, in seconds."""
     apply(changes)
     import torch

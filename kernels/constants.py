@@ -38,16 +38,17 @@ LEAST_RESIDENT = {
     "sgd": 12, "adamw": 6, "sgd queue": 6, "sgd queue, gated": 5, "adamw queue": 4, "adamw queue, gated": 4,
     "statistics": 8, "totals": 8,
 }  # fmt: skip
-"""Programs that a multiprocessor must have the registers for, by rule and kernel; a gated queue has a gate, or counts
-steps on the device. Each waits for one block of every column, so of a step at the least 5 programs x 3 columns x 2 KB
-are under way in half precision: 30 KB. By Little's law 4.8 TB/s over the 132 multiprocessors of an H200, at 800 ns of
-latency, ask for 29 KB; neither was measured."""
+"""Programs with blocks of 1,024 elements that a multiprocessor must have the registers for, by rule and kernel; a gated
+queue has a gate, or counts steps on the device. Each waits for one block of every column, so of a step at the least 5
+programs x 3 columns x 2 KB are under way in half precision: 30 KB. By Little's law 4.8 TB/s over the 132
+multiprocessors of an H200, at 800 ns of latency, ask for 29 KB; neither was measured."""
 
 
 def most_registers(kind: str) -> int:
-    """Registers of a thread with which `LEAST_RESIDENT` programs fit a multiprocessor of NVIDIA's, in eights.
+    """Registers of a thread with which as much is under way on a multiprocessor of NVIDIA's as `LEAST_RESIDENT` says.
 
-    What compilers may take for queues and statistics. Left to themselves they take more (Triton 3.6 for AdamW with ELR
-    141, a program less), or save some that are not short by keeping scalars in memory.
+    What compilers may take for queues and statistics, in eights. Left to themselves they take more (Triton 3.6 for
+    AdamW with ELR 141, a program less), or save some that are not short by keeping scalars in memory.
     """
-    return 65536 // (LEAST_RESIDENT[kind] * THREADS) // 8 * 8
+    programs = LEAST_RESIDENT[kind] * 1024 / BLOCK
+    return min(int(65536 / (programs * THREADS)) // 8 * 8, 255)
