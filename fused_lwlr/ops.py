@@ -17,10 +17,14 @@ def check_backend(backend: str) -> None:
         raise ValueError(f"backend={backend!r} is not one of {', '.join(map(repr, get_args(Backend)))}")
 
 
-def pick(backend: Backend, device: torch.device, dtype: torch.dtype) -> ModuleType:
+def pick(backend: Backend, device: torch.device, dtype: torch.dtype, *, addressable: bool = True) -> ModuleType:
     """The module that holds the operations for tensors of one kind.
 
-    "auto" takes Triton on GPUs, save for float64, and the reference everywhere else.
+    "auto" takes Triton on GPUs, save for float64 and for tensors that kernels cannot address, and the reference
+    everywhere else.
+
+    Args:
+        addressable: whether kernels can read and write all tensors, see `fused_lwlr.memory`.
 
     Raises:
         ImportError: Triton is asked for, or the tensors are on a GPU, and it is not installed.
@@ -28,8 +32,13 @@ def pick(backend: Backend, device: torch.device, dtype: torch.dtype) -> ModuleTy
     """
     check_backend(backend)
     wide = dtype in (torch.float64, torch.complex128)
-    if backend == "torch" or (backend == "auto" and (device.type != "cuda" or wide)):
+    if backend == "torch" or (backend == "auto" and (device.type != "cuda" or wide or not addressable)):
         return reference
+    if not addressable:
+        raise ValueError(
+            f"backend={backend!r} cannot work on tensors without a data pointer (wrapper subclasses, meta tensors, "
+            "torch.func transforms) or on inference tensors: pass backend='auto' or backend='torch'"
+        )
     try:
         triton = importlib.import_module("fused_lwlr.kernels.triton")
     except ModuleNotFoundError as error:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Row, Table
 from fused_lwlr.layers import Layer, named_layers, rows_of
+from fused_lwlr.memory import all_addressable
 from fused_lwlr.shards import Completion, completion_of, local, local_row
 
 
@@ -129,22 +130,23 @@ class StatisticsPass:
         return values if self._completion is None else _completed(values, self._completion)
 
     def _build(self) -> None:
-        kinds: dict[tuple[torch.device, torch.dtype, torch.dtype], list[int]] = {}
+        kinds: dict[tuple[torch.device, torch.dtype, torch.dtype, bool], list[int]] = {}
         for i, layer in enumerate(self._layers):
             grad = layer.param.grad
             if grad is None:
                 continue
             if grad.layout != torch.strided:
                 raise ValueError(f"the gradient of {layer.name!r} is {grad.layout}: pass sparse=False to its layer")
-            kinds.setdefault((layer.param.device, layer.param.dtype, grad.dtype), []).append(i)
+            addressable = all_addressable((local(layer.param), local(grad)))
+            kinds.setdefault((layer.param.device, layer.param.dtype, grad.dtype, addressable), []).append(i)
         if not kinds:
             raise ValueError("no parameter has a gradient: call loss.backward() first")
         self._kept = [
-            _Kept([self._layers[i] for i in members], ops.pick(self._backend, device, dtype))
-            for (device, dtype, _), members in kinds.items()
+            _Kept([self._layers[i] for i in members], ops.pick(self._backend, device, dtype, addressable=addressable))
+            for (device, dtype, _, addressable), members in kinds.items()
         ]
         # here and not at every call: to index with a list is to upload it, and to wait for that
-        places = torch.tensor([i for members in kinds.values() for i in members])
+        places = torch.tensor([i for members in kinds.values() for i in members], device="cpu")
         ordered, order = places.sort()
         device = self._kept[0].table.columns["param"][0].device
         self.layers = [self._layers[i] for i in ordered.tolist()]
@@ -162,13 +164,19 @@ class _Kept:
         params, grads = self._local()
         local_rows = [local_row(row, self._params[row.tensor]) for row in rows]
         self.table = Table({"param": params, "grad": grads}, local_rows, backend.identify)
-        self._watch = backend.watch(params, {}, ())
+        try:
+            self._watch = backend.watch(params, {}, ())
+        except RuntimeError:
+            # without addresses there is nothing to compare, so the table is used once
+            self._watch = None
 
     def _local(self) -> tuple[list[Tensor], list[Tensor]]:
         return list(map(local, self._params)), [local(param.grad) for param in self._params]
 
     def take(self) -> bool:
         """Take in the gradients of now; False if they, or the parameters, are no longer what the table is for."""
+        if self._watch is None:
+            return False
         params, grads = self._local()
         try:
             found = self._watch.look(params, grads, {}, False)

@@ -1,5 +1,6 @@
 """Whether tensors are what they were in the last step: asked of all of them before every step, so it must be quick."""
 
+import warnings
 from array import array
 from collections.abc import Sequence
 from itertools import compress
@@ -84,6 +85,7 @@ class Watch:
         self._where, self._what = identify(params)
         self._names = names
         self._state = self._entries(states)
+        _require_addresses(params, self._where)
         self._grads: object = None
         self._present = b""
         self._alike = False
@@ -123,6 +125,7 @@ class Watch:
         there: Any = [*compress(grads, present)]
         stepped = [*compress(params, present)]
         addresses, traits = identify(there, self._grads)
+        _require_addresses(there, addresses)
         if traits is not self._grads or present != self._present:
             self._alike = all(map(_alike, there, stepped))
             self._grads, self._present = traits, present
@@ -132,8 +135,11 @@ class Watch:
 
     def _entries(self, states: dict[Any, dict[str, Any]]) -> bytes:
         dicts = [state if isinstance(state, dict) else {} for state in states.values()]
-        entries = (state.get(name) for state in dicts for name in self._names)
-        return _addresses([entry if isinstance(entry, Tensor) else None for entry in entries])
+        found = [state.get(name) for state in dicts for name in self._names]
+        entries = [entry if isinstance(entry, Tensor) else None for entry in found]
+        addresses = _addresses(entries)
+        _require_addresses(entries, addresses)
+        return addresses
 
 
 def _alike(grad: Tensor, param: Tensor) -> bool:
@@ -165,8 +171,30 @@ def watch(params: Sequence[Tensor], states: dict[Any, dict[str, Any]], names: Se
 def _addresses(tensors: Sequence[Tensor | None]) -> bytes:
     try:
         return array("q", map(Tensor.data_ptr, tensors)).tobytes()  # type: ignore[arg-type]
-    except TypeError:
-        return array("q", [0 if t is None else t.data_ptr() for t in tensors]).tobytes()
+    except (TypeError, RuntimeError, Warning):
+        return array("q", map(_address, tensors)).tobytes()
+
+
+def _address(tensor: Tensor | None) -> int:
+    """The data pointer of a tensor; 0 if it is absent or has none."""
+    if tensor is None:
+        return 0
+    try:
+        with warnings.catch_warnings():
+            # FakeTensor warns that it has no data pointer
+            warnings.simplefilter("ignore")
+            address, offset = tensor.data_ptr(), int(tensor.storage_offset()) * tensor.element_size()
+            return 0 if address == offset else address
+    except RuntimeError:
+        # torch.func transforms wrap tensors that have no data pointer either
+        return 0
+
+
+def _require_addresses(tensors: Sequence[Tensor | None], addresses: bytes) -> None:
+    """Raises RuntimeError if a tensor has elements but no memory, so that its address is its offset, or 0."""
+    for address, tensor in zip(memoryview(addresses).cast("q"), tensors, strict=True):
+        if tensor is not None and tensor.numel() > 0 and address == tensor.storage_offset() * tensor.element_size():
+            raise RuntimeError("a tensor has elements but no data pointer")
 
 
 def kinds(tensors: Sequence[Any]) -> list[Any]:

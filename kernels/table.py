@@ -154,8 +154,9 @@ class Table:
 
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:
         """Each row with its view of each named column (complex tensors as pairs of reals)."""
+        tensors = [self.column(name) for name in columns]
         for row in self.rows:
-            yield row, tuple(_view(self.column(name)[row.tensor], row) for name in columns)
+            yield row, tuple(_view(column[row.tensor], row) for column in tensors)
 
     def column(self, name: str) -> Sequence[Any]:
         """The tensors of a column, None for each where there is no such column."""

@@ -32,7 +32,7 @@ def round_to_nearest() -> None:
     def rounding(self, source, dtype):
         if (source.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
             return cast(self, source, dtype)
-        bits = torch.tensor(source.data).bfloat16().view(torch.int16).numpy()
+        bits = torch.from_numpy(np.array(source.data)).bfloat16().view(torch.int16).numpy()
         return TensorHandle(bits.view("uint16"), dtype.scalar)
 
     InterpreterBuilder.cast_impl = rounding

@@ -39,8 +39,7 @@ def decay_of(group: dict[str, Any]) -> float:
 
 def first_average(param: Tensor, master_weight: Tensor | None) -> Tensor:
     """What an average begins with: a copy of the weight as it is, exact where the parameter still is what it was."""
-    average = torch.empty_like(param, dtype=average_dtype(param), memory_format=torch.preserve_format)
-    average.copy_(param.detach())
+    average = param.detach().to(average_dtype(param), copy=True)
     if master_weight is None:
         return average
     return torch.where(master_weight.to(param.dtype) == param.detach(), master_weight, average)

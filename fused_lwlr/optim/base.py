@@ -112,7 +112,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self.device_counts or any(map(CAPTURABLE, self.param_groups))
 
     def _check_fused(self, fused: bool | None) -> None:
-        if fused is not None and fused != (self.backend != "torch"):
+        # "auto" decides by itself, so that configurations may forward either
+        if fused is not None and self.backend != "auto" and fused != (self.backend == "triton"):
             raise ValueError(
                 f"fused={fused} contradicts backend={self.backend!r}: choose by backend= and leave fused=None"
             )
@@ -134,6 +135,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         """What a plan depends on of a group; the multipliers last."""
         params, capturable, ema, entries = FACTS(group)
         return len(params), capturable, ema is None, bool(group[self.last_state]), entries
+
+    def complete_groups(self) -> None:
+        """Gives param groups that were made elsewhere, such as by `torch.optim`, the options that they lack."""
+        for group in self.param_groups:
+            group.setdefault("capturable", False)
+            group.setdefault("ema", None)
+            group.setdefault("multipliers", None)
 
     def hyper_rows(self, plan: Plan) -> tuple[list[Any], Sequence[int]]:
         """The hyper rows of the next step, and which of them each parameter of the plan uses."""
@@ -238,6 +246,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there are no averages yet, or this is called within itself; so does `step()` within.
         """
+        self.complete_groups()
         return average.averaged(self, model)
 
     def state_dict(self) -> dict[str, Any]:
@@ -257,6 +266,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: something in the dict does not fit the optimizer, or cannot be what it should. The optimizer
                 is left as it was, also where a hook raises.
         """
+        self.complete_groups()
         checkpoint.load(self, state_dict, kept=("fused", "capturable", *UNSUPPORTED))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -265,9 +275,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:
-            group.setdefault("capturable", False)
-            group.setdefault("ema", None)
+        self.complete_groups()
         self._plan = None
 
     def __repr__(self) -> str:

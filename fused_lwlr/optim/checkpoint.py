@@ -60,7 +60,8 @@ def load(optimizer: "FusedOptimizer", state_dict: dict[str, Any], kept: tuple[st
         result = pre_hook(optimizer, state_dict)
         if result is not None:
             state_dict = _dict(result, "the state dict that a hook returns")
-    if state_dict.keys() != {"state", "param_groups"}:
+    # other keys are those of hooks and wrappers, and are ignored as torch.optim does
+    if not {"state", "param_groups"} <= state_dict.keys():
         keys = ", ".join(map(repr, state_dict))
         raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
     groups = _groups(optimizer, state_dict["param_groups"], kept)

@@ -139,7 +139,7 @@ def _local(number: Tensor, device: torch.device) -> Tensor:
 def _send(nonfinite: Tensor, counts: list[tuple[Tensor, list[str]]]) -> Verdict:
     if not nonfinite.is_cuda:
         return Verdict(nonfinite, None, counts)
-    host = torch.empty((), dtype=nonfinite.dtype, pin_memory=True)
+    host = torch.empty((), dtype=nonfinite.dtype, device="cpu", pin_memory=True)
     host.copy_(nonfinite, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record(torch.cuda.current_stream(nonfinite.device))

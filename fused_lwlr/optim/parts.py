@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import Row, Table
+from fused_lwlr.memory import all_addressable, is_fake
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.validate import usual_gradient
@@ -126,8 +127,10 @@ def partition(
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, (member, grad) in enumerate(zip(members, grads, strict=True)):
         dtype = params[i].dtype if grad is None else grad.dtype
-        kinds.setdefault((member.kind, dtype), []).append(i)
-    for number, mine in enumerate(kinds.values()):
+        # kernels do not count versions of inference tensors, which have none
+        addressable = all_addressable(column[i] for column in columns.values()) and not params[i].is_inference()
+        kinds.setdefault((member.kind, dtype, addressable), []).append(i)
+    for number, ((*_, addressable), mine) in enumerate(kinds.items()):
         rows: list[Row] = []
         names: list[str] = []
         for tensor, i in enumerate(mine):
@@ -139,7 +142,10 @@ def partition(
                 names.append("")
         whole = len(kinds) == 1
         here = columns if whole else {name: [column[i] for i in mine] for name, column in columns.items()}
-        backend = ops.pick(optimizer.backend, params[mine[0]].device, params[mine[0]].dtype)
+        first = params[mine[0]]
+        # without values there is nothing to launch: only shapes follow
+        chosen = "torch" if is_fake(first) else optimizer.backend
+        backend = ops.pick(chosen, first.device, first.dtype, addressable=addressable)
         table = Table(here, rows, backend.identify)
         table.capturable = any(group["capturable"] for group in optimizer.param_groups)
         stepped = np.array([live[i] for i in mine if i < len(live)], dtype=np.int64)

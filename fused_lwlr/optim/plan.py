@@ -6,15 +6,23 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, is_inference_mode_enabled
 
+from fused_lwlr.memory import all_addressable, find_overlap
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.gate import LossScale
 from fused_lwlr.optim.parts import Part, members_of, partition
 from fused_lwlr.optim.rescale import Target
 from fused_lwlr.optim.state import State, is_complete
 from fused_lwlr.optim.tables import Tables
-from fused_lwlr.optim.validate import same_placement
+from fused_lwlr.optim.validate import (
+    LARGEST_FLOAT32,
+    check_memory,
+    check_overlaps,
+    label_of,
+    same_placement,
+    validate_param,
+)
 from fused_lwlr.shards import is_distributed, local
 
 if TYPE_CHECKING:
@@ -38,6 +46,8 @@ class Plan:
         members: what is known of each of the parameters.
         columns: they and their state, or the parts of them that this process has.
         targets: what is rescaled.
+        largest: the largest number that a step can compute with in float32, whatever multiplier it meets.
+        sound: whether all that a step may write to is at addresses of its own.
         usual: whether gradients that go with their parameters need no closer look, and nothing is rescaled.
         distributed: whether this process has parts of some parameters.
         state: of the members.
@@ -46,7 +56,8 @@ class Plan:
     """
 
     def __init__(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]):
-        self._options = (optimizer.scaling, optimizer.precision, optimizer.device_counts)
+        optimizer.complete_groups()
+        self._options = _options(optimizer)
         # with a copy of the multipliers, lists within lists, that edits of them do not reach
         self._facts = [(*facts, deepcopy(entries)) for *facts, entries in map(optimizer.facts, optimizer.param_groups)]
         for group in optimizer.param_groups:
@@ -60,6 +71,9 @@ class Plan:
         ]
         stepped = [params[i] for i in numbers]
         self.places = [places[i] for i in numbers]
+        for param, (of, at) in zip(stepped, self.places, strict=True):
+            if param.grad is not None:
+                validate_param(type(optimizer).__name__, optimizer.param_groups[of], at, param)
         self.targets = optimizer.rescaling.targets() if optimizer.rescaling is not None else []
         known = set(map(id, stepped))
         self._others = [target.tensor for target in self.targets if id(target.tensor) not in known]
@@ -69,8 +83,12 @@ class Plan:
         self.members = [*members_of(optimizer, self.params, self.places, self.state.columns, self.targets)]
         self.columns = {"param": [*map(local, self.params)]}
         self.columns |= {name: [*map(local, column)] for name, column in self.state.columns.items()}
+        self.sound = self._is_sound()
+        largest_eta = max((row.multiplier for member in self.members for row in member.rows), default=1.0)
+        self.largest = LARGEST_FLOAT32 / max(largest_eta, 1.0)
         once = len(set(map(id, stepped))) == len(stepped)
-        self.usual = once and not self.targets and all(member.facts is not None for member in self.members)
+        usual = all(member.facts is not None for member in self.members)
+        self.usual = usual and once and self.sound and not self.targets
         self._whole: list[Part] | None = None
         self._numbers = np.array(numbers, dtype=np.int64)
         self._outside = sorted({*range(len(params))}.difference(numbers))
@@ -87,9 +105,13 @@ class Plan:
         Args:
             params: all of the optimizer.
         """
-        if self.new or self._options != (optimizer.scaling, optimizer.precision, optimizer.device_counts):
+        if self.new or self._watch is None or self._options != _options(optimizer):
             return False
-        if [optimizer.facts(group) for group in optimizer.param_groups] != self._facts:
+        try:
+            if [optimizer.facts(group) for group in optimizer.param_groups] != self._facts:
+                return False
+        except KeyError:
+            # groups of another optimizer, which lack options of ours until a new plan is made
             return False
         if optimizer.rescaling is not None:
             targets = optimizer.rescaling.targets()
@@ -133,6 +155,39 @@ class Plan:
         self._present = present
         return True
 
+    def _is_sound(self) -> bool:
+        """Whether all parameters and their state can be written to, each element at an address of its own."""
+        first = {id(param): i for i, param in enumerate(self.params)}.values()
+        found = [column[i] for column in self.columns.values() for i in first]
+        tensors = [tensor for tensor in found if tensor is not None]
+        return (
+            all_addressable(tensors)
+            and (is_inference_mode_enabled() or not any(map(Tensor.is_inference, tensors)))
+            and find_overlap(tensors) is None
+        )
+
+    def check_memory(self, optimizer: "FusedOptimizer", chosen: Sequence[int]) -> None:
+        """Raise RuntimeError if what a step of some of the parameters writes to cannot be written to.
+
+        Args:
+            chosen: the indices of the parameters, each once.
+        """
+        if self.sound:
+            return
+        tensors, labels = [], []
+        for i in chosen:
+            parameter = "a tensor that is only rescaled"
+            if i < len(self.places):
+                group, at = self.places[i]
+                parameter = f"parameter {label_of(optimizer.param_groups[group], at)}"
+            for name, column in self.columns.items():
+                if column[i] is not None:
+                    tensors.append(column[i])
+                    labels.append(parameter if name == "param" else f"state {name!r} of {parameter}")
+        for tensor, label in zip(tensors, labels, strict=True):
+            check_memory(tensor, label)
+        check_overlaps(tensors, labels)
+
     def _live(self, present: bytes) -> np.ndarray:
         """Which members have a gradient."""
         return np.flatnonzero(np.frombuffer(present, dtype=bool)[self._numbers])
@@ -171,9 +226,13 @@ class Plan:
                     # of these only counts have moved
                     self.state.store(optimizer, np.flatnonzero(absent))
                     self._names = self.state.names
-                    seen, _, states = self._seen(optimizer, params, None)
-                    self._watch = self.tables.parts[0].backend.watch(seen, states, self._names)
                     self.new = False
+                    seen, _, states = self._seen(optimizer, params, None)
+                    try:
+                        self._watch = self.tables.parts[0].backend.watch(seen, states, self._names)
+                    except RuntimeError:
+                        # without addresses there is nothing to compare, so the next step makes a new plan
+                        self._watch = None
         finally:
             self.tables.release()
 
@@ -193,6 +252,11 @@ class Plan:
         pairs = list(zip(tables.group, marks.tolist(), strict=True))
         number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
         return list(number), [number[pair] for pair in pairs]
+
+
+def _options(optimizer: "FusedOptimizer") -> tuple[Any, ...]:
+    """What a plan depends on besides the param groups. State that was made in inference mode is only good for that."""
+    return optimizer.scaling, optimizer.precision, optimizer.device_counts, is_inference_mode_enabled()
 
 
 def _same_target(a: Target, b: Target) -> bool:

@@ -36,7 +36,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         foreach, differentiable: refused when True.
         capturable: allows `step()` to be captured in a CUDA graph, after a step was taken. lr and weight_decay are
             read by every replay if they are tensors on the GPU; step counts are kept there, as `state["step"]`.
-        fused: None, or True where `backend` is not "torch": the step is fused either way.
+        fused: accepted for compatibility; `backend` decides. Must not contradict "triton" or "torch".
         multipliers: layer name -> η, such as `fused_lwlr.calibrate` returns; needs named parameters
             (`model.named_parameters()`). A parameter that is not named gets 1. They are part of
             `state_dict()`. Initializing the Layer-wise Learning Rate, Eq. 2.

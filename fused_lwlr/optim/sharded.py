@@ -130,4 +130,4 @@ def _numbers(values: Sequence[float | Tensor], like: Tensor) -> Tensor:
     """Numbers, or tensors of one element, as one tensor."""
     if any(isinstance(value, Tensor) for value in values):
         return torch.stack([torch.as_tensor(value).to(like).reshape(()) for value in values])
-    return torch.tensor(values, dtype=like.dtype).to(like.device, non_blocking=True)
+    return torch.tensor(values, dtype=like.dtype, device="cpu").to(like.device, non_blocking=True)

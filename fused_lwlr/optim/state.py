@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.precision import MASTER
 from fused_lwlr.optim.validate import label_of, same_width
@@ -69,8 +70,7 @@ class State:
             self.columns[EMA] = [*averages, *[None] * len(others)]
         self.fresh = np.array(fresh, dtype=bool)
         self._entries: dict[str, list[Tensor | None]] = dict(self.columns)
-        counts = torch.zeros(len(params), dtype=torch.float32)
-        self.steps: np.ndarray = counts.numpy()
+        self.steps = np.zeros(len(params), dtype=np.float32)
         if on_device:
             # a buffer without a count is one of a gradient that was taken
             taken = [state.get("step", float(not new)) for state, new in zip(states, fresh, strict=True)]
@@ -78,8 +78,9 @@ class State:
             self.columns["step"] = [*self._entries["step"], *[None] * len(others)]
             self.fresh[:] = False
         elif optimizer.counts_steps:
-            self._entries["step"] = list(counts.unbind())
-            self.steps[:] = [float(state.get("step", 0)) for state in states]
+            # of one memory with `steps`
+            self._entries["step"] = list(torch.from_numpy(self.steps).unbind())
+            self.steps[:] = [_count_of(state) for state in states]
 
     def count(self, members: np.ndarray) -> None:
         """Count a step of some parameters."""
@@ -129,7 +130,13 @@ def is_complete(optimizer: "FusedOptimizer", group: dict[str, Any], param: Tenso
 
 def _was_skipped(optimizer: "FusedOptimizer", state: dict[str, Any]) -> bool:
     """Whether the first step of a parameter was skipped by the device, when that counted: then it has a count of 0."""
-    return not optimizer.counts_on_device and "step" in state and not float(state["step"])
+    return not optimizer.counts_on_device and "step" in state and not _count_of(state)
+
+
+def _count_of(state: dict[str, Any]) -> float:
+    """The steps that a parameter has taken; 1 for a count that has no value, of a `FakeTensor` or meta tensor."""
+    step = state.get("step", 0)
+    return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else float(step)
 
 
 def _entry(
@@ -176,20 +183,30 @@ def _fits_in_dtype(tensor: Tensor, param: Tensor, name: str) -> bool:
 def _check(optimizer: "FusedOptimizer", place: tuple[int, int], param: Tensor, name: str, tensor: Tensor) -> None:
     """Raise ValueError unless an entry of the state has the shape and device of its parameter and fits it in dtype."""
     label = label_of(optimizer.param_groups[place[0]], place[1])
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_nested:
+        found = f"{tensor.layout}" if isinstance(tensor, Tensor) else f"{tensor!r:.80}"
+        raise ValueError(
+            f"state {name!r} of parameter {label} is {found}, but must be a strided tensor like the parameter: "
+            "load a state dict of this model"
+        )
     if not _fits_in_place(tensor, param):
         raise ValueError(
             f"state {name!r} of parameter {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
             f"parameter is {tuple(param.shape)} on {param.device}: load a state dict of this model"
         )
     if not _fits_in_dtype(tensor, param, name):
+        fix = "optimizer.load_state_dict(optimizer.state_dict()) converts the state"
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            fix = f"replace it by a tensor of {param.dtype}"
         raise ValueError(
-            f"state {name!r} of parameter {label} is {tensor.dtype}, but the parameter is {param.dtype}: "
-            "optimizer.load_state_dict(optimizer.state_dict()) converts the state"
+            f"state {name!r} of parameter {label} is {tensor.dtype}, but the parameter is {param.dtype}: {fix}"
         )
 
 
 def _counts(params: Sequence[Tensor], taken: Sequence[float | Tensor]) -> list[Tensor | None]:
     """Step counts on the device: those of the state where they can be, since a graph may go on counting in them."""
-    counts = [torch.as_tensor(count).to(p.device, torch.float32) for p, count in zip(params, taken, strict=True)]
+    counts = [
+        torch.as_tensor(count, dtype=torch.float32, device=p.device) for p, count in zip(params, taken, strict=True)
+    ]
     apart = len(set(map(Tensor.data_ptr, counts))) == len(counts)
     return [count if apart else count.clone() for count in counts]

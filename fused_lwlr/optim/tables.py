@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
+from torch.autograd import graph as autograd_graph
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels import Gate
+from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.identity import FACTS
+from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.gate import NO_LOSS_SCALE, LossScale
 from fused_lwlr.optim.parts import Part, partition, pick
 from fused_lwlr.optim.sharded import Decision, Traits, decide
-from fused_lwlr.optim.validate import label_of, validate
+from fused_lwlr.optim.validate import check_float32, label_of, validate
 from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class Tables:
     ) -> Iterator[Part]:
         """Look at each gradient, and cut what is stepped or rescaled into parts."""
         for i, grad in zip(numbers, grads, strict=True):
-            if type(grad) is not Tensor or FACTS(grad) != plan.members[i].facts:
+            if type(grad) is not Tensor or FACTS(grad) != plan.members[i].facts or not is_addressable(grad):
                 group, at = plan.places[i]
                 validate(type(optimizer).__name__, optimizer.param_groups[group], at, plan.params[i], grad)
         seen = set(map(id, self._params))
@@ -94,6 +96,7 @@ class Tables:
         chosen = [*numbers, *idle]
         self._idle = len(idle)
         self._params = [plan.params[i] for i in chosen]
+        plan.check_memory(optimizer, chosen)
         columns: dict[str, list[Any]] = {name: [column[i] for i in chosen] for name, column in plan.columns.items()}
         columns["grad"] = [*map(local, grads), *[None] * len(idle)]
         for name in columns.keys() & {"step", EMA}:
@@ -124,7 +127,13 @@ class Tables:
 
     def launch(self, optimizer: "FusedOptimizer", plan: "Plan", loss_scale: LossScale) -> None:
         """Step every part."""
+        if getattr(autograd_graph, "_allow_mutation_on_saved_tensors_enabled", False):
+            self._check_visible()
         hyper, rows = optimizer.hyper_rows(plan)
+        for numbers in hyper:
+            for number in numbers:
+                if type(number) is float and not -plan.largest <= number <= plan.largest:
+                    check_float32(numbers, plan.largest, self.parts[0].table.columns["param"])
         if self._idle:
             hyper, rows = [*hyper, optimizer.idle], self._with_idle(rows, len(hyper))
         if rows is not self._rows:
@@ -151,6 +160,14 @@ class Tables:
             # the kernels know of the local parts only
             increment_version([param for param in self._params if is_distributed(param)])
         self.new = False
+
+    def _check_visible(self) -> None:
+        """Raise RuntimeError if autograd must see every update, and a kernel does one that it cannot see."""
+        if any(part.backend is not reference for part in self.parts):
+            raise RuntimeError(
+                "step() within torch.autograd.graph.allow_mutation_on_saved_tensors(): Triton's updates would not be "
+                "seen, and gradients would be wrong: take the step outside of it, or pass backend='torch'"
+            )
 
     def _with_idle(self, entries: Sequence[Any], idle: Any) -> Sequence[Any]:
         """Entries of the live parameters, and then as many others as there are tensors that are only rescaled."""

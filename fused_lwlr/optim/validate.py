@@ -1,23 +1,31 @@
 """What a parameter, its gradient and its state must be for a step."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.identity import FACTS
+from fused_lwlr.memory import check_inference, find_overlap, is_freed
 from fused_lwlr.optim.gate import Nonfinite
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import PLAIN
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
 
 
 def same_width(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors go into one computation: both complex or neither, both double precision or neither."""
+    """Whether numbers of two tensors go into one computation.
+
+    Both must be real or complex floating point, and double precision or not.
+    """
     double = (torch.float64, torch.complex128)
-    return a.is_complex() == b.is_complex() and (a.dtype in double) == (b.dtype in double)
+    kinds = COMPLEX if b.is_complex() else FLOATING
+    return a.dtype in kinds and (a.dtype in double) == (b.dtype in double)
 
 
 def same_placement(a: Tensor, b: Tensor) -> bool:
@@ -41,11 +49,56 @@ def usual_gradient(param: Tensor) -> tuple[Any, ...] | None:
 
     Almost all parameters and gradients are plain tensors of the same dtype, device, shape and layout.
     """
-    usual = type(param) in PLAIN and param.layout is torch.strided and param.dtype in FLOATING
+    usual = type(param) in PLAIN and not param.is_nested and param.layout is torch.strided and param.dtype in FLOATING
     if not usual or 0 in param.stride() or param.is_neg():
         return None
     facts: tuple[Any, ...] = FACTS(param)
     return facts
+
+
+def validate_param(optimizer: str, group: dict[str, Any], position: int, param: Tensor) -> None:
+    """Raise RuntimeError unless a parameter can be stepped, whatever its gradient.
+
+    Args:
+        optimizer: what messages call it.
+        group, position: where the parameter is.
+    """
+    label = label_of(group, position)
+    if param.is_nested:
+        raise RuntimeError(
+            f"{optimizer} does not support nested tensors, such as parameter {label}: optimize its values() instead"
+        )
+    if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
+        raise RuntimeError(f"{optimizer} cannot optimize parameter {label} of dtype {param.dtype}")
+
+
+def check_memory(tensor: Tensor, what: str) -> None:
+    """Raise RuntimeError if a tensor that a step would write to has no memory any more, or must not be written to."""
+    if is_freed(tensor):
+        raise RuntimeError(f"the storage of {what} was freed, so there is nothing to update: restore it before step()")
+    check_inference(tensor, what)
+
+
+def check_overlaps(tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
+    """Raise RuntimeError if two elements that a step would write to share memory.
+
+    Args:
+        tensors: what is written to.
+        labels: what messages call each tensor.
+    """
+    found = find_overlap(tensors)
+    if found is None:
+        return
+    first, second = found
+    if first == second:
+        raise RuntimeError(
+            f"elements of {labels[first]} share memory (strides {tensors[first].stride()}), so they cannot be updated "
+            "in place: clone() it first"
+        )
+    raise RuntimeError(
+        f"{labels[first]} and {labels[second]} share memory, and one launch would update both at once: give the "
+        "optimizer one parameter for that memory, or clone() one of them"
+    )
 
 
 def validate(optimizer: str, group: dict[str, Any], position: int, param: Tensor, grad: Tensor) -> None:
@@ -56,13 +109,16 @@ def validate(optimizer: str, group: dict[str, Any], position: int, param: Tensor
         group, position: where the parameter is.
     """
     label = label_of(group, position)
+    validate_param(optimizer, group, position, param)
+    if grad.is_nested:
+        raise RuntimeError(f"the gradient of parameter {label} is a nested tensor, but the parameter is not")
     if param.layout != torch.strided or grad.layout != torch.strided:
         raise RuntimeError(
             f"{optimizer} does not support sparse gradients: that of parameter {label} is {grad.layout}; "
             "use sparse=False in its layer, or torch.optim.SparseAdam for it"
         )
-    if not (param.is_floating_point() or param.is_complex()):
-        raise RuntimeError(f"{optimizer} cannot optimize parameter {label} of dtype {param.dtype}")
+    if is_freed(grad):
+        raise RuntimeError(f"the storage of the gradient of parameter {label} was freed: compute it again")
     if (grad.shape, grad.device) != (param.shape, param.device):
         raise RuntimeError(
             f"the gradient of parameter {label} is {tuple(grad.shape)} on {grad.device}, "
@@ -74,16 +130,26 @@ def validate(optimizer: str, group: dict[str, Any], position: int, param: Tensor
             f"the gradient of parameter {label} is placed as {found}, but the parameter as {wanted}: redistribute it"
         )
     if not same_width(grad, param):
-        raise RuntimeError(f"the gradient of parameter {label} is {grad.dtype}, but the parameter is {param.dtype}")
+        raise RuntimeError(
+            f"the gradient of parameter {label} is {grad.dtype}, but the parameter is {param.dtype}: convert it with "
+            f"grad.to({param.dtype})"
+        )
     if param.is_conj() or param.is_neg():
         raise RuntimeError(
             f"parameter {label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"
         )
-    if any(stride == 0 and size > 1 for size, stride in zip(param.shape, param.stride(), strict=True)):
-        raise RuntimeError(
-            f"elements of parameter {label} share memory (strides {param.stride()}), so they cannot be "
-            "updated in place: clone() it first"
-        )
+
+
+def check_float32(hyper: Any, largest: float, params: Sequence[Tensor]) -> None:
+    """Raise ValueError if a finite number of a hyper row is too large to compute with in float32.
+
+    torch.optim raises RuntimeError then; float32 arithmetic would turn weights into NaN.
+    """
+    if all(param.dtype in (torch.float64, torch.complex128) for param in params):
+        return
+    for name, value in zip(hyper._fields, hyper, strict=True):
+        if type(value) is float and largest < abs(value) < math.inf:
+            raise ValueError(f"{name}={value} is too large for float32: it must be at most {largest:.3g}")
 
 
 def check_control(scaling: Any, clip_global_norm: Any, nonfinite: Any, rescale_weights: Any) -> None:

@@ -63,7 +63,8 @@ def sgd(
         d = g = control.decayed(g)
         if momentum_buffer is not None:
             b = control.own(momentum_buffer)
-            b = b.copy_(g) if h.first else b.mul_(h.momentum).add_(g, alpha=1 - h.dampening)
+            # not copy_, which a FakeTensor on a device that this build of torch lacks does not have
+            b = b.zero_().add_(g) if h.first else b.mul_(h.momentum).add_(g, alpha=1 - h.dampening)
             if step is not None:
                 b = torch.where(step == 0, g, b)
             d = g.add(b, alpha=h.momentum) if h.nesterov else b

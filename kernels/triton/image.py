@@ -128,7 +128,8 @@ class Image:
         if table.capturable and not capturing and not self._spares:
             # pinned memory cannot be had during a capture
             shape = (CAPTURES, len(self._staging))
-            self._spares = list(torch.empty(shape, dtype=torch.int64, pin_memory=self.buffer.is_cuda).unbind())
+            pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.buffer.is_cuda)
+            self._spares = list(pinned.unbind())
 
     def _captured_copy(self) -> Tensor:
         """The image in memory that stays as it is for as long as there is the graph that copies from it."""

@@ -18,7 +18,18 @@ from fused_lwlr.kernels import identity
 
 SOURCES = ("tensors.c", "watch.c", "native.c")
 VERSION = attrgetter("_version")
-GETTERS = ("layout", "data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
+GETTERS = (
+    "layout",
+    "data_ptr",
+    "numel",
+    "storage_offset",
+    "dim",
+    "sizes",
+    "strides",
+    "dtype",
+    "device_type",
+    "device_index",
+)
 """What torch's functions tell of a tensor, in the order of `shim` in tensors.c."""
 
 
@@ -59,7 +70,8 @@ def watch(params: Sequence[Tensor], states: dict[Any, dict[str, Any]], names: Se
         RuntimeError: there is something that has no address.
     """
     native = _compiled()
-    if native is not None:
+    # the C code reads dicts only
+    if native is not None and isinstance(states, dict):
         try:
             return native.Watch(tuple(params), states, tuple(names))
         except RuntimeError:

@@ -13,6 +13,8 @@ typedef char *Handle;
 static struct {
     int32_t (*layout)(Handle, int32_t *);
     int32_t (*data_ptr)(Handle, int64_t *);
+    int32_t (*numel)(Handle, int64_t *);
+    int32_t (*storage_offset)(Handle, int64_t *);
     int32_t (*dim)(Handle, int64_t *);
     int32_t (*sizes)(Handle, int64_t **);
     int32_t (*strides)(Handle, int64_t **);
@@ -22,7 +24,7 @@ static struct {
 } shim;
 
 /* layouts and dtypes by their numbers in C++ */
-enum { STRIDED = 0, FIRST_COMPLEX = 8, LAST_COMPLEX = 10 };
+enum { STRIDED = 0, FIRST_COMPLEX = 8, LAST_COMPLEX = 10, MAX_ITEMSIZE = 16 };
 enum { DIMS = 64, WORDS = 5 + 2 * DIMS };
 
 /* where the at::Tensor of a tensor in Python is */
@@ -101,12 +103,17 @@ static int is_lazy(PyObject *tensor, int32_t dtype, int64_t dim, const int64_t *
     return says(tensor, is_neg);
 }
 
-/* find the handle and the address, 0 of what is empty, of a tensor; -1 with an exception for what has no address */
+/* find the handle and the address of a tensor, 0 if it is empty; -1 with an exception if it has elements and no
+   address */
 static int locate(PyObject *tensor, Handle *handle, int64_t *address) {
     int32_t layout;
+    int64_t offset, numel;
     if (PyObject_TypeCheck(tensor, tensor_type)) {
         *handle = (Handle)tensor + handle_at;
-        if (!shim.layout(*handle, &layout) && layout == STRIDED && !shim.data_ptr(*handle, address))
+        if (!shim.layout(*handle, &layout) && layout == STRIDED && !shim.data_ptr(*handle, address) &&
+            !shim.storage_offset(*handle, &offset) && !shim.numel(*handle, &numel) &&
+            /* the address of a tensor without memory is its offset in bytes */
+            (*address > MAX_ITEMSIZE * offset || numel == 0))
             return 0;
     }
     PyErr_SetString(PyExc_RuntimeError, "a tensor without an address");

@@ -130,8 +130,11 @@ static int see(Watch *self, Progress *progress, PyObject *params, PyObject *grad
 }
 
 static PyObject *look(Watch *self, PyObject *const *args, Py_ssize_t given) {
-    if (given != 4 || !PyDict_Check(args[2]))
-        return PyErr_Format(PyExc_TypeError, "look takes parameters, gradients or None, a dict of states, and a bool");
+    if (given != 4)
+        return PyErr_Format(PyExc_TypeError, "look takes parameters, gradients or None, states, and a bool");
+    /* another type of mapping has taken the place of the dict */
+    if (!PyDict_Check(args[2]))
+        Py_RETURN_NONE;
     Progress progress = {.alike = 1, .count_versions = args[3] == Py_True};
     PyObject *result = NULL, *params = PySequence_Tuple(args[0]);
     PyObject *grads = params && args[1] != Py_None ? PySequence_Tuple(args[1]) : NULL;

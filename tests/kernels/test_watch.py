@@ -125,7 +125,6 @@ GRADIENTS = {
     "shape": (1, lambda: torch.ones(6), False),
     "dimensions": (1, lambda: torch.ones(5, 1), False),
     "dtype": (1, lambda: torch.ones(5, dtype=torch.bfloat16), False),
-    "device": (1, lambda: torch.ones(5, device="meta"), False),
     "negative": (1, lambda: negated(torch.ones(5)), False),
     "parameter": (1, lambda: Parameter(torch.ones(5)), False),
     "class": (1, lambda: torch.ones(5).as_subclass(Tagged), False),
@@ -202,6 +201,9 @@ def test_what_has_no_address(backend, capfd):
     grads = [None if param.grad is None else param.grad.to_sparse() for param in it.params]
     with pytest.raises(RuntimeError):
         it.watch.look(it.params, grads, it.state, False)
+    grads = [None if param.grad is None else param.grad.to("meta") for param in it.params]
+    with pytest.raises(RuntimeError):
+        it.watch.look(it.params, grads, it.state, False)
     first(it)["b"] = first(it)["b"].to_sparse()
     with pytest.raises(RuntimeError):
         it.look()
@@ -266,9 +268,11 @@ def test_what_c_refuses():
     if native._compiled() is None:
         pytest.skip("needs functions in C that torch 2.8 lacks, and a C compiler")
     it = made(native)
-    for arguments in [(), (it.params,), (it.params, None, []), (None, None, {}), (it.params, 1, it.state)]:
+    for arguments in [(), (it.params,), (it.params, None), (None, None, {}), (it.params, 1, it.state)]:
         for more in ((), (False,)):
             with pytest.raises(TypeError):
                 it.watch.look(*arguments, *more)
     with pytest.raises(TypeError):
         native._compiled().Watch((), [], ())
+    # another type of mapping may take the place of the state at any time
+    assert it.watch.look(it.params, None, [], False) is None

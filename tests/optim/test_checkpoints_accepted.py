@@ -1,6 +1,7 @@
 """State dicts that look odd and are what steps of ours, older versions of torch or other devices leave."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -134,3 +135,34 @@ def test_from_another_device(name, nonfinite, source, target, flags):
     train((ours, oracle), (named, expected), 2)
     for (_, p), (_, q) in zip(named, expected, strict=True):
         close(p.detach(), q.detach(), steps=2)
+
+
+@every_case
+def test_other_keys_of_a_state_dict_are_ignored(name, backend, device):
+    """As torch does: state-dict hooks add them, and wrappers such as `PostLocalSGDOptimizer`."""
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS[name](named, **OPTIONS[name], backend=backend)
+    optimizer.register_state_dict_post_hook(lambda optimizer, state_dict: {**state_dict, "epoch": 7})
+    train((optimizer,), (named,), 2)
+    again = twin(named)
+    resumed = OURS[name](again, **OPTIONS[name], backend=backend)
+    saved = optimizer.state_dict()
+    assert saved["epoch"] == 7
+    resumed.load_state_dict(saved)
+    train((optimizer, resumed), (named, again), 2)
+    compare(same, resumed, optimizer, again, named)
+
+
+# of the import itself
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@every_name
+def test_a_wrapper_that_adds_a_key_loads_its_own_dict(name, device):
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    named = parameters(SHAPES, torch.float32, device)
+    averager = SimpleNamespace(step=3)
+    wrapper = PostLocalSGDOptimizer(OURS[name](named, **OPTIONS[name]), averager)
+    saved = wrapper.state_dict()
+    averager.step = 0
+    wrapper.load_state_dict(saved)
+    assert averager.step == 3

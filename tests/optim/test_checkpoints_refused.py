@@ -67,7 +67,6 @@ def test_not_a_state_dict(name, wrong, message, device):
 
 
 STRUCTURE = [
-    (("more",), 1, "but this one has 'state', 'param_groups', 'more'"),
     (("state",), [], "'state' of the state dict must be a dict"),
     (("state", 0), [], "the state of parameter 'p0' must be a dict"),
     (("state", 1), None, "the state of parameter 'p1' must be a dict, not None"),

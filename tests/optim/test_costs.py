@@ -1,9 +1,11 @@
-"""Launches of a step, and the bytes it moves."""
+"""Launches of a step, the bytes it moves, and how its time grows."""
+
+import time
 
 import pytest
 import torch
 from cases import every_name, every_scaling
-from steps import OURS, compare, cost, gradients, parameters, twin
+from steps import OPTIONS, OURS, compare, cost, gradients, parameters, twin
 from tolerances import same
 
 from fused_lwlr import ELR, LAMB, LARS
@@ -92,3 +94,22 @@ def test_rows_beyond_the_window_come_from_memory_twice(name, scaling, from_memor
     compare(same, optimizer, plain, named, expected)
     memory = {"sgd": 12, "adamw": 28}[name]
     assert cost(optimizer, named) == (1, memory + from_memory * (1 - inside), from_memory * inside)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_time_of_a_step_is_linear_in_the_number_of_tensors(name):
+    """Eight times as many tensors: 8 if it is linear, 64 if it is quadratic; what caches hold lies between."""
+
+    def fastest(count):
+        params = [torch.nn.Parameter(torch.ones(1)) for _ in range(count)]
+        optimizer = OURS[name](params, **OPTIONS[name], backend="torch")
+        for param in params:
+            param.grad = torch.ones(1)
+        times = []
+        for _ in range(4):
+            begin = time.process_time()
+            optimizer.step()
+            times.append(time.process_time() - begin)
+        return min(times)
+
+    assert fastest(8000) < 20 * fastest(1000)

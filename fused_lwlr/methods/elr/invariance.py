@@ -193,7 +193,7 @@ def _statistics(
     bad = [repr(layer.name) for layer, count in zip(reduction.layers, values["nonfinite"], strict=True) if count]
     if bad:
         raise ValueError(f"the gradient of {', '.join(bad[:5])} is not finite: check the loss and the data")
-    result = torch.full((len(layers), 2), math.nan, dtype=torch.float64)
+    result = torch.full((len(layers), 2), math.nan, dtype=torch.float64, device="cpu")
     norms = values["sq_sum"].sqrt() * values["weight_sq_sum"].sqrt()
     result[reduction.index.cpu()] = torch.stack([norms, values["dot"]], dim=1)
     return result

@@ -145,7 +145,7 @@ def gaussian_batches(shape: Sequence[int], classes: int, seed: int = 0) -> Itera
         classes: how many classes there are.
         seed: the same minibatches for the same seed.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     while True:
-        inputs = torch.randn(tuple(shape), generator=generator)
+        inputs = torch.randn(tuple(shape), generator=generator, device="cpu")
         yield inputs, torch.randint(0, classes, tuple(shape[:1]), generator=generator)

@@ -61,7 +61,7 @@ def calibrate(
     if not any(layer.param.requires_grad for layer in layers):
         raise ValueError("model has no parameter that requires a gradient")
     device = layers[0].param.device
-    numel = torch.tensor([layer.numel for layer in layers], dtype=torch.float64)
+    numel = torch.tensor([layer.numel for layer in layers], dtype=torch.float64, device="cpu")
     reduction = StatisticsPass(layers, backend)
     # G and the non-finite elements of each layer, and how many minibatches gave it a gradient
     totals = torch.zeros(3, len(layers), dtype=torch.float64, device="cpu" if device.type == "mps" else device)

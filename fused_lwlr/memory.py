@@ -1,0 +1,132 @@
+"""Where the elements of tensors are in memory: what must hold before a kernel follows their addresses."""
+
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fused_lwlr.shards import PLAIN
+
+
+def is_addressable(tensor: Tensor) -> bool:
+    """Returns whether a kernel can read and write a tensor through its data pointer. An empty tensor needs none.
+
+    False for a tensor without memory of its own: a wrapper subclass (`TwoTensor`, quantized weights), a `FakeTensor`,
+    a meta tensor, or a tensor within a `torch.func` transform.
+    """
+    if type(tensor) in PLAIN:
+        return _has_address(tensor)
+    with warnings.catch_warnings():
+        # FakeTensor warns that it has no data pointer
+        warnings.simplefilter("ignore")
+        return _has_address(tensor)
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Returns whether the storage of a tensor was freed, as by `tensor.untyped_storage().resize_(0)`."""
+    if type(tensor) not in PLAIN or tensor.is_meta or tensor.numel() == 0:
+        return False
+    try:
+        return tensor.untyped_storage().nbytes() == 0
+    except (RuntimeError, NotImplementedError):
+        # a tensor within a torch.func transform has no storage
+        return False
+
+
+def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
+    """Returns the indices of two tensors that share an element, or None.
+
+    Both indices are the same if two elements of one tensor share memory. Tensors without an address share none.
+    """
+    spans = []
+    for i, tensor in enumerate(tensors):
+        if tensor.numel() == 0 or not is_addressable(tensor):
+            continue
+        if _overlaps_itself(tensor):
+            return i, i
+        spans.append((*_span(tensor), i))
+    # sorted by where they begin, a tensor can overlap only those that begin before it and have not ended yet
+    spans.sort()
+    begun: list[tuple[int, int]] = []
+    for start, stop, i in spans:
+        begun = [(end, j) for end, j in begun if end > start]
+        for _, j in begun:
+            # spans may interleave, as columns of a matrix do
+            if np.shares_memory(_outline(tensors[i]), _outline(tensors[j])):
+                return j, i
+        begun.append((stop, i))
+    return None
+
+
+def _has_address(tensor: Tensor) -> bool:
+    try:
+        # without memory the data pointer is the offset, so ask for where the storage begins
+        return tensor.numel() == 0 or tensor.data_ptr() != tensor.storage_offset() * tensor.element_size()
+    except RuntimeError:
+        return False
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    if tensor.is_contiguous():
+        return False
+    reach = 0
+    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    for stride, size in dims:
+        if stride <= reach:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    # the strides do not tell, so compare the offsets of all elements
+    offsets: Any = np.zeros((), dtype=np.int64)
+    for stride, size in dims:
+        offsets = np.add.outer(offsets, stride * np.arange(size))
+    return bool(np.unique(offsets).size < offsets.size)
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor, and the first byte after it."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+class _Outline:
+    """The place of a tensor for NumPy, which does not touch its memory."""
+
+    def __init__(self, tensor: Tensor):
+        itemsize = tensor.element_size()
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * itemsize for stride in tensor.stride()),
+            "typestr": f"|V{itemsize}",
+            "version": 3,
+        }
+
+
+def _outline(tensor: Tensor) -> Any:
+    return np.asarray(_Outline(tensor))
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Returns whether a tensor has a shape and a device, but no values: whether it is a `FakeTensor`."""
+    # not imported before there are any
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(tensor, module.FakeTensor)
+
+
+def all_addressable(tensors: Iterable[Any]) -> bool:
+    """Returns whether `is_addressable` holds for every tensor; None stands for an absent one."""
+    return all(tensor is None or is_addressable(tensor) for tensor in tensors)
+
+
+def check_inference(tensor: Tensor, what: str) -> None:
+    """Raises RuntimeError if an inference tensor would be written to outside of inference mode."""
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{what} is an inference tensor, which cannot be updated outside of torch.inference_mode(): clone() it"
+        )

@@ -1,0 +1,65 @@
+"""The default device and the default dtype of the process: no step depends on them."""
+
+import pytest
+import torch
+from cases import every_case
+from steps import OPTIONS, OURS, identical, snapshot, uniform
+from torch import nn
+
+from fused_lwlr import ELR, LAMB, BalancedLR, calibrate, layer_statistics
+
+ROWS = [
+    {},
+    {"scaling": ELR(0.1), "ema": 0.9},
+    {"scaling": LAMB(), "master_weights": True},
+    {"scaling": BalancedLR(), "stochastic_rounding": True},
+    {"clip_global_norm": 0.5, "nonfinite": "skip", "state_dtype": torch.bfloat16},
+    {"nonfinite": "raise", "multipliers": {"half": 0.5, "full[0:1]": 2.0}},
+    {"capturable": True},
+]
+
+
+def trained(name, backend, options, device):
+    """A few steps on parameters of two dtypes, through a state dict; all that came of them."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
+
+    def values(dtype):
+        return torch.rand(4, 3, generator=generator, dtype=torch.float32, device="cpu").to(device, dtype)
+
+    named = [("full", nn.Parameter(values(torch.float32))), ("half", nn.Parameter(values(torch.bfloat16)))]
+    optimizer = OURS[name](named, **OPTIONS[name], **options, backend=backend)
+    for i in range(4):
+        for _, param in named:
+            param.grad = values(param.dtype)
+        if i == 2:
+            optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.step()
+    stats = layer_statistics(named, backend=backend).to_dict()
+    if isinstance(options.get("scaling"), (ELR, LAMB)):
+        stats |= optimizer.layer_stats().to_dict()
+    if "ema" in options:
+        with optimizer.averaged():
+            stats["averaged"] = named[0][1].detach().clone()
+    return snapshot(optimizer, named), stats
+
+
+@every_case
+@pytest.mark.parametrize("options", ROWS, ids=lambda options: "-".join(options) or "plain")
+def test_steps_do_not_depend_on_defaults(name, backend, options, device):
+    expected = trained(name, backend, options, device)
+    with torch.device("meta"):
+        assert identical(trained(name, backend, options, device), expected)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert identical(trained(name, backend, options, device), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_calibration_does_not_depend_on_the_default_device(device):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(device)
+    batches = [(uniform((6, 4), torch.float32, device), torch.zeros(6, dtype=torch.long, device=device))]
+    expected = dict(calibrate(model, batches, nn.functional.cross_entropy))
+    with torch.device("meta"):
+        assert dict(calibrate(model, batches, nn.functional.cross_entropy)) == expected
