@@ -57,6 +57,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Whether the device counts steps whatever the param groups say: where only it knows which were skipped."""
     holds_averages: bool = False
     """Whether parameters hold their averages now, within `averaged()`."""
+    fused: bool | None = None
+    """What was asked for. The backend decides; torch refuses meta parameters where this is True."""
     _ema: float | None = None
     _captured: tuple[Tables, ...] = ()
     """Those that graphs go on to read and write, also when steps outside of them go by others."""
@@ -82,6 +84,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         self.backend: Backend = backend
         self.precision = precision
+        self.fused = fused
         self._capturable = capturable
         self._ema = ema
         self._check_fused(fused)
@@ -270,7 +273,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         checkpoint.load(self, state_dict, kept=("fused", "capturable", *UNSUPPORTED))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("backend", "precision", "scaling", "rescaling", "gate", "_capturable", "device_counts", "_ema")
+        own = ("backend", "precision", "scaling", "rescaling", "gate", "_capturable", "device_counts", "_ema", "fused")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -73,7 +73,9 @@ class Plan:
         self.places = [places[i] for i in numbers]
         for param, (of, at) in zip(stepped, self.places, strict=True):
             if param.grad is not None:
-                validate_param(type(optimizer).__name__, optimizer.param_groups[of], at, param)
+                group = optimizer.param_groups[of]
+                fused = bool(optimizer.fused or group.get("fused"))
+                validate_param(type(optimizer).__name__, group, at, param, fused=fused)
         self.targets = optimizer.rescaling.targets() if optimizer.rescaling is not None else []
         known = set(map(id, stepped))
         self._others = [target.tensor for target in self.targets if id(target.tensor) not in known]

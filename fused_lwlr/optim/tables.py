@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
-from torch.autograd import graph as autograd_graph
+from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.identity import FACTS
@@ -21,6 +22,13 @@ from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 if TYPE_CHECKING:
     from fused_lwlr.optim.base import FusedOptimizer
     from fused_lwlr.optim.plan import Plan
+
+
+BLIND_MODES = {
+    "_CloneArgBeforeMutateMode": "torch.autograd.graph.allow_mutation_on_saved_tensors()",
+    "ProxyTorchDispatchMode": "make_fx",
+}
+"""Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
 
 
 class Tables:
@@ -127,8 +135,8 @@ class Tables:
 
     def launch(self, optimizer: "FusedOptimizer", plan: "Plan", loss_scale: LossScale) -> None:
         """Step every part."""
-        if getattr(autograd_graph, "_allow_mutation_on_saved_tensors_enabled", False):
-            self._check_visible()
+        if _len_torch_dispatch_stack():
+            self._check_modes()
         hyper, rows = optimizer.hyper_rows(plan)
         for numbers in hyper:
             for number in numbers:
@@ -161,13 +169,17 @@ class Tables:
             increment_version([param for param in self._params if is_distributed(param)])
         self.new = False
 
-    def _check_visible(self) -> None:
-        """Raise RuntimeError if autograd must see every update, and a kernel does one that it cannot see."""
-        if any(part.backend is not reference for part in self.parts):
-            raise RuntimeError(
-                "step() within torch.autograd.graph.allow_mutation_on_saved_tensors(): Triton's updates would not be "
-                "seen, and gradients would be wrong: take the step outside of it, or pass backend='torch'"
-            )
+    def _check_modes(self) -> None:
+        """Raise RuntimeError if a mode that must see every update is active, and a kernel would update a part."""
+        if all(part.backend is reference for part in self.parts):
+            return
+        for mode in _get_current_dispatch_mode_stack():
+            within = BLIND_MODES.get(type(mode).__name__)
+            if within is not None:
+                raise RuntimeError(
+                    f"step() within {within}, which cannot see what Triton's kernels do: take the step outside of it, "
+                    "or pass backend='torch'"
+                )
 
     def _with_idle(self, entries: Sequence[Any], idle: Any) -> Sequence[Any]:
         """Entries of the live parameters, and then as many others as there are tensors that are only rescaled."""

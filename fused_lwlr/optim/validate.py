@@ -56,17 +56,23 @@ def usual_gradient(param: Tensor) -> tuple[Any, ...] | None:
     return facts
 
 
-def validate_param(optimizer: str, group: dict[str, Any], position: int, param: Tensor) -> None:
+def validate_param(optimizer: str, group: dict[str, Any], position: int, param: Tensor, *, fused: bool = False) -> None:
     """Raise RuntimeError unless a parameter can be stepped, whatever its gradient.
 
     Args:
         optimizer: what messages call it.
         group, position: where the parameter is.
+        fused: whether fused=True was asked for, which torch refuses for meta tensors.
     """
     label = label_of(group, position)
     if param.is_nested:
         raise RuntimeError(
             f"{optimizer} does not support nested tensors, such as parameter {label}: optimize its values() instead"
+        )
+    if param.is_meta and fused:
+        raise RuntimeError(
+            "`fused=True` requires all the params to be floating point Tensors of supported devices, but parameter "
+            f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"
         )
     if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
         raise RuntimeError(f"{optimizer} cannot optimize parameter {label} of dtype {param.dtype}")

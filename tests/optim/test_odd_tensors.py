@@ -9,6 +9,7 @@ from cases import every_backend, every_case, every_name, name_of
 from steps import OPTIONS, OURS, TORCH, identical, snapshot
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_map_only
 
@@ -269,6 +270,35 @@ def test_updates_that_autograd_must_see(name, backend):
             loss.backward()
             grads.append(p.grad)
     assert torch.equal(*grads)
+
+
+@every_name
+def test_a_traced_step(name):
+    """The trace has the step, or there is none."""
+
+    def traced(backend):
+        param = nn.Parameter(torch.ones(3))
+        optimizer = optimizer_of(name, backend, param)
+
+        def function(grad):
+            param.grad = grad
+            optimizer.step()
+            return param.detach().clone()
+
+        return param, make_fx(function)(torch.ones(3))
+
+    _, graph = traced("torch")
+    assert any("add" in str(node.target) for node in graph.graph.nodes)
+    with pytest.raises(RuntimeError, match="step\\(\\) within make_fx"):
+        traced("triton")
+
+
+@every_name
+def test_meta_parameters_are_refused_where_torch_refuses_them(name):
+    param = nn.Parameter(torch.ones(3, device="meta"))
+    for optimizer in (optimizer_of(name, "auto", param, fused=True), TORCH[name]([param], fused=True)):
+        with pytest.raises(RuntimeError, match="`fused=True` requires all the params to be floating point Tensors of"):
+            step(optimizer)
 
 
 @every_case
