@@ -8,12 +8,11 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from fused_lwlr import ELR
-from fused_lwlr.kernels import constants
+from fused_lwlr.kernels import ADAMW, LION, SGD, constants
 
 # the modules: the package exports functions of these names
-adamw, sgd, statistics, queue, update, formula = (
-    importlib.import_module(f"fused_lwlr.kernels.triton.{n}")
-    for n in ("adamw", "sgd", "statistics", "queue", "update", "formula")
+statistics, queue, update, formula = (
+    importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("statistics", "queue", "update", "formula")
 )
 
 TARGETS = {
@@ -68,15 +67,16 @@ class Variant(NamedTuple):
 def variants(dtype: Any) -> Iterator[Variant]:
     """Every variant that is launched for parameters of a dtype."""
     rules = {
-        "sgd": (sgd, "", 18),
-        "sgd momentum": (sgd, "X", 18),
-        "adamw": (adamw, "XY", 22),
-        "adamw amsgrad": (adamw, "XYZ", 22),
+        "sgd": (SGD, "", 18),
+        "sgd momentum": (SGD, "X", 18),
+        "adamw": (ADAMW, "XY", 22),
+        "adamw amsgrad": (ADAMW, "XYZ", 22),
+        "lion": (LION, "X", 18),
     }
     made = {}
     for name, (rule, states, width) in rules.items():
         meta = {**dict.fromkeys("WGXYZME"), **dict.fromkeys("WG" + states, dtype)}
-        meta |= {"RULE": rule._rule, "LIVE": False, "BLOCK": constants.BLOCK, "WIDTH": width}
+        meta |= {"RULE": formula.compiled(rule.update), "LIVE": False, "BLOCK": constants.BLOCK, "WIDTH": width}
         made[name] = (rule, meta)
         yield Variant(name, name.split()[0], update.step_kernel, meta)
     # of param groups with different rates
@@ -88,11 +88,11 @@ def variants(dtype: Any) -> Iterator[Variant]:
         yield Variant("adamw, master", "adamw", update.step_kernel, {**made["adamw"][1], **exact})
     if dtype == tl.bfloat16:
         yield Variant("adamw, ema", "adamw", update.step_kernel, {**made["adamw"][1], "E": tl.float32})
-    for name, place in (("sgd momentum", "gradient"), ("adamw", "direction")):
+    for name, place in (("sgd momentum", "gradient"), ("adamw", "direction"), ("lion", "direction")):
         rule, meta = made[name]
         kind = f"{name.split()[0]} queue"
         scaled = {
-            **meta, "STEP": None, "COEFFICIENTS": rule._coefficients, "WIDTH": meta["WIDTH"] + 2,
+            **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": meta["WIDTH"] + 2,
             "FORMULA": formula.compiled(ELR.formula), "PLACE": place, "NUMBERS": 2,
             "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
             "PASSES": constants.QUEUE_PASSES, "SLOTS": constants.QUEUE_SLOTS,

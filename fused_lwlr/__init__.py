@@ -4,7 +4,7 @@ from fused_lwlr import balance, multipliers, simulate
 from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
 from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
-from fused_lwlr.optim import SGD, AdamW, LayerStatsLogger, StepStatistics
+from fused_lwlr.optim import SGD, AdamW, LayerStatsLogger, Lion, StepStatistics
 from fused_lwlr.scaling import (
     ELR,
     LAMB,
@@ -35,6 +35,7 @@ __all__ = [
     "LayerRates",
     "LayerStatistics",
     "LayerStatsLogger",
+    "Lion",
     "MetaInitResult",
     "NormalizedGradient",
     "NormalizedGradientAdaptive",

@@ -6,17 +6,22 @@ signatures and docstrings; neither imports the other, and neither knows of `torc
 
 if __name__ == "fused_lwlr.kernels":
     from fused_lwlr.kernels.control import STEP_STATISTICS, Balance, Factors, Gate, Scale
-    from fused_lwlr.kernels.hyper import AdamWHyper, SGDHyper
+    from fused_lwlr.kernels.rules import ADAMW, LION, SGD, AdamWHyper, LionHyper, Rule, SGDHyper
     from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
     __all__ = [
+        "ADAMW",
+        "LION",
+        "SGD",
         "STATISTICS",
         "STEP_STATISTICS",
         "AdamWHyper",
         "Balance",
         "Factors",
         "Gate",
+        "LionHyper",
         "Row",
+        "Rule",
         "SGDHyper",
         "Scale",
         "Table",

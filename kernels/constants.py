@@ -36,7 +36,7 @@ PER_PROCESSOR = 8
 
 LEAST_RESIDENT = {
     "sgd": 12, "adamw": 6, "sgd queue": 6, "sgd queue, gated": 5, "adamw queue": 4, "adamw queue, gated": 4,
-    "statistics": 8, "totals": 8,
+    "lion": 8, "lion queue": 5, "lion queue, gated": 5, "statistics": 8, "totals": 8,
 }  # fmt: skip
 """Programs with blocks of 1,024 elements that a multiprocessor must have the registers for, by rule and kernel; a gated
 queue has a gate, or counts steps on the device. Each waits for one block of every column, so of a step at the least 5

@@ -1,12 +1,18 @@
-"""What a scaling's formula is written in, besides operators: it runs as PyTorch, and is compiled by Triton.
+"""The names that formulas are written in, besides operators: they run as PyTorch, and are compiled by Triton.
 
-A formula turns norms into one factor. It is written once; each backend gives these names its own meaning.
+The formula of a scaling turns norms into one factor; that of a rule turns a weight, a gradient and state into new
+values. A formula is written once; each backend gives these names its own meaning.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Tensor", "maximum", "minimum", "where"]
+__all__ = [
+    "Tensor", "divide", "double_option", "maximum", "maximum_or_nan", "minimum", "option", "power", "sign", "single",
+    "sqrt", "where",
+]  # fmt: skip
 
 
 def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
@@ -22,3 +28,43 @@ def minimum(a: Tensor, b: Tensor | float) -> Tensor:
 def maximum(a: Tensor, b: Tensor | float) -> Tensor:
     """The larger of two, NaN if `a` is."""
     return torch.where(a < b, b, a)
+
+
+def maximum_or_nan(a: Tensor, b: Tensor) -> Tensor:
+    """The larger of two, NaN if either is."""
+    return torch.maximum(a, b)
+
+
+def sign(a: Tensor) -> Tensor:
+    """1, 0 or −1, and NaN of NaN."""
+    return torch.where(a > 0, 1.0, torch.where(a < 0, -1.0, a))
+
+
+def sqrt(a: Tensor) -> Tensor:
+    """The square root, rounded correctly."""
+    return a.sqrt()
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """The quotient, rounded correctly."""
+    return a / b
+
+
+def single(a: Tensor) -> Tensor:
+    """A number rounded to float32."""
+    return a.float()
+
+
+def power(a: Tensor, exponent: Tensor) -> Tensor:
+    """`a` to a whole power."""
+    return a**exponent
+
+
+def option(options: Any, index: int) -> Any:
+    """The rule's own number at an index, see `Rule.numbers`."""
+    return options[index]
+
+
+def double_option(options: Any, index: int) -> Any:
+    """A number in double precision, which is the sum of the two at an index and after it."""
+    return options[index] + options[index + 1]

@@ -7,15 +7,25 @@ import torch
 from tolerances import close
 from torch import Tensor
 
-from fused_lwlr.kernels import AdamWHyper, Row, SGDHyper, Table, reference, triton
+from fused_lwlr.kernels import ADAMW as ADAMW_RULE
+from fused_lwlr.kernels import LION, SGD, AdamWHyper, LionHyper, Row, SGDHyper, Table, reference, triton
+
+RULES = {"sgd": SGD, "adamw": ADAMW_RULE, "lion": LION}
 
 COLUMNS = {
     "sgd": ("param", "grad", "momentum_buffer"),
     "adamw": ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "lion": ("param", "grad", "exp_avg"),
     "statistics": ("param", "grad"),
 }
 ADAMW = AdamWHyper(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, step=3)
-HYPER = {"sgd": [SGDHyper(lr=0.1, momentum=0.9, weight_decay=0.1)], "adamw": [ADAMW], "statistics": []}
+LION_HYPER = LionHyper(lr=0.01, beta1=0.9, beta2=0.99, weight_decay=0.1)
+HYPER = {
+    "sgd": [SGDHyper(lr=0.1, momentum=0.9, weight_decay=0.1)],
+    "adamw": [ADAMW],
+    "lion": [LION_HYPER],
+    "statistics": [],
+}
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (1023,), (1024,), (1025,), (2, 3, 500)]
 
 
@@ -72,9 +82,9 @@ def equal_column(
             check(a, b)
 
 
-def agree(operation: str, table: Table, hyper: Sequence[SGDHyper | AdamWHyper], **options: Any) -> None:
+def agree(operation: str, table: Table, hyper: Sequence[Any], **options: Any) -> None:
     """Triton on the table, the reference on a contiguous copy: same results, and the gradient untouched."""
     expected = twin(table)
-    getattr(triton, operation)(table, hyper, **options)
-    getattr(reference, operation)(expected, hyper, **options)
+    triton.step(RULES[operation], table, hyper, **options)
+    reference.step(RULES[operation], expected, hyper, **options)
     equal(table, expected)

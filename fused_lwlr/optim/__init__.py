@@ -1,7 +1,9 @@
 """Drop-in optimizers."""
 
 from fused_lwlr.optim.adamw import AdamW
+from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.layer_stats import LayerStatsLogger, StepStatistics
+from fused_lwlr.optim.lion import Lion
 from fused_lwlr.optim.sgd import SGD
 
-__all__ = ["SGD", "AdamW", "LayerStatsLogger", "StepStatistics"]
+__all__ = ["SGD", "AdamW", "FusedOptimizer", "LayerStatsLogger", "Lion", "StepStatistics"]

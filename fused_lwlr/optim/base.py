@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch._C import _set_grad_enabled
 
-from fused_lwlr.kernels.hyper import Number
+from fused_lwlr.kernels import Rule
+from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.ops import Backend, check_backend
 from fused_lwlr.optim import average, checkpoint
 from fused_lwlr.optim import multipliers as multiplier
@@ -37,22 +38,78 @@ UNSUPPORTED = {
 }
 
 
+class SharedOptions(TypedDict, total=False):
+    """The options that every optimizer takes by keyword, see `FusedOptimizer`."""
+
+    foreach: bool | None
+    differentiable: bool
+    fused: bool | None
+    capturable: bool
+    multipliers: Mapping[str, float] | None
+    scaling: Scaling | None
+    clip_global_norm: float | None
+    nonfinite: Nonfinite
+    ema: float | None
+    master_weights: bool
+    stochastic_rounding: bool
+    rounding_seed: int
+    state_dtype: torch.dtype | None
+    backend: Backend
+
+
+DEFAULTS: SharedOptions = {
+    "foreach": None, "differentiable": False, "fused": None, "capturable": False, "multipliers": None, "scaling": None,
+    "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "master_weights": False,
+    "stochastic_rounding": False, "rounding_seed": 0, "state_dtype": None, "backend": "auto",
+}  # fmt: skip
+
+
 class FusedOptimizer(torch.optim.Optimizer):
     """Mixin in front of a `torch.optim` class: its options, state keys and errors, with a step of our own.
 
-    A subclass names its state columns, and turns a parameter group into the hyper rows of one step.
+    A subclass names its rule, and turns a parameter group into the hyper rows of one step.
+
+    Args:
+        foreach, differentiable: refused when True.
+        fused: accepted for compatibility; `backend` decides. Must not contradict "triton" or "torch".
+        capturable: allows `step()` to be captured in a CUDA graph, after a step was taken. lr and weight_decay are
+            read by every replay if they are tensors on the GPU; step counts are kept there, as `state["step"]`.
+        multipliers: layer name -> η, such as `fused_lwlr.calibrate` returns; needs named parameters
+            (`model.named_parameters()`). A parameter that is not named gets 1. They are part of
+            `state_dict()`. Initializing the Layer-wise Learning Rate, Eq. 2.
+        scaling: one factor for each layer from norms of this step: `ELR`, `LARS`, `LARC`, `LAMB`, ... Still one launch.
+        clip_global_norm: the largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` before the
+            step would have it, but `.grad` stays as it is. Costs a launch that reads the gradients.
+        nonfinite: what a NaN or infinite gradient does. "propagate": it is used, as in torch.optim. "skip": the
+            device skips the step; no parameter, state or step count changes. "raise": it is skipped, and reported
+            at once or, on a GPU, by the next step. The last two keep step counts on the device, as `state["step"]`,
+            and cost the same launch as clipping.
+        ema: the decay of a moving average of the weights, moved by the same launch: after every step
+            e ← e + (1 − ema) · (w − e), in `state["ema"]`, float32 also of half precision, of the exact weight with
+            `master_weights`. It begins with the weight before the first step. None: there is none. An option of the
+            param group, that may change in every step: `group["ema"] = min(0.999, (1 + t) / (10 + t))` is a warm-up (in
+            a CUDA graph it is that of the capture). With None the average is dropped, and a number after that begins
+            with the weight as it is then. A parameter that is not stepped, for want of a gradient or since the step is
+            skipped, keeps its average. See `averaged()`.
+        master_weights: keeps the exact weights of half-precision parameters, float32, as `state["master_weight"]`, and
+            steps those. A parameter that was changed from outside counts as it is, element by element.
+        stochastic_rounding: rounds half-precision parameters and state up or down at random, so that expectations are
+            exact and small steps are not lost. The noise depends on `rounding_seed`, the parameter's place, the step
+            count and the element: the same in every run, and on every rank. Keeps step counts on the device.
+        rounding_seed: the seed of that noise.
+        state_dtype: the dtype of momentum and moments of float32 and half-precision parameters; theirs when None.
+        backend: "auto" takes Triton on a GPU and the PyTorch reference elsewhere; "triton" and "torch"
+            insist.
+
+    Raises:
+        ValueError: an argument out of range, one that cannot be honoured, or a multiplier that names no
+            parameter.
     """
 
-    operation: str
-    """The function of a backend that does the step."""
-    state_names: tuple[str, ...]
-    """All columns of state that the operation takes."""
-    last_state: str
-    """The option that the last of them goes with."""
-    counts_steps: bool
-    """Whether `state["step"]` is kept."""
-    idle: Any
-    """The hyper row of a tensor that is only rescaled."""
+    rule: Rule
+    """The update rule."""
+    optional_state: str | None
+    """The option that the last state column of the rule goes with; None if all are always there."""
     device_counts: bool
     """Whether the device counts steps whatever the param groups say: where only it knows which were skipped."""
     holds_averages: bool = False
@@ -65,39 +122,35 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
-    def _start(
-        self,
-        backend: Backend,
-        precision: Precision,
-        fused: bool | None,
-        foreach: bool | None,
-        differentiable: bool,
-        capturable: bool,
-        ema: float | None,
-    ) -> None:
-        check_backend(backend)
-        average.check_decay(ema)
-        # torch's errors, of flags that it never sees together: fused is not passed on
-        if fused and differentiable:
+    def _start(self, given: SharedOptions) -> SharedOptions:
+        """Takes the options that do not need param groups, before these are made. Returns all options."""
+        for name in given:
+            if name not in DEFAULTS:
+                raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}")
+        options: SharedOptions = {**DEFAULTS, **given}
+        fused = options["fused"]
+        self.precision = Precision(
+            options["master_weights"], options["stochastic_rounding"], options["rounding_seed"], options["state_dtype"]
+        )
+        check_backend(options["backend"])
+        average.check_decay(options["ema"])
+        # torch's errors, for flags that it never sees together: fused is not passed on
+        if fused and options["differentiable"]:
             raise RuntimeError("`fused` does not support `differentiable`")
-        if fused and foreach:
+        if fused and options["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        self.backend: Backend = backend
-        self.precision = precision
+        self.backend: Backend = options["backend"]
         self.fused = fused
-        self._capturable = capturable
-        self._ema = ema
+        self._capturable = options["capturable"]
+        self._ema = options["ema"]
         self._check_fused(fused)
         self._plan: Plan | None = None
+        return options
 
-    def _set_control(
-        self,
-        scaling: Scaling | None,
-        clip_global_norm: float | None,
-        nonfinite: Nonfinite,
-        rescale_weights: "ScaleInvariant | Literal[False]" = False,
-    ) -> None:
-        """Take the options that act on whole layers; once the param groups are there."""
+    def _finish(self, options: SharedOptions, rescale_weights: "ScaleInvariant | Literal[False]" = False) -> None:
+        """Takes the options that act on whole layers, once the param groups are there."""
+        self._set_multipliers(options["multipliers"])
+        scaling, clip_global_norm, nonfinite = options["scaling"], options["clip_global_norm"], options["nonfinite"]
         check_control(scaling, clip_global_norm, nonfinite, rescale_weights)
         self.scaling = scaling
         self.rescaling = Rescaling(rescale_weights) if rescale_weights is not False else None
@@ -106,6 +159,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         balances = isinstance(scaling, BalancedLR)
         self.gate = GlobalGate(max_norm, nonfinite, rescales=self.rescaling is not None, balances=balances)
         if scaling is not None:
+            if not (scaling.bias_correction or self.rule.corrects_bias):
+                raise ValueError(
+                    f"scaling={scaling!r}: {type(self).__name__} has no moments whose bias could be corrected or not"
+                )
             named = all("param_names" in group for group in self.param_groups)
             scaling.check([name for group in self.param_groups for name in group["param_names"]] if named else None)
 
@@ -131,13 +188,14 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group["multipliers"] = entries
 
     def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Those of `state_names` that parameters of this group have."""
-        return self.state_names if group[self.last_state] else self.state_names[:-1]
+        """Returns the state columns of the rule that parameters of this group have."""
+        names = self.rule.states
+        return names if self.optional_state is None or group[self.optional_state] else names[:-1]
 
     def facts(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """What a plan depends on of a group; the multipliers last."""
         params, capturable, ema, entries = FACTS(group)
-        return len(params), capturable, ema is None, bool(group[self.last_state]), entries
+        return len(params), capturable, ema is None, self.state_columns(group), entries
 
     def complete_groups(self) -> None:
         """Gives param groups that were made elsewhere, such as by `torch.optim`, the options that they lack."""

@@ -124,13 +124,14 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
         raise ValueError(f"'param_names' of {where} must be {len(params)} names, not {_shown(names)}")
     for option in mine.keys() & (RANGES.keys() | OWN.keys() | set(SWITCHES)):
         if option in theirs and not (option in OWN and theirs[option] is None):
-            _check_option(option, theirs[option], where)
+            check_option(option, theirs[option], where)
         elif option in RANGES:
             raise ValueError(f"{where} has no {option!r}: it is of another kind of optimizer, or incomplete")
     multiplier.check(theirs.get("multipliers"), params, names)
 
 
-def _check_option(option: str, value: Any, where: str) -> None:
+def check_option(option: str, value: Any, where: str) -> None:
+    """Raise ValueError unless an option of a param group has a value that it may have."""
     if option in SWITCHES:
         what, right = "True or False", isinstance(value, bool)
     else:
@@ -180,7 +181,11 @@ def _state(
 def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str, averaged: bool) -> dict[Any, Any]:
     """The state of one parameter."""
     saved = _dict(saved, f"the state of {label}")
-    needed = {"step", *optimizer.state_names[:2]} if optimizer.counts_steps and saved else set()
+    needed = set(optimizer.rule.states) if saved else set()
+    if optimizer.optional_state is not None:
+        needed.discard(optimizer.rule.states[-1])
+    if optimizer.rule.counts_steps and saved:
+        needed.add("step")
     for name in sorted(needed - saved.keys()):
         raise ValueError(
             f"the state of {label} has no {name!r}, but {', '.join(map(repr, saved))}: it is of another kind of "
@@ -206,9 +211,9 @@ def _value(optimizer: "FusedOptimizer", param: Tensor, name: Any, value: Any) ->
         if taken is None or not (taken >= 0 and taken.is_integer()):
             raise ValueError(f"must be a number of steps, not {_shown(value)}")
         return torch.tensor(taken, dtype=torch.float32, device=param.device if optimizer.counts_on_device else "cpu")
-    if name not in (*optimizer.state_names, MASTER, EMA):
+    if name not in (*optimizer.rule.states, MASTER, EMA):
         return _other(param, value)
-    if value is None and name in optimizer.state_names and not optimizer.counts_steps:
+    if value is None and name in optimizer.rule.states and not optimizer.rule.counts_steps:
         # so did SGD of torch 2.1 without momentum
         return None
     _check_column(param, value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Balance, Factors, Gate, Row, Scale
+from fused_lwlr.kernels import Balance, Factors, Gate, Row, Rule, Scale
 from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.shards import Completion
 
@@ -44,7 +44,7 @@ class Traits:
 
 
 def decide(
-    operation: str,
+    rule: Rule,
     parts: Sequence["Part"],
     completion: Completion,
     traits: Traits,
@@ -58,7 +58,7 @@ def decide(
     One all-reduce; two where a clipped direction is scaled, since that depends on the norm of all gradients.
 
     Args:
-        operation: the rule.
+        rule: the update rule.
         parts: their tables hold the gradients and hyper rows of this step.
         completion: of sums over the rows of all parts.
         traits: of these rows.
@@ -69,7 +69,7 @@ def decide(
     """
     direction = isinstance(scale, Scale) and scale.place == "direction"
     twice = direction and gate.clips
-    sums = _measure(operation, parts, hyper, "direction" if direction and not twice else "gradient", gates)
+    sums = _measure(rule, parts, hyper, "direction" if direction and not twice else "gradient", gates)
     sums = completion.sum(sums)
     largest = torch.where(traits.anchor, sums[:, 3], 0.0).amax()
     totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
@@ -86,7 +86,7 @@ def decide(
     if gate.clips:
         clip = (gate.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0)
     if twice:
-        sums[:, 4:] = completion.sum(_measure(operation, parts, hyper, "direction", decided)[:, 4:])
+        sums[:, 4:] = completion.sum(_measure(rule, parts, hyper, "direction", decided)[:, 4:])
     norm = sums[:, 4].sqrt() if direction else sums[:, 1].sqrt() * clip
     sums[:, 4] = _factors(parts, traits, hyper, scale, norm, sums[:, 3].sqrt())
     pieces = sums.split([len(part.table.rows) for part in parts])
@@ -101,12 +101,10 @@ def _device(part: "Part") -> torch.device:
     return device
 
 
-def _measure(
-    operation: str, parts: Sequence["Part"], hyper: Sequence[Any], place: Any, gates: Sequence[Gate]
-) -> Tensor:
+def _measure(rule: Rule, parts: Sequence["Part"], hyper: Sequence[Any], place: Any, gates: Sequence[Gate]) -> Tensor:
     """Σ|g|, Σg², non-finite g, Σw² and the square of the norm at a place, of the local part of every row."""
     found = [
-        getattr(part.backend, operation)(part.table, hyper, Scale(norm_itself, place), gate, write=False)
+        part.backend.step(rule, part.table, hyper, Scale(norm_itself, place), gate, write=False)
         for part, gate in zip(parts, gates, strict=True)
     ]
     sums = torch.cat([values.to(found[0].device) for values in found])

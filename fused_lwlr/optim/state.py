@@ -49,10 +49,10 @@ class State:
         self._params = params
         states = [optimizer.state.get(param, {}) for param in params]
         on_device = optimizer.counts_on_device
-        self.counts = optimizer.counts_steps and not on_device
+        self.counts = optimizer.rule.counts_steps and not on_device
         used = [optimizer.state_columns(group) for group in optimizer.param_groups]
         self.columns: dict[str, list[Tensor | None]] = {}
-        for name in (*optimizer.state_names, MASTER):
+        for name in (*optimizer.rule.states, MASTER):
             wanted = [name in used[group] for group, _ in places]
             if name == MASTER:
                 wanted = [*map(optimizer.precision.has_master, params)]
@@ -77,7 +77,7 @@ class State:
             self._entries["step"] = _counts(params, taken)
             self.columns["step"] = [*self._entries["step"], *[None] * len(others)]
             self.fresh[:] = False
-        elif optimizer.counts_steps:
+        elif optimizer.rule.counts_steps:
             # of one memory with `steps`
             self._entries["step"] = list(torch.from_numpy(self.steps).unbind())
             self.steps[:] = [_count_of(state) for state in states]
@@ -114,7 +114,7 @@ def is_complete(optimizer: "FusedOptimizer", group: dict[str, Any], param: Tenso
     state = optimizer.state.get(param, {})
     if _was_skipped(optimizer, state):
         return False
-    if (optimizer.counts_on_device or optimizer.counts_steps) and "step" not in state:
+    if (optimizer.counts_on_device or optimizer.rule.counts_steps) and "step" not in state:
         return False
     names = optimizer.state_columns(group)
     if optimizer.precision.has_master(param):

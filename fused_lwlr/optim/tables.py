@@ -72,9 +72,7 @@ class Tables:
             self.parts = list(pick(optimizer, plan.whole(optimizer), live))
         else:
             self.parts = list(self._cut(optimizer, plan, numbers, grads))
-        # made once: Python keeps the names that it has looked up
-        self._prepare = f"prepare_{optimizer.operation}"
-        self._scale = optimizer.scaling.scale(optimizer.operation) if optimizer.scaling is not None else None
+        self._scale = optimizer.scaling.scale(optimizer.rule) if optimizer.scaling is not None else None
         self._undecided = [Decision(self._scale, None)] * len(self.parts)
         self._rows: Sequence[int] | None = None
         self._completion: Completion | None = None
@@ -143,7 +141,7 @@ class Tables:
                 if type(number) is float and not -plan.largest <= number <= plan.largest:
                     check_float32(numbers, plan.largest, self.parts[0].table.columns["param"])
         if self._idle:
-            hyper, rows = [*hyper, optimizer.idle], self._with_idle(rows, len(hyper))
+            hyper, rows = [*hyper, optimizer.rule.idle], self._with_idle(rows, len(hyper))
         if rows is not self._rows:
             self._rows = rows
             for part in self.parts:
@@ -154,8 +152,10 @@ class Tables:
         ready = []
         for i, part in enumerate(self.parts):
             scale, gate, statistics = decisions[i]
-            prepare = getattr(part.backend, self._prepare)
-            ready.append((part, prepare(part.table, hyper, scale, gate, rounding_seed=part.rounding_seed), statistics))
+            launch = part.backend.prepare(
+                optimizer.rule, part.table, hyper, scale, gate, rounding_seed=part.rounding_seed
+            )
+            ready.append((part, launch, statistics))
         for part, launch, statistics in ready:
             found = launch()
             part.statistics = found if statistics is None else statistics
@@ -191,9 +191,7 @@ class Tables:
         if self._completion is None or (scale is None and not looks):
             return [Decision(scale, gate) for gate in optimizer.gate.of(self.parts, loss_scale)]
         gates = [loss_scale.gate(part) or Gate() for part in self.parts]
-        return decide(
-            optimizer.operation, self.parts, self._completion, self._traits, hyper, scale, optimizer.gate, gates
-        )
+        return decide(optimizer.rule, self.parts, self._completion, self._traits, hyper, scale, optimizer.gate, gates)
 
     def _spread(self) -> None:
         """What is needed to decide for layers of which this process has a part."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Balance
+from fused_lwlr.kernels import Balance, Rule
 from fused_lwlr.scaling.base import Scaling, Selector, weights
 
 
@@ -32,9 +32,9 @@ class BalancedLR(Scaling):
 
     select: Selector = field(default=weights, kw_only=True)
 
-    places = ("direction", "direction")
+    places = ("direction",)
 
-    def scale(self, rule: str) -> Balance:
+    def scale(self, rule: Rule) -> Balance:
         return Balance()
 
     @staticmethod

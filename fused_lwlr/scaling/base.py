@@ -5,7 +5,7 @@ A new one needs a new class and nothing else:
     @dataclass(frozen=True)
     class Fixed(Scaling):
         length: float
-        places = ("gradient", "gradient")
+        places = ("gradient",)
 
         @staticmethod
         def formula(norm, weight_norm, lr, weight_decay, length):
@@ -25,7 +25,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Balance, Place, Scale
+from fused_lwlr.kernels import Balance, Rule, Scale
+from fused_lwlr.kernels.control import Place
 
 Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
 
@@ -47,16 +48,16 @@ class Scaling:
     Attributes:
         select: the parameters it acts on: a predicate of name and parameter, names, or patterns of names with
             `*` and `?`.
-        places: what the factor multiplies with SGD and with AdamW, see `fused_lwlr.kernels.Scale`.
+        places: what the factor may multiply, in order of preference, see `place` and `fused_lwlr.kernels.Scale`.
         formula: (norm, weight_norm, lr, weight_decay, *numbers) -> factor. `norm` is ‖g‖ of the clipped gradient, or
             ‖d‖ of the direction, by the place; `weight_norm` is ‖w‖ before the step; lr includes the layer's
             multiplier; weight_decay is that of its group.
-        bias_correction: whether AdamW corrects its moments for their start at 0.
+        bias_correction: whether the rule corrects its moments for their start at 0.
     """
 
     select: Selector = field(default=weights, kw_only=True)
 
-    places: ClassVar[tuple[Place, Place]]
+    places: ClassVar[tuple[Place, ...]]
     formula: ClassVar[Callable[..., Tensor]]
     bias_correction: ClassVar[bool] = True
 
@@ -66,12 +67,28 @@ class Scaling:
         cls: Any = type(self)
         return tuple([float(getattr(self, name)) for name in _number_names(cls)])
 
-    def scale(self, rule: str) -> Scale | Balance:
-        """What a backend takes, for "sgd" or "adamw"."""
+    def place(self, rule: Rule) -> Place:
+        """Returns where the factor acts with a rule: the first of `places` that the rule offers.
+
+        With an adaptive rule, for which the length of the gradient does not matter, it is the direction if that is one
+        of them.
+
+        Raises:
+            ValueError: the rule offers none of them.
+        """
+        if rule.adaptive and "direction" in self.places:
+            return "direction"
+        for place in self.places:
+            if place in rule.offers:
+                return place
+        raise ValueError(f"{type(self).__name__} acts at {self.places}, but {rule.name} offers {rule.offers}")
+
+    def scale(self, rule: Rule) -> Scale | Balance:
+        """Returns what a backend takes."""
         numbers = self.numbers
         if len(numbers) > 4:
             raise ValueError(f"{type(self).__name__} has {len(numbers)} numbers: a formula takes at most four")
-        return Scale(type(self).formula, self.places[("sgd", "adamw").index(rule)], numbers)
+        return Scale(type(self).formula, self.place(rule), numbers)
 
     def selects(self, name: str | None, param: Tensor) -> bool:
         """Whether this acts on a parameter."""

@@ -24,7 +24,7 @@ class ClipByLayer(Scaling):
     max_norm: float
     select: Selector = field(default=everything, kw_only=True)
 
-    places = ("gradient", "gradient")
+    places = ("gradient",)
 
     def __post_init__(self) -> None:
         require(self, positive=("max_norm",))

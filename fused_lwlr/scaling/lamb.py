@@ -31,7 +31,7 @@ class LAMB(Scaling):
     bias_correction: bool = field(default=True, kw_only=True)  # type: ignore[misc]
     select: Selector = field(default=weights, kw_only=True)
 
-    places = ("direction", "direction")
+    places = ("direction",)
 
     def __post_init__(self) -> None:
         require(self, not_negative=("min_norm",))

@@ -23,7 +23,7 @@ class NormalizedGradient(Scaling):
 
     select: Selector = field(default=everything, kw_only=True)
 
-    places = ("gradient", "gradient")
+    places = ("gradient",)
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class NormalizedGradientAdaptive(Scaling):
 
     select: Selector = field(default=weights, kw_only=True)
 
-    places = ("gradient", "gradient")
+    places = ("gradient",)
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:

@@ -1,18 +1,7 @@
 """The reference: readable PyTorch, the meaning of every operation, and the backend of every device but GPUs."""
 
 from fused_lwlr.kernels.identity import identify, watch
-from fused_lwlr.kernels.reference.adamw import adamw, prepare_adamw
-from fused_lwlr.kernels.reference.control import totals
-from fused_lwlr.kernels.reference.sgd import prepare_sgd, sgd
-from fused_lwlr.kernels.reference.statistics import statistics
+from fused_lwlr.kernels.reference.statistics import statistics, totals
+from fused_lwlr.kernels.reference.step import prepare, step
 
-__all__ = [
-    "adamw",
-    "identify",
-    "prepare_adamw",
-    "prepare_sgd",
-    "sgd",
-    "statistics",
-    "totals",
-    "watch",
-]
+__all__ = ["identify", "prepare", "statistics", "step", "totals", "watch"]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.reference.precision import sum_dtype, wide
+from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.table import STATISTICS, Table
 
 
@@ -32,3 +32,42 @@ def statistics(table: Table) -> Tensor:
         abs_sum, sq_sum, weight_sq_sum, dot, nonfinite = (terms.sum(dtype=dtype) for terms in sums)
         values.copy_(torch.stack((abs_sum, sq_sum, g.abs().amax().to(dtype), weight_sq_sum, dot, nonfinite)))
     return out
+
+
+@torch.no_grad()
+def totals(
+    table: Table, *, grad: bool, weight: bool, balance: bool = False, grad_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, max Σw², Σ 1 / ‖w‖, its terms.
+
+    Args:
+        table: columns "param" and "grad".
+        grad: whether the first two are wanted.
+        weight: whether the third is wanted; it is over the rows with `Row.anchor`.
+        balance: whether the last two are wanted; they are over the rows with `Row.scaled` whose weight is not zero.
+        grad_scale: as in `Gate`.
+
+    Returns:
+        float64 [5] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
+        has any value. Valid until the next step of the table.
+    """
+    device = table.columns["param"][0].device
+    dtype = sum_dtype(device)
+    inverse = inverse_of(grad_scale)
+    sq_sums, nonfinite, largest, inverse_norms = torch.zeros(4, len(table.rows), dtype=dtype, device=device)
+    for i, (row, (param, g)) in enumerate(table.views("param", "grad")):
+        if grad and g is not None:
+            g = wide(g) if inverse is None else wide(g) * inverse
+            sq_sums[i] = g.square().sum(dtype=dtype)
+            nonfinite[i] = (~g.isfinite()).sum()
+        if (weight and row.anchor) or (balance and row.scaled):
+            weight_sq_sum = wide(param).square().sum(dtype=dtype)
+            largest[i] = weight_sq_sum if row.anchor else 0.0
+            inverse_norms[i] = torch.where(weight_sq_sum == 0, 0.0, weight_sq_sum.rsqrt()) if row.scaled else 0.0
+    terms = (inverse_norms != 0).sum()
+    return torch.stack((sq_sums.sum(), nonfinite.sum(), largest.amax(), inverse_norms.sum(), terms)), nonfinite
+
+
+def inverse_of(grad_scale: Tensor | None) -> Tensor | None:
+    """What scaled gradients are multiplied by, float32 of no dimension."""
+    return None if grad_scale is None else grad_scale.reshape(()).double().reciprocal().float()

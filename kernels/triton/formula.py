@@ -1,4 +1,4 @@
-"""Compiles the formula of a `Scale`: the same source that the reference runs as PyTorch."""
+"""Compiles the formulas of scalings and rules: source that runs as PyTorch too."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,6 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fused_lwlr.kernels import formula
+from fused_lwlr.kernels.triton.numbers import HEADER
+
+OPTIONS = tl.constexpr(HEADER)
 
 
 @triton.jit
@@ -27,10 +30,66 @@ def _maximum(a, b):
     return tl.where(a < b, b, a)
 
 
+@triton.jit
+def _maximum_or_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _sign(a):
+    return tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, a))
+
+
+@triton.jit
+def _sqrt(a):
+    return tl.sqrt(a) if a.dtype == tl.float64 else tl.sqrt_rn(a)
+
+
+@triton.jit
+def _divide(a, b):
+    return tl.div_rn(a, b)
+
+
+@triton.jit
+def _single(a):
+    return a.to(tl.float32)
+
+
+@triton.jit
+def _power(a, exponent):
+    """By squaring."""
+    power = a * 0 + 1
+    left = exponent.to(tl.int64)
+    while left > 0:
+        power = tl.where(left % 2 == 1, power * a, power)
+        a = a * a
+        left = left // 2
+    return power
+
+
+@triton.jit
+def _option(options, index):
+    return tl.load(options + (OPTIONS + index))
+
+
+@triton.jit
+def _double_option(options, index):
+    high, low = tl.load(options + (OPTIONS + index)), tl.load(options + (OPTIONS + index + 1))
+    return high.to(tl.float64) + low.to(tl.float64)
+
+
 _MEANING: dict[Any, Any] = {
     formula.where: _where,
     formula.minimum: _minimum,
     formula.maximum: _maximum,
+    formula.maximum_or_nan: _maximum_or_nan,
+    formula.sign: _sign,
+    formula.sqrt: _sqrt,
+    formula.divide: _divide,
+    formula.single: _single,
+    formula.power: _power,
+    formula.option: _option,
+    formula.double_option: _double_option,
     Tensor: tl.tensor,
 }
 

@@ -10,8 +10,8 @@ from torch._C import _increment_version  # torch.autograd.graph's own asks first
 
 from fused_lwlr.kernels.table import Table, real
 from fused_lwlr.kernels.triton.carried import VersionWatch, is_capturing
-from fused_lwlr.kernels.triton.hyper import NO_HYPER, Staged
 from fused_lwlr.kernels.triton.layout import KNOWN, POWER, Column, layout_of
+from fused_lwlr.kernels.triton.numbers import NO_NUMBERS, Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
 
 UNSEEN = object()
@@ -221,7 +221,7 @@ def upload(device: Tensor, host: Tensor) -> None:
 
 
 def image_of(
-    table: Table, columns: Sequence[str], hyper: Staged = NO_HYPER, *, tile: int, more: Sequence[str] = ()
+    table: Table, columns: Sequence[str], hyper: Numbers = NO_NUMBERS, *, tile: int, more: Sequence[str] = ()
 ) -> Image:
     """The table's image, made on the first call and brought up to date on every one.
 

@@ -2,21 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
 
 from fused_lwlr.kernels.constants import most_registers
 from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
-from fused_lwlr.kernels.hyper import Number
+from fused_lwlr.kernels.rules.base import Number, Rule
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.carried import carried_of
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.hyper import ABSENT, Staged, packed_rows, padded, staged
 from fused_lwlr.kernels.triton.image import Image, image_of
 from fused_lwlr.kernels.triton.launch import Bound, launch, residents
+from fused_lwlr.kernels.triton.numbers import NOT_SHARED, Numbers, numbers_of
 from fused_lwlr.kernels.triton.workspace import Workspace
 
 STATES = 3
@@ -29,34 +29,6 @@ MORE = ("ema",)
 NO_GATE = Gate()
 
 
-@dataclass(frozen=True, eq=False)
-class Rule:
-    """What tells SGD from AdamW.
-
-    Attributes:
-        name: in `LEAST_RESIDENT`.
-        states: columns of state.
-        function: see `update`.
-        coefficients: see `update`.
-        row: the numbers of a hyper row.
-        moving: those of `MOVING`.
-        options: what all others come from.
-    """
-
-    name: str
-    states: tuple[str, ...]
-    function: Any
-    coefficients: Any
-    row: Callable[[Any], tuple[Number, ...]]
-    moving: Callable[[Any], tuple[Number, float, float]]
-    options: Callable[[Any], tuple[Any, ...]]
-
-    @cached_property
-    def columns(self) -> tuple[str, ...]:
-        """All columns, in the order of their dtypes in the kernels."""
-        return ("param", "grad", *self.states, *[""] * (STATES - len(self.states)), "step", "master_weight")
-
-
 @dataclass
 class Variant:
     """What one kind of step of a table needs besides the numbers of each: made at the first."""
@@ -65,107 +37,57 @@ class Variant:
     written: list[str]
     work: Any = None
     """The `Workspace`, where there is a queue."""
-    moving: Sequence[Number | None] = ABSENT
+    moving: Sequence[Number | None] = NOT_SHARED
     """The numbers of `MOVING` that the next launch takes."""
 
 
-Take = Callable[[], Tensor | None]
-"""Launches a step of a table, which it must not hold, since the table holds it."""
-
-
-@dataclass(slots=True)
-class Last:
-    """The last step of a table, which the next one often differs from in its numbers and gradients only.
-
-    Attributes:
-        options: of each row, what its data comes from.
-        data: all rows.
-        ending: what every row ends with.
-        shares: whether the kernel takes the numbers of `MOVING`.
-    """
-
-    scale: Scale | None
-    write: bool
-    rounding_seed: int | None
-    options: list[tuple[Any, ...]]
-    data: bytes
-    ending: tuple[float, ...]
-    shares: bool
-    variant: Variant
-    take: Take
-
-    def numbers(self, rule: Rule, hyper: Sequence[Any]) -> tuple[bytes, Sequence[Number]] | None:
-        """The data of as many rows, and what they share; None if the kernel of this step does not take them so."""
-        if self.shares:
-            shared = None
-            for i, row in enumerate(hyper):
-                # a tensor is not to be compared
-                if type(row.lr) is not float or type(row.weight_decay) is not float:
-                    break
-                if rule.options(row) != self.options[i]:
-                    break
-                moving = rule.moving(row)
-                if shared is not None and moving != shared:
-                    break
-                shared = moving
-            else:
-                return self.data, shared or ()
-        packed = packed_rows(list(map(rule.row, hyper)), self.ending)
-        if packed is None or bool(packed[1]) != self.shares:
-            return None
-        self.options, self.data = list(map(rule.options, hyper)), packed[0]
-        return packed
+def step(
+    rule: Rule,
+    table: Table,
+    hyper: Sequence[Any],
+    scale: Scale | Factors | Balance | None = None,
+    gate: Gate | None = None,
+    *,
+    write: bool = True,
+    rounding_seed: int | None = None,
+) -> Tensor | None:
+    """Takes one step of a rule, in one launch. See `fused_lwlr.kernels.reference.step`, which it does the same as."""
+    return prepare(rule, table, hyper, scale, gate, write=write, rounding_seed=rounding_seed)()
 
 
 def prepare(
-    table: Table,
     rule: Rule,
+    table: Table,
     hyper: Sequence[Any],
-    scale: Scale | Factors | Balance | None,
-    gate: Gate | None,
-    write: bool,
-    rounding_seed: int | None,
+    scale: Scale | Factors | Balance | None = None,
+    gate: Gate | None = None,
+    *,
+    write: bool = True,
+    rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
-    """All of a step of a rule on every row of a table but its one launch, which what is returned does."""
-    last: Last | None = table.launches.get(rule)
-    if (
-        last is not None
-        and gate is None
-        and scale is last.scale
-        and write == last.write
-        and rounding_seed == last.rounding_seed
-        and len(hyper) == len(last.options)
-        and (known := last.numbers(rule, hyper)) is not None
-    ):
-        data, shared = known
-        last.variant.bound.image.refresh(table, data)
-        last.variant.moving = shared or ABSENT
-        return last.take
-    # what follows may give the image another workspace
-    table.launches.pop(rule, None)
-    rows = list(map(rule.row, hyper))
-    ending = padded(rows, scale.numbers if isinstance(scale, Scale) else ())
-    numbers = staged(rows, ending, table.columns["param"][0].device)
-    image = image_of(table, rule.columns, numbers, tile=TILE, more=MORE)
+    """Does everything of `step` that can fail before anything is written. Call what it returns, once, for the rest."""
+    device = table.columns["param"][0].device
+    more = scale.numbers if isinstance(scale, Scale) else ()
+    numbers = table.launches[rule] = numbers_of(rule, hyper, more, device, table.launches.get(rule))
+    image = image_of(table, columns_of(rule), numbers, tile=TILE, more=MORE)
     if scale is None and gate is None and rounding_seed is None and image.dtypes["step"] is None:
-        variant, take = _plain(table, image, rule, numbers, write=write)
-    else:
-        variant, take = _queued(
-            table, image, rule, numbers, scale, gate or NO_GATE, write=write, rounding_seed=rounding_seed
-        )
-    if rows and gate is None and not numbers.live and (scale is None or isinstance(scale, Scale)):
-        options, shares = list(map(rule.options, hyper)), bool(numbers.shared)
-        table.launches[rule] = Last(scale, write, rounding_seed, options, numbers.data, ending, shares, variant, take)
-    return take
+        return _plain(table, image, rule, numbers, write=write)
+    return _queued(table, image, rule, numbers, scale, gate or NO_GATE, write=write, rounding_seed=rounding_seed)
 
 
-def _plain(table: Table, image: Image, rule: Rule, hyper: Staged, *, write: bool) -> tuple[Variant, Take]:
+@cache
+def columns_of(rule: Rule) -> tuple[str, ...]:
+    """Returns the columns that a kernel finds at fixed places, in the order of their dtypes in its arguments."""
+    return ("param", "grad", *rule.states, *[""] * (STATES - len(rule.states)), "step", "master_weight")
+
+
+def _plain(table: Table, image: Image, rule: Rule, hyper: Numbers, *, write: bool) -> Callable[[], None]:
     """A step in which no tile waits for another."""
-    key = (rule, hyper.live, write)
+    key = (rule, hyper.on_device, write)
     variant = table.launches.get(key)
     if variant is None or variant.bound.image is not image:
-        variant = table.launches[key] = _plain_variant(image, rule, live=hyper.live, write=write)
-    variant.moving = hyper.shared or ABSENT
+        variant = table.launches[key] = _plain_variant(image, rule, live=hyper.on_device, write=write)
+    variant.moving = hyper.shared or NOT_SHARED
     variant.bound.ready(variant.moving)
 
     def take() -> None:
@@ -173,7 +95,7 @@ def _plain(table: Table, image: Image, rule: Rule, hyper: Staged, *, write: bool
         if write:
             image.finish(variant.written)
 
-    return variant, take
+    return take
 
 
 def _plain_variant(image: Image, rule: Rule, *, live: bool, write: bool) -> Variant:
@@ -187,13 +109,13 @@ def _queued(
     table: Table,
     image: Image,
     rule: Rule,
-    hyper: Staged,
+    hyper: Numbers,
     scale: Scale | Factors | Balance | None,
     gate: Gate,
     *,
     write: bool,
     rounding_seed: int | None,
-) -> tuple[Variant, Take]:
+) -> Callable[[], Tensor | None]:
     """A step by a queue: of norms and updates, or with numbers that only the device knows."""
     kind = type(scale)
     formula = scale.formula if isinstance(scale, Scale) else None
@@ -201,11 +123,11 @@ def _queued(
     balance = kind is Balance
     carried, rescale = carried_of(table), gate.totals is not None and image.rescales
     place = None if scale is None else scale.place
-    key = (rule, hyper.live, write, rescale, gate.totals is None, gate.skip, kind, place, formula)
+    key = (rule, hyper.on_device, write, rescale, gate.totals is None, gate.skip, kind, place, formula)
     variant = table.launches.get(key)
     if variant is None or variant.bound.image is not image or variant.work is not image.workspace:
         variant = table.launches[key] = _queue_variant(
-            image, rule, scale, gate, live=hyper.live, write=write, rescale=rescale
+            image, rule, scale, gate, live=hyper.on_device, write=write, rescale=rescale
         )
     work = variant.work
     arguments = (
@@ -213,7 +135,7 @@ def _queued(
         gate.max_norm, gate.grad_scale, gate.found_inf, known, carried.rows if balance and write else None,
         rounding_seed,
     )  # fmt: skip
-    variant.moving = hyper.shared or ABSENT
+    variant.moving = hyper.shared or NOT_SHARED
     variant.bound.ready((*variant.moving, *arguments))
 
     def take() -> Tensor | None:
@@ -225,7 +147,7 @@ def _queued(
         image.remember(write)
         return work.statistics if formula is not None else None
 
-    return variant, take
+    return take
 
 
 def _queue_variant(
@@ -249,7 +171,7 @@ def _queue_variant(
         programs=max(1, min(len(items), residents(image.buffer.device))), passes=passes,
         reads=partial(work.first_reads, image, again=write) if formula is not None else None,
         registers=most_registers(f"{rule.name} queue, gated" if gated else f"{rule.name} queue"), **meta,
-        STEP=image.dtypes["step"], COEFFICIENTS=rule.coefficients,
+        STEP=image.dtypes["step"], COEFFICIENTS=compiled(rule.coefficients),
         FORMULA=compiled(formula.formula) if formula is not None else None,
         PLACE=scale.place if isinstance(scale, (Scale, Factors)) else "gradient",
         NUMBERS=len(formula.numbers) if formula is not None else 0,
@@ -262,8 +184,8 @@ def _queue_variant(
 def _common(image: Image, rule: Rule, *, live: bool, write: bool) -> tuple[list[str], tuple[str, ...], dict[str, Any]]:
     """Columns that are written, a column for each time that it is read or written, and what both kernels take."""
     written = [name for name in ("param", *rule.states, "master_weight", *MORE) if image.dtypes.get(name) is not None]
-    meta: dict[str, Any] = {key: image.dtypes[rule.columns[at]] for key, at in PLACES.items()}
-    meta |= {"E": image.dtypes.get("ema"), "RULE": rule.function, "LIVE": live}
+    meta: dict[str, Any] = {key: image.dtypes[columns_of(rule)[at]] for key, at in PLACES.items()}
+    meta |= {"E": image.dtypes.get("ema"), "RULE": compiled(rule.update), "LIVE": live}
     meta |= {"WIDTH": image.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
     return written, (*written, *written, "grad") if write else (), meta
 

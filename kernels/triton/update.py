@@ -1,16 +1,7 @@
 """One step of one run of elements, whatever the rule, and the kernel of a step that needs nothing but its rule.
 
-A rule is a pair of functions. `RULE(w, g, x, y, z, has_x, has_z, scale, c1, c2, weight_decay, hyper)` turns a weight,
-a gradient and up to three state values into a direction and new state; `COEFFICIENTS(hyper, taken)` gives c1 and c2,
-which depend on the number of steps taken. Each row of hyper-parameters begins with
-
-    0 lr   1 sign   2 weight decay of the gradient   3 weight decay of the weight   4 c1   5 c2
-    6 to 11: as three int64, where lr and the two weight decays live on the device, see `number`
-    12 what the average of the weights moves by, 1 less its decay   13 nothing, for an alignment of what follows
-
-and goes on as the rule says. lr, c1 and c2 often are all that differs from the step before: where all rows have the
-same, kernels take them as `shared_lr`, `shared_c1` and `shared_c2`, and the rows, with 0 in their place, need not be
-uploaded again. Otherwise these arguments are None.
+A rule is a pair of functions, see `fused_lwlr.kernels.rules.base.Rule`: `RULE` is its `update`, and `COEFFICIENTS` its
+`coefficients`. Rows of hyper-parameters are as in numbers.py.
 """
 
 import triton
@@ -20,10 +11,6 @@ from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, load, store, tile_at
 
-HEADER = tl.constexpr(14)
-"""Numbers that every row of hyper-parameters begins with."""
-UNUSED = (0.0,) * 6
-"""No address: the numbers are those of the row."""
 BLOCK, WARPS = constants.BLOCK, constants.WARPS
 TAIL = tl.constexpr(constants.THREADS)
 """Elements at a time where a block is not full or not aligned: one for each thread, which takes few registers."""

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fused_lwlr import LAMB, LARC
-from fused_lwlr.kernels import AdamWHyper, Factors, Gate, Row, SGDHyper, Table
+from fused_lwlr.kernels import ADAMW, SGD, AdamWHyper, Factors, Gate, Row, SGDHyper, Table
 
 
 class Utils:
@@ -59,33 +59,31 @@ class Driver:
 
 NAMES = {"i64": torch.int64, "i32": torch.int32, "fp32": torch.float32, "fp64": torch.float64}
 driver.set_active(Driver())
-sgd, adamw, statistics = (
-    importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("sgd", "adamw", "statistics")
-)
+step, statistics = (importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("step", "statistics"))
 
 some, none = [torch.ones(3000), torch.ones(5)], [None, None]
 both = {"param": some, "grad": some}
 momentum = SGDHyper(lr=0.1, momentum=0.9)
-sgd.sgd(Table({**both, "momentum_buffer": none}), [SGDHyper(lr=0.1)])
-sgd.sgd(Table({**both, "momentum_buffer": [some[0], None]}), [momentum])
+step.step(SGD, Table({**both, "momentum_buffer": none}), [SGDHyper(lr=0.1)])
+step.step(SGD, Table({**both, "momentum_buffer": [some[0], None]}), [momentum])
 moments = {"exp_avg": some, "exp_avg_sq": some}
 options = AdamWHyper(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
-adamw.adamw(Table({**both, **moments, "max_exp_avg_sq": none}), [options])
-adamw.adamw(Table({**both, **moments, "max_exp_avg_sq": [some[0], None]}), [options])
+step.step(ADAMW, Table({**both, **moments, "max_exp_avg_sq": none}), [options])
+step.step(ADAMW, Table({**both, **moments, "max_exp_avg_sq": [some[0], None]}), [options])
 statistics.statistics(Table(both))
 
-sgd.sgd(Table({**both, "momentum_buffer": some}), [momentum], LAMB().scale("sgd"))
-adamw.adamw(Table({**both, **moments}), [options], LAMB().scale("adamw"))
+step.step(SGD, Table({**both, "momentum_buffer": some}), [momentum], LAMB().scale(SGD))
+step.step(ADAMW, Table({**both, **moments}), [options], LAMB().scale(ADAMW))
 steps = {"step": [torch.zeros(()), torch.zeros(())]}
 rows = [Row(0, scaled=True, power=1, anchor=True), Row(1, scaled=True)]
-for operation, columns, hyper in ((sgd.sgd, {"momentum_buffer": some}, momentum), (adamw.adamw, moments, options)):
+for rule, columns, hyper in ((SGD, {"momentum_buffer": some}, momentum), (ADAMW, moments, options)):
     table = Table({**both, **columns, **steps}, rows)
     totals, _ = statistics.totals(table, grad=True, weight=True)
     one = torch.ones(())
     gate = Gate(totals, 1.0, skip=True, grad_scale=one, found_inf=one)
-    operation(table, [hyper], LARC().scale(operation.__name__), gate)
-    measured = operation(table, [hyper], LARC().scale(operation.__name__), gate, write=False)
+    step.step(rule, table, [hyper], LARC().scale(rule), gate)
+    measured = step.step(rule, table, [hyper], LARC().scale(rule), gate, write=False)
     half = [t.bfloat16() for t in some]
     columns = {"param": half, "grad": half, "master_weight": some, "ema": some, **columns, **steps}
     factors = Factors(measured[:, 4], "gradient")
-    operation(Table(columns, rows), [hyper._replace(lr=one)], factors, Gate(found_inf=one), rounding_seed=7)
+    step.step(rule, Table(columns, rows), [hyper._replace(lr=one)], factors, Gate(found_inf=one), rounding_seed=7)

@@ -24,8 +24,11 @@ COLUMNS = {
     "adamw amsgrad": (5, 4),
     "sgd momentum, ELR": (1 + 1 + 3, 2),
     "sgd momentum, all": (1 + 1 + 3, 2),
+    "lion": (3, 2),
     "adamw, ELR": (4 + 1 + 4, 3),
     "adamw, all": (4 + 1 + 4, 3),
+    "lion, ELR": (3 + 1 + 3, 2),
+    "lion, all": (3 + 1 + 3, 2),
     "statistics": (2, 0),
     "totals": (1, 0),
 }
@@ -33,6 +36,7 @@ FULL_ONLY = {"adamw, groups": (4, 3), "adamw, balanced": (1 + 1 + 4, 3), "adamw,
 HALF_ONLY = {
     "sgd momentum, noise": (1 + 1 + 3, 2),
     "adamw, noise": (1 + 1 + 4, 3),
+    "lion, noise": (1 + 1 + 3, 2),
     # and two moments and the exact weight, which are float32
     "adamw, master": (2, 1),
 }

@@ -5,12 +5,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tables import ADAMW, HYPER, agree, make, uniform
+from tables import ADAMW, ADAMW_RULE, HYPER, SGD, agree, make, uniform
 
 from fused_lwlr import ELR
 from fused_lwlr.kernels import Row, SGDHyper, Table, triton
-from fused_lwlr.kernels.triton.hyper import Staged
 from fused_lwlr.kernels.triton.image import image_of, tile_list
+from fused_lwlr.kernels.triton.numbers import Numbers
 
 BLOCK = 1024
 
@@ -41,7 +41,7 @@ def test_beyond_int32_offsets(device):
     numel = 2**31 + 5
     param = torch.zeros(numel, dtype=torch.bfloat16, device=device)
     table = Table({"param": [param], "grad": [torch.ones_like(param)], "momentum_buffer": [None]})
-    triton.sgd(table, [SGDHyper(lr=0.5)])
+    triton.step(SGD, table, [SGDHyper(lr=0.5)])
     assert (table.columns["param"][0][-2048:] == -0.5).all()
     assert (table.columns["param"][0][:2048] == -0.5).all()
     assert triton.statistics(table)[0, 0] == numel
@@ -72,23 +72,23 @@ def test_uploaded_only_when_something_changed(uploads, device):
     table = make("sgd", [(5,), (7, 3)], torch.float32, device)
     hyper = [SGDHyper(lr=0.1, momentum=0.9)]
     for _ in range(3):
-        triton.sgd(table, hyper)
+        triton.step(SGD, table, hyper)
     assert uploads() == 1
     for tensor in table.columns["grad"]:
         tensor.mul_(2)
-    triton.sgd(table, [SGDHyper(lr=0.1, momentum=0.9)])
+    triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.9)])
     assert uploads() == 0
-    triton.sgd(table, [SGDHyper(lr=0.1, momentum=0.8)])
+    triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
     assert table.replace([tensor.clone() for tensor in table.columns["grad"]])
-    triton.sgd(table, [SGDHyper(lr=0.1, momentum=0.8)])
+    triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
 
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_rates_that_all_rows_share_are_not_uploaded(uploads, scaled, device):
     table = make("adamw", [(5,), (7, 3)], torch.float32, device, [Row(0, scaled=scaled), Row(1, scaled=scaled)])
-    scale = ELR(0.1).scale("adamw") if scaled else None
+    scale = ELR(0.1).scale(ADAMW_RULE) if scaled else None
     uploaded = []
     table.hyper_row = [0, 1]
     for step, (lr, other) in enumerate([(0.1, 0.1), (0.2, 0.2), (0.3, 0.3), (0.4, 0.5), (0.4, 0.4), (0.5, 0.5)], 1):
@@ -137,8 +137,8 @@ def test_hyper_row_of_a_tensor_changes(device):
 def test_only_what_changed_is_uploaded(device, monkeypatch):
     """Rates and addresses of gradients together, anything else with all there is; and the device has it all."""
     table = make("sgd", [(5,), (40, 3), (7,)], torch.float32, device)
-    hyper = Staged(1, 2, np.array([0.1, 0.2], dtype=np.float32).tobytes())
-    other = Staged(1, 2, np.array([0.3, 0.2], dtype=np.float32).tobytes())
+    hyper = Numbers(1, 2, np.array([0.1, 0.2], dtype=np.float32).tobytes())
+    other = Numbers(1, 2, np.array([0.3, 0.2], dtype=np.float32).tobytes())
     columns = ("param", "grad", "momentum_buffer")
     image, sizes = image_of(table, columns, hyper, tile=4), []
     module = sys.modules["fused_lwlr.kernels.triton.image"]
@@ -168,7 +168,7 @@ def test_only_what_changed_is_uploaded(device, monkeypatch):
 def test_numbers_on_the_device(device):
     rows = [Row(0, multiplier=1 / 3), Row(1, 0, 2, 0.1, scaled=True), Row(1, 2, 5, 1e-30, power=2, anchor=True)]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
-    hyper = Staged(2, 2, np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32).tobytes())
+    hyper = Numbers(2, 2, np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32).tobytes())
     image = image_of(table, ("param", "grad"), hyper, tile=4)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]

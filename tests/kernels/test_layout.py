@@ -3,7 +3,7 @@
 import pytest
 import torch
 from lazy import imaginary, negated
-from tables import COLUMNS, HYPER, equal, having, make, twin
+from tables import COLUMNS, HYPER, RULES, equal, having, make, twin
 from tolerances import STATISTICS, same
 
 from fused_lwlr.kernels import Row, triton
@@ -43,8 +43,7 @@ def put(table, names, layout):
 
 def run(operation, table):
     """The operation's result, None if it has none; the reference for it is the same kernel on plain tensors."""
-    function = getattr(triton, operation)
-    return function(table, HYPER[operation]) if HYPER[operation] else function(table)
+    return triton.step(RULES[operation], table, HYPER[operation]) if operation in RULES else triton.statistics(table)
 
 
 def compare(operation, table, plain):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from lazy import negated
-from tables import HYPER, equal, make, uniform
+from tables import HYPER, SGD, equal, make, uniform
 from tolerances import same
 
 from fused_lwlr import LARS
@@ -66,7 +66,7 @@ def mask(chosen):
 
 
 @every_backend
-@pytest.mark.parametrize("scale", [None, LARS(select="*").scale("sgd")], ids=["plain", "LARS"])
+@pytest.mark.parametrize("scale", [None, LARS(select="*").scale(SGD)], ids=["plain", "LARS"])
 @pytest.mark.parametrize("rows", [ROWS, None], ids=["slices", "whole"])
 @pytest.mark.parametrize(("column", "layout"), LAYOUTS)
 def test_the_same_steps(column, layout, rows, scale, backend):
@@ -80,7 +80,7 @@ def test_the_same_steps(column, layout, rows, scale, backend):
             assert picked.rows == other.rows
             assert picked.replace(grads, addresses(grads))
             for each in (picked, other):
-                backend.sgd(each, HYPER["sgd"], scale)
+                backend.step(SGD, each, HYPER["sgd"], scale)
             equal(picked, other, same)
 
 
@@ -93,7 +93,7 @@ def test_picked_twice(backend):
     other = made_of(columns, [0, 4, 5], ROWS, grads)
     assert picked.replace(grads, addresses(grads))
     for each in (picked, other):
-        backend.sgd(each, HYPER["sgd"])
+        backend.step(SGD, each, HYPER["sgd"])
     assert picked.rows == other.rows
     equal(picked, other, same)
 
@@ -110,7 +110,7 @@ def test_other_gradients_follow(backend):
         other = made_of(columns, chosen, ROWS, grads)
         assert picked.replace(grads, addresses(grads) if change is None else None)
         for each in (picked, other):
-            backend.sgd(each, HYPER["sgd"])
+            backend.step(SGD, each, HYPER["sgd"])
         equal(picked, other, same)
     assert picked.replace(grads, addresses(grads))
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 from interleave import interleaved
-from tables import HYPER, equal, make, twin
+from tables import HYPER, RULES, SGD, equal, make, twin
 from tolerances import same
 
 from fused_lwlr import ELR, LAMB, LARS
 from fused_lwlr.kernels import Gate, Row, reference, triton
-from fused_lwlr.kernels.triton import launch, step, workspace
+from fused_lwlr.kernels.triton import launch, workspace
+from fused_lwlr.kernels.triton.step import TILE
 
-TILE = step.TILE
 # a GPU draws the order of its programs by itself
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="needs the interpreter")
 SHAPES = [(5,), (2 * TILE + 9,), (), (3, 700), (0,), (TILE,), (17,)]
@@ -37,7 +37,7 @@ def test_same_bits_for_any_number_of_programs(operation, scale, device, monkeypa
         monkeypatch.setattr(launch, "grid", lambda _, count=count: count)
         for _ in range(2):
             gate = gated(table, triton, max_norm=3.0)
-            result = getattr(triton, operation)(table, HYPER[operation], SCALES[scale].scale(operation), gate)
+            result = triton.step(RULES[operation], table, HYPER[operation], SCALES[scale].scale(RULES[operation]), gate)
         results.append(result.clone())
         equal(table, first, same)
         same(result, results[0])
@@ -53,15 +53,15 @@ def test_same_bits_for_any_order(operation, scale, seed, monkeypatch):
     device = torch.device("cpu")
     table = scaled(operation, device)
     other = twin(table)
-    scale = SCALES[scale].scale(operation)
+    scale = SCALES[scale].scale(RULES[operation])
     for t in (table, other):
         gate = gated(t, triton, max_norm=3.0, skip=True)
         if t is other:
             monkeypatch.setattr(launch, "grid", lambda _: 2 + seed)
             with interleaved(monkeypatch, seed) as turns:
-                again = getattr(triton, operation)(t, HYPER[operation], scale, gate)
+                again = triton.step(RULES[operation], t, HYPER[operation], scale, gate)
         else:
-            result = getattr(triton, operation)(t, HYPER[operation], scale, gate)
+            result = triton.step(RULES[operation], t, HYPER[operation], scale, gate)
     assert turns.switched > 10
     equal(table, other, same)
     same(again, result)
@@ -85,8 +85,8 @@ def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
     table = scaled("sgd", device)
     other, third = twin(table), twin(table)
     monkeypatch.setattr(workspace, "WINDOW", window)
-    scale = SCALES["ELR"].scale("sgd")
-    triton.sgd(table, HYPER["sgd"], scale)
+    scale = SCALES["ELR"].scale(SGD)
+    triton.step(SGD, table, HYPER["sgd"], scale)
     make_list = workspace.item_list
 
     def shuffled(*args):
@@ -100,10 +100,10 @@ def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
         return np.ascontiguousarray(items[np.argsort(place, kind="stable")])
 
     monkeypatch.setattr(workspace, "item_list", shuffled)
-    triton.sgd(other, HYPER["sgd"], scale)
+    triton.step(SGD, other, HYPER["sgd"], scale)
     equal(other, table, same)
     monkeypatch.undo()
-    reference.sgd(third, HYPER["sgd"], scale)
+    reference.step(SGD, third, HYPER["sgd"], scale)
     equal(other, third)
 
 
@@ -115,17 +115,21 @@ def test_an_interleaving_that_deadlocks_is_noticed(monkeypatch):
     monkeypatch.setattr(workspace, "item_list", lambda *a: np.ascontiguousarray(make_list(*a)[::-1]))
     monkeypatch.setattr("interleave.LIMIT", 200)
     with pytest.raises(Exception, match="wait for one another"), interleaved(monkeypatch, 0):
-        triton.sgd(table, HYPER["sgd"], SCALES["ELR"].scale("sgd"))
+        triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].scale(SGD))
 
 
-@pytest.mark.parametrize("operation", ["sgd", "adamw"])
+@pytest.mark.parametrize("operation", RULES)
 def test_counters_are_back_at_zero(operation, device, monkeypatch):
     table = scaled(operation, device)
     monkeypatch.setattr(launch, "grid", lambda _: 3)
     for skipped in (False, True, False):
         table.columns["grad"][0][0] = float("nan") if skipped else 0.5
-        getattr(triton, operation)(
-            table, HYPER[operation], SCALES["LAMB"].scale(operation), gated(table, triton, skip=True)
+        triton.step(
+            RULES[operation],
+            table,
+            HYPER[operation],
+            SCALES["LAMB"].scale(RULES[operation]),
+            gated(table, triton, skip=True),
         )
         counters = next(i.workspace.buffers[0] for k, i in table.images.items() if "step" in k)
         assert not counters.any()
@@ -137,7 +141,7 @@ def test_carried_norms_are_those_of_the_weights(dtype, device):
     for taken in range(3):
         weights = [param.double().square().sum() for param in table.columns["param"]]
         triton.counters.reset()
-        found = triton.sgd(table, HYPER["sgd"], SCALES["ELR"].scale("sgd"))[:, 3]
+        found = triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].scale(SGD))[:, 3]
         torch.testing.assert_close(found, torch.stack(weights), rtol=1e-6, atol=0)
         # the gradient twice, and the weights only at first
         size = sum(param.numel() for param in table.columns["param"]) * dtype.itemsize

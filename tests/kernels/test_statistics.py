@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from tables import COLUMNS, HYPER, SHAPES, equal, make, twin, uniform
+from tables import COLUMNS, HYPER, RULES, SGD, SHAPES, equal, make, twin, uniform
 from tolerances import STATISTICS, same
 
 from fused_lwlr.kernels import STATISTICS as NAMES
@@ -107,17 +107,21 @@ def test_empty_tensors(backend, shape, device):
     assert BACKENDS[backend](make("statistics", [shape, (2,)], torch.float32, device))[0].tolist() == [0.0] * 6
 
 
+def run(operation, table):
+    """An operation of Triton's on a table."""
+    return triton.step(RULES[operation], table, HYPER[operation]) if operation in RULES else triton.statistics(table)
+
+
 @pytest.mark.parametrize("operation", COLUMNS)
 @pytest.mark.parametrize("programs", [lambda n: 1, lambda n: 2, lambda n: 3, lambda n: 7, lambda n: n])
 def test_same_bits_for_any_number_of_programs(operation, programs, device, monkeypatch):
     size = 3 * TILE + 9 if operation == "statistics" else 5 * 1024 + 9
     table = make(operation, [(5,), (size,), (), (2, 1025)], torch.float32, device)
     other = twin(table)
-    arguments = (HYPER[operation],) if HYPER[operation] else ()
-    expected = getattr(triton, operation)(table, *arguments)
+    expected = run(operation, table)
     seen = []
     monkeypatch.setattr(launch, "grid", lambda n: seen.append(n) or programs(n))
-    result = getattr(triton, operation)(other, *arguments)
+    result = run(operation, other)
     assert len(seen) == 1
     equal(other, table, same)
     if operation == "statistics":
@@ -137,10 +141,9 @@ def test_workspace_is_ready_for_the_next_call(device):
 @pytest.mark.parametrize(("operation", "passes"), [("statistics", 2), ("sgd", 5), ("adamw", 9)])
 def test_one_launch_and_its_bytes(operation, passes, dtype, device):
     table = make(operation, [(7,), (TILE + 1,), (0,), (30, 20)], dtype, device)
-    arguments = (HYPER[operation],) if HYPER[operation] else ()
     for _ in range(2):
         triton.counters.reset()
-        getattr(triton, operation)(table, *arguments)
+        run(operation, table)
         assert triton.counters.launches == 1
         assert triton.counters.bytes == passes * (7 + TILE + 1 + 600) * dtype.itemsize
 
@@ -150,14 +153,14 @@ def test_absent_state_is_not_counted(device):
         "sgd", [(100,), (10,)], torch.float32, device, absent=lambda name, i: (name, i) == (COLUMNS["sgd"][2], 0)
     )
     triton.counters.reset()
-    triton.sgd(table, HYPER["sgd"])
+    triton.step(SGD, table, HYPER["sgd"])
     assert triton.counters.bytes == (3 * 100 + 5 * 10) * 4
 
 
 @pytest.mark.parametrize("operation", ["sgd", "adamw"])
 def test_nothing_to_do_launches_nothing(operation, device):
     triton.counters.reset()
-    getattr(triton, operation)(make(operation, [(0,)], torch.float32, device), HYPER[operation])
+    run(operation, make(operation, [(0,)], torch.float32, device))
     assert triton.counters.launches == triton.counters.bytes == 0
 
 

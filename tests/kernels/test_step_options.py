@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from tables import HYPER, SHAPES, equal, equal_column, make, twin, uniform
+from tables import HYPER, RULES, SHAPES, equal, equal_column, make, twin, uniform
 from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARS
 from fused_lwlr.kernels import Factors, Gate, Row, Scale, Table, reference, triton
-from fused_lwlr.kernels.triton import step
+from fused_lwlr.kernels.triton.step import TILE
 
-OPERATIONS = ("sgd", "adamw")
-BIG = [*SHAPES, (2 * step.TILE + 9,)]
+OPERATIONS = tuple(RULES)
+BIG = [*SHAPES, (2 * TILE + 9,)]
 every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
@@ -31,7 +31,9 @@ def both(operation, table, hyper=None, **options):
     """Triton on the table, the reference on a copy; the copy and both results."""
     expected = twin(table)
     hyper = hyper or HYPER[operation]
-    return expected, *(getattr(b, operation)(t, hyper, **options) for b, t in ((triton, table), (reference, expected)))
+    return expected, *(
+        b.step(RULES[operation], t, hyper, **options) for b, t in ((triton, table), (reference, expected))
+    )
 
 
 @every_operation
@@ -50,14 +52,14 @@ def test_loss_scale(operation, scale, found_inf, device):
         "grad_scale": torch.full((1,), 1024.0, device=device),
         "found_inf": torch.full((), found_inf, device=device),
     }
-    options = {"scale": scale and scale.scale(operation)}
+    options = {"scale": scale and scale.scale(RULES[operation])}
     backends = (triton, reference)
     totals = [b.totals(table, grad=True, weight=False, grad_scale=amp["grad_scale"])[0] for b in backends]
     close(totals[0][:2].float(), totals[1][:2].float())
     expected, result, twin_result = both(operation, table, gate=Gate(totals[0], 3.0, **amp), **options)
     equal(table, expected)
     gate = Gate(triton.totals(plain, grad=True, weight=False)[0], 3.0)
-    alone = getattr(triton, operation)(plain, HYPER[operation], gate=gate, **options)
+    alone = triton.step(RULES[operation], plain, HYPER[operation], gate=gate, **options)
     if scale is not None:
         close(result.float(), twin_result.float())
         same(result, alone)
@@ -77,17 +79,17 @@ def test_numbers_that_live_on_the_device(operation, dtype, scale, device):
     lr, weight_decay = (torch.tensor(x, dtype=dtype, device=device) for x in (0.0, 0.2))
     plain = HYPER[operation][0]
     hyper = [plain, plain._replace(lr=lr), plain._replace(lr=lr, weight_decay=weight_decay)]
-    shapes = [(7,), (3, 5), (2 * step.TILE + 9,)]
+    shapes = [(7,), (3, 5), (2 * TILE + 9,)]
     table = make(operation, shapes, torch.float32, device, [Row(i, scaled=True) for i in range(3)])
     table.hyper_row = [0, 1, 2]
     other = twin(table)
-    options = {"scale": scale and scale.scale(operation)}
+    options = {"scale": scale and scale.scale(RULES[operation])}
     for value in (0.03, 0.5):
         lr.fill_(value)
         expected, *_ = both(operation, table, hyper, **options)
         equal(table, expected)
         numbers = [plain, plain._replace(lr=value), plain._replace(lr=value, weight_decay=0.2)]
-        getattr(triton, operation)(other, numbers, **options)
+        triton.step(RULES[operation], other, numbers, **options)
         equal(table, other, same)
 
 
@@ -106,13 +108,13 @@ def test_master_weights(operation, dtype, scale, device):
     wide = twin(table)
     wide = Table({**wide.columns, "param": [*weights[:-1], exact], "master_weight": [None] * len(BIG)}, table.rows)
     wide = Table({name: [t if t is None else t.clone() for t in c] for name, c in wide.columns.items()}, wide.rows)
-    options = {"scale": scale and scale.scale(operation)}
+    options = {"scale": scale and scale.scale(RULES[operation])}
     expected, *_ = both(operation, table, **options)
     equal(table, expected)
     for param, weight in zip(table.columns["param"], table.columns["master_weight"], strict=True):
         same(param, weight.to(dtype))
     if scale is None:
-        getattr(triton, operation)(wide, HYPER[operation])
+        triton.step(RULES[operation], wide, HYPER[operation])
         for got, want in zip(table.columns["master_weight"], wide.columns["param"], strict=True):
             same(got, want)
 
@@ -134,7 +136,7 @@ def test_stochastic_rounding_is_the_same_on_both_backends(operation, dtype, devi
                     assert ((got - want).abs() <= 2 * torch.finfo(dtype).eps * want.abs() + 1e-7).all()
         equal_column(table.columns["step"], expected.columns["step"], same)
     again = twin(before)
-    getattr(triton, operation)(again, HYPER[operation], rounding_seed=7)
+    triton.step(RULES[operation], again, HYPER[operation], rounding_seed=7)
     equal(again, table, same)
 
 
@@ -144,18 +146,18 @@ def test_factors_that_are_known(operation, scale, device):
     """A step in two calls, norms and then the update by their factors, is the step in one."""
     table = counting(operation, torch.float32, device)
     one, before = twin(table), twin(table)
-    scale = scale.scale(operation)
-    measured = getattr(triton, operation)(table, HYPER[operation], Scale(norm_itself, scale.place), write=False)
-    expected = getattr(reference, operation)(one, HYPER[operation], Scale(norm_itself, scale.place), write=False)
+    scale = scale.scale(RULES[operation])
+    measured = triton.step(RULES[operation], table, HYPER[operation], Scale(norm_itself, scale.place), write=False)
+    expected = reference.step(RULES[operation], one, HYPER[operation], Scale(norm_itself, scale.place), write=False)
     equal(table, before, same)
     equal(one, before, same)
     filled = [i for i, shape in enumerate(BIG) if 0 not in shape]
     close(measured[filled].float(), expected[filled].float(), steps=4)
-    known = getattr(reference, operation)(twin(before), HYPER[operation], scale)[:, 4]
+    known = reference.step(RULES[operation], twin(before), HYPER[operation], scale)[:, 4]
     other, result, twin_result = both(operation, table, scale=Factors(known, scale.place))
     assert result is twin_result is None
     equal(table, other)
-    getattr(reference, operation)(one, HYPER[operation], scale)
+    reference.step(RULES[operation], one, HYPER[operation], scale)
     equal(table, one)
 
 
@@ -175,9 +177,9 @@ def test_averages(operation, dtype, scale, device):
     before = [t if t is None else t.clone() for t in averages]
     hyper = [HYPER[operation][0]._replace(ema=decay) for decay in (0.999, 0.25, 0.0)]
     table.hyper_row = [0, 1, 2, 0, 2]
-    getattr(triton, operation)(table, hyper, Scale(norm_itself, "gradient"), write=False)
+    triton.step(RULES[operation], table, hyper, Scale(norm_itself, "gradient"), write=False)
     equal_column(averages, before, same)
-    expected, *_ = both(operation, table, hyper, scale=scale and scale.scale(operation))
+    expected, *_ = both(operation, table, hyper, scale=scale and scale.scale(RULES[operation]))
     equal(table, expected)
     for i, average, first, param in zip(table.hyper_row, averages, before, table.columns["param"], strict=True):
         if average is not None:

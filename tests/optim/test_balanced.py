@@ -8,7 +8,7 @@ import torch
 from cases import every_backend, every_case, every_name
 from interleave import interleaved
 from steps import OPTIONS, OURS, TORCH, cost, gradients, parameters, train, twin
-from tables import HYPER, equal, make
+from tables import HYPER, RULES, equal, make
 from tables import twin as twin_table
 from tolerances import close, same
 
@@ -246,7 +246,7 @@ def test_same_bits_for_any_order_of_programs(operation, monkeypatch):
     def two_steps(t, backend):
         for _ in range(2):
             totals = backend.totals(t, grad=True, weight=True, balance=True)[0]
-            getattr(backend, operation)(t, HYPER[operation], Balance(), Gate(totals, 3.0, skip=True))
+            backend.step(RULES[operation], t, HYPER[operation], Balance(), Gate(totals, 3.0, skip=True))
 
     two_steps(table, triton)
     monkeypatch.setattr(launch, "grid", lambda _: 4)

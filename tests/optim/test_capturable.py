@@ -193,3 +193,18 @@ def test_a_failure_counts_nothing(name, backend, device):
     with pytest.raises(RuntimeError, match="sparse"):
         ours.step()
     assert identical(snapshot(ours, named), before)
+
+
+@every_backend
+def test_slices_go_by_the_same_count(backend, device):
+    """The bias correction of AdamW is that of one step for all slices of a parameter."""
+    named = parameters([(6, 5)], torch.float32, device)
+    whole = twin(named)
+    etas = {"p0[0:2]": 1.0, "p0[2:6]": 1.0}
+    sliced = OURS["adamw"](named, lr=0.1, multipliers=etas, capturable=True, backend=backend)
+    plain = OURS["adamw"](whole, lr=0.1, backend=backend)
+    for _ in range(3):
+        gradients(named, whole)
+        sliced.step()
+        plain.step()
+    close(named[0][1].detach(), whole[0][1].detach(), steps=3)

@@ -23,18 +23,18 @@ def mixed(device):
 
 def failing(module, name, monkeypatch, *, when_ready):
     """Make steps of bfloat16 parameters fail: when they are launched, or before."""
-    prepare = getattr(module, f"prepare_{name}")
+    prepare = module.prepare
 
     def fail():
         raise RuntimeError("the launch failed")
 
-    def prepared(table, *rest, **options):
-        launch = prepare(table, *rest, **options)
+    def prepared(rule, table, *rest, **options):
+        launch = prepare(rule, table, *rest, **options)
         if table.columns["param"][0].dtype != torch.bfloat16:
             return launch
         return fail if when_ready else fail()
 
-    monkeypatch.setattr(module, f"prepare_{name}", prepared)
+    monkeypatch.setattr(module, "prepare", prepared)
 
 
 @pytest.mark.parametrize("taken", [0, 2])

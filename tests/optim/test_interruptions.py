@@ -116,7 +116,7 @@ def test_a_launch_raises(name, backend, row, taken, launch, device, monkeypatch)
     """The first one, of the totals where steps are gated, or the one after it."""
     pairs = pair(name, backend, row, taken, device)
     operations = [("totals", interrupt)] if pairs[0].gate.looks else []
-    operations.append((f"prepare_{name}", launch_interrupted))
+    operations.append(("prepare", launch_interrupted))
     launches = []
 
     def step():
@@ -164,7 +164,7 @@ def test_a_launch_that_rescales_raises(backend, taken, device, monkeypatch):
     before = [p.detach().clone() for p in models[0].parameters()]
     with monkeypatch.context() as patch:
         if backend == "torch":
-            patch.setattr(reference, "prepare_sgd", launch_interrupted)
+            patch.setattr(reference, "prepare", launch_interrupted)
         else:
             patch.setattr(launching, "grid", interrupt)
         with pytest.raises(Interrupted):

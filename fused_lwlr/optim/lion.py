@@ -1,0 +1,72 @@
+"""Lion, and a multiplier for every layer."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from fused_lwlr import kernels
+from fused_lwlr.kernels import LionHyper
+from fused_lwlr.optim.average import decay_of
+from fused_lwlr.optim.base import FusedOptimizer, SharedOptions, number
+from fused_lwlr.optim.checkpoint import check_option
+from fused_lwlr.optim.plan import Plan
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Lion(FusedOptimizer, torch.optim.Optimizer):
+    """Lion in one launch, with a learning-rate multiplier η for every layer.
+
+        c ← β₁ · m + (1 − β₁) · g
+        w ← w · (1 − lr · η · weight_decay) − lr · η · sign(c)
+        m ← β₂ · m + (1 − β₂) · g
+
+    (Symbolic Discovery of Optimization Algorithms, Algorithm 2.) The multiplier acts on the decay too, as a param group
+    of its own with rate lr · η would. The state is `state["exp_avg"]`.
+
+    Args:
+        params: parameters, or param groups, named or not.
+        lr: the learning rate; a third to a tenth of AdamW's.
+        betas: β₁ and β₂.
+        weight_decay: decoupled weight decay; three to ten times AdamW's.
+        maximize: maximizes the objective.
+        options: the options that all optimizers share, see `FusedOptimizer`.
+
+    Raises:
+        ValueError: an argument out of range, one that cannot be honoured, or a multiplier that names no parameter.
+    """
+
+    rule = kernels.LION
+    optional_state = None
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | torch.Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float | torch.Tensor = 0.0,
+        *,
+        maximize: bool = False,
+        **options: "Unpack[SharedOptions]",
+    ) -> None:
+        shared = self._start(options)
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        for name in ("lr", "betas", "weight_decay"):
+            check_option(name, defaults[name], "Lion")
+        flags = {name: shared[name] for name in ("foreach", "differentiable")}
+        super().__init__(params, {**defaults, **flags, "fused": None})
+        self._finish(shared)
+
+    def hyper_rows(self, plan: Plan) -> tuple[list[LionHyper], Sequence[int]]:
+        groups, used = self.param_groups, plan.tables.groups
+        return [_hyper(group) for group in groups[:used]], plan.tables.group
+
+
+def _hyper(group: dict[str, Any]) -> LionHyper:
+    beta1, beta2 = group["betas"]
+    decay = 0.0 if group["ema"] is None else decay_of(group)
+    lr, weight_decay = number(group["lr"], group), number(group["weight_decay"], group)
+    return LionHyper(lr, float(beta1), float(beta2), weight_decay, group["maximize"], decay)

@@ -1,0 +1,8 @@
+"""Update rules, one file each."""
+
+from fused_lwlr.kernels.rules.adamw import ADAMW, AdamWHyper
+from fused_lwlr.kernels.rules.base import Rule
+from fused_lwlr.kernels.rules.lion import LION, LionHyper
+from fused_lwlr.kernels.rules.sgd import SGD, SGDHyper
+
+__all__ = ["ADAMW", "LION", "SGD", "AdamWHyper", "LionHyper", "Rule", "SGDHyper"]

@@ -1,0 +1,123 @@
+"""AdamW."""
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels.formula import divide, double_option, maximum_or_nan, option, power, single, sqrt, where
+from fused_lwlr.kernels.precision import wide
+from fused_lwlr.kernels.rules.base import Number, Rule
+
+
+class AdamWHyper(NamedTuple):
+    """One row of `torch.optim.AdamW` options.
+
+        g ← ± clip · s · g / grad_scale              (− with maximize)
+        m ← m + (1 − β₁) · (g − m)
+        v ← β₂ · v + (1 − β₂) · g²
+        u ← max(u, v)  with amsgrad,  v  without
+        d ← m / (1 − β₁ᵗ) / (√u / √(1 − β₂ᵗ) + eps)
+        w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · d
+
+    The norm of the direction is ‖d + weight_decay · w‖.
+
+    Attributes:
+        step: t, which counts from 1 and includes this step. A step count on the device overrides it.
+        bias_correction: whether 1 − βᵗ stands as it is, or is 1.
+        ema: the decay of the average of the weights, where there is one.
+    """
+
+    lr: Number
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: Number
+    maximize: bool = False
+    step: float = 1.0
+    bias_correction: bool = True
+    ema: float = 0.0
+
+
+def reference(
+    control: Any, h: AdamWHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: Tensor | None
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """Operation for operation `torch.optim.AdamW`'s single-tensor path."""
+    m, v, u = states
+    assert m is not None
+    assert v is not None
+    t = h.step if taken is None else taken.double() + 1
+    g, lr, weight_decay = control.decayed(g), control.lr, control.weight_decay
+    m.lerp_(g, 1 - h.beta1)
+    v.mul_(h.beta2).addcmul_(g, g, value=1 - h.beta2)
+    u = None if u is None else torch.maximum(wide(u), v)
+    correction1, correction2 = (1 - h.beta1**t, 1 - h.beta2**t) if h.bias_correction else (1.0, 1.0)
+    denom = ((v if u is None else u).sqrt() / correction2**0.5).add_(h.eps)
+    ratio: float | Tensor = 1.0
+    if control.place == "direction":
+        ratio = control.direction((m / correction1 / denom).add_(w, alpha=weight_decay))
+    if weight_decay != 0:
+        w.mul_(1 - lr * ratio * weight_decay)
+    rate = ratio * (lr / correction1)
+    # one pass where the rate is a number, and not of no dimension
+    w.addcdiv_(m, denom, value=-rate) if isinstance(rate, float) else w.sub_(m * rate / denom)
+    return w, (m, v, u)
+
+
+def update(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, options):  # type: ignore[no-untyped-def]
+    """The step on one block of elements. `gain` is 1 / (1 − β₁ᵗ), `correction2` √(1 − β₂ᵗ)."""
+    lerp1, beta2, gain2, eps = option(options, 0), option(options, 1), option(options, 2), option(options, 3)
+    g = g * scale
+    # the form of lerp that rounds less on either side of 1/2, as torch.lerp chooses
+    m = where(lerp1 < 0.5, m + lerp1 * (g - m), g - (g - m) * (1 - lerp1))
+    v = v * beta2 + gain2 * g * g
+    u = maximum_or_nan(u, v)
+    denom = divide(sqrt(where(has_u, u, v)), correction2) + eps
+    return divide(gain * m, denom), m, v, u
+
+
+def coefficients(options, taken):  # type: ignore[no-untyped-def]
+    """1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ); in the coming step t is one more than the steps taken."""
+    beta1, beta2 = double_option(options, 4), double_option(options, 6)
+    return single(1 / (1 - power(beta1, taken + 1))), single(sqrt(1 - power(beta2, taken + 1)))
+
+
+def _numbers(h: AdamWHyper) -> tuple[float, ...]:
+    """1 − β₁, β₂, 1 − β₂, eps, and both β in double precision, as two floats each."""
+    # 1 − 0ᵗ is 1
+    beta1, beta2 = (h.beta1, h.beta2) if h.bias_correction else (0.0, 0.0)
+    return 1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2)
+
+
+def _scheduled(h: AdamWHyper) -> tuple[float, float]:
+    if not h.bias_correction:
+        return 1.0, 1.0
+    return 1 / (1 - h.beta1**h.step), (1 - h.beta2**h.step) ** 0.5
+
+
+@lru_cache(maxsize=16)
+def _two_floats(x: float) -> tuple[float, float]:
+    """A double as the sum of two singles."""
+    (high,) = array("f", (x,))
+    return high, x - high
+
+
+ADAMW = Rule(
+    name="adamw",
+    hyper=AdamWHyper,
+    states=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    offers=("gradient", "direction"),
+    adaptive=True,
+    decay_in_gradient=False,
+    counts_steps=True,
+    corrects_bias=True,
+    idle=None,
+    numbers=_numbers,
+    scheduled=_scheduled,
+    reference=reference,
+    update=update,
+    coefficients=coefficients,
+)

@@ -1,0 +1,58 @@
+"""What an update rule is. A new rule is one file with one `Rule`; `lion.py` is the shortest example.
+
+A rule has a PyTorch reference, which defines it, and two functions for Triton, `update` and `coefficients`. These are
+plain Python functions, so that importing a rule does not import Triton. They are written in operators and the names of
+`fused_lwlr.kernels.formula`, and Triton compiles their source at the first step. A rule whose reference needs no
+particular rounding can call `update` from its reference, and is then written once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fused_lwlr.kernels.control import Place
+
+Number = float | Tensor
+"""A number, or a tensor of one element, float32 or float64, that is read when the step runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """An update rule.
+
+    Attributes:
+        name: the name in `LEAST_RESIDENT`.
+        hyper: the type of a hyper row, a NamedTuple with at least `lr`, `weight_decay`, `maximize` and `ema`.
+        states: the names of the state columns, at most three.
+        offers: the places at which a `Scale` can act.
+        adaptive: whether the length of the gradient does not change the length of the step.
+        decay_in_gradient: whether weight decay is added to the gradient, and not taken from the weight.
+        counts_steps: whether every parameter has a step count, on the host too.
+        corrects_bias: whether `hyper` has a `bias_correction`.
+        idle: a hyper row that changes neither the weight nor the state, if weights can be rescaled with this rule.
+        numbers: (hyper) -> the rule's own numbers, which `option` reads.
+        scheduled: (hyper) -> c1 and c2, the numbers that depend on the number of steps taken.
+        reference: (control, hyper, w, g, states, taken) -> new w and states. `w` and `states` may be changed in
+            place. `g` is the gradient, negated if `hyper.maximize`; `taken` the number of steps taken, None where the
+            host counts. It passes g through `control.decayed`, and multiplies the direction by `control.direction`.
+        update: (w, g, x, y, z, has_x, has_z, scale, c1, c2, weight_decay, options) -> direction and new x, y and z, for
+            Triton. `weight_decay` is that of the gradient.
+        coefficients: (options, taken) -> c1 and c2 in single precision, for Triton.
+    """
+
+    name: str
+    hyper: Any
+    states: tuple[str, ...]
+    offers: tuple[Place, ...]
+    adaptive: bool
+    decay_in_gradient: bool
+    counts_steps: bool
+    corrects_bias: bool
+    idle: Any
+    numbers: Callable[[Any], tuple[float, ...]]
+    scheduled: Callable[[Any], tuple[float, float]]
+    reference: Callable[..., tuple[Tensor, Sequence[Tensor | None]]]
+    update: Callable[..., Any]
+    coefficients: Callable[..., Any]

@@ -1,0 +1,71 @@
+"""Lion (Symbolic Discovery of Optimization Algorithms, Algorithm 2)."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fused_lwlr.kernels.formula import option, sign
+from fused_lwlr.kernels.rules.base import Number, Rule
+
+
+class LionHyper(NamedTuple):
+    """One row of Lion's options.
+
+    g ← ± clip · s · g / grad_scale              (− with maximize)
+    c ← β₁ · m + (1 − β₁) · g,   d ← sign(c)
+    w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · d
+    m ← β₂ · m + (1 − β₂) · g
+    """
+
+    lr: Number
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: Number = 0.0
+    maximize: bool = False
+    ema: float = 0.0
+
+
+def reference(
+    control: Any, h: LionHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: Tensor | None
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """The formula in plain PyTorch."""
+    (m,) = states
+    d, m, *_ = update(w, control.decayed(g), m, None, None, True, False, 1.0, 0.0, 0.0, 0.0, _numbers(h))
+    ratio = control.direction(d.add(w, alpha=control.weight_decay)) if control.place == "direction" else 1.0
+    w.mul_(1 - control.lr * ratio * control.weight_decay)
+    return w.sub_(d * (control.lr * ratio)), (m,)
+
+
+def update(w, g, m, y, z, has_m, has_z, scale, c1, c2, weight_decay, options):  # type: ignore[no-untyped-def]
+    """The step on one block of elements, for PyTorch and Triton."""
+    g = g * scale
+    d = sign(option(options, 0) * m + option(options, 1) * g)
+    return d, option(options, 2) * m + option(options, 3) * g, y, z
+
+
+def coefficients(options, taken):  # type: ignore[no-untyped-def]
+    """Nothing depends on the number of steps."""
+    return taken * 0, taken * 0
+
+
+def _numbers(h: LionHyper) -> tuple[float, ...]:
+    return h.beta1, 1 - h.beta1, h.beta2, 1 - h.beta2
+
+
+LION = Rule(
+    name="lion",
+    hyper=LionHyper,
+    states=("exp_avg",),
+    offers=("gradient", "direction"),
+    adaptive=True,
+    decay_in_gradient=False,
+    counts_steps=False,
+    corrects_bias=False,
+    idle=None,
+    numbers=_numbers,
+    scheduled=lambda h: (0.0, 0.0),
+    reference=reference,
+    update=update,
+    coefficients=coefficients,
+)

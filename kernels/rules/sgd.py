@@ -1,0 +1,87 @@
+"""SGD with momentum."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels.formula import option, where
+from fused_lwlr.kernels.rules.base import Number, Rule
+
+
+class SGDHyper(NamedTuple):
+    """One row of `torch.optim.SGD` options.
+
+        g ← ± clip · s · g / grad_scale              (− with maximize)
+        g ← s · (g + weight_decay · w)
+        b ← momentum · b + (1 − dampening) · g       (b ← g on the first step)
+        d ← g + momentum · b  with nesterov,  b  with momentum,  g  without
+        w ← (w − lr · η · s · d) / Ŵᵖ,   b ← b / Ŵᵖ
+
+    Attributes:
+        first: whether the momentum buffer holds no gradient yet. A step count of 0 on the device says the same.
+        ema: the decay of the average of the weights, where there is one.
+    """
+
+    lr: Number
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: Number = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+    first: bool = False
+    ema: float = 0.0
+
+
+def reference(
+    control: Any, h: SGDHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: Tensor | None
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """Operation for operation `torch.optim.SGD`'s single-tensor path."""
+    (b,) = states
+    if control.weight_decay != 0:
+        g = g.add(w, alpha=control.weight_decay)
+    d = g = control.decayed(g)
+    if b is not None:
+        # not copy_, which a FakeTensor on a device that this build of torch lacks does not have
+        b = b.zero_().add_(g) if h.first else b.mul_(h.momentum).add_(g, alpha=1 - h.dampening)
+        if taken is not None:
+            b = torch.where(taken == 0, g, b)
+        d = g.add(b, alpha=h.momentum) if h.nesterov else b
+    if control.place == "direction":
+        d = d * control.direction(d)
+    return w.add_(d, alpha=-control.lr), (b,)
+
+
+def update(w, g, b, y, z, has_b, has_z, scale, decay, gain, weight_decay, options):  # type: ignore[no-untyped-def]
+    """The step on one block of elements. `decay` and `gain` are those of the momentum buffer."""
+    momentum = option(options, 0)
+    nesterov = option(options, 2) != 0
+    g = where(weight_decay != 0, g + weight_decay * w, g) * scale
+    b = decay * b + gain * g
+    d = where(nesterov, g + momentum * b, b)
+    return where(has_b, d, g), b, y, z
+
+
+def coefficients(options, taken):  # type: ignore[no-untyped-def]
+    """Decay and gain of the momentum buffer: 0 and 1 on the first step."""
+    first = taken == 0
+    return where(first, 0.0, option(options, 0)), where(first, 1.0, option(options, 1))
+
+
+SGD = Rule(
+    name="sgd",
+    hyper=SGDHyper,
+    states=("momentum_buffer",),
+    offers=("gradient", "decayed", "direction"),
+    adaptive=False,
+    decay_in_gradient=True,
+    counts_steps=False,
+    corrects_bias=False,
+    idle=SGDHyper(lr=0.0, momentum=1.0, dampening=1.0),
+    numbers=lambda h: (h.momentum, 1 - h.dampening, h.nesterov),
+    scheduled=lambda h: (0.0, 1.0) if h.first else (float(h.momentum), 1.0 - h.dampening),
+    reference=reference,
+    update=update,
+    coefficients=coefficients,
+)

@@ -1,0 +1,252 @@
+"""Lion against its paper, written out, and with every option that the optimizers share."""
+
+import copy
+
+import pytest
+import torch
+from cases import SCALINGS, every_backend, name_of
+from steps import identical, parameters, saved, snapshot, twin, uniform
+from tolerances import close, same
+from torch import nn
+
+from fused_lwlr import ELR, LAMB, Lion
+
+SHAPES = [(6, 5), (), (1030,), (0,), (4, 3)]
+NUMBERS = {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.1}
+
+
+class Paper:
+    """Algorithm 2, in float64; one rate for each parameter, and a factor of its direction or gradient."""
+
+    def __init__(self, named, lr, betas, weight_decay, etas=None):
+        self.weights = [p.detach().double().clone() for _, p in named]
+        self.momenta = [torch.zeros_like(w) for w in self.weights]
+        self.lr, self.betas, self.weight_decay = lr, betas, weight_decay
+        self.etas = etas or [1.0] * len(named)
+
+    def step(self, grads, scales=None):
+        beta1, beta2 = self.betas
+        for i, g in enumerate(grads):
+            if g is None:
+                continue
+            g, m, w, s = g.double(), self.momenta[i], self.weights[i], 1.0 if scales is None else scales[i]
+            update = torch.sign(beta1 * m + (1 - beta1) * g) + self.weight_decay * w
+            self.weights[i] = w - self.lr * self.etas[i] * s * update
+            self.momenta[i] = beta2 * m + (1 - beta2) * g
+
+
+def gradients(named, without=()):
+    for i, (_, p) in enumerate(named):
+        p.grad = None if i in without else uniform(p.shape, p.dtype, p.device)
+    return [p.grad for _, p in named]
+
+
+def agrees(named, optimizer, paper):
+    for (_, p), w, m in zip(named, paper.weights, paper.momenta, strict=True):
+        torch.testing.assert_close(p.detach().double(), w, rtol=0, atol=2e-6)
+        if p in optimizer.state:
+            torch.testing.assert_close(optimizer.state[p]["exp_avg"].double(), m, rtol=0, atol=2e-6)
+
+
+@every_backend
+@pytest.mark.parametrize("maximize", [False, True])
+def test_against_the_paper(backend, maximize, device):
+    """Multipliers, late and missing gradients, another rate in every step."""
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = Lion(named, **NUMBERS, maximize=maximize, multipliers={"p0": 0.5, "p2": 2.0}, backend=backend)
+    paper = Paper(named, **NUMBERS, etas=[0.5, 1, 2, 1, 1])
+    for step in range(8):
+        grads = gradients(named, without=[step % 5] if step % 2 else [])
+        optimizer.param_groups[0]["lr"] = paper.lr = 0.02 / (step + 1)
+        optimizer.step()
+        paper.step([g if g is None or not maximize else -g for g in grads])
+        agrees(named, optimizer, paper)
+    assert set(optimizer.state[named[0][1]]) == {"exp_avg"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_other_dtypes(dtype, device):
+    named = parameters([(5, 3), (7,)], dtype, device)
+    apart = [(name, nn.Parameter(torch.view_as_real(p.detach()).clone())) for name, p in named if dtype.is_complex]
+    optimizer = Lion(named, **NUMBERS)
+    other = Lion(apart, **NUMBERS) if apart else None
+    paper = Paper(named, **NUMBERS) if not apart else None
+    for _ in range(4):
+        grads = gradients(named)
+        optimizer.step()
+        if other is None:
+            paper.step(grads)
+            for (_, p), w in zip(named, paper.weights, strict=True):
+                torch.testing.assert_close(p.detach(), w)
+            continue
+        for (_, p), grad in zip(apart, grads, strict=True):
+            p.grad = torch.view_as_real(grad)
+        other.step()
+        for (_, p), (_, q) in zip(named, apart, strict=True):
+            same(torch.view_as_real(p.detach()), q.detach())
+
+
+@every_backend
+@pytest.mark.parametrize("scaling", SCALINGS, ids=name_of)
+def test_scalings(backend, scaling, device):
+    """The factor that the step reports is that of its update, or of its gradient."""
+    named = parameters([(6, 5), (1030, 2)], torch.float32, device)
+    optimizer = Lion(named, lr=0.02, weight_decay=0.1, scaling=scaling, backend=backend)
+    paper = Paper(named, 0.02, (0.9, 0.99), 0.1)
+    place = scaling.place(Lion.rule)
+    assert place == ("direction" if "direction" in scaling.places else "gradient")
+    for _ in range(3):
+        grads = gradients(named)
+        before = [p.detach().double() for _, p in named]
+        optimizer.step()
+        factors = optimizer.layer_stats().trust_ratio.tolist()
+        assert all(0 < factor != 1 for factor in factors) or not isinstance(scaling, (ELR, LAMB))
+        if place == "direction":
+            paper.step(grads, factors)
+        else:
+            paper.step([g * s for g, s in zip(grads, factors, strict=True)])
+        agrees(named, optimizer, paper)
+        if isinstance(scaling, ELR):
+            for (_, p), w in zip(named, before, strict=True):
+                moved = (p.detach().double() - w).norm() / w.norm()
+                torch.testing.assert_close(moved.item(), 0.02 * scaling.goal, rtol=1e-3, atol=0)
+
+
+OPTIONS = [
+    {},
+    {"scaling": ELR(0.1), "ema": 0.9},
+    {"scaling": LAMB(), "clip_global_norm": 0.5, "nonfinite": "skip"},
+    {"master_weights": True, "state_dtype": torch.bfloat16},
+    {"stochastic_rounding": True, "rounding_seed": 7},
+    {"capturable": True, "ema": 0.9},
+]
+every_option = pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
+
+
+@every_option
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_backends_agree(options, dtype, device):
+    named = parameters(SHAPES, dtype, device)
+    other = twin(named)
+    ours = [Lion(pairs, **NUMBERS, **options, backend=b) for pairs, b in ((named, "triton"), (other, "torch"))]
+    for step in range(5):
+        for (_, p), grad in zip(other, gradients(named, without=[step % 5] if step == 3 else []), strict=True):
+            p.grad = None if grad is None else grad.clone()
+        if options.get("nonfinite") and step == 2:
+            named[0][1].grad[0, 0] = other[0][1].grad[0, 0] = float("nan")
+        for optimizer in ours:
+            optimizer.step()
+    for (_, p), (_, q) in zip(named, other, strict=True):
+        close(p.detach(), q.detach(), steps=25)
+        assert ours[0].state[p].keys() == ours[1].state[q].keys()
+        for key, entry in ours[0].state[p].items():
+            close(entry, ours[1].state[q][key].to(entry.device), steps=25)
+
+
+@every_backend
+@every_option
+def test_resumes_with_the_same_bits(backend, options, device):
+    def made():
+        torch.manual_seed(0)
+        named = parameters(SHAPES, torch.bfloat16, device)
+        return named, Lion(named, **NUMBERS, **options, backend=backend)
+
+    named, optimizer = made()
+    grads = [[uniform(p.shape, p.dtype, p.device) for _, p in named] for _ in range(5)]
+    for step, each in enumerate(grads):
+        if step == 3:
+            weights, state = [p.detach().clone() for _, p in named], saved(optimizer.state_dict())
+        for (_, p), grad in zip(named, each, strict=True):
+            p.grad = grad.clone()
+        optimizer.step()
+    again, resumed = made()
+    for (_, p), w in zip(again, weights, strict=True):
+        p.data.copy_(w)
+    resumed.load_state_dict(state)
+    for each in grads[3:]:
+        for (_, p), grad in zip(again, each, strict=True):
+            p.grad = grad.clone()
+        resumed.step()
+    assert identical(snapshot(resumed, again), snapshot(optimizer, named))
+    copied = copy.deepcopy(optimizer)
+    assert identical(copied.state_dict(), optimizer.state_dict())
+
+
+@every_backend
+def test_a_loss_scale(backend, device):
+    """GradScaler hands its scale and its verdict to the step."""
+    named, other = (parameters([(6, 5), (7,)], torch.float32, device) for _ in range(2))
+    for (_, p), (_, q) in zip(named, other, strict=True):
+        q.data.copy_(p.data)
+    optimizer, plain = (Lion(pairs, **NUMBERS, backend=backend) for pairs in (named, other))
+    scale, fine = torch.full((1,), 1024.0, device=device), torch.zeros(1, device=device)
+    for overflow in (False, True, False):
+        grads = gradients(other)
+        for (_, p), grad in zip(named, grads, strict=True):
+            p.grad = grad * 1024
+        optimizer.grad_scale, optimizer.found_inf = scale, fine + overflow
+        optimizer.step()
+        if not overflow:
+            plain.step()
+        for (_, p), (_, q) in zip(named, other, strict=True):
+            close(p.detach(), q.detach(), steps=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "'lr' of Lion must be a finite number, at least 0, not -1.0"),
+        ({"betas": (0.9, 1.0)}, r"'betas' of Lion must be two numbers, at least 0 and below 1, not \(0.9, 1.0\)"),
+        ({"weight_decay": float("nan")}, "'weight_decay' of Lion must be a finite number"),
+        ({"foreach": True}, "foreach=True is not supported"),
+        ({"scaling": LAMB(bias_correction=False)}, "Lion has no moments whose bias could be corrected"),
+    ],
+)
+def test_what_is_refused(options, message, device):
+    with pytest.raises(ValueError, match=message):
+        Lion(parameters([(3,)], torch.float32, device), **options)
+    with pytest.raises(TypeError, match=r"Lion.__init__\(\) got an unexpected keyword argument 'momentum'"):
+        Lion(parameters([(3,)], torch.float32, device), momentum=0.9)
+
+
+@every_backend
+def test_a_state_dict_of_another_optimizer_is_refused(backend, device):
+    named = parameters([(3,)], torch.float32, device)
+    other = torch.optim.SGD(named, lr=0.1, momentum=0.9)
+    gradients(named)
+    other.step()
+    with pytest.raises(ValueError, match="it is of another kind of optimizer"):
+        Lion(named, backend=backend).load_state_dict(other.state_dict())
+
+
+def test_it_learns(device):
+    """A regression that a wrong sign would not solve."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1).to(device)
+    inputs = torch.randn(64, 5, device=device)
+    targets = inputs @ torch.tensor([[1.0], [-2.0], [0.5], [0.0], [3.0]], device=device)
+    optimizer = Lion(model.named_parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 150)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    assert loss < 1e-3
+
+
+@every_backend
+def test_slices_and_a_count_on_the_device(backend, device):
+    """All slices of a parameter go by the same count."""
+    named, whole = (parameters([(6, 5)], torch.float32, device) for _ in range(2))
+    whole[0][1].data.copy_(named[0][1].data)
+    options = {"capturable": True, "backend": backend}
+    sliced = Lion(named, **NUMBERS, multipliers={"p0[0:2]": 2.0, "p0[2:6]": 2.0}, **options)
+    plain = Lion(whole, **{**NUMBERS, "lr": 0.04}, **options)
+    for _ in range(3):
+        (whole[0][1].grad,) = (grad.clone() for grad in gradients(named))
+        sliced.step()
+        plain.step()
+    close(named[0][1].detach(), whole[0][1].detach(), steps=3)
+    assert sliced.state[named[0][1]]["step"].item() == 3
