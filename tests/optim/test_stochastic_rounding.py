@@ -8,7 +8,7 @@ import torch
 from cases import BACKENDS, nan_arithmetic, overflow
 from tolerances import same
 
-from fused_lwlr.kernels import SGDHyper, Table, reference, triton
+from fused_lwlr.kernels import SGD, SGDHyper, Table, reference, triton
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 
 # norms of weights overflow in some, which is all the same here
@@ -26,7 +26,7 @@ def by_step(backend, x, dtype, device, seed=0, taken=0, tensors=1):
     params = [torch.zeros(x.shape, dtype=dtype, device=device) for _ in range(tensors)]
     steps = [torch.full((), float(taken), device=device) for _ in range(tensors)]
     columns = {"param": params, "grad": [-x.to(device)] * tensors, "momentum_buffer": [None] * tensors, "step": steps}
-    KINDS[backend].sgd(Table(columns), [SGDHyper(lr=1.0)], rounding_seed=seed)
+    KINDS[backend].step(SGD, Table(columns), [SGDHyper(lr=1.0)], rounding_seed=seed)
     return params if tensors > 1 else params[0]
 
 
