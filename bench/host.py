@@ -22,7 +22,7 @@ from torch.autograd.graph import increment_version
 from bench.without_launch import without_launch  # isort: skip
 
 import fused_lwlr
-from fused_lwlr.kernels.triton import watch
+from fused_lwlr.kernels.triton import look_at
 
 ROUNDS, STEPS = 15, 20
 COUNTS = (16, 161, 2000)
@@ -62,11 +62,11 @@ class Looks:
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
         self._state = dict(optimizer.state)
         names = list(next(iter(self._state.values())))
-        self._watch = watch(self._params, self._state, names)
+        self._look = look_at(self._params, self._state, names)
 
     def step(self) -> None:
         """Look at parameters, gradients and state."""
-        assert self._watch.look(self._params, None, self._state, False) is not None
+        assert self._look.again(self._params, None, self._state) is not None
         increment_version(self._params)
 
 

@@ -163,29 +163,29 @@ class _Kept:
         self.backend = backend
         params, grads = self._local()
         local_rows = [local_row(row, self._params[row.tensor]) for row in rows]
-        self.table = Table({"param": params, "grad": grads}, local_rows, backend.identify)
+        self.table = Table({"param": params, "grad": grads}, local_rows)
         try:
-            self._watch = backend.watch(params, {}, ())
+            self._look = backend.look_at(params, {}, ())
         except RuntimeError:
             # without addresses there is nothing to compare, so the table is used once
-            self._watch = None
+            self._look = None
 
     def _local(self) -> tuple[list[Tensor], list[Tensor]]:
         return list(map(local, self._params)), [local(param.grad) for param in self._params]
 
     def take(self) -> bool:
         """Take in the gradients of now; False if they, or the parameters, are no longer what the table is for."""
-        if self._watch is None:
+        if self._look is None:
             return False
         params, grads = self._local()
         try:
-            found = self._watch.look(params, grads, {}, False)
+            found = self._look.again(params, grads, {})
         except RuntimeError:  # of what has no address
             return False
         if found is None:
             return False
-        present, *gradients = found
-        return all(present) and self.table.replace(*gradients)
+        present, gradients, addresses, matching = found
+        return all(present) and self.table.replace(gradients, addresses if matching else None)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

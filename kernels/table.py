@@ -1,6 +1,6 @@
 """The table: what one launch works on, as parallel columns of tensors and a list of rows."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import compress
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.identity import identify, kinds
+from fused_lwlr.kernels.look import describe_all
 
 STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
@@ -50,14 +50,12 @@ class Table:
             averages of the weights, in float32 of half precision.
         rows: contiguous slices of parameters, each with its learning-rate multiplier. One whole-tensor
             row for each parameter when not given.
-        identify: of the backend that the table is for.
 
     All but the gradients must stay where they are while a table is in use; gradients are replaced by `replace`.
 
     Attributes:
         columns: name -> tensors, read-only.
-        versions: the sum of the version counters of all parameters as they are now, if it is known.
-        gradients: where they are, and what they are, as `identify` says; the same object for as long as that holds, and
+        gradients: their addresses and descriptors; the same object for as long as that holds, and
             None of those that go with their parameters, of a table that was picked.
         hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
         origin: the table that this one was picked from, and which of its parameters were; None if it was not.
@@ -70,21 +68,18 @@ class Table:
         self,
         columns: Mapping[str, Sequence[Tensor | None]],
         rows: Sequence[Row] | None = None,
-        identify: Callable[..., tuple[bytes, object]] = identify,
     ):
         self._columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         self.columns = MappingProxyType(self._columns)
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
         self.origin: tuple[Table, np.ndarray] | None = None
         self.capturable = False
-        self._identify = identify
         self._alike = False
-        self._kinds: list[Any] | None = kinds(self.columns["grad"])
-        self.gradients = identify(self.columns["grad"])
+        self._kinds: list[Any] | None = _kinds(self.columns["grad"])
+        self.gradients = describe_all(self.columns["grad"])
         self._begin()
 
     def _begin(self) -> None:
-        self.versions: int | None = None
         self.hyper_row: Sequence[int] = [0] * len(self._columns["param"])
         self.images: dict[Any, Any] = {}
         self.launches: dict[Any, Any] = {}
@@ -118,25 +113,24 @@ class Table:
         place = (np.cumsum(chosen) - 1).tolist()
         return [row._replace(tensor=place[row.tensor]) for row in table.rows if chosen[row.tensor]]
 
-    def replace(self, grads: Sequence[Any], addresses: bytes | None = None, versions: int | None = None) -> bool:
+    def replace(self, grads: Sequence[Any], addresses: bytes | None = None) -> bool:
         """Take other gradients; False, with nothing changed, if they do not fit this table.
 
         They do not if one is sparse, or has another dtype or shape than the one that was in its place.
 
         Args:
-            addresses: where they are, if all go with their parameters, as `Watch.look` says.
-            versions: see the attribute.
+            addresses: where they are, if all match their parameters, as `Look.again` says.
         """
         where, what = self.gradients
         alike = addresses is not None
         if addresses is None or not self._alike:
             try:
-                addresses, other = self._identify(grads, what)
+                addresses, other = describe_all(grads, what)
             except RuntimeError:  # a sparse tensor has neither strides nor an address
                 return False
             if other is not what:
-                self._kinds = kinds(self.columns["param"]) if self._kinds is None else self._kinds
-                if kinds(grads) != self._kinds:
+                self._kinds = _kinds(self.columns["param"]) if self._kinds is None else self._kinds
+                if _kinds(grads) != self._kinds:
                     return False
             if other is not what or addresses != where:
                 self.gradients = addresses, other
@@ -144,13 +138,11 @@ class Table:
             self.gradients = addresses, what
         self._alike = alike
         self._columns["grad"] = tuple(grads)
-        self.versions = versions
         return True
 
     def release(self) -> None:
         """Let go of the gradients: held here, they would outlive `zero_grad()`."""
         self._columns["grad"] = ()
-        self.versions = None
 
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:
         """Each row with its view of each named column (complex tensors as pairs of reals)."""
@@ -161,6 +153,11 @@ class Table:
     def column(self, name: str) -> Sequence[Any]:
         """The tensors of a column, None for each where there is no such column."""
         return self._columns.get(name, (None,) * len(self._columns["param"]))
+
+
+def _kinds(tensors: Sequence[Any]) -> list[Any]:
+    """The dtype, device and shape of each tensor of a column, which must stay as they are; None of an absent one."""
+    return [None if t is None else (t.dtype, t.device, t.shape) for t in tensors]
 
 
 def _view(tensor: Tensor | None, row: Row) -> Tensor | None:

@@ -146,7 +146,7 @@ def partition(
         # without values there is nothing to launch: only shapes follow
         chosen = "torch" if is_fake(first) else optimizer.backend
         backend = ops.pick(chosen, first.device, first.dtype, addressable=addressable)
-        table = Table(here, rows, backend.identify)
+        table = Table(here, rows)
         table.capturable = any(group["capturable"] for group in optimizer.param_groups)
         stepped = np.array([live[i] for i in mine if i < len(live)], dtype=np.int64)
         yield Part(mine, whole, table, backend, optimizer.precision.seed_of(number), stepped, names)

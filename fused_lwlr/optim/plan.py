@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import compress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +99,7 @@ class Plan:
         self._present = bytes([grad is not None for grad in grads]) + bytes(len(self._others))
         self.tables = Tables(optimizer, self, self._live(self._present), [grad for grad in grads if grad is not None])
         self._kept: dict[bytes, Tables] = {self._present: self.tables}
-        self._watch: Any = None
+        self._look: Any = None
         self.new = True
 
     def take(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> bool:
@@ -107,7 +108,7 @@ class Plan:
         Args:
             params: all of the optimizer.
         """
-        if self.new or self._watch is None or self._options != _options(optimizer):
+        if self.new or self._look is None or self._options != _options(optimizer):
             return False
         try:
             if [optimizer.facts(group) for group in optimizer.param_groups] != self._facts:
@@ -126,20 +127,23 @@ class Plan:
             if not all(grad is None or same_placement(grad, param) for grad, param in zip(grads, params, strict=True)):
                 return False
         try:
-            if self._others or self.distributed:
-                found = self._watch.look(*self._seen(optimizer, params, grads), False)
-            else:
-                found = self._watch.look(params, None, optimizer.state, self.tables.carries)
+            seen = self._seen(optimizer, params, grads) if self._others or self.distributed else None
+            found = self._look.again(*(seen or (params, None, optimizer.state)))
         except RuntimeError:  # of what has no address
             return False
         if found is None:
             return False
-        present, there, addresses, versions = found
+        present, every, where, matching = found
+        there, addresses = every, where if matching else None
+        if 0 in present:
+            there = [*compress(every, present)]
+            if matching:
+                addresses = np.frombuffer(where, dtype=np.int64)[np.frombuffer(present, dtype=bool)].tobytes()
         if present != self._present:
             own = there if grads is None else [grad for grad in grads if grad is not None]
-            if not self._turn(optimizer, present, own, addresses is not None):
+            if not self._turn(optimizer, present, own, matching):
                 return False
-        return self.tables.replace(there, addresses, versions)
+        return self.tables.replace(there, addresses)
 
     def _turn(self, optimizer: "FusedOptimizer", present: bytes, grads: Sequence[Any], alike: bool) -> bool:
         """Turn to the tables for the parameters that have gradients now; False if there is one that is no member."""
@@ -202,7 +206,7 @@ class Plan:
         return self._whole
 
     def _seen(self, optimizer: "FusedOptimizer", params: Sequence[Any], grads: Sequence[Any] | None) -> tuple[Any, ...]:
-        """What the watch looks at: parameters, gradients, and state."""
+        """What is looked at: parameters, gradients, and state."""
         states: Any = optimizer.state
         if self._others:
             grads = [param.grad for param in params] if grads is None else grads
@@ -231,10 +235,10 @@ class Plan:
                     self.new = False
                     seen, _, states = self._seen(optimizer, params, None)
                     try:
-                        self._watch = self.tables.parts[0].backend.watch(seen, states, self._names)
+                        self._look = self.tables.parts[0].backend.look_at(seen, states, self._names)
                     except RuntimeError:
                         # without addresses there is nothing to compare, so the next step makes a new plan
-                        self._watch = None
+                        self._look = None
         finally:
             self.tables.release()
 

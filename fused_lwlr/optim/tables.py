@@ -10,13 +10,12 @@ from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.kernels.identity import FACTS
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.gate import NO_LOSS_SCALE, LossScale
 from fused_lwlr.optim.parts import Part, partition, pick
 from fused_lwlr.optim.sharded import Decision, Traits, decide
-from fused_lwlr.optim.validate import check_float32, label_of, validate
+from fused_lwlr.optim.validate import FACTS, check_float32, label_of, validate
 from fused_lwlr.shards import Completion, completion_of, is_distributed, local
 
 if TYPE_CHECKING:
@@ -40,14 +39,13 @@ class Tables:
     Args:
         live: which members have a gradient.
         grads: of those.
-        alike: whether each goes with its parameter, as `Watch.look` says; then they are still to be given by `replace`.
+        alike: whether each goes with its parameter, as `Look.again` says; then they are still to be given by `replace`.
 
     Attributes:
         live: which members have a gradient.
         group: for each of those, the index of its param group.
         groups: one more than the largest of these.
         parts: what is launched.
-        carries: whether the sum of version counters tells whether norms can be carried over: it is that of one table.
         new: whether no step was taken by them yet.
 
     Raises:
@@ -79,7 +77,6 @@ class Tables:
         self._distributed = plan.distributed and any(map(is_distributed, self._params))
         if self._distributed:
             self._spread()
-        self.carries = self._scale is not None and len(self.parts) == 1 and not (self._idle or plan.distributed)
         # whether steps need no decision but that of a GradScaler
         self._alone = not optimizer.gate.looks and (self._scale is None or self._completion is None)
         self.new = True
@@ -110,18 +107,18 @@ class Tables:
             columns[name][len(numbers) :] = [None] * len(idle)
         return partition(optimizer, [plan.members[i] for i in chosen], columns, numbers)
 
-    def replace(self, grads: Sequence[Any], addresses: bytes | None, versions: int | None) -> bool:
+    def replace(self, grads: Sequence[Any], addresses: bytes | None) -> bool:
         """Take other gradients of the same parameters; False, with none held, if they do not fit.
 
         Args:
-            grads, addresses, versions: see `Table.replace`.
+            grads, addresses: see `Table.replace`.
         """
         if self._idle:
             grads = self._with_idle(grads, None)
             addresses = addresses and addresses + bytes(8 * self._idle)
         for part in self.parts:
             where = None if addresses is None else part.addresses_of(addresses)
-            if not part.table.replace(part.of(grads), where, versions if self.carries else None):
+            if not part.table.replace(part.of(grads), where):
                 self.release()
                 return False
         return True

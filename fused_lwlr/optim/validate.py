@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.identity import FACTS
 from fused_lwlr.memory import check_inference, find_overlap, is_freed
 from fused_lwlr.optim.gate import Nonfinite
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import PLAIN
 
+FACTS = attrgetter("dtype", "device", "shape", "layout")
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 COMPLEX = (torch.complex64, torch.complex128, torch.complex32)

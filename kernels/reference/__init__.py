@@ -1,7 +1,7 @@
 """The reference: readable PyTorch, the meaning of every operation, and the backend of every device but GPUs."""
 
-from fused_lwlr.kernels.identity import identify, watch
+from fused_lwlr.kernels.look import look_at
 from fused_lwlr.kernels.reference.statistics import statistics, totals
 from fused_lwlr.kernels.reference.step import prepare, step
 
-__all__ = ["identify", "prepare", "statistics", "step", "totals", "watch"]
+__all__ = ["look_at", "prepare", "statistics", "step", "totals"]

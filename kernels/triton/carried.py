@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton.native import VERSION, version_sum
+
+VERSION = attrgetter("_version")
 
 
 @dataclass
@@ -54,18 +56,20 @@ class VersionWatch:
         self._moves += 1
         self._sum += len(self._then)
 
-    def all_same(self, known: int | None) -> bool:
-        """Whether nobody has written to any.
-
-        Args:
-            known: the sum of their version counters, if it is known.
-        """
+    def all_same(self) -> bool:
+        """Whether nobody has written to any."""
         # no counter goes back, so that their sum is what we made of it only if each of them is
-        return (version_sum(self._params) if known is None else known) == self._sum
+        return versions_sum(self._params) == self._sum
 
     def same(self) -> list[bool]:
         """For each, whether nobody has written to it."""
         return [now == then + self._moves for now, then in zip(versions(self._params), self._then, strict=True)]
+
+
+def versions_sum(params: Sequence[Tensor]) -> int:
+    """The sum of all version counters."""
+    total: int = sum(map(VERSION, params))
+    return total
 
 
 def versions(params: Sequence[Tensor]) -> list[int]:

@@ -113,7 +113,7 @@ class Image:
         capturing = table.capturable and is_capturing()
         if self._watch is not None:
             # a replay of a graph comes by without a look at version counters
-            self._unchanged = not capturing and self._watch.all_same(table.versions)
+            self._unchanged = not capturing and self._watch.all_same()
             if not (self._unchanged and self._all_known):
                 self._recall(self._watch, capturing)
         # a graph brings its own image with every replay: there is no telling what the buffer holds beside one

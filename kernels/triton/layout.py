@@ -8,9 +8,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fused_lwlr.kernels.identity import agree
+from fused_lwlr.kernels.look import agree, describe_all
 from fused_lwlr.kernels.table import Table, real
-from fused_lwlr.kernels.triton.native import identify
 
 # bits of a row's traits, and the bit at which p of Ŵᵖ begins
 SCALED, ANCHOR, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(3)
@@ -57,7 +56,7 @@ class Layout:
         slices = [i for i, end in enumerate(stop) if end is not None]
         split = {tensor[i] for i in slices}
         self.strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
-        _, traits = identify(table.columns["param"])
+        _, traits = describe_all(table.columns["param"])
         lazy = any(t.is_neg() or t.is_conj() for t in table.columns["param"])
         # what columns are of which a look at each tensor would find none that kernels cannot walk as it is
         self._plain = None if lazy or self.strides != [*map(Tensor.stride, params)] else traits
@@ -100,7 +99,7 @@ class Layout:
             if table.origin is not None:
                 whole = layout_of(table.origin[0]).column(table.origin[0], name)
             if whole is None or whole.scratch:
-                self._columns[name] = self.lay_out(table, name, *identify(table.columns[name]))
+                self._columns[name] = self.lay_out(table, name, *describe_all(table.columns[name]))
             else:
                 rows = self._rows
                 self._columns[name] = Column(whole.addresses[rows], whole.offsets[rows], whole.sizes[rows], {})
@@ -110,7 +109,7 @@ class Layout:
         """Where rows are in a column.
 
         Args:
-            where, traits: of its tensors, as `identify` says.
+            where, traits: of its tensors, as `describe_all` says.
         """
         tensors = table.columns[name]
         found: dict[int, Tensor | None] = {}
