@@ -29,9 +29,9 @@ fused_lwlr/optim:
   `_global_optimizer_pre_hooks`, `_global_optimizer_post_hooks` (hooks.py): say that no profiler, compiler or hook needs
   torch's own wrapper of `step()`. Without them: that wrapper in every step.
 - `torch._compile._disable_dynamo` (hooks.py): `torch.compiler.disable`, which imports torch._dynamo at once.
-- `torch._C._len_torch_dispatch_stack`, `torch.utils._python_dispatch._get_current_dispatch_mode_stack` and the names of
-  two modes, `_CloneArgBeforeMutateMode` and `ProxyTorchDispatchMode` (tables.py): say that a mode must see every update,
-  so that a step of Triton raises. Without them: wrong gradients and wrong traces, with no error.
+- `torch._C._len_torch_dispatch_stack`, `torch.utils._python_dispatch._get_current_dispatch_mode_stack` and the names
+  of two modes, `_CloneArgBeforeMutateMode` and `ProxyTorchDispatchMode` (tables.py): say that a mode must see every
+  update, so that a step of Triton raises. Without them: wrong gradients and wrong traces, with no error.
 - `Optimizer._optimizer_load_state_dict_pre_hooks`, `_optimizer_load_state_dict_post_hooks` (checkpoint.py): run the
   hooks that users registered. Without them: `Optimizer.load_state_dict`, which converts state to the dtype of its
   parameter.
