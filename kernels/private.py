@@ -18,8 +18,6 @@ kernels/triton/look.py and look.c. Without any of these, `kernels/look.py` serve
 kernels/triton/carried.py and image.py:
 
 - `Tensor._version`: says whether someone has written to a weight. Without it: Σw² would be read anew in every step.
-- `torch._C._increment_version`: tells autograd that a kernel wrote to weights. Without it: `increment_version` of
-  `torch.autograd.graph`, which is public and slower.
 
 fused_lwlr/optim:
 

@@ -13,10 +13,12 @@ import fused_lwlr
 from fused_lwlr.kernels import triton
 
 OURS = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}
+ALL = {**OURS, "lion": fused_lwlr.Lion}
 TORCH = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 OPTIONS = {
     "sgd": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
     "adamw": {"lr": 0.01, "weight_decay": 0.1},
+    "lion": {"lr": 0.01, "weight_decay": 0.1},
 }
 SHAPES = [(6, 5), (), (1030,), (0,), (1,)]
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import _increment_version  # torch.autograd.graph's own asks first whether they are one tensor
+from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table, real
 from fused_lwlr.kernels.triton.carried import VersionWatch, is_capturing
@@ -146,7 +146,7 @@ class Image:
 
     def finish(self, written: Sequence[str]) -> None:
         """Copy what the kernel wrote to scratch tensors to where it belongs, and let autograd know."""
-        _increment_version(self.params)
+        increment_version(self.params)
         for name in self._scratched:
             if name in written:
                 for index, scratch in self._scratch[name].items():

@@ -12,7 +12,7 @@ if torch.cuda.is_available():
 from bench import host, scaling
 from bench.without_launch import without_launch
 from fused_lwlr import ELR
-from fused_lwlr.kernels.triton import native
+from fused_lwlr.kernels.triton import look
 
 OPTIONS = {"plain": None, "ELR": ELR(0.1, select="*")}
 every_scaling = pytest.mark.parametrize("name", OPTIONS)
@@ -47,7 +47,7 @@ def calls(function):
 def test_calls_grow_with_tensors_and_no_faster(name):
     """Of the first step, and of one with new gradients and another rate, whose loops over tensors are in C."""
     # compiled once
-    native._compiled()
+    look._compiled()
     totals = []
     for count in (10, 110, 1110):
         optimizer = scaling.optimizer_of([64] * count, OPTIONS[name])
@@ -58,7 +58,7 @@ def test_calls_grow_with_tensors_and_no_faster(name):
         totals.append((first, calls(optimizer.step).total()))
     for small, middle, large in zip(*totals, strict=True):
         assert (large - middle) / 1000 <= 1.05 * (middle - small) / 100
-    if native._compiled() is not None:
+    if look._compiled() is not None:
         assert len({later for _, later in totals}) == 1
         assert totals[0][1] < 200
 

@@ -3,7 +3,7 @@
 import pytest
 from cases import SCALINGS
 from sharding import LAYOUTS, compare, full, gradients, local, parameters, spread
-from steps import OPTIONS, OURS, TORCH
+from steps import ALL, OPTIONS, OURS, TORCH
 from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARC, LARS, BalancedLR
@@ -22,6 +22,7 @@ CONTROLS = [
     ("adamw", {"scaling": ELR(0.1), "nonfinite": "skip", "clip_global_norm": 0.5}),
     ("adamw", {"scaling": LARS(), "multipliers": SLICES}),
     ("sgd", {"scaling": BalancedLR(), "multipliers": SLICES}),
+    ("lion", {"scaling": LAMB(), "clip_global_norm": 0.5, "multipliers": SLICES}),
 ]  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def follow(name, options, backend, layout, steps, check, plain=("conv.bias",)):
     whole = parameters()
     sharded = spread(whole, layout, plain)
     make = {**OPTIONS[name], **options, "backend": backend}
-    ours, expected = OURS[name](sharded, **make), OURS[name](whole, **make)
+    ours, expected = ALL[name](sharded, **make), ALL[name](whole, **make)
     for step in range(steps):
         gradients(whole, sharded)
         before = [local(p.grad).clone() for _, p in sharded]
@@ -106,6 +107,7 @@ def test_every_scaling(name, scaling):
         (*CONTROLS[3], "hybrid"),
         (*CONTROLS[5], "rows"),
         ("adamw", {"scaling": BalancedLR(), "clip_global_norm": 0.5}, "rows"),
+        ("lion", {"scaling": ELR(0.1), "ema": 0.9}, "rows"),
     ],
 )
 def test_kernels_step_shards(name, options, layout):
