@@ -74,9 +74,9 @@ class Table:
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
         self.origin: tuple[Table, np.ndarray] | None = None
         self.capturable = False
-        self._alike = False
         self._kinds: list[Any] | None = _kinds(self.columns["grad"])
         self.gradients = describe_all(self.columns["grad"])
+        self._alike = self.gradients[1] == describe_all(self.columns["param"])[1]
         self._begin()
 
     def _begin(self) -> None:
