@@ -11,7 +11,8 @@ from torch.optim.optimizer import ParamsT
 from fused_lwlr import kernels
 from fused_lwlr.kernels import AdamWHyper
 from fused_lwlr.optim.average import decay_of
-from fused_lwlr.optim.base import FusedOptimizer, SharedOptions, number
+from fused_lwlr.optim.base import FusedOptimizer, number
+from fused_lwlr.optim.options import SharedOptions
 from fused_lwlr.optim.plan import Plan
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
@@ -16,15 +16,16 @@ from fused_lwlr.ops import Backend, check_backend
 from fused_lwlr.optim import average, checkpoint
 from fused_lwlr.optim import multipliers as multiplier
 from fused_lwlr.optim.capture import check_capture, is_capturing
-from fused_lwlr.optim.gate import NO_LOSS_SCALE, GlobalGate, LossScale, Nonfinite
+from fused_lwlr.optim.gate import NO_LOSS_SCALE, GlobalGate, LossScale
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_stats import StepStatistics, step_statistics
+from fused_lwlr.optim.options import DEFAULTS, UNSUPPORTED, SharedOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.optim.precision import Precision
 from fused_lwlr.optim.rescale import Rescaling
 from fused_lwlr.optim.tables import Tables
 from fused_lwlr.optim.validate import check_control
-from fused_lwlr.scaling import BalancedLR, Scaling
+from fused_lwlr.scaling import BalancedLR
 
 if TYPE_CHECKING:
     from fused_lwlr.methods.elr import ScaleInvariant
@@ -32,36 +33,6 @@ if TYPE_CHECKING:
 CAPTURABLE = itemgetter("capturable")
 NUMBERS = (float, int)
 FACTS = itemgetter("params", "capturable", "ema", "multipliers")
-UNSUPPORTED = {
-    "foreach": "the step is one launch for all tensors already; leave foreach=None",
-    "differentiable": "the step is not differentiable; use torch.optim for that",
-}
-
-
-class SharedOptions(TypedDict, total=False):
-    """The options that every optimizer takes by keyword, see `FusedOptimizer`."""
-
-    foreach: bool | None
-    differentiable: bool
-    fused: bool | None
-    capturable: bool
-    multipliers: Mapping[str, float] | None
-    scaling: Scaling | None
-    clip_global_norm: float | None
-    nonfinite: Nonfinite
-    ema: float | None
-    master_weights: bool
-    stochastic_rounding: bool
-    rounding_seed: int
-    state_dtype: torch.dtype | None
-    backend: Backend
-
-
-DEFAULTS: SharedOptions = {
-    "foreach": None, "differentiable": False, "fused": None, "capturable": False, "multipliers": None, "scaling": None,
-    "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "master_weights": False,
-    "stochastic_rounding": False, "rounding_seed": 0, "state_dtype": None, "backend": "auto",
-}  # fmt: skip
 
 
 class FusedOptimizer(torch.optim.Optimizer):

@@ -64,7 +64,8 @@ def numbers_of(
     if not hyper:
         return NO_NUMBERS
     for row in hyper:
-        if isinstance(row.lr, Tensor) or isinstance(row.weight_decay, Tensor):
+        # to ask a number whether it is a tensor takes longer than to compare its type
+        if not (type(row.lr) is float and type(row.weight_decay) is float) and any(map(_is_tensor, row)):
             return _with_tensors(rule, hyper, more, device)
     scheduled = [(row.lr, *rule.scheduled(row)) for row in hyper]
     shared = scheduled[0] if all(each == scheduled[0] for each in scheduled) else ()
@@ -75,6 +76,10 @@ def numbers_of(
     for row, each in zip(hyper, scheduled, strict=True):
         values.extend(_row(rule, row, more, (0.0, 0.0, 0.0) if shared else each))
     return Numbers(len(hyper), len(values) // len(hyper), values.tobytes(), shared, False, key)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 @cache

@@ -7,6 +7,7 @@ from steps import OPTIONS, OURS, identical, snapshot, uniform
 from torch import nn
 
 from fused_lwlr import ELR, LAMB, BalancedLR, calibrate, layer_statistics
+from fused_lwlr.methods.gradinit.metainit import gaussian_batches
 
 ROWS = [
     {},
@@ -63,3 +64,10 @@ def test_calibration_does_not_depend_on_the_default_device(device):
     expected = dict(calibrate(model, batches, nn.functional.cross_entropy))
     with torch.device("meta"):
         assert dict(calibrate(model, batches, nn.functional.cross_entropy)) == expected
+
+
+def test_random_minibatches_do_not_depend_on_the_default_device():
+    expected = next(gaussian_batches((4, 3), 2))
+    with torch.device("meta"):
+        found = next(gaussian_batches((4, 3), 2))
+    assert all(map(torch.equal, found, expected))

@@ -148,4 +148,4 @@ def gaussian_batches(shape: Sequence[int], classes: int, seed: int = 0) -> Itera
     generator = torch.Generator("cpu").manual_seed(seed)
     while True:
         inputs = torch.randn(tuple(shape), generator=generator, device="cpu")
-        yield inputs, torch.randint(0, classes, tuple(shape[:1]), generator=generator)
+        yield inputs, torch.randint(0, classes, tuple(shape[:1]), generator=generator, device="cpu")
