@@ -123,7 +123,7 @@ class StatisticsPass:
         results: list[Tensor] = []
         for kept in self._kept:
             results.append(kept.backend.statistics(kept.table))
-            kept.table.release()
+            kept.table.release_gradients()
         values = results[0]
         if len(results) > 1:
             values = torch.cat([result.to(values.device, non_blocking=True) for result in results])[self._order]
@@ -180,12 +180,12 @@ class _Kept:
         params, grads = self._local()
         try:
             found = self._look.again(params, grads, {})
-        except RuntimeError:  # of what has no address
+        except RuntimeError:  # a tensor without an address
             return False
         if found is None:
             return False
         present, gradients, addresses, matching = found
-        return all(present) and self.table.replace(gradients, addresses if matching else None)
+        return 0 not in present and self.table.accept_gradients(gradients, present, addresses if matching else None)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

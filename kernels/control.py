@@ -61,9 +61,9 @@ class Gate(NamedTuple):
 
     Attributes:
         totals: float64 [5], from what `totals` returned for every table of the step: Σg², the number of non-finite
-            gradient elements, max Σw² over the rows with `Row.anchor`, and Σ 1 / ‖w‖ and the number of terms over the
-            rows with `Row.scaled` and a weight that is not zero. None if nothing asks for them; the last two may be
-            missing where no `Balance` does.
+            gradient elements, max Σw² over the rows with `Row.counts_for_max_norm`, and Σ 1 / ‖w‖ and the number of
+            terms over the rows with `Row.scaled`, a gradient and a weight that is not zero. None if nothing asks for
+            them; the last two may be missing where no `Balance` does.
         max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
         skip: whether one non-finite gradient element is enough for nothing to be written.
         grad_scale: float32 of one element, what the gradients are too large by: all that is said of gradients, in

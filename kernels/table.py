@@ -1,9 +1,7 @@
 """The table: what one launch works on, as parallel columns of tensors and a list of rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from functools import cached_property
-from itertools import compress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,16 +14,19 @@ from fused_lwlr.kernels.look import describe_all
 STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
 
+Gradients = tuple[bytes, bytes, object]
+"""Which parameters have a gradient, the addresses of the gradients, and their descriptors, see `Table.gradients`."""
+
 
 class Row(NamedTuple):
-    """Elements `start:stop` along the first dimension of tensor number `tensor`; `stop=None` is all of it.
+    """Elements `start:stop` along the first dimension of tensor number `tensor`; all of it if `stop` is None.
 
     Attributes:
-        multiplier: of the learning rate, η.
+        multiplier: the learning-rate multiplier η.
         scaled: whether a `Scale` acts on this row.
-        power: p of the division by Ŵᵖ that ends the step, with Ŵ the largest ‖w‖ of the rows that are anchors; 0 for
-            none. The momentum buffer goes along.
-        anchor: whether this row counts for Ŵ.
+        power: p of the division by Ŵᵖ that ends the step, where Ŵ is the largest ‖w‖ of the rows that count for it; 0
+            for no division. The momentum buffer is divided, too.
+        counts_for_max_norm: whether ‖w‖ of this row counts for Ŵ. Its power is not 0 then.
     """
 
     tensor: int
@@ -34,33 +35,31 @@ class Row(NamedTuple):
     multiplier: float = 1.0
     scaled: bool = False
     power: int = 0
-    anchor: bool = False
+    counts_for_max_norm: bool = False
 
 
 class Table:
     """Parameters with their gradients and state, cut into rows.
 
     Args:
-        columns: name -> one tensor for each parameter, in one order. `"param"` and `"grad"` are always
-            there; state columns are named as in `optimizer.state` and hold None where a parameter has
-            no such state, or are left out. Within a column all tensors share one dtype, and all columns share
-            one device. A parameter without a gradient is not stepped (its hyper row must say lr 0), but is
-            divided by Ŵᵖ if its row says so. "step" holds the steps taken, float32 of no dimension, where the
-            device counts them; "master_weight" the weights, float32, that parameters are rounded from; "ema" the moving
-            averages of the weights, in float32 of half precision.
-        rows: contiguous slices of parameters, each with its learning-rate multiplier. One whole-tensor
-            row for each parameter when not given.
+        columns: name -> one tensor for each parameter, in one order. `"param"` and `"grad"` are always there. State
+            columns have the names of `optimizer.state`; they hold None where a parameter has no such state, or are left
+            out. All tensors of a column share one dtype, and all columns share one device. "step" holds the number of
+            steps taken, float32 of no dimension, where the device counts them. "master_weight" holds the float32
+            weights that parameters are rounded from. "ema" holds the moving averages of the weights.
+        rows: contiguous slices of parameters, each with its learning-rate multiplier; by default one row for each
+            parameter. All rows of a parameter are adjacent.
+        grad_dtype: the dtype of gradients; by default that of the first gradient, or of the parameters.
 
-    All but the gradients must stay where they are while a table is in use; gradients are replaced by `replace`.
+    A row whose parameter has no gradient is not stepped: its step count and its average stay. It is only divided by Ŵᵖ
+    if its power is not 0; its hyper row must say lr 0 then. Everything but the gradients must stay where it is.
 
     Attributes:
         columns: name -> tensors, read-only.
-        gradients: their addresses and descriptors; the same object for as long as that holds, and
-            None of those that go with their parameters, of a table that was picked.
-        hyper_row: for each parameter, which entry of the `hyper` sequence applies in the next step.
-        origin: the table that this one was picked from, and which of its parameters were; None if it was not.
-        images: the backend's own copies of the table, one for each operation, kept from call to call.
-        launches: what the backend keeps for each kind of launch.
+        gradients: which parameters have a gradient, their addresses, and their descriptors (None if each is that of its
+            parameter). The same object for as long as it is equal.
+        hyper_row: for each parameter, the index of its hyper row in the next step.
+        cache: what the backend keeps for this table from step to step.
         capturable: whether steps may be captured in a CUDA graph.
     """
 
@@ -68,96 +67,77 @@ class Table:
         self,
         columns: Mapping[str, Sequence[Tensor | None]],
         rows: Sequence[Row] | None = None,
+        grad_dtype: torch.dtype | None = None,
     ):
         self._columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         self.columns = MappingProxyType(self._columns)
-        self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(self.columns["param"]))]
-        self.origin: tuple[Table, np.ndarray] | None = None
+        params, grads = self._columns["param"], self._columns["grad"]
+        self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
+        self.grad_dtype = grad_dtype or next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
+        self.hyper_row: Sequence[int] = [0] * len(params)
+        self.cache: dict[Any, Any] = {}
         self.capturable = False
-        self._kinds: list[Any] | None = _kinds(self.columns["grad"])
-        self.gradients = describe_all(self.columns["grad"])
-        self._alike = self.gradients[1] == describe_all(self.columns["param"])[1]
-        self._begin()
+        self._metas = [(param.device, param.shape) for param in params]
+        addresses, descriptors = describe_all(grads)
+        self.gradients: Gradients = bytes([grad is not None for grad in grads]), addresses, descriptors
 
-    def _begin(self) -> None:
-        self.hyper_row: Sequence[int] = [0] * len(self._columns["param"])
-        self.images: dict[Any, Any] = {}
-        self.launches: dict[Any, Any] = {}
-
-    def pick(self, chosen: np.ndarray) -> "Table":
-        """The table of some of the parameters, in less time than it takes to make one.
+    def accept_gradients(
+        self, grads: Sequence[Any], present: bytes | None = None, addresses: bytes | None = None
+    ) -> bool:
+        """Takes the gradients of the next step.
 
         Args:
-            chosen: for each parameter whether it is, bool.
+            grads: one for each parameter, or None.
+            present: one byte for each parameter, 1 if it has a gradient.
+            addresses: the addresses of the gradients if each has the descriptor of its parameter, see `Look.again`.
 
         Returns:
-            Gradients are to be given to it by `replace`, first those that go with their parameters.
+            False, with nothing changed, if a gradient is sparse or does not have the shape and device of its parameter
+            and the dtype of the table.
         """
-        picked = copy(self)
-        keep = chosen.tolist()
-        picked._columns = {name: tuple(compress(tensors, keep)) for name, tensors in self._columns.items()}
-        picked.columns = MappingProxyType(picked._columns)
-        picked.origin = (self, chosen)
-        picked.__dict__.pop("rows", None)
-        picked._alike = True
-        picked._kinds = None
-        picked.gradients = b"", None
-        picked._begin()
-        return picked
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """Of a table that was picked, the rows of the parameters that were."""
-        assert self.origin is not None
-        table, chosen = self.origin
-        place = (np.cumsum(chosen) - 1).tolist()
-        return [row._replace(tensor=place[row.tensor]) for row in table.rows if chosen[row.tensor]]
-
-    def replace(self, grads: Sequence[Any], addresses: bytes | None = None) -> bool:
-        """Take other gradients; False, with nothing changed, if they do not fit this table.
-
-        They do not if one is sparse, or has another dtype or shape than the one that was in its place.
-
-        Args:
-            addresses: where they are, if all match their parameters, as `Look.again` says.
-        """
-        where, what = self.gradients
-        alike = addresses is not None
-        if addresses is None or not self._alike:
+        present = bytes([grad is not None for grad in grads]) if present is None else present
+        descriptors: object = None
+        if addresses is not None:
+            if self.grad_dtype is not self._columns["param"][0].dtype and 1 in present:
+                return False
+        else:
             try:
-                addresses, other = describe_all(grads, what)
+                addresses, descriptors = describe_all(grads)
             except RuntimeError:  # a sparse tensor has neither strides nor an address
                 return False
-            if other is not what:
-                self._kinds = _kinds(self.columns["param"]) if self._kinds is None else self._kinds
-                if _kinds(grads) != self._kinds:
+            for grad, meta in zip(grads, self._metas, strict=True):
+                if grad is not None and ((grad.device, grad.shape) != meta or grad.dtype is not self.grad_dtype):
                     return False
-            if other is not what or addresses != where:
-                self.gradients = addresses, other
-        elif addresses != where:
-            self.gradients = addresses, what
-        self._alike = alike
+        found = present, addresses, descriptors
+        if found != self.gradients:
+            self.gradients = found
         self._columns["grad"] = tuple(grads)
         return True
 
-    def release(self) -> None:
-        """Let go of the gradients: held here, they would outlive `zero_grad()`."""
+    def release_gradients(self) -> None:
+        """Lets go of the gradients: held here, they would outlive `zero_grad()`."""
         self._columns["grad"] = ()
 
+    @cached_property
+    def tensor_of_row(self) -> np.ndarray:
+        """For each row, the index of its parameter, int64 [rows]."""
+        return np.array([row.tensor for row in self.rows], dtype=np.int64)
+
+    @property
+    def stepped(self) -> np.ndarray:
+        """For each row, whether its parameter has a gradient in the last or next step, bool [rows]."""
+        stepped: np.ndarray = np.frombuffer(self.gradients[0], dtype=bool)[self.tensor_of_row]
+        return stepped
+
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:
-        """Each row with its view of each named column (complex tensors as pairs of reals)."""
+        """Yields each row with its view of each named column (complex tensors as pairs of reals)."""
         tensors = [self.column(name) for name in columns]
         for row in self.rows:
             yield row, tuple(_view(column[row.tensor], row) for column in tensors)
 
     def column(self, name: str) -> Sequence[Any]:
-        """The tensors of a column, None for each where there is no such column."""
+        """Returns the tensors of a column, None for each if there is no such column."""
         return self._columns.get(name, (None,) * len(self._columns["param"]))
-
-
-def _kinds(tensors: Sequence[Any]) -> list[Any]:
-    """The dtype, device and shape of each tensor of a column, which must stay as they are; None of an absent one."""
-    return [None if t is None else (t.dtype, t.device, t.shape) for t in tensors]
 
 
 def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
@@ -168,5 +148,5 @@ def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
 
 
 def real(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a complex tensor as pairs of reals: of its own memory, unless it is a lazy conjugate."""
+    """Returns the tensor, or a complex tensor as pairs of reals: a view, unless it is a lazy conjugate."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -60,7 +60,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, foreach=shared["foreach"],
             capturable=shared["capturable"], differentiable=shared["differentiable"],
         )  # fmt: skip
-        self._finish(shared)
+        self._finish(shared["multipliers"])
 
     def hyper_rows(self, plan: Plan) -> tuple[list[AdamWHyper], Sequence[int]]:
         cohorts, rows = plan.cohorts(plan.state.steps)

@@ -1,9 +1,9 @@
 """Moving averages of the weights: where they begin, and how they take the weights' place for an evaluation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,12 @@ from torch.autograd.graph import increment_version
 
 from fused_lwlr.shards import is_distributed, local, reshard
 
-if TYPE_CHECKING:
-    from fused_lwlr.optim.base import FusedOptimizer
-
 EMA = "ema"
 """The option of a param group, and the entry of the state."""
 
 
 def check_decay(decay: Any) -> None:
-    """Raise ValueError unless this is a decay, or None for no average."""
+    """Raises ValueError unless this is a decay, or None for no average."""
     if decay is None:
         return
     if not isinstance(decay, Real) or isinstance(decay, bool) or not 0 <= float(decay) < 1:
@@ -50,26 +47,32 @@ def average_dtype(param: Tensor) -> torch.dtype:
     return torch.promote_types(param.dtype, torch.float32)
 
 
-@contextmanager
-def averaged(optimizer: "FusedOptimizer", model: nn.Module | None) -> Iterator[None]:
-    """See `FusedOptimizer.averaged`."""
-    if optimizer.holds_averages:
-        raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
+def averages_of(groups: Sequence[dict[str, Any]], states: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
+    """Returns the parameters that have an average, with it.
+
+    Raises:
+        RuntimeError: there is none.
+    """
     pairs = [
-        (param, optimizer.state[param][EMA])
-        for group in optimizer.param_groups
+        (param, states[param][EMA])
+        for group in groups
         for param in group["params"]
-        if group[EMA] is not None and optimizer.state.get(param, {}).get(EMA) is not None
+        if group[EMA] is not None and states.get(param, {}).get(EMA) is not None
     ]
     if not pairs:
-        wanted = any(group[EMA] is not None for group in optimizer.param_groups)
+        wanted = any(group[EMA] is not None for group in groups)
         why = "they begin with the first step" if wanted else "every param group has ema=None; construct with ema=0.999"
         raise RuntimeError(f"averaged(): there are no averages of the weights: {why}")
+    return pairs
+
+
+@contextmanager
+def exchanged(pairs: Sequence[tuple[Tensor, Tensor]], model: nn.Module | None) -> Iterator[None]:
+    """Puts averages in the place of their parameters, see `FusedOptimizer.averaged`."""
     params = [param for param, _ in pairs]
     trained = [local(param).detach().clone() for param in params]
     if model is not None:
         reshard(model)
-    optimizer.holds_averages = True
     try:
         _put(params, [local(average) for _, average in pairs])
         yield
@@ -77,7 +80,6 @@ def averaged(optimizer: "FusedOptimizer", model: nn.Module | None) -> Iterator[N
         if model is not None:
             reshard(model)
         _put(params, trained)
-        optimizer.holds_averages = False
 
 
 @torch.no_grad()

@@ -1,38 +1,30 @@
-"""What SGD and AdamW share: they collect parameters, gradients and state into tables and launch one step."""
+"""What all optimizers share: they collect parameters, gradients and state into tables and launch one step."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch._C import _set_grad_enabled
 
-from fused_lwlr.kernels import Rule
+from fused_lwlr.kernels import Gate, Rule
 from fused_lwlr.kernels.rules.base import Number
-from fused_lwlr.ops import Backend, check_backend
-from fused_lwlr.optim import average, checkpoint
+from fused_lwlr.ops import Backend
 from fused_lwlr.optim import multipliers as multiplier
+from fused_lwlr.optim.average import averages_of, check_decay, exchanged
 from fused_lwlr.optim.capture import check_capture, is_capturing
-from fused_lwlr.optim.gate import NO_LOSS_SCALE, GlobalGate, LossScale
+from fused_lwlr.optim.checkpoint import read, require_dict
+from fused_lwlr.optim.gate import Verdict
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_stats import StepStatistics, step_statistics
-from fused_lwlr.optim.options import DEFAULTS, UNSUPPORTED, SharedOptions
+from fused_lwlr.optim.options import DEFAULTS, UNSUPPORTED, SharedOptions, StepOptions
 from fused_lwlr.optim.plan import Plan
-from fused_lwlr.optim.precision import Precision
-from fused_lwlr.optim.rescale import Rescaling
-from fused_lwlr.optim.tables import Tables
-from fused_lwlr.optim.validate import check_control
-from fused_lwlr.scaling import BalancedLR
+from fused_lwlr.rescaling import ScaleInvariant
+from fused_lwlr.scaling import Scaling
 
-if TYPE_CHECKING:
-    from fused_lwlr.methods.elr import ScaleInvariant
-
-CAPTURABLE = itemgetter("capturable")
 NUMBERS = (float, int)
-FACTS = itemgetter("params", "capturable", "ema", "multipliers")
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -80,93 +72,68 @@ class FusedOptimizer(torch.optim.Optimizer):
     rule: Rule
     """The update rule."""
     optional_state: str | None
-    """The option that the last state column of the rule goes with; None if all are always there."""
-    device_counts: bool
-    """Whether the device counts steps whatever the param groups say: where only it knows which were skipped."""
+    """The option of a param group that the last state column of the rule goes with; None if all are always there."""
+    options: StepOptions
+    """The options that stay as they are constructed."""
     holds_averages: bool = False
     """Whether parameters hold their averages now, within `averaged()`."""
-    fused: bool | None = None
-    """What was asked for. The backend decides; torch refuses meta parameters where this is True."""
-    _ema: float | None = None
-    _captured: tuple[Tables, ...] = ()
-    """Those that graphs go on to read and write, also when steps outside of them go by others."""
+    _plan: Plan | None = None
+    _verdict: Verdict | None = None
+    _captured: tuple[Plan, ...] = ()
+    """The plans that graphs go on to read and write."""
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
-    def _start(self, given: SharedOptions) -> SharedOptions:
-        """Takes the options that do not need param groups, before these are made. Returns all options."""
+    def _start(self, given: SharedOptions, rescale_weights: ScaleInvariant | Literal[False] = False) -> dict[str, Any]:
+        """Takes the options that all optimizers share, before there are param groups. Returns them all."""
         for name in given:
             if name not in DEFAULTS:
                 raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}")
-        options: SharedOptions = {**DEFAULTS, **given}
-        fused = options["fused"]
-        self.precision = Precision(
-            options["master_weights"], options["stochastic_rounding"], options["rounding_seed"], options["state_dtype"]
-        )
-        check_backend(options["backend"])
-        average.check_decay(options["ema"])
+        options: dict[str, Any] = {**DEFAULTS, **given}
         # torch's errors, for flags that it never sees together: fused is not passed on
-        if fused and options["differentiable"]:
+        if options["fused"] and options["differentiable"]:
             raise RuntimeError("`fused` does not support `differentiable`")
-        if fused and options["foreach"]:
+        if options["fused"] and options["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
-        self.backend: Backend = options["backend"]
-        self.fused = fused
-        self._capturable = options["capturable"]
-        self._ema = options["ema"]
-        self._check_fused(fused)
-        self._plan: Plan | None = None
+        own = {field.name: options[field.name] for field in fields(StepOptions) if field.name in options}
+        self.options = StepOptions(**own, rescale_weights=rescale_weights, **self._kind)
         return options
 
-    def _finish(self, options: SharedOptions, rescale_weights: "ScaleInvariant | Literal[False]" = False) -> None:
-        """Takes the options that act on whole layers, once the param groups are there."""
-        self._set_multipliers(options["multipliers"])
-        scaling, clip_global_norm, nonfinite = options["scaling"], options["clip_global_norm"], options["nonfinite"]
-        check_control(scaling, clip_global_norm, nonfinite, rescale_weights)
-        self.scaling = scaling
-        self.rescaling = Rescaling(rescale_weights) if rescale_weights is not False else None
-        self.device_counts = nonfinite != "propagate" or self.precision.stochastic_rounding
-        max_norm = math.inf if clip_global_norm is None else float(clip_global_norm)
-        balances = isinstance(scaling, BalancedLR)
-        self.gate = GlobalGate(max_norm, nonfinite, rescales=self.rescaling is not None, balances=balances)
+    def _finish(self, multipliers: Mapping[str, float] | None) -> None:
+        """Takes the options that name parameters, once there are param groups."""
+        groups, scaling = self.param_groups, self.scaling
+        if multipliers is not None:
+            if any(group["multipliers"] is not None for group in groups):
+                raise ValueError("multipliers= is given twice: to the optimizer, and in a param group")
+            for group, entries in zip(groups, multiplier.resolve(multipliers, groups), strict=True):
+                group["multipliers"] = entries
         if scaling is not None:
-            if not (scaling.bias_correction or self.rule.corrects_bias):
-                raise ValueError(
-                    f"scaling={scaling!r}: {type(self).__name__} has no moments whose bias could be corrected or not"
-                )
-            named = all("param_names" in group for group in self.param_groups)
-            scaling.check([name for group in self.param_groups for name in group["param_names"]] if named else None)
+            named = all("param_names" in group for group in groups)
+            scaling.check([name for group in groups for name in group["param_names"]] if named else None)
 
     @property
-    def counts_on_device(self) -> bool:
-        """Whether the device counts steps, also where a graph may replay them."""
-        return self.device_counts or any(map(CAPTURABLE, self.param_groups))
+    def _kind(self) -> dict[str, Any]:
+        """What the class says of the options of a step."""
+        return {"optimizer": type(self).__name__, "rule": self.rule, "optional_state": self.optional_state}
 
-    def _check_fused(self, fused: bool | None) -> None:
-        # "auto" decides by itself, so that configurations may forward either
-        if fused is not None and self.backend != "auto" and fused != (self.backend == "triton"):
-            raise ValueError(
-                f"fused={fused} contradicts backend={self.backend!r}: choose by backend= and leave fused=None"
-            )
+    @property
+    def scaling(self) -> Scaling | None:
+        """One factor for each layer from norms of a step, or None. May be replaced between two steps."""
+        return self.options.scaling
 
-    def _set_multipliers(self, multipliers: Mapping[str, float] | None) -> None:
-        if multipliers is not None:
-            if any(group["multipliers"] is not None for group in self.param_groups):
-                raise ValueError("multipliers= is given twice: to the optimizer, and in a param group")
-            for group, entries in zip(
-                self.param_groups, multiplier.resolve(multipliers, self.param_groups), strict=True
-            ):
-                group["multipliers"] = entries
+    @scaling.setter
+    def scaling(self, scaling: Scaling | None) -> None:
+        self.options = replace(self.options, scaling=scaling)
 
-    def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Returns the state columns of the rule that parameters of this group have."""
-        names = self.rule.states
-        return names if self.optional_state is None or group[self.optional_state] else names[:-1]
+    @property
+    def backend(self) -> Backend:
+        """The backend that was asked for."""
+        return self.options.backend
 
-    def facts(self, group: dict[str, Any]) -> tuple[Any, ...]:
-        """What a plan depends on of a group; the multipliers last."""
-        params, capturable, ema, entries = FACTS(group)
-        return len(params), capturable, ema is None, self.state_columns(group), entries
+    @property
+    def fused(self) -> bool | None:
+        """The value that was asked for. torch refuses meta parameters where this is True."""
+        return self.options.fused
 
     def complete_groups(self) -> None:
         """Gives param groups that were made elsewhere, such as by `torch.optim`, the options that they lack."""
@@ -184,12 +151,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         for name, why in UNSUPPORTED.items():
             if options.get(name):
                 raise ValueError(f"{name}={options[name]} is not supported: {why}")
-        self._check_fused(options.get("fused"))
-        average.check_decay(options.get("ema"))
+        self.options.check_fused(options.get("fused"))
+        check_decay(options.get("ema"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        group.setdefault("capturable", self._capturable)
-        group.setdefault("ema", self._ema)
+        group.setdefault("capturable", self.options.capturable)
+        group.setdefault("ema", self.options.ema)
         try:
             if isinstance(group.setdefault("multipliers", None), Mapping):
                 group["multipliers"] = multiplier.resolve(group["multipliers"], [group])[0]
@@ -214,37 +181,44 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         if self.holds_averages:
             raise RuntimeError("step() within averaged(): the parameters hold averages now, so leave it first")
-        capturing = is_capturing(self.param_groups)
-        if self.gate.verdict is not None and not capturing:
-            self.gate.report(wait=True)
+        groups = self.param_groups
+        capturing = is_capturing(groups)
+        if self._verdict is not None and not capturing:
+            self._report(wait=True)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         # GradScaler sets these for the time of a step
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        loss_scale = NO_LOSS_SCALE if grad_scale is None and found_inf is None else LossScale(grad_scale, found_inf)
-        if found_inf is not None:
-            self.device_counts = True
-        groups = self.param_groups
+        loss_scale = None
+        if grad_scale is not None or found_inf is not None:
+            loss_scale = Gate(grad_scale=grad_scale, found_inf=found_inf)
+        if found_inf is not None and not self.options.device_counts:
+            # the device alone knows which steps are skipped
+            self.options = replace(self.options, device_counts=True)
         params = groups[0]["params"] if len(groups) == 1 else [param for group in groups for param in group["params"]]
         # what `torch.no_grad` does, which takes five times as long
         grad_enabled = is_grad_enabled()
         _set_grad_enabled(False)
+        plan = self._plan
         try:
-            plan = self._plan
-            if plan is not None and not plan.take(self, params):
+            if plan is not None and not plan.accept_gradients(self.options, groups, self.state, params):
                 plan = None
             if capturing:
-                captured = check_capture(self, plan)
+                captured = check_capture(self.options, groups, plan)
                 if captured not in self._captured:
                     self._captured = (*self._captured, captured)
-            self._plan = plan or Plan(self, params)
-            self._plan.run(self, params, loss_scale)
+            if plan is None:
+                self.complete_groups()
+                plan = self._plan = Plan(self.options, groups, self.state, params)
+            self._verdict = plan.take_step(self.state, *self.hyper_rows(plan), loss_scale)
         finally:
             _set_grad_enabled(grad_enabled)
-        if self.gate.verdict is not None:
-            self.gate.report(wait=False)
+            if plan is not None:
+                plan.release_gradients()
+        if self._verdict is not None:
+            self._report(wait=False)
         return loss
 
     step = hooked(step)
@@ -257,9 +231,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
         """
-        return step_statistics(self.scaling, self._plan.tables.parts if self._plan is not None else [])
+        return step_statistics(self.scaling, self._plan.parts if self._plan is not None else [])
 
-    def averaged(self, model: nn.Module | None = None) -> AbstractContextManager[None]:
+    def _report(self, *, wait: bool) -> None:
+        """Raises FloatingPointError if the last step is known to be skipped because of a gradient."""
+        verdict, self._verdict = self._verdict, None
+        if verdict is not None and not verdict.report(wait=wait):
+            self._verdict = verdict
+
+    @contextmanager
+    def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
         """Puts the averages of the weights in their place, for an evaluation or a checkpoint of the model.
 
             with optimizer.averaged():
@@ -278,12 +259,20 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there are no averages yet, or this is called within itself; so does `step()` within.
         """
+        if self.holds_averages:
+            raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
         self.complete_groups()
-        return average.averaged(self, model)
+        pairs = averages_of(self.param_groups, self.state)
+        self.holds_averages = True
+        try:
+            with exchanged(pairs, model):
+                yield
+        finally:
+            self.holds_averages = False
 
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim`'s, with multipliers; a step that was skipped because of a gradient is reported first."""
-        self.gate.report(wait=True)
+        self._report(wait=True)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -299,13 +288,31 @@ class FusedOptimizer(torch.optim.Optimizer):
                 is left as it was, also where a hook raises.
         """
         self.complete_groups()
-        checkpoint.load(self, state_dict, kept=("fused", "capturable", *UNSUPPORTED))
+        state_dict = require_dict(state_dict, "a state dict").copy()
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            result = pre_hook(self, state_dict)
+            if result is not None:
+                state_dict = require_dict(result, "the state dict that a hook returns")
+        kept = ("fused", "capturable", *UNSUPPORTED)
+        state, groups = read(self.options, self.param_groups, state_dict, kept)
+        before = dict(vars(self))
+        try:
+            self.__setstate__({"state": state, "param_groups": groups})
+            for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+                post_hook(self)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("backend", "precision", "scaling", "rescaling", "gate", "_capturable", "device_counts", "_ema", "fused")
-        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+        # without the rule, which is the class's and cannot be pickled
+        options = {field.name: getattr(self.options, field.name) for field in fields(StepOptions)}
+        return {**super().__getstate__(), "options": {k: v for k, v in options.items() if k not in self._kind}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        if "options" in state:
+            state = {**state, "options": StepOptions(**state["options"], **self._kind)}
         super().__setstate__(state)
         self.complete_groups()
         self._plan = None

@@ -6,21 +6,18 @@ what it is given for a state dict.
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
 from itertools import chain
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.optim import multipliers as multiplier
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.precision import MASTER
-
-if TYPE_CHECKING:
-    from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.options import MASTER, StepOptions
 
 Ranges = dict[str, tuple[str, Callable[[float], bool]]]
 
@@ -44,48 +41,42 @@ SWITCHES = ("nesterov", "maximize", "amsgrad")
 
 
 @torch.no_grad()
-def load(optimizer: "FusedOptimizer", state_dict: dict[str, Any], kept: tuple[str, ...]) -> None:
-    """Load a state dict, with the hooks of `torch.optim`; if anything fails, the optimizer is as it was.
+def read(
+    options: StepOptions,
+    groups: Sequence[dict[str, Any]],
+    state_dict: dict[str, Any],
+    kept: Sequence[str],
+) -> tuple[defaultdict[Any, Any], list[dict[str, Any]]]:
+    """Reads a state dict of an optimizer, or of its `torch.optim` namesake.
 
     Args:
-        optimizer: gets new groups, and state that shares no memory with the dict.
-        state_dict: of this class, or of its `torch.optim` namesake.
+        options, groups: of the optimizer that loads it.
+        state_dict: the state dict.
         kept: options of param groups that stay as they are.
+
+    Returns:
+        New state, which shares no memory with the dict, and new param groups.
 
     Raises:
         ValueError: something in the dict does not fit the optimizer, or cannot be what it should.
     """
-    state_dict = _dict(state_dict, "a state dict").copy()
-    for pre_hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
-        result = pre_hook(optimizer, state_dict)
-        if result is not None:
-            state_dict = _dict(result, "the state dict that a hook returns")
     # other keys are those of hooks and wrappers, and are ignored as torch.optim does
     if not {"state", "param_groups"} <= state_dict.keys():
         keys = ", ".join(map(repr, state_dict))
         raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
-    groups = _groups(optimizer, state_dict["param_groups"], kept)
-    state = _state(optimizer, state_dict["state"], state_dict["param_groups"], groups)
-    before = dict(vars(optimizer))
-    try:
-        optimizer.__setstate__({"state": state, "param_groups": groups})
-        for post_hook in optimizer._optimizer_load_state_dict_post_hooks.values():
-            post_hook(optimizer)
-    except BaseException:
-        vars(optimizer).clear()
-        vars(optimizer).update(before)
-        raise
+    new_groups = _groups(groups, state_dict["param_groups"], kept)
+    return _state(options, groups, new_groups, state_dict), new_groups
 
 
-def _dict(value: Any, what: str) -> dict[Any, Any]:
+def require_dict(value: Any, what: str) -> dict[Any, Any]:
+    """Returns the value, or raises ValueError if it is not a dict."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be a dict, not {_shown(value)}")
     return value
 
 
-def _groups(optimizer: "FusedOptimizer", saved: Any, kept: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The new param groups."""
-    own = optimizer.param_groups
+def _groups(own: Sequence[dict[str, Any]], saved: Any, kept: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the new param groups."""
     if not isinstance(saved, (list, tuple)):
         raise ValueError(f"'param_groups' of the state dict must be a list, not {_shown(saved)}")
     if len(saved) != len(own):
@@ -93,7 +84,7 @@ def _groups(optimizer: "FusedOptimizer", saved: Any, kept: tuple[str, ...]) -> l
             f"loaded state dict has a different number of parameter groups: {len(saved)}, but the optimizer {len(own)}"
         )
     for number, (mine, theirs) in enumerate(zip(own, saved, strict=True)):
-        _check_group(number, mine, _dict(theirs, f"parameter group {number} of the state dict"))
+        _check_group(number, mine, require_dict(theirs, f"parameter group {number} of the state dict"))
     groups = []
     for mine, theirs in zip(own, saved, strict=True):
         # those of the dict may hold tensors
@@ -131,7 +122,7 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
 
 
 def check_option(option: str, value: Any, where: str) -> None:
-    """Raise ValueError unless an option of a param group has a value that it may have."""
+    """Raises ValueError unless an option of a param group has a value that it may have."""
     if option in SWITCHES:
         what, right = "True or False", isinstance(value, bool)
     else:
@@ -151,12 +142,17 @@ def _number(value: Any) -> float | None:
 
 
 def _state(
-    optimizer: "FusedOptimizer", saved: Any, groups: Any, new_groups: list[dict[str, Any]]
+    options: StepOptions,
+    own: Sequence[dict[str, Any]],
+    new_groups: Sequence[dict[str, Any]],
+    state_dict: dict[str, Any],
 ) -> defaultdict[Any, Any]:
-    """The new state, in fresh memory: ids in their saved order stand for the parameters in theirs."""
+    """Returns the new state, in new memory: ids in their saved order stand for the parameters in theirs."""
+    groups, saved = state_dict["param_groups"], state_dict["state"]
     averaged = [group[EMA] is not None for group in new_groups for _ in group["params"]]
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    names = [name for group in optimizer.param_groups for name in group.get("param_names", [])]
+    on_device = options.counts_on_device(own)
+    params = [param for group in own for param in group["params"]]
+    names = [name for group in own for name in group.get("param_names", [])]
     labels = [f"parameter {name!r}" for name in names] or [f"parameter {i}" for i in range(len(params))]
     place: dict[Any, int] = {}
     for i, key in enumerate(chain.from_iterable(group["params"] for group in groups)):
@@ -166,10 +162,10 @@ def _state(
     kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in place})
     spelled = set(map(str, place))
     state: defaultdict[Any, Any] = defaultdict(dict)
-    for key, entry in _dict(saved, "'state' of the state dict").items():
+    for key, entry in require_dict(saved, "'state' of the state dict").items():
         if key in place:
             i = place[key]
-            state[params[i]] = _entry(optimizer, params[i], entry, labels[i], averaged[i])
+            state[params[i]] = _entry(options, params[i], entry, labels[i], averaged=averaged[i], on_device=on_device)
         elif isinstance(key, kinds) or key in spelled:
             raise ValueError(f"the state dict has state of {_shown(key)}, which is in none of its parameter groups")
         else:
@@ -178,13 +174,15 @@ def _state(
     return state
 
 
-def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str, averaged: bool) -> dict[Any, Any]:
-    """The state of one parameter."""
-    saved = _dict(saved, f"the state of {label}")
-    needed = set(optimizer.rule.states) if saved else set()
-    if optimizer.optional_state is not None:
-        needed.discard(optimizer.rule.states[-1])
-    if optimizer.rule.counts_steps and saved:
+def _entry(
+    options: StepOptions, param: Tensor, saved: Any, label: str, *, averaged: bool, on_device: bool
+) -> dict[Any, Any]:
+    """Returns the state of one parameter."""
+    saved = require_dict(saved, f"the state of {label}")
+    needed = set(options.rule.states) if saved else set()
+    if options.optional_state is not None:
+        needed.discard(options.rule.states[-1])
+    if options.rule.counts_steps and saved:
         needed.add("step")
     for name in sorted(needed - saved.keys()):
         raise ValueError(
@@ -193,11 +191,11 @@ def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str, a
         )
     entry = {}
     for name, value in saved.items():
-        if (name == MASTER and not optimizer.precision.has_master(param)) or (name == EMA and not averaged):
+        if (name == MASTER and not options.has_master(param)) or (name == EMA and not averaged):
             # it would go stale
             continue
         try:
-            entry[name] = _value(optimizer, param, name, value)
+            entry[name] = _value(options, param, name, value, on_device=on_device)
         except ValueError as error:
             raise ValueError(f"{name!r} in the state of {label} {error}") from error.__cause__
         except Exception as error:
@@ -205,19 +203,19 @@ def _entry(optimizer: "FusedOptimizer", param: Tensor, saved: Any, label: str, a
     return entry
 
 
-def _value(optimizer: "FusedOptimizer", param: Tensor, name: Any, value: Any) -> Any:
+def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_device: bool) -> Any:
     if name == "step":
         taken = _number(value)
         if taken is None or not (taken >= 0 and taken.is_integer()):
             raise ValueError(f"must be a number of steps, not {_shown(value)}")
-        return torch.tensor(taken, dtype=torch.float32, device=param.device if optimizer.counts_on_device else "cpu")
-    if name not in (*optimizer.rule.states, MASTER, EMA):
+        return torch.tensor(taken, dtype=torch.float32, device=param.device if on_device else "cpu")
+    if name not in (*options.rule.states, MASTER, EMA):
         return _other(param, value)
-    if value is None and name in optimizer.rule.states and not optimizer.rule.counts_steps:
+    if value is None and name in options.rule.states and not options.rule.counts_steps:
         # so did SGD of torch 2.1 without momentum
         return None
     _check_column(param, value)
-    dtype = optimizer.precision.dtype_of(param, name)
+    dtype = options.dtype_of(param, name)
     if type(value.data) is not Tensor or type(param.data) is not Tensor:
         # a DTensor and the like
         return value.detach().to(param.device, dtype, copy=True)
@@ -225,7 +223,7 @@ def _value(optimizer: "FusedOptimizer", param: Tensor, name: Any, value: Any) ->
 
 
 def _check_column(param: Tensor, value: Any) -> None:
-    """Raise ValueError unless the value may be momentum or a moment of the parameter."""
+    """Raises ValueError unless the value may be momentum or a moment of the parameter."""
     if not isinstance(value, Tensor):
         raise ValueError(f"must be a tensor, not {_shown(value)}")
     if value.shape != param.shape:

@@ -1,106 +1,33 @@
 """Decisions that all layers share: clipping by the global norm, and what to do about gradients that are not finite."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Gate
-
-if TYPE_CHECKING:
-    from fused_lwlr.optim.parts import Part
-
-Nonfinite = Literal["propagate", "skip", "raise"]
+from fused_lwlr.optim.options import StepOptions
+from fused_lwlr.optim.part import Part
 
 
 @dataclass
 class Verdict:
-    """On its way from the device: whether a step was skipped, and the non-finite elements of each row of each part."""
+    """Whether a step was skipped, on its way from the device.
+
+    Attributes:
+        skipped: float64 of no dimension, not 0 if the step was skipped because of a gradient.
+        arrived: recorded when `skipped` is on the host; None if it is there already.
+        counts: for each part, the number of non-finite elements of each row, and the names of the rows ("" for a row
+            without a gradient).
+    """
 
     skipped: Tensor
     arrived: torch.cuda.Event | None
     counts: list[tuple[Tensor, list[str]]]
 
-
-class LossScale(NamedTuple):
-    """What a `torch.amp.GradScaler` hands to an optimizer that unscales gradients by itself; see `Gate`."""
-
-    grad_scale: Tensor | None
-    found_inf: Tensor | None
-
-    def gate(self, part: "Part") -> Gate | None:
-        """The gate of a part that asks for nothing else."""
-        if self.grad_scale is None and self.found_inf is None:
-            return None
-        device = part.table.columns["param"][0].device
-        grad_scale, found_inf = (None if t is None else _local(t, device) for t in self)
-        return Gate(grad_scale=grad_scale, found_inf=found_inf)
-
-
-NO_LOSS_SCALE = LossScale(None, None)
-
-
-class GlobalGate:
-    """Makes the `Gate` of each part of a step. One more launch for each part, if gradients are to be read first.
-
-    Attributes:
-        max_norm: for clipping, infinite for none.
-        nonfinite: whether a gradient that is not finite is used, skips the step, or skips it and is reported.
-        rescales: whether Ŵ is needed.
-        balances: whether Σ 1 / ‖w‖ is needed.
-        verdict: on the last step, until it is reported.
-    """
-
-    def __init__(self, max_norm: float, nonfinite: Nonfinite, *, rescales: bool, balances: bool = False):
-        self.max_norm = max_norm
-        self.nonfinite = nonfinite
-        self.rescales = rescales
-        self.balances = balances
-        self.skips = nonfinite != "propagate"
-        self.clips = max_norm < math.inf
-        self.looks = self.skips or self.clips or rescales or balances
-        self.verdict: Verdict | None = None
-
-    def of(self, parts: Sequence["Part"], loss_scale: LossScale) -> list[Gate | None]:
-        """The gates of the next step, from one pass over all gradients where that is needed."""
-        if not self.looks:
-            return [loss_scale.gate(part) for part in parts]
-        gates = [loss_scale.gate(part) or Gate() for part in parts]
-        wanted = {"grad": self.skips or self.clips, "weight": self.rescales, "balance": self.balances}
-        found = [
-            part.backend.totals(part.table, **wanted, grad_scale=gate.grad_scale)
-            for part, gate in zip(parts, gates, strict=True)
-        ]
-        totals = found[0][0] if len(found) == 1 else _together([sums for sums, _ in found])
-        return [*self.gates(parts, gates, totals, [rows for _, rows in found])]
-
-    def gates(
-        self, parts: Sequence["Part"], gates: Sequence[Gate], totals: Tensor, counts: Sequence[Tensor]
-    ) -> list[Gate]:
-        """The gates of the next step, from what was found out about all gradients.
-
-        Args:
-            parts: what is stepped.
-            gates: for each part, its loss scale.
-            totals: see `Gate`.
-            counts: for each part, the non-finite elements of each row.
-        """
-        if self.nonfinite == "raise":
-            # an overflow that a GradScaler has found is its own to deal with
-            known = gates[0].found_inf
-            skipped = totals[1] if known is None else totals[1] * (known.to(totals.device) == 0).reshape(())
-            self.verdict = _send(skipped, [(rows, part.names) for rows, part in zip(counts, parts, strict=True)])
-        devices = [part.table.columns["param"][0].device for part in parts]
-        return [
-            gate._replace(totals=totals.to(device, non_blocking=True), max_norm=self.max_norm, skip=self.skips)
-            for gate, device in zip(gates, devices, strict=True)
-        ]
-
-    def report(self, *, wait: bool) -> None:
-        """Raise if the last step was skipped because of a gradient; on a GPU only when told to wait for its verdict.
+    def report(self, *, wait: bool) -> bool:
+        """Raises if the step was skipped. Returns False if that is not known yet.
 
         Called after a step without waiting and before the next one with it: by then forward and backward passes are
         queued behind the verdict, so the device does not run dry.
@@ -108,45 +35,93 @@ class GlobalGate:
         Raises:
             FloatingPointError: naming the layers.
         """
-        verdict = self.verdict
-        if verdict is None or (verdict.arrived is not None and not wait):
-            return
-        if verdict.arrived is not None and not verdict.arrived.query():
-            verdict.arrived.synchronize()
-        self.verdict = None
-        if verdict.skipped.item():
+        if self.arrived is not None and not wait:
+            return False
+        if self.arrived is not None and not self.arrived.query():
+            self.arrived.synchronize()
+        if self.skipped.item():
             bad = [
                 name
-                for rows, names in verdict.counts
+                for rows, names in self.counts
                 for name, count in zip(names, rows.tolist(), strict=True)
-                if count
+                if name and count
             ]
             more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
             raise FloatingPointError(
                 f"the gradient of {', '.join(map(repr, bad[:5]))}{more} is not finite: the step was skipped, and "
                 "neither parameters nor state were changed"
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a verdict belongs to the device and to this process
-        return {**vars(self), "verdict": None}
+        return True
 
 
-def _local(number: Tensor, device: torch.device) -> Tensor:
-    return number.to(device, torch.float32, non_blocking=True)
+def loss_scales(parts: Sequence[Part], loss_scale: Gate | None) -> list[Gate | None]:
+    """Returns for each part what a `torch.amp.GradScaler` hands to an optimizer that unscales gradients by itself."""
+    return [None if loss_scale is None else _on(part.device, loss_scale) for part in parts]
 
 
-def _send(nonfinite: Tensor, counts: list[tuple[Tensor, list[str]]]) -> Verdict:
-    if not nonfinite.is_cuda:
-        return Verdict(nonfinite, None, counts)
-    host = torch.empty((), dtype=nonfinite.dtype, device="cpu", pin_memory=True)
-    host.copy_(nonfinite, non_blocking=True)
+def _on(device: torch.device, gate: Gate) -> Gate:
+    scale, found_inf = (
+        None if number is None else number.to(device, torch.float32, non_blocking=True)
+        for number in (gate.grad_scale, gate.found_inf)
+    )
+    return Gate(grad_scale=scale, found_inf=found_inf)
+
+
+def measured_gates(
+    options: StepOptions, parts: Sequence[Part], loss_scale: Gate | None
+) -> tuple[Sequence[Gate | None], Verdict | None]:
+    """Returns the gates of the next step, from one pass over all gradients if that is needed, and the verdict on it."""
+    if not options.needs_totals:
+        return loss_scales(parts, loss_scale), None
+    gates = [gate or Gate() for gate in loss_scales(parts, loss_scale)]
+    grad = options.skips or options.clip_global_norm is not None
+    weight = options.rescale_weights is not False
+    found = [
+        part.backend.totals(part.table, grad=grad, weight=weight, balance=options.balances, grad_scale=gate.grad_scale)
+        for part, gate in zip(parts, gates, strict=True)
+    ]
+    totals = found[0][0] if len(found) == 1 else _sum([sums for sums, _ in found])
+    return gates_of(options, parts, gates, totals, [rows for _, rows in found])
+
+
+def gates_of(
+    options: StepOptions, parts: Sequence[Part], gates: Sequence[Gate], totals: Tensor, counts: Sequence[Tensor]
+) -> tuple[list[Gate], Verdict | None]:
+    """Returns the gates of the next step, from what was found out about all gradients, and the verdict on it.
+
+    Args:
+        options: of the optimizer.
+        parts: what is stepped.
+        gates: the loss scale of each part.
+        totals: see `Gate`.
+        counts: for each part, the number of non-finite elements of each row.
+    """
+    verdict = None
+    if options.nonfinite == "raise":
+        # a GradScaler deals with an overflow that it has found
+        known = gates[0].found_inf
+        skipped = totals[1] if known is None else totals[1] * (known.to(totals.device) == 0).reshape(())
+        verdict = _send(skipped, [(rows, part.stepped_names()) for rows, part in zip(counts, parts, strict=True)])
+    decided = [
+        gate._replace(
+            totals=totals.to(part.device, non_blocking=True), max_norm=options.max_norm, skip=options.skips
+        )
+        for gate, part in zip(gates, parts, strict=True)
+    ]  # fmt: skip
+    return decided, verdict
+
+
+def _send(skipped: Tensor, counts: list[tuple[Tensor, list[str]]]) -> Verdict:
+    if not skipped.is_cuda:
+        return Verdict(skipped, None, counts)
+    host = torch.empty((), dtype=skipped.dtype, device="cpu", pin_memory=True)
+    host.copy_(skipped, non_blocking=True)
     arrived = torch.cuda.Event()
-    arrived.record(torch.cuda.current_stream(nonfinite.device))
+    arrived.record(torch.cuda.current_stream(skipped.device))
     return Verdict(host, arrived, counts)
 
 
-def _together(totals: Sequence[Tensor]) -> Tensor:
-    """The totals of all parts: sums, and the largest."""
+def _sum(totals: Sequence[Tensor]) -> Tensor:
+    """Returns the totals of all parts: sums, and the largest."""
     table = torch.stack([t.to(totals[0].device, non_blocking=True) for t in totals])
     return torch.cat((table[:, :2].sum(0), table[:, 2:3].amax(0), table[:, 3:].sum(0)))

@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import STEP_STATISTICS
-from fused_lwlr.scaling import BalancedLR, Scaling
+from fused_lwlr.optim.part import Part
+from fused_lwlr.scaling import Scaling
 from fused_lwlr.statistics import Columns
-
-if TYPE_CHECKING:
-    from fused_lwlr.optim.parts import Part
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class StepStatistics(Columns):
         return elr[torch.tensor(self.constrained, device=elr.device) & (self.weight_norm > 0)]
 
 
-def step_statistics(scaling: Scaling | None, parts: Sequence["Part"]) -> StepStatistics:
+def step_statistics(scaling: Scaling | None, parts: Sequence[Part]) -> StepStatistics:
     """The statistics of the last step of some parts, in one piece.
 
     Raises:
@@ -86,17 +84,19 @@ def step_statistics(scaling: Scaling | None, parts: Sequence["Part"]) -> StepSta
         raise RuntimeError(
             "steps compute norms only with scaling=: use fused_lwlr.layer_statistics(model) after backward() instead"
         )
-    if isinstance(scaling, BalancedLR):
+    if not scaling.measures:
         raise RuntimeError(
-            "steps with BalancedLR go by the norms of weights alone, and compute no others: use "
+            f"steps with {type(scaling).__name__} go by the norms of weights alone, and compute no others: use "
             "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"
         )
+    # a part without any gradient has those of an earlier step
+    parts = [part for part in parts if len(part.stepped)]
     if any(part.statistics is None for part in parts) or not parts:
         raise RuntimeError("layer_stats() tells of the last step, and there was none: call step() first")
     places = [
-        (part.members[row.tensor], name, row.scaled, p, i)
+        (int(part.members[row.tensor]), name, row.scaled, p, i)
         for p, part in enumerate(parts)
-        for i, (row, name) in enumerate(zip(part.table.rows, part.names, strict=True))
+        for i, (row, name) in enumerate(zip(part.table.rows, part.stepped_names(), strict=True))
         if name
     ]
     places.sort(key=lambda place: place[0])
@@ -109,13 +109,6 @@ def step_statistics(scaling: Scaling | None, parts: Sequence["Part"]) -> StepSta
     return StepStatistics(tuple(name for _, name, *_ in places), tuple(s for _, _, s, *_ in places), values[index])
 
 
-class ScalarWriter(Protocol):
-    """What is needed of a `torch.utils.tensorboard.SummaryWriter`, or anything like it."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Record one number."""
-
-
 class LayerStatsLogger:
     """Writes `layer_stats()` to a TensorBoard-style writer every so many steps.
 
@@ -125,11 +118,11 @@ class LayerStatsLogger:
     and `elr_spread` for all.
 
     Args:
-        writer: has `add_scalar(tag, value, step)`.
+        writer: has `add_scalar(tag, value, step)`, as a `torch.utils.tensorboard.SummaryWriter`.
         every: steps between two writes, each of which waits for the device.
     """
 
-    def __init__(self, writer: ScalarWriter, *, every: int = 100):
+    def __init__(self, writer: Any, *, every: int = 100):
         if every < 1:
             raise ValueError(f"every={every}: it must be 1 or more")
         self._writer = writer

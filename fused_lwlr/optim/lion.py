@@ -59,11 +59,10 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
             check_option(name, defaults[name], "Lion")
         flags = {name: shared[name] for name in ("foreach", "differentiable")}
         super().__init__(params, {**defaults, **flags, "fused": None})
-        self._finish(shared)
+        self._finish(shared["multipliers"])
 
     def hyper_rows(self, plan: Plan) -> tuple[list[LionHyper], Sequence[int]]:
-        groups, used = self.param_groups, plan.tables.groups
-        return [_hyper(group) for group in groups[:used]], plan.tables.group
+        return [_hyper(group) for group in self.param_groups], plan.group
 
 
 def _hyper(group: dict[str, Any]) -> LionHyper:

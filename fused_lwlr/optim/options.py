@@ -1,14 +1,22 @@
-"""The options that every optimizer takes by keyword."""
+"""The options of an optimizer: those that every optimizer takes by keyword, and what a step depends on."""
 
-from collections.abc import Mapping
-from typing import TypedDict
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
+from torch import Tensor
 
-from fused_lwlr.ops import Backend
-from fused_lwlr.optim.gate import Nonfinite
+from fused_lwlr.kernels import Rule
+from fused_lwlr.ops import Backend, check_backend
+from fused_lwlr.optim.average import EMA, average_dtype, check_decay
+from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 
+Nonfinite = Literal["propagate", "skip", "raise"]
+MASTER = "master_weight"
+HALF = (torch.bfloat16, torch.float16)
 UNSUPPORTED = {
     "foreach": "the step is one launch for all tensors already; leave foreach=None",
     "differentiable": "the step is not differentiable; use torch.optim for that",
@@ -39,3 +47,129 @@ DEFAULTS: SharedOptions = {
     "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "master_weights": False,
     "stochastic_rounding": False, "rounding_seed": 0, "state_dtype": None, "backend": "auto",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What a step depends on besides the param groups and the state. See `FusedOptimizer` for the options.
+
+    Attributes:
+        optimizer: the name of the class, for messages.
+        optional_state: the option of a param group that the last state column of the rule goes with, or None.
+        rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
+        device_counts: whether the device counts steps whatever the param groups say: it alone knows which were skipped.
+
+    Raises:
+        RuntimeError: flags that exclude each other, as in torch.optim.
+        ValueError: an option that is not what it should be.
+    """
+
+    optimizer: str
+    rule: Rule
+    optional_state: str | None
+    backend: Backend
+    fused: bool | None
+    capturable: bool
+    ema: float | None
+    scaling: Scaling | None
+    clip_global_norm: float | None
+    nonfinite: Nonfinite
+    rescale_weights: ScaleInvariant | Literal[False]
+    master_weights: bool
+    stochastic_rounding: bool
+    rounding_seed: int
+    state_dtype: torch.dtype | None
+    device_counts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.master_weights and self.stochastic_rounding:
+            raise ValueError(
+                "master_weights=True and stochastic_rounding=True exclude each other: with exact weights there is "
+                "nothing to make up for; choose one"
+            )
+        for name in ("master_weights", "stochastic_rounding"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+        if type(self.rounding_seed) is not int or not 0 <= self.rounding_seed < 1 << 31:
+            raise ValueError(f"rounding_seed={self.rounding_seed!r} must be an int from 0 to 2³¹ − 1")
+        if self.state_dtype not in (None, torch.float32, *HALF):
+            raise ValueError(
+                f"state_dtype={self.state_dtype!r} must be torch.float32, torch.bfloat16, torch.float16, or None for "
+                "that of each parameter"
+            )
+        check_backend(self.backend)
+        check_decay(self.ema)
+        self.check_fused(self.fused)
+        scaling, clip = self.scaling, self.clip_global_norm
+        if scaling is not None and not isinstance(scaling, Scaling):
+            raise ValueError(f"scaling={scaling!r} must be a scaling such as fused_lwlr.ELR(goal=0.01), or None")
+        if scaling is not None and not (scaling.bias_correction or self.rule.corrects_bias):
+            raise ValueError(
+                f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not"
+            )
+        if clip is not None and not (type(clip) in (int, float) and math.isfinite(clip) and clip > 0):
+            raise ValueError(f"clip_global_norm={clip!r} must be a finite number above 0, or None")
+        if self.nonfinite not in get_args(Nonfinite):
+            raise ValueError(f"nonfinite={self.nonfinite!r} is not one of {', '.join(map(repr, get_args(Nonfinite)))}")
+        if self.rescale_weights is not False and not isinstance(self.rescale_weights, ScaleInvariant):
+            raise ValueError(
+                f"rescale_weights={self.rescale_weights!r:.80} must be False or what "
+                "fused_lwlr.scale_invariant(model, batch, loss_fn) returns: which layers are scale-invariant is "
+                "measured"
+            )
+
+    def check_fused(self, fused: bool | None) -> None:
+        """Raises ValueError if `fused` contradicts the backend. "auto" accepts either."""
+        if fused is not None and self.backend != "auto" and fused != (self.backend == "triton"):
+            raise ValueError(
+                f"fused={fused} contradicts backend={self.backend!r}: choose by backend= and leave fused=None"
+            )
+
+    @property
+    def skips(self) -> bool:
+        """Whether a gradient that is not finite skips the step."""
+        return self.nonfinite != "propagate"
+
+    @property
+    def max_norm(self) -> float:
+        """The largest norm of all gradients together, infinite for no clipping."""
+        return math.inf if self.clip_global_norm is None else float(self.clip_global_norm)
+
+    @property
+    def balances(self) -> bool:
+        """Whether factors come from the norms of all weights before the step, and not from each layer's own norms."""
+        return self.scaling is not None and not self.scaling.measures
+
+    @property
+    def needs_totals(self) -> bool:
+        """Whether something about all layers together has to be known before the step."""
+        return self.skips or self.clip_global_norm is not None or self.rescale_weights is not False or self.balances
+
+    def counts_on_device(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """Returns whether the device counts steps: where it may skip one, where it rounds, where a graph replays it."""
+        return (
+            self.device_counts or self.skips or self.stochastic_rounding or any(group["capturable"] for group in groups)
+        )
+
+    def state_columns(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Returns the state columns of the rule that parameters of a param group have."""
+        names = self.rule.states
+        return names if self.optional_state is None or group[self.optional_state] else names[:-1]
+
+    def seed_of(self, launch: int) -> int | None:
+        """Returns the seed for each launch of a step, or None to round to nearest."""
+        return (self.rounding_seed + launch * 0x9E3779B9) % (1 << 31) if self.stochastic_rounding else None
+
+    def has_master(self, param: Tensor) -> bool:
+        """Returns whether the state has the exact weight of a parameter."""
+        return self.master_weights and param.dtype in HALF
+
+    def dtype_of(self, param: Tensor, name: str) -> torch.dtype:
+        """Returns the dtype of an entry of a parameter's state; not of step counts, which are float32."""
+        if name == MASTER:
+            return torch.float32
+        if name == EMA:
+            return average_dtype(param)
+        double = param.is_complex() or param.dtype == torch.float64
+        # double precision and pairs of numbers have state of the same dtype
+        return param.dtype if double or self.state_dtype is None else self.state_dtype

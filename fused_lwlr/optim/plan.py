@@ -1,270 +1,362 @@
-"""A plan: what an optimizer knows of its parameters and their state, for as long as nothing of it has changed."""
+"""A plan: the parameters of an optimizer and their state as tables, kept for as long as only gradients change."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from itertools import compress
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor, is_inference_mode_enabled
+from torch._C import _len_torch_dispatch_stack
+from torch.autograd.graph import increment_version
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from fused_lwlr.kernels import Gate, Row, reference
 from fused_lwlr.memory import all_addressable, find_overlap
 from fused_lwlr.optim import multipliers
-from fused_lwlr.optim.gate import LossScale
-from fused_lwlr.optim.parts import Part, members_of, partition
-from fused_lwlr.optim.rescale import Target
-from fused_lwlr.optim.state import State, is_complete
-from fused_lwlr.optim.tables import Tables
+from fused_lwlr.optim.gate import Verdict, measured_gates
+from fused_lwlr.optim.options import StepOptions
+from fused_lwlr.optim.part import partition
+from fused_lwlr.optim.sharded import sharded_of
+from fused_lwlr.optim.state import Groups, State, is_complete
 from fused_lwlr.optim.validate import (
     LARGEST_FLOAT32,
+    check_float32,
     check_memory,
     check_overlaps,
+    is_ordinary,
     label_of,
     same_placement,
-    validate_param,
+    validate,
 )
-from fused_lwlr.shards import is_distributed, local
+from fused_lwlr.rescaling import Target
+from fused_lwlr.shards import is_distributed, local, local_row
 
-if TYPE_CHECKING:
-    from fused_lwlr.optim.base import FusedOptimizer
-
-KEPT = 8
-"""Sets of gradients that there are tables for. Heads that take turns are mostly fewer; of layers dropped at random no
-number would be enough."""
-CAPTURABLE = itemgetter("capturable")
+BLIND_MODES = {
+    "_CloneArgBeforeMutateMode": "torch.autograd.graph.allow_mutation_on_saved_tensors()",
+    "ProxyTorchDispatchMode": "make_fx",
+}
+"""Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
+KEY = itemgetter("params", "capturable", "ema", "multipliers")
 
 
 class Plan:
-    """Its members, which are the parameters that have a gradient or all of their state, and tables over them.
+    """All parameters of an optimizer, cut into parts.
 
-    Which members have gradients may change from step to step: by heads that take turns, layers that are dropped,
-    experts that nothing is sent to. There are tables for each such set.
+    In a part is every parameter that has a gradient, or all of its state, when the plan is made, and every tensor that
+    is rescaled. Which of them have a gradient may change from step to step.
+
+    Args:
+        options, groups, states: of the optimizer.
+        params: all of its parameters.
 
     Attributes:
-        params: the members, and then other tensors, that may be rescaled.
-        places: for each member, its param group and its position there.
-        members: what is known of each of the parameters.
-        columns: they and their state, or the parts of them that this process has.
-        targets: what is rescaled.
-        largest: the largest number that a step can compute with in float32, whatever multiplier it meets.
-        sound: whether all that a step may write to is at addresses of its own.
-        usual: whether gradients that go with their parameters need no closer look, and nothing is rescaled.
-        distributed: whether this process has parts of some parameters.
-        state: of the members.
-        tables: of the next or, between steps, the last gradients.
+        parts: what is launched.
+        state: of the parameters.
+        group: for each parameter, the index of its param group.
         new: whether no step was taken by it yet.
+
+    Raises:
+        RuntimeError: a gradient that its parameter cannot be stepped by.
+        ValueError: state that does not fit its parameter, or a backend that cannot step one.
     """
 
-    def __init__(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]):
-        optimizer.complete_groups()
-        self._options = _options(optimizer)
-        # with a copy of the multipliers, lists within lists, that edits of them do not reach
-        self._facts = [(*facts, deepcopy(entries)) for *facts, entries in map(optimizer.facts, optimizer.param_groups)]
-        for group in optimizer.param_groups:
+    def __init__(self, options: StepOptions, groups: Groups, states: Any, params: Sequence[Tensor]):
+        self._options, self._inference = options, is_inference_mode_enabled()
+        # a copy of the multipliers, lists within lists, that edits of them do not reach
+        self._keys = [(*key, deepcopy(entries)) for *key, entries in (group_key(options, group) for group in groups)]
+        for group in groups:
             multipliers.check(group["multipliers"], group["params"])
-        places = [(i, at) for i, group in enumerate(optimizer.param_groups) for at in range(len(group["params"]))]
-        grads = [param.grad for param in params]
-        numbers = [
-            i
-            for i, (param, grad, (group, _)) in enumerate(zip(params, grads, places, strict=True))
-            if grad is not None or is_complete(optimizer, optimizer.param_groups[group], param)
+        places = [(i, at) for i, group in enumerate(groups) for at in range(len(group["params"]))]
+        self._targets = [] if options.rescale_weights is False else options.rescale_weights.targets()
+        known = set(map(id, params))
+        self._others = [target.tensor for target in self._targets if id(target.tensor) not in known]
+        self._params = [*params, *self._others]
+        grads = [*(param.grad for param in params), *[None] * len(self._others)]
+        self._distributed = any(map(is_distributed, self._params))
+        stepped = [
+            grad is not None
+            or (is_ordinary(param) and is_complete(options, groups, groups[number], param, states.get(param, {})))
+            for param, grad, (number, _) in zip(params, grads, places, strict=False)
         ]
-        stepped = [params[i] for i in numbers]
-        self.places = [places[i] for i in numbers]
-        for param, (of, at) in zip(stepped, self.places, strict=True):
-            if param.grad is not None:
-                group = optimizer.param_groups[of]
-                fused = bool(optimizer.fused or group.get("fused"))
-                validate_param(type(optimizer).__name__, group, at, param, fused=fused)
-        self.targets = optimizer.rescaling.targets() if optimizer.rescaling is not None else []
-        known = set(map(id, stepped))
-        self._others = [target.tensor for target in self.targets if id(target.tensor) not in known]
-        self.params: list[Tensor] = stepped + self._others
-        self.distributed = any(map(is_distributed, self.params))
-        self.state = State(optimizer, stepped, self.places, self._others)
-        self.members = [*members_of(optimizer, self.params, self.places, self.state.columns, self.targets)]
-        self.columns = {"param": [*map(local, self.params)]}
-        self.columns |= {name: [*map(local, column)] for name, column in self.state.columns.items()}
-        self.sound = self._is_sound()
-        largest_eta = max((row.multiplier for member in self.members for row in member.rows), default=1.0)
-        self.largest = LARGEST_FLOAT32 / max(largest_eta, 1.0)
-        once = len(set(map(id, stepped))) == len(stepped)
-        usual = all(member.facts is not None for member in self.members)
-        self.usual = usual and once and self.sound and not self.targets
-        self._whole: list[Part] | None = None
-        self._numbers = np.array(numbers, dtype=np.int64)
-        self._outside = sorted({*range(len(params))}.difference(numbers))
-        # by which parameters have gradients, those of the last step last
-        self._present = bytes([grad is not None for grad in grads]) + bytes(len(self._others))
-        self.tables = Tables(optimizer, self, self._live(self._present), [grad for grad in grads if grad is not None])
-        self._kept: dict[bytes, Tables] = {self._present: self.tables}
+        self._check_gradients(groups, places, grads)
+        self.state = State(options, groups, states, self._params, places, stepped)
+        columns: dict[str, list[Any]] = {"param": self._params, "grad": grads, **self.state.columns}
+        columns = {name: [*map(local, column)] for name, column in columns.items()}
+        once = len({id(p) for p, one in zip(params, stepped, strict=True) if one}) == sum(stepped)
+        self._flexible = self._check_memory(groups, places, columns, stepped) and once
+
+        rows, names = self._rows(groups, places, stepped)
+        largest_eta = max((row.multiplier for some in rows for row in some), default=1.0)
+        self._largest = LARGEST_FLOAT32 / max(largest_eta, 1.0)
+        capturable = any(group["capturable"] for group in groups)
+        self.parts = list(partition(options, columns, rows, names, capturable=capturable))
+        self._stepped = np.flatnonzero(stepped)
+        self._outside = np.flatnonzero(~np.array(stepped, dtype=bool)).tolist()
+        self.group = (*(number for number, _ in places), *[0] * len(self._others))
+        self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
+        self._sharded = sharded_of(self.parts, self._params) if self._distributed else None
+        self._set_present(bytes([grad is not None for grad in grads]))
+        self._hyper_rows: Sequence[int] | None = None
         self._look: Any = None
+        self._last: bytes | None = None
         self.new = True
 
-    def take(self, optimizer: "FusedOptimizer", params: Sequence[Tensor]) -> bool:
-        """Take in the gradients of the next step; False if this plan no longer describes what they belong to.
-
-        Args:
-            params: all of the optimizer.
-        """
-        if self.new or self._look is None or self._options != _options(optimizer):
+    def accept_gradients(self, options: StepOptions, groups: Groups, states: Any, params: Sequence[Tensor]) -> bool:
+        """Takes the gradients of the next step. Returns False if the plan does not describe the optimizer any more."""
+        if self._look is None or options is not self._options or self._inference != is_inference_mode_enabled():
             return False
         try:
-            if [optimizer.facts(group) for group in optimizer.param_groups] != self._facts:
+            if [group_key(options, group) for group in groups] != self._keys:
                 return False
         except KeyError:
             # groups of another optimizer, which lack options of ours until a new plan is made
             return False
-        if optimizer.rescaling is not None:
-            targets = optimizer.rescaling.targets()
-            if len(targets) != len(self.targets) or not all(map(_same_target, targets, self.targets)):
-                return False
-        # a DTensor's gradient is one, too, of which the local part is looked at
-        grads = None
-        if self.distributed:
-            grads = [param.grad for param in params]
-            if not all(grad is None or same_placement(grad, param) for grad, param in zip(grads, params, strict=True)):
-                return False
+        if self._targets and not _same_targets(options, self._targets):
+            return False
         try:
-            seen = self._seen(optimizer, params, grads) if self._others or self.distributed else None
-            found = self._look.again(*(seen or (params, None, optimizer.state)))
-        except RuntimeError:  # of what has no address
+            found = self._look.again(*self._seen(states, params))
+        except RuntimeError:  # a tensor without an address
             return False
         if found is None:
             return False
-        present, every, where, matching = found
-        there, addresses = every, where if matching else None
-        if 0 in present:
-            there = [*compress(every, present)]
-            if matching:
-                addresses = np.frombuffer(where, dtype=np.int64)[np.frombuffer(present, dtype=bool)].tobytes()
+        present, grads, addresses, matching = found
         if present != self._present:
-            own = there if grads is None else [grad for grad in grads if grad is not None]
-            if not self._turn(optimizer, present, own, matching):
+            if not self._flexible or any(present[i] for i in self._outside):
                 return False
-        return self.tables.replace(there, addresses)
+            self._set_present(present)
+        if self._distributed and not _same_placements(params):
+            return False
+        addresses = addresses if matching else None
+        if all(part.accept_gradients(present, grads, addresses) for part in self.parts):
+            return True
+        self.release_gradients()
+        return False
 
-    def _turn(self, optimizer: "FusedOptimizer", present: bytes, grads: Sequence[Any], alike: bool) -> bool:
-        """Turn to the tables for the parameters that have gradients now; False if there is one that is no member."""
-        tables = self._kept.pop(present, None)
-        if tables is None:
-            if any(present[i] for i in self._outside):
-                return False
-            tables = Tables(optimizer, self, self._live(present), grads, alike)
-            if any(map(CAPTURABLE, optimizer.param_groups)):
-                # replays of a graph change weights in a way that other tables would not notice
-                self._kept = {}
-            elif len(self._kept) == KEPT:
-                del self._kept[next(iter(self._kept))]
-        self._kept[present] = self.tables = tables
-        self._present = present
-        return True
+    def release_gradients(self) -> None:
+        """Lets go of the gradients of all parts, also of those that a failure leaves out."""
+        for part in self.parts:
+            part.table.release_gradients()
 
-    def _is_sound(self) -> bool:
-        """Whether all parameters and their state can be written to, each element at an address of its own."""
-        first = {id(param): i for i, param in enumerate(self.params)}.values()
-        found = [column[i] for column in self.columns.values() for i in first]
-        tensors = [tensor for tensor in found if tensor is not None]
-        return (
-            all_addressable(tensors)
-            and (is_inference_mode_enabled() or not any(map(Tensor.is_inference, tensors)))
-            and find_overlap(tensors) is None
-        )
-
-    def check_memory(self, optimizer: "FusedOptimizer", chosen: Sequence[int]) -> None:
-        """Raise RuntimeError if what a step of some of the parameters writes to cannot be written to.
+    def take_step(
+        self, states: Any, hyper: list[Any], hyper_rows: Sequence[int], loss_scale: Gate | None
+    ) -> Verdict | None:
+        """Steps every parameter that has a gradient, and stores the state that was made for that.
 
         Args:
-            chosen: the indices of the parameters, each once.
+            states: of the optimizer.
+            hyper: the hyper rows.
+            hyper_rows: for each parameter, the index of its hyper row.
+            loss_scale: what a `torch.amp.GradScaler` says.
+
+        Returns:
+            Whether the step was skipped, if that is to be reported.
         """
-        if self.sound:
-            return
-        tensors, labels = [], []
-        for i in chosen:
+        if not self._active:
+            return None
+        if _len_torch_dispatch_stack():
+            self._check_modes()
+        options, rule = self._options, self._options.rule
+        for numbers in hyper:
+            for number in numbers:
+                if type(number) is float and not -self._largest <= number <= self._largest:
+                    check_float32(numbers, self._largest, self._params)
+        if self._targets:
+            # without a gradient a tensor is only rescaled
+            hyper_rows = np.where(self._has_gradient, hyper_rows, len(hyper)).tolist()
+            hyper = [*hyper, rule.idle]
+        if hyper_rows is not self._hyper_rows:
+            self._hyper_rows = hyper_rows
+            for part in self.parts:
+                part.table.hyper_row = part.select(hyper_rows)
+        scales: Sequence[Any] = [self._scale] * len(self._active)
+        gates: Sequence[Gate | None] = [None] * len(self._active)
+        statistics: Sequence[Tensor | None] = gates  # type: ignore[assignment]
+        verdict = None
+        if self._sharded is not None and (self._scale is not None or options.needs_totals):
+            scales, gates, statistics, verdict = self._sharded.decide(options, hyper, self._scale, loss_scale)
+        elif options.needs_totals or loss_scale is not None:
+            gates, verdict = measured_gates(options, self._active, loss_scale)
+        # all of them before the first is launched: what fails here leaves every parameter as it was
+        launches = [
+            part.backend.prepare(rule, part.table, hyper, scales[i], gates[i], rounding_seed=part.rounding_seed)
+            for i, part in enumerate(self._active)
+        ]
+        for i, part in enumerate(self._active):
+            found = launches[i]()
+            part.statistics = found if statistics[i] is None else statistics[i]
+            # at once, so that a part that fails leaves those before it stepped in full
+            if self.state.counts:
+                self.state.count(part.stepped)
+            if self.new:
+                self.state.store(states, part.stepped)
+        if self._distributed:
+            # the kernels know of the local parts only
+            increment_version([self._params[i] for i in self._moved if is_distributed(self._params[i])])
+        if self.new:
+            self._begin(states)
+        self._last = self._present
+        return verdict
+
+    def _begin(self, states: Any) -> None:
+        """Looks at all tensors, after the first step."""
+        # of parameters without a gradient only counts have moved
+        self.state.store(states, self._stepped[~self._has_gradient[self._stepped]])
+        self.new = False
+        self._names = self.state.names
+        params, _, states = self._seen(states, self._params[: len(self._params) - len(self._others)])
+        try:
+            self._look = self.parts[0].backend.look_at(params, states, self._names)
+        except RuntimeError:
+            # without addresses there is nothing to compare, so the next step makes a new plan
+            self._look = None
+
+    @property
+    def stepped_as_now(self) -> bool:
+        """Whether the last step was of the same parameters and gradients."""
+        return self._last == self._present
+
+    def cohorts(self, marks: np.ndarray) -> tuple[list[tuple[int, Any]], Sequence[int]]:
+        """Returns the distinct (group, mark) pairs of parameters with gradients, and which of them each parameter has.
+
+        Args:
+            marks: one for each parameter.
+        """
+        if len(self._first) and not self._all_present:
+            # those without a gradient do not matter
+            marks = np.where(self._has_gradient, marks, marks[self._first])
+        # the bytes tell sooner than numpy does
+        together = marks.tobytes()
+        if together == together[: marks.itemsize] * len(marks):
+            mark = marks.item(0) if len(marks) else 0
+            return [(group, mark) for group in range(len(self._keys))], self.group
+        pairs = list(zip(self.group, marks.tolist(), strict=True))
+        number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
+        return list(number), [number[pair] for pair in pairs]
+
+    def _set_present(self, present: bytes) -> None:
+        """Notes which parameters have a gradient."""
+        self._present = present
+        self._has_gradient = np.frombuffer(present, dtype=bool)
+        self._all_present = 0 not in present
+        self._first = np.flatnonzero(self._has_gradient)[:1]
+        for part in self.parts:
+            part.stepped = part.members if self._all_present else part.members[self._has_gradient[part.members]]
+        rescaled = {id(target.tensor) for target in self._targets}
+        self._moved = [i for i, p in enumerate(self._params) if present[i] or id(p) in rescaled]
+        moved = set(self._moved)
+        self._active = [
+            part for part in self.parts if self._sharded is not None or not moved.isdisjoint(part.members.tolist())
+        ]
+        if not len(self._first):
+            self._active = []
+
+    def _check_gradients(self, groups: Groups, places: Sequence[tuple[int, int]], grads: Sequence[Any]) -> None:
+        """Raises RuntimeError unless every parameter can be stepped by its gradient."""
+        name, seen = self._options.optimizer, set()
+        for (number, at), param, grad in zip(places, self._params, grads, strict=False):
+            if grad is None:
+                continue
+            group = groups[number]
+            validate(name, group, at, param, grad, fused=bool(self._options.fused or group.get("fused")))
+            if id(param) in seen:
+                raise RuntimeError(
+                    f"parameter {label_of(group, at)} is in its group twice: one launch would step it twice at once"
+                )
+            seen.add(id(param))
+
+    def _check_memory(
+        self, groups: Groups, places: Sequence[tuple[int, int]], columns: dict[str, list[Any]], stepped: Sequence[bool]
+    ) -> bool:
+        """Returns whether all tensors that steps may write to can be written to, each element at its own address.
+
+        Raises:
+            RuntimeError: one of the next step cannot.
+        """
+        rescaled = {id(target.tensor) for target in self._targets}
+        first = {id(p): i for i, p in reversed(list(enumerate(self._params)))}
+        every = sorted(i for key, i in first.items() if key in rescaled or stepped[i])
+        found = [(i, name, column[i]) for name, column in columns.items() if name != "grad" for i in every]
+        found = [(i, name, tensor) for i, name, tensor in found if tensor is not None]
+        tensors = [tensor for *_, tensor in found]
+        writable = is_inference_mode_enabled() or not any(map(Tensor.is_inference, tensors))
+        if all_addressable(tensors) and writable and find_overlap(tensors) is None:
+            return True
+        now = {i for i in every if columns["grad"][i] is not None or id(self._params[i]) in rescaled}
+        found = [each for each in found if each[0] in now]
+        labels = []
+        for i, name, _ in found:
             parameter = "a tensor that is only rescaled"
-            if i < len(self.places):
-                group, at = self.places[i]
-                parameter = f"parameter {label_of(optimizer.param_groups[group], at)}"
-            for name, column in self.columns.items():
-                if column[i] is not None:
-                    tensors.append(column[i])
-                    labels.append(parameter if name == "param" else f"state {name!r} of {parameter}")
-        for tensor, label in zip(tensors, labels, strict=True):
+            if i < len(places):
+                parameter = f"parameter {label_of(groups[places[i][0]], places[i][1])}"
+            labels.append(parameter if name == "param" else f"state {name!r} of {parameter}")
+        for (*_, tensor), label in zip(found, labels, strict=True):
             check_memory(tensor, label)
-        check_overlaps(tensors, labels)
+        check_overlaps([tensor for *_, tensor in found], labels)
+        return False
 
-    def _live(self, present: bytes) -> np.ndarray:
-        """Which members have a gradient."""
-        return np.flatnonzero(np.frombuffer(present, dtype=bool)[self._numbers])
+    def _rows(
+        self, groups: Groups, places: Sequence[tuple[int, int]], stepped: Sequence[bool]
+    ) -> tuple[list[list[Row]], list[list[str]]]:
+        """Returns the rows of each parameter, as of the first tensor of a table, and what these are called."""
+        targets = {id(target.tensor): target for target in self._targets}
+        rows: list[list[Row]] = []
+        names: list[list[str]] = []
+        for i, param in enumerate(self._params):
+            target = targets.get(id(param))
+            power, counts = (0, False) if target is None else target[1:]
+            if i >= len(stepped) or not stepped[i]:
+                rows.append([] if target is None else [Row(0, power=power, counts_for_max_norm=counts)])
+                names.append([""] * len(rows[-1]))
+                continue
+            (number, at), scaling = places[i], self._options.scaling
+            group = groups[number]
+            name = group["param_names"][at] if "param_names" in group else None
+            label = f"{number}.{at}" if name is None else name
+            scaled = scaling is not None and scaling.selects(name, param)
+            entry = 1.0 if group["multipliers"] is None else group["multipliers"][at]
+            slices = multipliers.slices(param, entry)
+            whole = [Row(0, start, stop, eta, scaled, power, counts) for start, stop, eta in slices]
+            rows.append([local_row(row, param) for row in whole])
+            names.append([label if stop is None else f"{label}[{start}:{stop}]" for start, stop, _ in slices])
+        return rows, names
 
-    def whole(self, optimizer: "FusedOptimizer") -> list[Part]:
-        """Parts that all members are in, none of them with a gradient, for others to be picked from."""
-        if self._whole is None:
-            columns = {**self.columns, "grad": [None] * len(self.members)}
-            self._whole = list(partition(optimizer, self.members, columns, range(len(self.members))))
-        return self._whole
-
-    def _seen(self, optimizer: "FusedOptimizer", params: Sequence[Any], grads: Sequence[Any] | None) -> tuple[Any, ...]:
-        """What is looked at: parameters, gradients, and state."""
-        states: Any = optimizer.state
-        if self._others:
-            grads = [param.grad for param in params] if grads is None else grads
-            params, grads = [*params, *self._others], [*grads, *[None] * len(self._others)]
-        if self.distributed:
-            params, grads = list(map(local, params)), None if grads is None else list(map(local, grads))
+    def _seen(self, states: Any, params: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns what is looked at: parameters, gradients (None for those of the parameters), and state."""
+        if not (self._others or self._distributed):
+            return params, None, states
+        grads = [*(local(param.grad) for param in params), *[None] * len(self._others)]
+        params = [*map(local, params), *map(local, self._others)]
+        if self._distributed:
             entries = ({name: local(state.get(name)) for name in self._names} for state in states.values())
             states = dict(enumerate(entries))
         return params, grads, states
 
-    def run(self, optimizer: "FusedOptimizer", params: Sequence[Tensor], loss_scale: LossScale) -> None:
-        """Step what has a gradient, store the state that was made for that, and let go of the gradients.
-
-        Args:
-            params: all of the optimizer.
-        """
-        try:
-            if self.tables.parts:
-                self.tables.launch(optimizer, self, loss_scale)
-                if self.new:
-                    absent = np.ones(len(self._numbers), dtype=bool)
-                    absent[self.tables.live] = False
-                    # of these only counts have moved
-                    self.state.store(optimizer, np.flatnonzero(absent))
-                    self._names = self.state.names
-                    self.new = False
-                    seen, _, states = self._seen(optimizer, params, None)
-                    try:
-                        self._look = self.tables.parts[0].backend.look_at(seen, states, self._names)
-                    except RuntimeError:
-                        # without addresses there is nothing to compare, so the next step makes a new plan
-                        self._look = None
-        finally:
-            self.tables.release()
-
-    def cohorts(self, marks: np.ndarray) -> tuple[Sequence[tuple[int, Any]], Sequence[int]]:
-        """The distinct (group, mark) pairs of the members that have gradients, and which of them each of those has.
-
-        Args:
-            marks: of all members.
-        """
-        tables = self.tables
-        marks = marks if len(tables.live) == len(marks) else marks[tables.live]
-        # the bytes tell sooner than numpy does
-        together = marks.tobytes()
-        if together == together[: marks.itemsize] * len(marks):
-            mark = marks.item(0)
-            return [(group, mark) for group in range(tables.groups)], tables.group
-        pairs = list(zip(tables.group, marks.tolist(), strict=True))
-        number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
-        return list(number), [number[pair] for pair in pairs]
+    def _check_modes(self) -> None:
+        """Raises RuntimeError if a mode that must see every update is active, and a kernel would update a part."""
+        if all(part.backend is reference for part in self._active):
+            return
+        for mode in _get_current_dispatch_mode_stack():
+            within = BLIND_MODES.get(type(mode).__name__)
+            if within is not None:
+                raise RuntimeError(
+                    f"step() within {within}, which cannot see what Triton's kernels do: take the step outside of it, "
+                    "or pass backend='torch'"
+                )
 
 
-def _options(optimizer: "FusedOptimizer") -> tuple[Any, ...]:
-    """What a plan depends on besides the param groups. State that was made in inference mode is only good for that."""
-    return optimizer.scaling, optimizer.precision, optimizer.device_counts, is_inference_mode_enabled()
+def group_key(options: StepOptions, group: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns the options of a param group that a plan depends on, with the multipliers last."""
+    params, capturable, ema, entries = KEY(group)
+    return len(params), capturable, ema is None, options.state_columns(group), entries
 
 
-def _same_target(a: Target, b: Target) -> bool:
-    # a tensor must not be compared by value here
-    return a.tensor is b.tensor and (a.power, a.anchor) == (b.power, b.anchor)
+def _same_targets(options: StepOptions, targets: Sequence[Target]) -> bool:
+    now = [] if options.rescale_weights is False else options.rescale_weights.targets()
+    # tensors must not be compared by value
+    return [(id(target.tensor), *target[1:]) for target in now] == [(id(it.tensor), *it[1:]) for it in targets]
+
+
+def _same_placements(params: Iterable[Tensor]) -> bool:
+    """Returns whether every gradient is spread over processes as its parameter."""
+    return all(param.grad is None or same_placement(param.grad, param) for param in params)

@@ -14,12 +14,10 @@ from fused_lwlr.optim.average import decay_of
 from fused_lwlr.optim.base import FusedOptimizer, number
 from fused_lwlr.optim.options import SharedOptions
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.rescaling import ScaleInvariant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from fused_lwlr.methods.elr import ScaleInvariant
-
 
 OPTIONS = itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "ema")
 
@@ -56,23 +54,22 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         nesterov: bool = False,
         *,
         maximize: bool = False,
-        rescale_weights: "ScaleInvariant | Literal[False]" = False,
+        rescale_weights: ScaleInvariant | Literal[False] = False,
         **options: "Unpack[SharedOptions]",
     ) -> None:
-        shared = self._start(options)
+        shared = self._start(options, rescale_weights)
         super().__init__(
             params, lr, momentum, dampening, weight_decay, nesterov,
             maximize=maximize, foreach=shared["foreach"], differentiable=shared["differentiable"],
         )  # fmt: skip
-        self._finish(shared, rescale_weights)
+        self._finish(shared["multipliers"])
 
     def hyper_rows(self, plan: Plan) -> tuple[list[SGDHyper], Sequence[int]]:
         if plan.new:
             cohorts, rows = plan.cohorts(plan.state.fresh)
             return [_hyper(self.param_groups[group], bool(first)) for group, first in cohorts], rows
         # after the first step no buffer is
-        groups, used = self.param_groups, plan.tables.groups
-        return [_hyper(group) for group in (groups if used == len(groups) else groups[:used])], plan.tables.group
+        return [_hyper(group) for group in self.param_groups], plan.group
 
 
 def _hyper(group: dict[str, Any], first: bool = False) -> SGDHyper:

@@ -1,18 +1,21 @@
 """A step on layers of which every process has a part: norms here, one all-reduce, then the updates."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Balance, Factors, Gate, Row, Rule, Scale
+from fused_lwlr.kernels import Balance, Factors, Gate, Scale
+from fused_lwlr.optim.gate import Verdict, gates_of, loss_scales
+from fused_lwlr.optim.options import StepOptions
+from fused_lwlr.optim.part import Part
 from fused_lwlr.scaling import BalancedLR
-from fused_lwlr.shards import Completion
+from fused_lwlr.shards import Completion, completion_of
 
-if TYPE_CHECKING:
-    from fused_lwlr.optim.gate import GlobalGate
-    from fused_lwlr.optim.parts import Part
+Decisions = tuple[Sequence[Any], Sequence[Gate], Sequence[Tensor | None], Verdict | None]
+"""For each part its scale, gate and statistics, and the verdict on the step."""
 
 
 def norm_itself(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
@@ -20,108 +23,100 @@ def norm_itself(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Ten
     return norm
 
 
-class Decision(NamedTuple):
-    """What a part has to know before it is updated.
-
-    Attributes:
-        scale: the factor of each of its rows, or how to find it.
-        gate: of all rows.
-        statistics: what a step with a scaling returns, of whole layers; None where the step itself does.
-    """
-
-    scale: Scale | Factors | Balance | None
-    gate: Gate | None
-    statistics: Tensor | None = None
-
-
-class Traits:
-    """What is fixed of the rows of all parts, on the device: to upload it in every step would be to wait for that."""
-
-    def __init__(self, rows: Sequence[Row], device: torch.device):
-        self.anchor = torch.tensor([row.anchor for row in rows], device=device)
-        self.scaled = torch.tensor([row.scaled for row in rows], device=device)
-        self.multiplier = torch.tensor([row.multiplier for row in rows], dtype=torch.float64, device=device)
-
-
-def decide(
-    rule: Rule,
-    parts: Sequence["Part"],
-    completion: Completion,
-    traits: Traits,
-    hyper: Sequence[Any],
-    scale: Scale | Balance | None,
-    gate: "GlobalGate",
-    gates: Sequence[Gate],
-) -> list[Decision]:
-    """Measure the rows of all parts, complete the sums, and decide.
-
-    One all-reduce; two where a clipped direction is scaled, since that depends on the norm of all gradients.
+class Sharded:
+    """What decides for layers of which this process has a part.
 
     Args:
-        rule: the update rule.
-        parts: their tables hold the gradients and hyper rows of this step.
-        completion: of sums over the rows of all parts.
-        traits: of these rows.
-        hyper: the hyper rows.
-        scale: one factor for each row.
-        gate: what is decided for all rows at once.
-        gates: for each part, the loss scale.
+        parts: the parts of a plan.
+        completion: of sums over their rows.
     """
-    direction = isinstance(scale, Scale) and scale.place == "direction"
-    twice = direction and gate.clips
-    sums = _measure(rule, parts, hyper, "direction" if direction and not twice else "gradient", gates)
-    sums = completion.sum(sums)
-    largest = torch.where(traits.anchor, sums[:, 3], 0.0).amax()
-    totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
-    counts = list(sums[:, 2].split([len(part.table.rows) for part in parts]))
-    decided = gate.gates(parts, gates, totals, counts)
-    if scale is None:
-        return [Decision(None, gate) for gate in decided]
-    if isinstance(scale, Balance):
-        # 1 of a norm of 0, which does not count
-        balanced = BalancedLR.factors(torch.where(traits.scaled, sums[:, 3].sqrt(), 0.0))
-        places = zip(parts, decided, balanced.split([len(part.table.rows) for part in parts]), strict=True)
-        return [Decision(Factors(of.to(_device(part)), scale.place), each) for part, each, of in places]
-    clip = torch.ones_like(totals[0])
-    if gate.clips:
-        clip = (gate.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0)
-    if twice:
-        sums[:, 4:] = completion.sum(_measure(rule, parts, hyper, "direction", decided)[:, 4:])
-    norm = sums[:, 4].sqrt() if direction else sums[:, 1].sqrt() * clip
-    sums[:, 4] = _factors(parts, traits, hyper, scale, norm, sums[:, 3].sqrt())
-    pieces = sums.split([len(part.table.rows) for part in parts])
-    return [
-        Decision(Factors(piece[:, 4].to(_device(part)), scale.place), gate, piece)
-        for piece, part, gate in zip(pieces, parts, decided, strict=True)
-    ]
+
+    def __init__(self, parts: Sequence[Part], completion: Completion):
+        self._parts, self._completion = parts, completion
+        rows = [row for part in parts for row in part.table.rows]
+        self._counts = [len(part.table.rows) for part in parts]
+        # on the device once: an upload in every step would wait for it
+        self._device = parts[0].device
+        self._counts_for_max_norm = torch.tensor([row.counts_for_max_norm for row in rows], device=self._device)
+        self._scaled = torch.tensor([row.scaled for row in rows], device=self._device)
+        self._multiplier = torch.tensor([row.multiplier for row in rows], dtype=torch.float64, device=self._device)
+        self._present: list[bytes] = []
+
+    def decide(
+        self, options: StepOptions, hyper: Sequence[Any], scale: Scale | Balance | None, loss_scale: Gate | None
+    ) -> Decisions:
+        """Measures the rows of all parts, completes the sums, and decides.
+
+        One all-reduce; two if a clipped direction is scaled, since that depends on the norm of all gradients.
+
+        Args:
+            options: of the optimizer.
+            hyper: the hyper rows.
+            scale: one factor for each row.
+            loss_scale: what a `torch.amp.GradScaler` says.
+        """
+        present = [part.table.gradients[0] for part in self._parts]
+        if present != self._present:
+            self._present = present
+            stepped = np.concatenate([part.table.stepped for part in self._parts])
+            self._stepped = torch.from_numpy(stepped).to(self._device)
+        gates = [gate or Gate() for gate in loss_scales(self._parts, loss_scale)]
+        clips = options.clip_global_norm is not None
+        direction = isinstance(scale, Scale) and scale.place == "direction"
+        twice = direction and clips
+        sums = self._measure(options, hyper, "direction" if direction and not twice else "gradient", gates)
+        sums = self._completion.sum(sums)
+        largest = torch.where(self._counts_for_max_norm, sums[:, 3], 0.0).amax()
+        totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
+        gates, verdict = gates_of(options, self._parts, gates, totals, list(sums[:, 2].split(self._counts)))
+        nothing: list[Tensor | None] = [None] * len(self._parts)
+        if scale is None:
+            return nothing, gates, nothing, verdict
+        scaled = self._scaled & self._stepped
+        if isinstance(scale, Balance):
+            # 1 of a norm of 0, which does not count
+            factors = BalancedLR.factors(torch.where(scaled, sums[:, 3].sqrt(), 0.0))
+            return self._split(factors, scale), gates, nothing, verdict
+        clip = (options.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(totals[0])
+        if twice:
+            sums[:, 4:] = self._completion.sum(self._measure(options, hyper, "direction", gates)[:, 4:])
+        norm = sums[:, 4].sqrt() if direction else sums[:, 1].sqrt() * clip
+        sums[:, 4] = torch.where(scaled, self._factors(hyper, scale, norm, sums[:, 3].sqrt()), 1.0)
+        return self._split(sums[:, 4], scale), gates, list(sums.split(self._counts)), verdict
+
+    def _split(self, factors: Tensor, scale: Scale | Balance) -> list[Factors]:
+        """Returns the factors of each part, of those of all rows."""
+        pieces = zip(self._parts, factors.split(self._counts), strict=True)
+        return [Factors(piece.to(part.device), scale.place) for part, piece in pieces]
+
+    def _measure(self, options: StepOptions, hyper: Sequence[Any], place: Any, gates: Sequence[Gate]) -> Tensor:
+        """Returns Σ|g|, Σg², non-finite g, Σw² and the square of the norm at a place, of the local part of every row.
+
+        All but Σw² are 0 for a row without a gradient.
+        """
+        found: list[Any] = [
+            part.backend.step(options.rule, part.table, hyper, Scale(norm_itself, place), gate, write=False)
+            for part, gate in zip(self._parts, gates, strict=True)
+        ]
+        sums = torch.cat([values.to(found[0].device) for values in found])
+        sums[:, 4].square_()
+        kept = self._stepped | self._counts_for_max_norm
+        return torch.where(kept[:, None], sums, 0.0)
+
+    def _factors(self, hyper: Sequence[Any], scale: Scale, norm: Tensor, weight_norm: Tensor) -> Tensor:
+        """Returns what the formula of a scaling makes of the norms of all rows."""
+        used = [hyper[part.table.hyper_row[row.tensor]] for part in self._parts for row in part.table.rows]
+        lr = _numbers([h.lr for h in used], norm) * self._multiplier
+        weight_decay = _numbers([h.weight_decay for h in used], norm)
+        numbers = [norm.new_full((), number) for number in scale.numbers]
+        return scale.formula(norm, weight_norm, lr, weight_decay, *numbers)
 
 
-def _device(part: "Part") -> torch.device:
-    device: torch.device = part.table.columns["param"][0].device
-    return device
-
-
-def _measure(rule: Rule, parts: Sequence["Part"], hyper: Sequence[Any], place: Any, gates: Sequence[Gate]) -> Tensor:
-    """Σ|g|, Σg², non-finite g, Σw² and the square of the norm at a place, of the local part of every row."""
-    found = [
-        part.backend.step(rule, part.table, hyper, Scale(norm_itself, place), gate, write=False)
-        for part, gate in zip(parts, gates, strict=True)
-    ]
-    sums = torch.cat([values.to(found[0].device) for values in found])
-    sums[:, 4].square_()
-    return sums
-
-
-def _factors(
-    parts: Sequence["Part"], traits: Traits, hyper: Sequence[Any], scale: Scale, norm: Tensor, weight_norm: Tensor
-) -> Tensor:
-    """What the formula of a scaling makes of the norms of all rows, 1 where it does not act."""
-    used = [hyper[part.table.hyper_row[row.tensor]] for part in parts for row in part.table.rows]
-    lr = _numbers([h.lr for h in used], norm) * traits.multiplier
-    weight_decay = _numbers([h.weight_decay for h in used], norm)
-    numbers = [norm.new_full((), number) for number in scale.numbers]
-    factors = scale.formula(norm, weight_norm, lr, weight_decay, *numbers)
-    return torch.where(traits.scaled, factors, 1.0)
+def sharded_of(parts: Sequence[Part], params: Sequence[Tensor]) -> Sharded | None:
+    """Returns what decides for the parts of a plan, or None if every row is whole."""
+    rows = [(params[part.members[row.tensor]], row) for part in parts for row in part.table.rows]
+    completion = completion_of(rows, parts[0].device) if parts else None
+    return None if completion is None else Sharded(parts, completion)
 
 
 def _numbers(values: Sequence[float | Tensor], like: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""The state of the parameters that are stepped: found or made, kept once a step is done, and watched in between."""
+"""The state of the parameters that are stepped: found or made before a step, stored after it."""
 
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,30 +9,32 @@ from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
-from fused_lwlr.optim.precision import MASTER
+from fused_lwlr.optim.options import MASTER, StepOptions
 from fused_lwlr.optim.validate import label_of, same_width
-
-if TYPE_CHECKING:
-    from fused_lwlr.optim.base import FusedOptimizer
 
 ONE = np.ones((), dtype=np.float32)
 STALE = ("step", EMA)
-"""Entries that go where they are not kept up: those of a time when the device counted, or there was an average."""
+"""Entries that are removed where they are not kept up: the device counted then, or there was an average."""
+Groups = Sequence[dict[str, Any]]
+Place = tuple[int, int]
+"""A param group, and the position of a parameter in it."""
 
 
 class State:
     """The state of parameters that are stepped, as columns.
 
     Args:
-        params: those that are stepped whenever they have a gradient.
-        places: for each, its param group and its position there.
-        others: tensors that may be only rescaled, of which all come after those in `columns`.
+        options, groups: of the optimizer.
+        states: such as `optimizer.state`.
+        params: the parameters of the optimizer, and then other tensors that are only rescaled.
+        places: the place of each of the optimizer's.
+        stepped: for each of the optimizer's, whether it is stepped when it has a gradient.
 
     Attributes:
         columns: name -> a tensor for each parameter, or None: what tables take.
-        fresh: for each parameter, whether the next step is its first.
-        steps: for each, the number of steps taken; 0 where they are not counted here.
-        counts: whether steps are counted here, and not by the device or not at all.
+        fresh: for each parameter, whether the next step is its first, bool.
+        steps: for each parameter, the number of steps taken, float32; 0 if the host does not count them.
+        counts: whether the host counts steps.
 
     Raises:
         ValueError: an entry that does not fit its parameter.
@@ -41,83 +42,88 @@ class State:
 
     def __init__(
         self,
-        optimizer: "FusedOptimizer",
+        options: StepOptions,
+        groups: Groups,
+        states: Mapping[Any, Any],
         params: Sequence[Tensor],
-        places: Sequence[tuple[int, int]],
-        others: Sequence[Tensor],
+        places: Sequence[Place],
+        stepped: Sequence[bool],
     ):
         self._params = params
-        states = [optimizer.state.get(param, {}) for param in params]
-        on_device = optimizer.counts_on_device
-        self.counts = optimizer.rule.counts_steps and not on_device
-        used = [optimizer.state_columns(group) for group in optimizer.param_groups]
-        self.columns: dict[str, list[Tensor | None]] = {}
-        for name in (*optimizer.rule.states, MASTER):
-            wanted = [name in used[group] for group, _ in places]
-            if name == MASTER:
-                wanted = [*map(optimizer.precision.has_master, params)]
-            own: list[Tensor | None] = [None] * len(params)
-            if any(wanted):
-                own = [*map(partial(_entry, optimizer, name), places, params, states, wanted)]
-            self.columns[name] = [*own, *[optimizer.state.get(param, {}).get(name) for param in others]]
-        fresh = [
-            _was_skipped(optimizer, state) or all(state.get(name) is None for name in used[group])
-            for state, (group, _) in zip(states, places, strict=True)
-        ]
-        if any(optimizer.param_groups[group][EMA] is not None for group in {group for group, _ in places}):
-            # what is only rescaled is not stepped, and the average of it stays
-            averages = map(partial(_average, optimizer), places, params, states, self.columns[MASTER])
-            self.columns[EMA] = [*averages, *[None] * len(others)]
-        self.fresh = np.array(fresh, dtype=bool)
-        self._entries: dict[str, list[Tensor | None]] = dict(self.columns)
+        on_device = options.counts_on_device(groups)
+        self.counts = options.rule.counts_steps and not on_device
+        used = [options.state_columns(group) for group in groups]
+        # what is only rescaled keeps what it has
+        found = [states.get(param, {}) for param in params]
+        names = (*options.rule.states, MASTER)
+        self.columns: dict[str, list[Tensor | None]] = {name: [state.get(name) for state in found] for name in names}
+        self._entries: dict[str, list[Tensor | None]] = {name: [None] * len(params) for name in (*names, EMA, "step")}
+        self.fresh = np.zeros(len(params), dtype=bool)
         self.steps = np.zeros(len(params), dtype=np.float32)
+        # of one memory with `steps`
+        counts = torch.from_numpy(self.steps).unbind()
+        for i, (param, (number, at), state) in enumerate(zip(params, places, found, strict=False)):
+            if not stepped[i]:
+                continue
+            group, label = groups[number], label_of(groups[number], at)
+            for name in names:
+                wanted = options.has_master(param) if name == MASTER else name in used[number]
+                entry = _entry(options, label, param, name, state) if wanted else None
+                self.columns[name][i] = self._entries[name][i] = entry
+            if group[EMA] is not None:
+                self._entries[EMA][i] = _average(label, param, state, self.columns[MASTER][i])
+            fresh = _was_skipped(on_device, state) or all(state.get(name) is None for name in used[number])
+            if on_device:
+                # state without a count is of a gradient that was taken
+                taken = state.get("step", float(not fresh))
+                self._entries["step"][i] = torch.as_tensor(taken, dtype=torch.float32, device=param.device)
+            elif options.rule.counts_steps:
+                self.steps[i] = _count_of(state)
+                self._entries["step"][i] = counts[i]
+            self.fresh[i] = fresh and not on_device
         if on_device:
-            # a buffer without a count is one of a gradient that was taken
-            taken = [state.get("step", float(not new)) for state, new in zip(states, fresh, strict=True)]
-            self._entries["step"] = _counts(params, taken)
-            self.columns["step"] = [*self._entries["step"], *[None] * len(others)]
-            self.fresh[:] = False
-        elif optimizer.rule.counts_steps:
-            # of one memory with `steps`
-            self._entries["step"] = list(torch.from_numpy(self.steps).unbind())
-            self.steps[:] = [_count_of(state) for state in states]
+            self._entries["step"] = self.columns["step"] = _apart(self._entries["step"])
+        if any(entry is not None for entry in self._entries[EMA]):
+            self.columns[EMA] = self._entries[EMA]
 
     def count(self, members: np.ndarray) -> None:
-        """Count a step of some parameters."""
+        """Counts a step of some parameters."""
         if len(members) == len(self.steps):
             # in half the time of `+= 1`
             np.add(self.steps, ONE, out=self.steps)
         else:
             self.steps[members] += 1
 
-    def store(self, optimizer: "FusedOptimizer", members: np.ndarray) -> None:
-        """Put the state of some parameters where it belongs."""
+    def store(self, states: Any, members: np.ndarray) -> None:
+        """Puts the state of some parameters where it belongs."""
         self.fresh[members] = False
         for i in members.tolist():
             entries = {name: tensors[i] for name, tensors in self._entries.items() if tensors[i] is not None}
-            # without momentum SGD has none, and makes no entry in optimizer.state
+            # without momentum SGD has none, and makes no entry
             if entries:
-                optimizer.state[self._params[i]].update(entries)
-            if self._params[i] in optimizer.state:
+                states[self._params[i]].update(entries)
+            if self._params[i] in states:
                 for name in STALE:
                     if name not in entries:
-                        optimizer.state[self._params[i]].pop(name, None)
+                        states[self._params[i]].pop(name, None)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Entries that steps go by."""
+        """The entries that steps use."""
         return tuple(name for name, column in self._entries.items() if any(entry is not None for entry in column))
 
 
-def is_complete(optimizer: "FusedOptimizer", group: dict[str, Any], param: Tensor) -> bool:
-    """Whether a parameter has all the state that steps keep of it, and its next step is not its first."""
-    state = optimizer.state.get(param, {})
-    if _was_skipped(optimizer, state):
+def is_complete(
+    options: StepOptions, groups: Groups, group: dict[str, Any], param: Tensor, state: Mapping[str, Any]
+) -> bool:
+    """Returns whether a parameter of a group has all of its state, and its next step is not its first."""
+    on_device = options.counts_on_device(groups)
+    if _was_skipped(on_device, state):
         return False
-    if (optimizer.counts_on_device or optimizer.rule.counts_steps) and "step" not in state:
+    if (on_device or options.rule.counts_steps) and "step" not in state:
         return False
-    names = optimizer.state_columns(group)
-    if optimizer.precision.has_master(param):
+    names = options.state_columns(group)
+    if options.has_master(param):
         names = (*names, MASTER)
     if group[EMA] is not None:
         names = (*names, EMA)
@@ -128,47 +134,42 @@ def is_complete(optimizer: "FusedOptimizer", group: dict[str, Any], param: Tenso
     )
 
 
-def _was_skipped(optimizer: "FusedOptimizer", state: dict[str, Any]) -> bool:
-    """Whether the first step of a parameter was skipped by the device, when that counted: then it has a count of 0."""
-    return not optimizer.counts_on_device and "step" in state and not _count_of(state)
+def _was_skipped(on_device: bool, state: Mapping[str, Any]) -> bool:
+    """Returns whether the device has skipped a parameter's first step, when it counted: the count is 0 then."""
+    return not on_device and "step" in state and not _count_of(state)
 
 
-def _count_of(state: dict[str, Any]) -> float:
-    """The steps that a parameter has taken; 1 for a count that has no value, of a `FakeTensor` or meta tensor."""
+def _count_of(state: Mapping[str, Any]) -> float:
+    """Returns the steps that a parameter has taken; 1 if the count has no value, as on the meta device."""
     step = state.get("step", 0)
     return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else float(step)
 
 
-def _entry(
-    optimizer: "FusedOptimizer", name: str, place: tuple[int, int], param: Tensor, state: dict[str, Any], wanted: bool
-) -> Tensor | None:
-    """An entry of the state of a parameter: the one that there is, or a new one; None if none is wanted."""
-    if not wanted:
-        return None
+def _apart(counts: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Returns step counts that share no memory: those of the state if possible, since a graph may go on counting."""
+    addresses = [count.data_ptr() for count in counts if count is not None]
+    if len(set(addresses)) == len(addresses):
+        return list(counts)
+    return [None if count is None else count.clone() for count in counts]
+
+
+def _entry(options: StepOptions, label: str, param: Tensor, name: str, state: Mapping[str, Any]) -> Tensor:
+    """Returns an entry of the state of a parameter: the one that there is, or a new one."""
     tensor: Tensor | None = state.get(name)
     if tensor is not None:
-        _check(optimizer, place, param, name, tensor)
+        _check(label, param, name, tensor)
         return tensor
     if name == MASTER:
         return param.detach().float()
-    dtype = optimizer.precision.dtype_of(param, name)
-    return torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+    return torch.zeros_like(param, dtype=options.dtype_of(param, name), memory_format=torch.preserve_format)
 
 
-def _average(
-    optimizer: "FusedOptimizer",
-    place: tuple[int, int],
-    param: Tensor,
-    state: dict[str, Any],
-    master_weight: Tensor | None,
-) -> Tensor | None:
-    """The average of a parameter: the one that there is, or a new one; None if its group has none."""
-    if optimizer.param_groups[place[0]]["ema"] is None:
-        return None
+def _average(label: str, param: Tensor, state: Mapping[str, Any], master_weight: Tensor | None) -> Tensor:
+    """Returns the average of a parameter: the one that there is, or a new one."""
     tensor: Tensor | None = state.get(EMA)
     if tensor is None:
         return first_average(param, master_weight)
-    _check(optimizer, place, param, EMA, tensor)
+    _check(label, param, EMA, tensor)
     return tensor
 
 
@@ -180,9 +181,8 @@ def _fits_in_dtype(tensor: Tensor, param: Tensor, name: str) -> bool:
     return tensor.dtype == average_dtype(param) if name == EMA else same_width(tensor, param)
 
 
-def _check(optimizer: "FusedOptimizer", place: tuple[int, int], param: Tensor, name: str, tensor: Tensor) -> None:
-    """Raise ValueError unless an entry of the state has the shape and device of its parameter and fits it in dtype."""
-    label = label_of(optimizer.param_groups[place[0]], place[1])
+def _check(label: str, param: Tensor, name: str, tensor: Tensor) -> None:
+    """Raises ValueError unless an entry of the state has the shape and device of its parameter and fits it in dtype."""
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_nested:
         found = f"{tensor.layout}" if isinstance(tensor, Tensor) else f"{tensor!r:.80}"
         raise ValueError(
@@ -201,12 +201,3 @@ def _check(optimizer: "FusedOptimizer", place: tuple[int, int], param: Tensor, n
         raise ValueError(
             f"state {name!r} of parameter {label} is {tensor.dtype}, but the parameter is {param.dtype}: {fix}"
         )
-
-
-def _counts(params: Sequence[Tensor], taken: Sequence[float | Tensor]) -> list[Tensor | None]:
-    """Step counts on the device: those of the state where they can be, since a graph may go on counting in them."""
-    counts = [
-        torch.as_tensor(count, dtype=torch.float32, device=p.device) for p, count in zip(params, taken, strict=True)
-    ]
-    apart = len(set(map(Tensor.data_ptr, counts))) == len(counts)
-    return [count if apart else count.clone() for count in counts]

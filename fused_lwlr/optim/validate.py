@@ -2,18 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from operator import attrgetter
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fused_lwlr.memory import check_inference, find_overlap, is_freed
-from fused_lwlr.optim.gate import Nonfinite
-from fused_lwlr.scaling import Scaling
-from fused_lwlr.shards import PLAIN
+from fused_lwlr.memory import check_inference, find_overlap, is_addressable, is_freed
+from fused_lwlr.shards import local
 
-FACTS = attrgetter("dtype", "device", "shape", "layout")
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
@@ -45,49 +41,22 @@ def label_of(group: dict[str, Any], position: int) -> str:
     return repr(group["param_names"][position]) if "param_names" in group else f"number {position} of its group"
 
 
-def usual_gradient(param: Tensor) -> tuple[Any, ...] | None:
-    """`FACTS` of the gradients, plain tensors, by which a parameter can be stepped without a closer look; None if none.
-
-    Almost all parameters and gradients are plain tensors of the same dtype, device, shape and layout.
-    """
-    usual = type(param) in PLAIN and not param.is_nested and param.layout is torch.strided and param.dtype in FLOATING
-    if not usual or 0 in param.stride() or param.is_neg():
-        return None
-    facts: tuple[Any, ...] = FACTS(param)
-    return facts
-
-
-def validate_param(optimizer: str, group: dict[str, Any], position: int, param: Tensor, *, fused: bool = False) -> None:
-    """Raise RuntimeError unless a parameter can be stepped, whatever its gradient.
-
-    Args:
-        optimizer: what messages call it.
-        group, position: where the parameter is.
-        fused: whether fused=True was asked for, which torch refuses for meta tensors.
-    """
-    label = label_of(group, position)
-    if param.is_nested:
-        raise RuntimeError(
-            f"{optimizer} does not support nested tensors, such as parameter {label}: optimize its values() instead"
-        )
-    if param.is_meta and fused:
-        raise RuntimeError(
-            "`fused=True` requires all the params to be floating point Tensors of supported devices, but parameter "
-            f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"
-        )
-    if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
-        raise RuntimeError(f"{optimizer} cannot optimize parameter {label} of dtype {param.dtype}")
+def is_ordinary(param: Tensor) -> bool:
+    """Returns whether a parameter without a gradient may wait in a table for one: a dense tensor with memory."""
+    if param.is_nested or param.layout is not torch.strided or param.dtype not in (*FLOATING, *COMPLEX):
+        return False
+    return not (param.is_conj() or param.is_neg() or param.is_inference()) and is_addressable(local(param))
 
 
 def check_memory(tensor: Tensor, what: str) -> None:
-    """Raise RuntimeError if a tensor that a step would write to has no memory any more, or must not be written to."""
+    """Raises RuntimeError if a tensor that a step would write to has no memory any more, or must not be written to."""
     if is_freed(tensor):
         raise RuntimeError(f"the storage of {what} was freed, so there is nothing to update: restore it before step()")
     check_inference(tensor, what)
 
 
 def check_overlaps(tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
-    """Raise RuntimeError if two elements that a step would write to share memory.
+    """Raises RuntimeError if two elements that a step would write to share memory.
 
     Args:
         tensors: what is written to.
@@ -108,15 +77,28 @@ def check_overlaps(tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
     )
 
 
-def validate(optimizer: str, group: dict[str, Any], position: int, param: Tensor, grad: Tensor) -> None:
-    """Raise RuntimeError unless a parameter can be stepped by its gradient.
+def validate(
+    optimizer: str, group: dict[str, Any], position: int, param: Tensor, grad: Tensor, *, fused: bool = False
+) -> None:
+    """Raises RuntimeError unless a parameter can be stepped by its gradient.
 
     Args:
-        optimizer: what messages call it.
+        optimizer: the name of the optimizer, for messages.
         group, position: where the parameter is.
+        fused: whether fused=True was asked for, which torch refuses for meta tensors.
     """
     label = label_of(group, position)
-    validate_param(optimizer, group, position, param)
+    if param.is_nested:
+        raise RuntimeError(
+            f"{optimizer} does not support nested tensors, such as parameter {label}: optimize its values() instead"
+        )
+    if param.is_meta and fused:
+        raise RuntimeError(
+            "`fused=True` requires all the params to be floating point Tensors of supported devices, but parameter "
+            f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"
+        )
+    if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
+        raise RuntimeError(f"{optimizer} cannot optimize parameter {label} of dtype {param.dtype}")
     if grad.is_nested:
         raise RuntimeError(f"the gradient of parameter {label} is a nested tensor, but the parameter is not")
     if param.layout != torch.strided or grad.layout != torch.strided:
@@ -148,7 +130,7 @@ def validate(optimizer: str, group: dict[str, Any], position: int, param: Tensor
 
 
 def check_float32(hyper: Any, largest: float, params: Sequence[Tensor]) -> None:
-    """Raise ValueError if a finite number of a hyper row is too large to compute with in float32.
+    """Raises ValueError if a finite number of a hyper row is too large to compute with in float32.
 
     torch.optim raises RuntimeError then; float32 arithmetic would turn weights into NaN.
     """
@@ -157,20 +139,3 @@ def check_float32(hyper: Any, largest: float, params: Sequence[Tensor]) -> None:
     for name, value in zip(hyper._fields, hyper, strict=True):
         if type(value) is float and largest < abs(value) < math.inf:
             raise ValueError(f"{name}={value} is too large for float32: it must be at most {largest:.3g}")
-
-
-def check_control(scaling: Any, clip_global_norm: Any, nonfinite: Any, rescale_weights: Any) -> None:
-    """Raise ValueError unless these options of an optimizer are what they should be."""
-    if scaling is not None and not isinstance(scaling, Scaling):
-        raise ValueError(f"scaling={scaling!r} must be a scaling such as fused_lwlr.ELR(goal=0.01), or None")
-    if clip_global_norm is not None and not (
-        type(clip_global_norm) in (int, float) and math.isfinite(clip_global_norm) and clip_global_norm > 0
-    ):
-        raise ValueError(f"clip_global_norm={clip_global_norm!r} must be a finite number above 0, or None")
-    if nonfinite not in get_args(Nonfinite):
-        raise ValueError(f"nonfinite={nonfinite!r} is not one of {', '.join(map(repr, get_args(Nonfinite)))}")
-    if rescale_weights is not False and not hasattr(rescale_weights, "norms"):
-        raise ValueError(
-            f"rescale_weights={rescale_weights!r:.80} must be False or what "
-            "fused_lwlr.scale_invariant(model, batch, loss_fn) returns: which layers are scale-invariant is measured"
-        )

@@ -11,7 +11,6 @@ from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.ops import Backend
 from fused_lwlr.recipe.metrics import LayerValues
 from fused_lwlr.recipe.states import unwrapped
-from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.scaling.base import weights
 from fused_lwlr.statistics import StatisticsPass
 
@@ -41,8 +40,7 @@ class LayerProbe:
         inner = unwrapped(model)
         scaling = getattr(optimizer, "scaling", None)
         self._optimizer: Any = optimizer
-        # steps with BalancedLR go by the norms of weights alone
-        self._from_step = scaling is not None and not isinstance(scaling, BalancedLR)
+        self._from_step = scaling is not None and scaling.measures
         self._params = dict(inner.named_parameters())
         self._measure = StatisticsPass(layers_of(inner), backend)
         self._armed = self._measuring = False

@@ -43,13 +43,14 @@ def totals(
     Args:
         table: columns "param" and "grad".
         grad: whether the first two are wanted.
-        weight: whether the third is wanted; it is over the rows with `Row.anchor`.
-        balance: whether the last two are wanted; they are over the rows with `Row.scaled` whose weight is not zero.
+        weight: whether the third is wanted; it is over the rows with `Row.counts_for_max_norm`.
+        balance: whether the last two are wanted; they are over the rows with `Row.scaled` that have a gradient and
+            whose weight is not zero.
         grad_scale: as in `Gate`.
 
     Returns:
-        float64 [5] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
-        has any value. Valid until the next step of the table.
+        float64 [5] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted,
+        and a row without a gradient, has any value. Valid until the next step of the table.
     """
     device = table.columns["param"][0].device
     dtype = sum_dtype(device)
@@ -60,10 +61,11 @@ def totals(
             g = wide(g) if inverse is None else wide(g) * inverse
             sq_sums[i] = g.square().sum(dtype=dtype)
             nonfinite[i] = (~g.isfinite()).sum()
-        if (weight and row.anchor) or (balance and row.scaled):
+        balanced = balance and row.scaled and g is not None
+        if (weight and row.counts_for_max_norm) or balanced:
             weight_sq_sum = wide(param).square().sum(dtype=dtype)
-            largest[i] = weight_sq_sum if row.anchor else 0.0
-            inverse_norms[i] = torch.where(weight_sq_sum == 0, 0.0, weight_sq_sum.rsqrt()) if row.scaled else 0.0
+            largest[i] = weight_sq_sum if row.counts_for_max_norm else 0.0
+            inverse_norms[i] = torch.where(weight_sq_sum == 0, 0.0, weight_sq_sum.rsqrt()) if balanced else 0.0
     terms = (inverse_norms != 0).sum()
     return torch.stack((sq_sums.sum(), nonfinite.sum(), largest.amax(), inverse_norms.sum(), terms)), nonfinite
 

@@ -71,7 +71,10 @@ def step(
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
     for row, (param, grad, taken, master_weight, ema, *stored) in columns:
         h = hyper[table.hyper_row[row.tensor]]
-        control.begin(row, h, param)
+        if grad is None:
+            # a row that is only rescaled is not counted, and its average stays
+            taken = ema = None
+        control.begin(row, h, param, taken)
         if grad is None and not row.power:
             continue
         g = control.gradient(grad)
@@ -133,14 +136,13 @@ class Control:
             if isinstance(scale, Scale)
             else None
         )
-        self._steps = table.column("step")
         self._seed = rounding_seed
         self._index = -1
         self._factor: Factor = 1.0
 
-    def begin(self, row: Row, hyper: Any, param: Tensor) -> None:
+    def begin(self, row: Row, hyper: Any, param: Tensor, taken: Tensor | None) -> None:
         """Goes on to the next row."""
-        self._row, self._param = row, param
+        self._row, self._param, self._taken = row, param, taken
         self._index += 1
         self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(hyper.weight_decay)
 
@@ -198,8 +200,7 @@ class Control:
         if self._row.power:
             computed = computed * (self._shrink**self._row.power).to(computed.dtype)
         if self._seed is not None and stored.dtype in (torch.float16, torch.bfloat16):
-            step = self._steps[self._row.tensor]
-            taken = step if step is not None else torch.zeros((), device=stored.device)
+            taken = self._taken if self._taken is not None else torch.zeros((), device=stored.device)
             # the parameter's positions for its state too, whatever their strides
             position = position_of(self._param)
             computed = rounded(computed, stored.dtype, position, key_of(self._seed, self._index, taken), column)

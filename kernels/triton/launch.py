@@ -10,7 +10,7 @@ from torch import Tensor
 from triton import knobs
 
 from fused_lwlr.kernels.constants import PER_PROCESSOR
-from fused_lwlr.kernels.triton.image import Image
+from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,94 +42,83 @@ def supports(device: torch.device, dtype: torch.dtype) -> bool:
     return real_dtype in DTYPES and device.type == ("cpu" if knobs.runtime.interpret else "cuda")
 
 
-class Bound:
-    """A kernel, and what stays the same from launch to launch: its table's image, its items, how it is compiled.
+class BoundKernel:
+    """A kernel with what stays the same from launch to launch: its device table, and how it is compiled.
 
     Args:
-        kernel: takes addresses, floats, items, their number and that of the rows, then what differs between launches,
-            and last what it is compiled for.
-        items: int32 [n, 2], as the kernel reads them.
-        programs: how many share the items.
-        passes: a column's name for each time that it is read or written, for the byte count.
-        reads: says of what is read besides, how many bytes come from memory, and how many from L2.
-        registers: of a thread at most; None leaves them to the compiler, as AMD's has it in any case.
+        kernel: takes addresses, floats, items, the number of items and of rows, then what differs between launches, and
+            last the compile-time arguments.
+        device_table: the device table of addresses, floats and rows.
+        passes: the name of a column for each time that it is read or written, for the byte count.
+        reads: returns the bytes that are read besides, from memory and from L2.
+        most_programs: the number of programs at most; by default one for each item.
+        registers: of a thread at most; by default the compiler chooses, as it always does on AMD.
         meta: compile-time arguments.
     """
 
     def __init__(
         self,
         kernel: Any,
-        image: Image,
-        items: Tensor,
-        *,
-        programs: int,
+        device_table: DeviceTable,
         passes: Sequence[str],
+        *,
         reads: Callable[[], tuple[int, int]] | None = None,
+        most_programs: int | None = None,
         registers: int | None = None,
         **meta: Any,
     ):
-        self.image, self.passes, self.reads, self.programs = image, tuple(passes), reads, programs
-        self._kernel, self._meta = kernel, meta
+        self.device_table, self._passes, self._reads = device_table, tuple(passes), reads
+        self._kernel, self._most, self._meta = kernel, most_programs, meta
         self._options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
-        self._fixed = (image.addresses, image.floats, items, items.shape[0], image.rows)
-        # for what is not on a GPU it does nothing
-        self._device = torch.cuda.device(image.buffer.device.index if image.buffer.is_cuda else -1)
-        self._runners: dict[tuple[type, ...], Callable[..., None]] = {}
-        self._runner: Callable[..., None] | None = None
+        # does nothing for tensors on the CPU
+        self._device = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
+        self._compiled: dict[tuple[type, ...], Any] = {}
 
-    def ready(self, args: Sequence[Any]) -> None:
-        """Compile and load the kernel for such arguments, so that a launch can no longer fail for want of that."""
-        if not self.programs:
+    def compile(self, items: Tensor, args: Sequence[Any]) -> None:
+        """Compiles and loads the kernel for such arguments, so that a launch cannot fail for want of that."""
+        types = tuple(map(type, args))
+        if len(items) and types not in self._compiled:
+            with self._device:
+                self._compiled[types] = self._runner_of(self._arguments(items, args))
+
+    def run(self, items: Tensor, args: Sequence[Any]) -> None:
+        """Runs the kernel once, with arguments such as it was compiled for, and counts the launch."""
+        if not len(items):
             return
-        kinds = tuple(map(type, args))
-        if kinds not in self._runners:
-            with self._device:
-                self._runners[kinds] = self._interpreted() if knobs.runtime.interpret else self._compiled(args)
-        self._runner = self._runners[kinds]
-
-    def run(self, args: Sequence[Any]) -> None:
-        """Run the kernel once, with arguments such as it was made ready for last."""
-        if self._runner is not None:
-            with self._device:
-                self._runner(*self._fixed, *args)
-
-    def _interpreted(self) -> Callable[..., None]:
-        # without self, which holds what is returned: nothing is to wait for the collector of cycles
-        kernel, programs, meta = self._kernel, self.programs, self._meta
-
-        def run(*args: Any) -> None:
-            kernel[(grid(programs),)](*args, **meta)
-
-        return run
-
-    def _compiled(self, args: Sequence[Any]) -> Callable[..., None]:
-        # without contraction to FMA rounding is that of the operations as written, on every device and version
-        size, fixed = (grid(self.programs), 1, 1), (*self._fixed, *args)
-        compiled = self._kernel.warmup(*fixed, **self._meta, grid=size, enable_fp_fusion=False, **self._options)
-        # a compiled kernel takes all arguments by position, and does nothing with those that it was compiled for
-        constants = [self._meta[name] for name in self._kernel.arg_names[len(fixed) :]]
-        launcher = compiled[size]
-
-        def run(*args: Any) -> None:
-            launcher(*args, *constants)
-
-        return run
-
-
-def launch(bound: Bound, args: Sequence[Any]) -> None:
-    """Run a kernel that is ready, and count it.
-
-    Args:
-        args: what it takes after the items.
-    """
-    bound.run(args)
-    if bound.programs:
+        programs = len(items) if self._most is None else min(len(items), self._most)
+        with self._device:
+            self._compiled[tuple(map(type, args))]((grid(programs), 1, 1), self._arguments(items, args))
         counters.launches += 1
-        counters.bytes += bound.image.bytes_of(bound.passes)
-        if bound.reads is not None:
-            read, cached = bound.reads()
+        counters.bytes += self.device_table.bytes_of(self._passes)
+        if self._reads is not None:
+            read, cached = self._reads()
             counters.bytes += read
             counters.cached += cached
+
+    def _arguments(self, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
+        table = self.device_table
+        return table.addresses, table.floats, items, len(items), table.rows, *args
+
+    def _runner_of(self, arguments: tuple[Any, ...]) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None]:
+        # the functions do not hold self, which holds them: nothing is to wait for the collector of cycles
+        kernel, meta = self._kernel, self._meta
+        if knobs.runtime.interpret:
+            return lambda size, arguments: kernel[size](*arguments, **meta)
+        # without contraction to FMA, rounding is that of the operations as written, on every device and version
+        compiled = kernel.warmup(*arguments, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **self._options)
+        # a compiled kernel takes all arguments by position, and ignores those that it was compiled for
+        constants = [meta[name] for name in kernel.arg_names[len(arguments) :]]
+        return lambda size, arguments: compiled[size](*arguments, *constants)
+
+
+def launch(kernel: BoundKernel, items: Tensor, args: Sequence[Any]) -> None:
+    """Runs a compiled kernel.
+
+    Args:
+        items: the work of the programs, int32 [n, 2].
+        args: what the kernel takes after the number of rows.
+    """
+    kernel.run(items, args)
 
 
 def grid(programs: int) -> int:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels import constants
-from fused_lwlr.kernels.triton.layout import ANCHOR, KNOWN, POWER
+from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import add_norms, add_weights, fingerprint, settle
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, sum_slots
@@ -264,7 +264,7 @@ def queue_kernel(
                     if row_sums is not None:
                         tl.store(row_sums + 4 * row + 2, new_sum)
                     if RESCALE:
-                        if (tl.load(addresses + 10 * rows + row) & ANCHOR) != 0:
+                        if (tl.load(addresses + 10 * rows + row) & COUNTS_FOR_MAX_NORM) != 0:
                             # bits of floats that are not negative are in the order of the floats
                             tl.atomic_max(peak, new_sum.to(tl.float32).to(tl.int32, bitcast=True), sem="relaxed")
         ticket = tl.atomic_add(counters, 1, sem="relaxed")

@@ -5,7 +5,9 @@ row sums that row's slots. No float atomics: two runs agree bit for bit, whateve
 """
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -13,10 +15,10 @@ from torch import Tensor
 
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.carried import carried_of
-from fused_lwlr.kernels.triton.image import Image, image_of
-from fused_lwlr.kernels.triton.launch import Bound, launch
-from fused_lwlr.kernels.triton.layout import ANCHOR, SCALED
+from fused_lwlr.kernels.triton.cached_totals import cached_totals_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
+from fused_lwlr.kernels.triton.launch import BoundKernel, launch
+from fused_lwlr.kernels.triton.layout import ACTIVE, COUNTS_FOR_MAX_NORM, SCALED
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, fold, load
 
 COLUMNS = ("param", "grad")
@@ -174,12 +176,13 @@ def _sum_rows(addresses, rows, out, totals, W: tl.constexpr, G: tl.constexpr, SL
     begin = 0
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
-        mask = row < rows
+        traits = tl.load(addresses + 5 * rows + row, mask=row < rows, other=0)
+        # what other rows have was found by an earlier launch
+        mask = (row < rows) & ((traits & ACTIVE) != 0)
         sq_sum += tl.load(out + 4 * row, mask=mask, other=0.0, cache_modifier=".cg")
         nonfinite += tl.load(out + 4 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
-        traits = tl.load(addresses + 5 * rows + row, mask=mask, other=0)
-        anchor = (traits & ANCHOR) != 0
-        weight_sq_sum = tl.load(out + 4 * row + 2, mask=mask & anchor, other=0.0, cache_modifier=".cg")
+        counts = (traits & COUNTS_FOR_MAX_NORM) != 0
+        weight_sq_sum = tl.load(out + 4 * row + 2, mask=mask & counts, other=0.0, cache_modifier=".cg")
         largest = tl.maximum(largest, weight_sq_sum)
         unordered += tl.where(weight_sq_sum == weight_sq_sum, 0.0, 1.0)
         inverse_sum, terms = add_inverse_norms(out + 4 * row + 2, traits, mask, inverse_sum, terms)
@@ -196,87 +199,49 @@ def _sum_rows(addresses, rows, out, totals, W: tl.constexpr, G: tl.constexpr, SL
 
 
 def statistics(table: Table) -> Tensor:
-    """Σ|g|, Σg², max|g|, Σw², Σg·w and the number of non-finite g, for every row of the table.
-
-    A NaN gradient makes Σ|g|, Σg², max|g| and Σg·w NaN; an infinite one makes the first three infinite.
-    Squares and products are float32 (float64 of float64), so |g| above 1.8e19 makes Σg² infinite as well.
-    Nothing is copied to the host.
-
-    Args:
-        table: columns "param" and "grad".
-
-    Returns:
-        float64 of shape [rows, 6] on the table's device, columns in the order of `STATISTICS`.
-    """
-    image = image_of(table, COLUMNS, tile=BLOCK * PASSES)
-    device = image.buffer.device
-    out = torch.empty(image.rows, len(STATISTICS), dtype=torch.float64, device=device)
-    _launch(table, image, COLUMNS, out, out, None, totals=False)
+    """Computes statistics of every row that has a gradient: the same as `fused_lwlr.kernels.reference.statistics`."""
+    device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
+    out = torch.empty(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device_table.buffer.device)
+    _launch(table, device_table, COLUMNS, (out, out, None), totals=False)
     return out
 
 
 def totals(
     table: Table, *, grad: bool, weight: bool, balance: bool = False, grad_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, max Σw², Σ 1 / ‖w‖, its terms.
-
-    Args:
-        table: columns "param" and "grad".
-        grad: whether the first two are wanted.
-        weight: whether the third is wanted; it is over the rows with `Row.anchor`.
-        balance: whether the last two are wanted; they are over the rows with `Row.scaled` whose weight is not zero.
-        grad_scale: as in `Gate`.
-
-    Returns:
-        float64 [5] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted
-        has any value. Valid until the next step of the table.
-    """
-    carried = carried_of(table)
-    # what the last step left is good while no weight was changed
-    anew = (weight or balance) and not carried.valid(table)
+    """Computes what a `Gate` needs of one table: the same as `fused_lwlr.kernels.reference.totals`."""
+    cached = cached_totals_of(table)
+    # those of the last step are right while no weight was changed
+    anew = (weight or balance) and not cached.valid(table)
     wanted = [name for name, want in (("param", anew), ("grad", grad)) if want]
     if wanted:
-        image = image_of(table, COLUMNS, tile=BLOCK * PASSES)
-        if carried.rows is None:
-            carried.rows = torch.zeros(image.rows, 4, dtype=torch.float64, device=image.buffer.device)
-        _launch(table, image, wanted, carried.rows, carried.totals, grad_scale, totals=True)
-    return carried.totals, carried.totals if carried.rows is None else carried.rows[:, 1]
+        device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
+        if cached.rows is None:
+            cached.rows = torch.zeros(device_table.rows, 4, dtype=torch.float64, device=device_table.buffer.device)
+        _launch(table, device_table, wanted, (cached.rows, cached.totals, grad_scale), totals=True)
+    return cached.totals, cached.totals if cached.rows is None else cached.rows[:, 1]
 
 
 def _launch(
-    table: Table,
-    image: Image,
-    read: Sequence[str],
-    out: Tensor,
-    sums: Tensor,
-    grad_scale: Tensor | None,
-    *,
-    totals: bool,
+    table: Table, device_table: DeviceTable, read: Sequence[str], outputs: tuple[Any, ...], *, totals: bool
 ) -> None:
-    tiles = image.tiles(BLOCK * PASSES, at_least_one=True)
-    device = image.buffer.device
-    if image.workspace is None:
-        image.workspace = (
-            torch.empty(len(STATISTICS) * len(tiles), dtype=torch.float32, device=device),
-            torch.zeros(image.rows + 1, dtype=torch.int32, device=device),
+    """Reads some columns, and stores to `out`, and to `totals`; the last output is the loss scale."""
+    tiles, device = device_table.tiles(BLOCK * PASSES, at_least_one=True), device_table.buffer.device
+    if device_table.workspace is None:
+        count = int(np.maximum(-(-device_table.numel // (BLOCK * PASSES)), 1).sum())
+        device_table.workspace = (
+            torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device),
+            torch.zeros(device_table.rows + 1, dtype=torch.int32, device=device),
         )
     key = (tuple(read), totals)
-    if key not in table.launches:
-        table.launches[key] = Bound(
-            statistics_kernel,
-            image,
-            tiles,
-            programs=len(tiles),
-            passes=read,
+    if key not in table.cache:
+        dtypes = device_table.dtypes
+        table.cache[key] = BoundKernel(
+            statistics_kernel, device_table, read,
             registers=constants.most_registers("totals" if totals else "statistics"),
-            W=image.dtypes["param"] if "param" in read else None,
-            G=image.dtypes["grad"] if "grad" in read else None,
-            BLOCK=BLOCK,
-            PASSES=PASSES,
-            SLOTS=SLOTS,
-            TOTALS=totals,
-            num_warps=WARPS,
-        )
-    bound, arguments = table.launches[key], (*image.workspace, out, sums, grad_scale)
-    bound.ready(arguments)
-    launch(bound, arguments)
+            W=dtypes["param"] if "param" in read else None, G=dtypes["grad"] if "grad" in read else None,
+            BLOCK=BLOCK, PASSES=PASSES, SLOTS=SLOTS, TOTALS=totals, num_warps=WARPS,
+        )  # fmt: skip
+    kernel, arguments = table.cache[key], (*device_table.workspace, *outputs)
+    kernel.compile(tiles, arguments)
+    launch(kernel, tiles, arguments)

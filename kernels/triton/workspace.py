@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,72 +9,69 @@ import torch
 
 from fused_lwlr.kernels.constants import WINDOW
 from fused_lwlr.kernels.control import STEP_STATISTICS
-from fused_lwlr.kernels.triton.image import Image
+from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 
 class Workspace:
-    """Items and buffers of `queue_kernel` for one image.
+    """Items and buffers of `queue_kernel` for one device table.
 
     Attributes:
-        first: the columns that norm items read; none where there are no norm items.
-        items: int32 [n, 2], see `item_list`; norms and updates are those of either kind.
-        tiles: how many tiles the rows have.
+        first: the columns that norm items read; none if there are no norm items.
+        tiles: the number of tiles of all rows.
         buffers: counters, partials, prints, factors and statistics, in the order of the kernel's arguments.
         statistics: float64 [rows, 5], what the last launch found.
-        within: for each row, whether what its norm items read is still in L2 when its update items read it again.
     """
 
-    def __init__(self, image: Image, tile: int, first: Sequence[str]):
-        device = image.buffer.device
+    def __init__(self, device_table: DeviceTable, tile: int, first: Sequence[str]):
         self.first = tuple(first)
-        footprint = sum(image.sizes.values(), np.zeros_like(image.numel))
-        norms = sum((image.sizes[name] for name in first if name in image.sizes), np.zeros_like(image.numel))
-        segments, self.within = schedule(footprint, norms, measured=bool(first))
-        self._counted: tuple[Any, bool, tuple[int, int]] = (None, False, (0, 0))
-        self._numel, self._tile, self._device = image.numel, tile, device
-        self.items = self._upload(segments)
-        self.tiles = int((-(-image.numel // tile)).sum())
+        self._tile = tile
+        self._sizes = [device_table.sizes[name] for name in first if name in device_table.sizes]
+        nothing = np.zeros_like(device_table.numel)
+        footprint, norms = sum(device_table.sizes.values(), nothing), sum(self._sizes, nothing)
+        # for each row, whether what its norm items read is still in L2 when its update items read it again
+        self._segments, self._within = schedule(footprint, norms, measured=bool(first))
+        self._counted: tuple[Any, ...] = (None,)
+        self.tiles = int((-(-device_table.numel // tile)).sum())
         # without norm items nothing is stored for a row
-        rows = image.rows if first else 0
+        rows, device = device_table.rows if first else 0, device_table.buffer.device
         self.statistics = torch.zeros(rows, len(STEP_STATISTICS), dtype=torch.float64, device=device)
-        # rows without elements have no item: their factor stays at 1
+        # a row without elements has no item: its factor stays 1
         self.statistics[:, -1] = 1
         self.buffers = (
-            torch.zeros(3 + 3 * image.rows, dtype=torch.int32, device=device),
+            torch.zeros(3 + 3 * device_table.rows, dtype=torch.int32, device=device),
             torch.zeros(5 * self.tiles, dtype=torch.float32, device=device),
             torch.zeros(self.tiles, dtype=torch.int32, device=device),
             torch.ones(3 * rows, dtype=torch.float32, device=device),
             self.statistics,
         )
 
-    def first_reads(self, image: Image, *, again: bool) -> tuple[int, int]:
-        """Bytes that norm items read from memory, and those that they read and that are still in L2 when read again.
+    # a device table is an argument and no attribute: it holds this
+
+    def items(self, table: DeviceTable, *, norms: bool, updates: bool) -> torch.Tensor:
+        """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
+        segments = self._segments
+        if not (norms and updates):
+            segments = 2 * np.arange(len(table.numel)) + updates
+        key = self.first if norms and updates else (norms, updates)
+        return table.items(key, lambda: item_list(segments, table.numel, self._tile))
+
+    def first_reads(self, table: DeviceTable, *, again: bool) -> tuple[int, int]:
+        """Returns the bytes that norm items read from memory, and those of them that update items find in L2.
 
         Args:
-            image: says of which rows Σw² is known, and not read.
-            again: whether update items read it again.
+            again: whether update items read them again.
         """
-        # an image that knows of other rows has another array
-        if self._counted[0] is not image.known or self._counted[1] != again:
-            read = sum((image.sizes[name] for name in self.first if name in image.sizes), np.zeros_like(image.numel))
+        # what a table knows and what is active are new arrays when they change
+        key = table.known, table.active, again
+        if not all(a is b for a, b in zip(key, self._counted, strict=False)):
+            read = sum(self._sizes, np.zeros_like(table.numel))
             if "param" not in self.first:
-                read = read + np.where(image.known, 0, image.sizes["param"])
-            cached = int(np.sum(read * (self.within & again)))
-            self._counted = (image.known, again, (int(np.sum(read)) - cached, cached))
-        return self._counted[2]
-
-    @cached_property
-    def norms(self) -> torch.Tensor:
-        """All norm items and nothing else."""
-        return self._upload(2 * np.arange(len(self._numel)))
-
-    @cached_property
-    def updates(self) -> torch.Tensor:
-        """All update items and nothing else."""
-        return self._upload(2 * np.arange(len(self._numel)) + 1) if self.first else self.items
-
-    def _upload(self, segments: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(item_list(segments, self._numel, self._tile)).to(self._device)
+                read = read + np.where(table.known, 0, table.sizes["param"])
+            read = read * table.active
+            cached = int(np.sum(read * (self._within & again)))
+            self._counted = *key, (int(np.sum(read)) - cached, cached)
+        found: tuple[int, int] = self._counted[-1]
+        return found
 
 
 def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tuple[np.ndarray, np.ndarray]:

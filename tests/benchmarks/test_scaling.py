@@ -16,7 +16,7 @@ from fused_lwlr.kernels.triton import look
 
 OPTIONS = {"plain": None, "ELR": ELR(0.1, select="*")}
 every_scaling = pytest.mark.parametrize("name", OPTIONS)
-BUILDERS = {"tile_list", "item_list", "schedule", "partition", "Workspace", "_upload", "members_of"}
+BUILDERS = {"tile_list", "item_list", "schedule", "partition", "Workspace", "Layout", "State"}
 
 
 @pytest.fixture(autouse=True)

@@ -111,7 +111,7 @@ def test_an_overflow_in_one_shard_skips_the_step_of_all(name, control, first):
     model, expected = (sharded(network(), 4) for _ in range(2))
     make = {**OPTIONS[name], "backend": "torch"}
     ours = OURS[name](model.parameters(), nonfinite="skip" if control == "skip" else "propagate", **make)
-    other = OURS[name](expected.parameters(), nonfinite=ours.gate.nonfinite, **make)
+    other = OURS[name](expected.parameters(), nonfinite=ours.options.nonfinite, **make)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=100, enabled=control == "scaler")
     for step in range(4):
         overflows = step == (0 if first else 2)

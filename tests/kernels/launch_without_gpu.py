@@ -75,7 +75,7 @@ statistics.statistics(Table(both))
 step.step(SGD, Table({**both, "momentum_buffer": some}), [momentum], LAMB().scale(SGD))
 step.step(ADAMW, Table({**both, **moments}), [options], LAMB().scale(ADAMW))
 steps = {"step": [torch.zeros(()), torch.zeros(())]}
-rows = [Row(0, scaled=True, power=1, anchor=True), Row(1, scaled=True)]
+rows = [Row(0, scaled=True, power=1, counts_for_max_norm=True), Row(1, scaled=True)]
 for rule, columns, hyper in ((SGD, {"momentum_buffer": some}, momentum), (ADAMW, moments, options)):
     table = Table({**both, **columns, **steps}, rows)
     totals, _ = statistics.totals(table, grad=True, weight=True)

@@ -239,7 +239,10 @@ def test_weights_that_were_changed_are_measured_again(device):
 def test_same_bits_for_any_order_of_programs(operation, monkeypatch):
     """Programs that overlap at random leave the norms and the weights that one program leaves; and so does the twin."""
     tile = 4096
-    rows = [Row(i, scaled=i != 1, power=p if operation == "sgd" else 0, anchor=p == 1) for i, p in enumerate((1, 0, 1))]
+    rows = [
+        Row(i, scaled=i != 1, power=p if operation == "sgd" else 0, counts_for_max_norm=p == 1)
+        for i, p in enumerate((1, 0, 1))
+    ]
     table = make(operation, [(2 * tile + 9,), (300,), (5, 7)], torch.float32, torch.device("cpu"), rows)
     other, of_reference = twin_table(table), twin_table(table)
 

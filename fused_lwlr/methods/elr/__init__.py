@@ -1,7 +1,8 @@
 """Effective learning rates: what they are over training, and which weights a network is invariant to the scale of."""
 
 from fused_lwlr.methods.elr.history import ELRHistory
-from fused_lwlr.methods.elr.invariance import ScaleInvariant, scale_invariant
+from fused_lwlr.methods.elr.invariance import scale_invariant
 from fused_lwlr.methods.elr.recorder import ELRRecorder
+from fused_lwlr.rescaling import ScaleInvariant
 
 __all__ = ["ELRHistory", "ELRRecorder", "ScaleInvariant", "scale_invariant"]

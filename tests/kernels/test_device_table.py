@@ -9,7 +9,7 @@ from tables import ADAMW, ADAMW_RULE, HYPER, SGD, agree, make, uniform
 
 from fused_lwlr import ELR
 from fused_lwlr.kernels import Row, SGDHyper, Table, triton
-from fused_lwlr.kernels.triton.image import image_of, tile_list
+from fused_lwlr.kernels.triton.device_table import device_table_of, tile_list
 from fused_lwlr.kernels.triton.numbers import Numbers
 
 BLOCK = 1024
@@ -80,7 +80,7 @@ def test_uploaded_only_when_something_changed(uploads, device):
     assert uploads() == 0
     triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
-    assert table.replace([tensor.clone() for tensor in table.columns["grad"]])
+    assert table.accept_gradients([tensor.clone() for tensor in table.columns["grad"]])
     triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
 
@@ -104,14 +104,14 @@ def test_gradient_at_another_address(device):
     for _ in range(3):
         agree("sgd", table, HYPER["sgd"])
         keep.append(table.columns["grad"])
-        assert table.replace([uniform(p.shape, p.dtype, device) for p in table.columns["param"]])
+        assert table.accept_gradients([uniform(p.shape, p.dtype, device) for p in table.columns["param"]])
 
 
 def test_gradient_at_the_same_address_with_other_strides(device):
     table = make("sgd", [(6, 10)], torch.float32, device)
     memory = uniform((60,), torch.float32, device)
     for view in (memory.view(6, 10), memory.view(10, 6).T, memory[:10].expand(6, 10), memory.view(6, 10)):
-        assert table.replace([view])
+        assert table.accept_gradients([view])
         assert view.data_ptr() == memory.data_ptr()
         agree("sgd", table, HYPER["sgd"])
 
@@ -140,40 +140,44 @@ def test_only_what_changed_is_uploaded(device, monkeypatch):
     hyper = Numbers(1, 2, np.array([0.1, 0.2], dtype=np.float32).tobytes())
     other = Numbers(1, 2, np.array([0.3, 0.2], dtype=np.float32).tobytes())
     columns = ("param", "grad", "momentum_buffer")
-    image, sizes = image_of(table, columns, hyper, tile=4), []
-    module = sys.modules["fused_lwlr.kernels.triton.image"]
+    image, sizes = device_table_of(table, columns, hyper, tile=4), []
+    module = sys.modules["fused_lwlr.kernels.triton.device_table"]
     upload = module.upload
     monkeypatch.setattr(module, "upload", lambda device, host: sizes.append(len(host)) or upload(device, host))
     # one hyper row, the padding behind it, and two columns of addresses
     few, whole = 1 + 1 + 2 * 3, len(image.buffer)
     for change, expected in [
         (lambda: None, []),
-        (lambda: table.replace([t.clone() for t in table.columns["grad"]]), [few]),
+        (lambda: table.accept_gradients([t.clone() for t in table.columns["grad"]]), [few]),
         (lambda: None, []),
     ]:
         change()
-        image_of(table, columns, hyper, tile=4)
+        device_table_of(table, columns, hyper, tile=4)
         assert sizes == expected
         assert torch.equal(image.buffer.cpu(), image._host)
         sizes.clear()
-    image_of(table, columns, other, tile=4)
+    device_table_of(table, columns, other, tile=4)
     assert sizes == [few]
     assert torch.equal(image.buffer.cpu(), image._host)
     table.hyper_row = [0, 0, 1]
-    image_of(table, columns, other, tile=4)
+    device_table_of(table, columns, other, tile=4)
     assert sizes == [few, whole]
     assert torch.equal(image.buffer.cpu(), image._host)
 
 
 def test_numbers_on_the_device(device):
-    rows = [Row(0, multiplier=1 / 3), Row(1, 0, 2, 0.1, scaled=True), Row(1, 2, 5, 1e-30, power=2, anchor=True)]
+    rows = [
+        Row(0, multiplier=1 / 3),
+        Row(1, 0, 2, 0.1, scaled=True),
+        Row(1, 2, 5, 1e-30, power=2, counts_for_max_norm=True),
+    ]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
     hyper = Numbers(2, 2, np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32).tobytes())
-    image = image_of(table, ("param", "grad"), hyper, tile=4)
+    image = device_table_of(table, ("param", "grad"), hyper, tile=4)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]
     # sizes, hyper rows, first tiles, traits
-    assert image.addresses.tolist() == [*expected, 5, 6, 9, 0, 0, 0, 0, 2, 4, 0, 1, 2 + (2 << 3)]
+    assert image.addresses.tolist() == [*expected, 5, 6, 9, 0, 0, 0, 0, 2, 4, 8, 8 + 1, 8 + 2 + (2 << 4)]
     # multipliers, padded to be even, and hyper rows
     floats = np.array([1 / 3, 0.1, 1e-30, 0, 0.1, 1e10, 2 / 3, 0.0], dtype=np.float32)
     assert image.floats.dtype == torch.float32

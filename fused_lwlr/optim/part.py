@@ -1,0 +1,97 @@
+"""Parts of a step: parameters of one device and one combination of dtypes, in one table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fused_lwlr import ops
+from fused_lwlr.kernels import Row, Table
+from fused_lwlr.memory import all_addressable, is_fake
+from fused_lwlr.optim.average import EMA
+from fused_lwlr.optim.options import StepOptions
+
+
+class Part:
+    """Parameters of one device and one combination of dtypes: one table, one launch.
+
+    Attributes:
+        members: the indices of the parameters in the plan.
+        table: their table.
+        backend: the module that steps it.
+        rounding_seed: the seed of stochastic rounding, or None.
+        names: the name of each row of the table; "" for a tensor that is only rescaled.
+        stepped: the indices in the plan of those that have a gradient in the last or next step.
+        statistics: what the last step returned.
+    """
+
+    def __init__(
+        self, members: list[int] | None, table: Table, backend: ModuleType, rounding_seed: int | None, names: list[str]
+    ):
+        count = len(table.columns["param"])
+        self._only = members
+        self.members = np.arange(count) if members is None else np.array(members, dtype=np.int64)
+        self.table, self.backend, self.rounding_seed, self.names = table, backend, rounding_seed, names
+        self.device: torch.device = table.columns["param"][0].device
+        self.stepped = self.members
+        self.statistics: Tensor | None = None
+
+    def select(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Returns the members' values, of one value for each parameter of the plan."""
+        return values if self._only is None else [values[i] for i in self._only]
+
+    def accept_gradients(self, present: bytes, grads: Sequence[Any], addresses: bytes | None) -> bool:
+        """Takes the members' gradients, see `Table.accept_gradients`; the arguments are for all of the plan."""
+        if self._only is None:
+            return self.table.accept_gradients(grads, present, addresses)
+        if addresses is not None:
+            addresses = np.frombuffer(addresses, dtype=np.int64)[self.members].tobytes()
+        return self.table.accept_gradients(self.select(grads), bytes(self.select(present)), addresses)
+
+    def stepped_names(self) -> list[str]:
+        """Returns the name of each row; "" if it has no gradient in the last or next step."""
+        return [name if stepped else "" for name, stepped in zip(self.names, self.table.stepped.tolist(), strict=True)]
+
+
+def partition(
+    options: StepOptions,
+    columns: Mapping[str, Sequence[Any]],
+    rows: Sequence[Sequence[Row]],
+    names: Sequence[Sequence[str]],
+    *,
+    capturable: bool,
+) -> Iterator[Part]:
+    """Yields the parts of a plan.
+
+    Args:
+        options: of the optimizer.
+        columns: "param", "grad" and the state, of this process.
+        rows: the rows of each parameter, as of the first tensor of a table; none if it is in no part.
+        names: what these are called.
+        capturable: whether steps may be captured in a CUDA graph.
+    """
+    params, grads = columns["param"], columns["grad"]
+    # counts are float32 wherever they are, and the dtype of an average follows from its parameter's
+    typed = [column for name, column in columns.items() if name not in ("step", EMA)]
+    kinds: dict[tuple[Any, ...], list[int]] = {}
+    for i, param in enumerate(params):
+        if rows[i]:
+            dtypes = [param.dtype if column[i] is None else column[i].dtype for column in typed]
+            # kernels do not count versions of inference tensors, which have none
+            addressable = all_addressable(column[i] for column in columns.values()) and not param.is_inference()
+            kinds.setdefault((param.device, *dtypes, addressable), []).append(i)
+    for number, ((*_, addressable), members) in enumerate(kinds.items()):
+        first = params[members[0]]
+        only = None if len(members) == len(params) else members
+        here = columns if only is None else {name: [column[i] for i in members] for name, column in columns.items()}
+        own = [row._replace(tensor=tensor) for tensor, i in enumerate(members) for row in rows[i]]
+        grad_dtype = next((grads[i].dtype for i in members if grads[i] is not None), None)
+        table = Table(here, own, grad_dtype)
+        table.capturable = capturable
+        # without values there is nothing to launch: only shapes follow
+        chosen = "torch" if is_fake(first) else options.backend
+        backend = ops.pick(chosen, first.device, first.dtype, addressable=addressable)
+        yield Part(only, table, backend, options.seed_of(number), [name for i in members for name in names[i]])

@@ -1,0 +1,197 @@
+"""A table of which some parameters have no gradient is as one of the others alone."""
+
+from array import array
+
+import pytest
+import torch
+from lazy import negated
+from tables import HYPER, SGD, equal, equal_column, make, twin, uniform
+from tolerances import close, same
+
+from fused_lwlr import LARS
+from fused_lwlr.kernels import Balance, Gate, Row, Table, reference, triton
+from fused_lwlr.kernels.triton.device_table import DeviceTable
+
+SHAPES = [(6, 5), (1030,), (3, 4), (0,), (7,), (2, 1)]
+ROWS = [
+    Row(0, 0, 2, 0.5, True), Row(0, 2, 6, 2.0), Row(1, scaled=True), Row(2, 1, 3, 0.25), Row(3), Row(4, scaled=True),
+    Row(5, 1, 2),
+]  # fmt: skip
+CHOSEN = [(0,), (1, 4), (0, 2, 5), (2, 3, 4), (0, 1, 2, 3, 4, 5)]
+every_backend = pytest.mark.parametrize("backend", [triton, reference], ids=["triton", "torch"])
+
+
+def turned(tensor):
+    return tensor.T.contiguous().T if tensor.dim() == 2 else tensor
+
+
+# what is done with the tensors of one column, so that they are not walked as they are
+LAID_OUT = {
+    "plain": lambda column: column,
+    "strides": lambda column: [*map(turned, column)],
+    "gaps": lambda column: [torch.stack((t, t), -1)[..., 0] for t in column],
+    "absent": lambda column: [None if i % 2 else t for i, t in enumerate(column)],
+}
+
+LAYOUTS = [*(("param", it) for it in ("plain", "strides", "gaps")), *(("momentum_buffer", it) for it in LAID_OUT)]
+
+
+def whole(rows=ROWS, **laid_out):
+    """A table without gradients over all parameters, and the columns that it is of."""
+    made = make("sgd", SHAPES, torch.float32, torch.device("cpu"), rows)
+    columns = {name: LAID_OUT[laid_out.get(name, "plain")](column) for name, column in made.columns.items()}
+    return Table({**columns, "grad": [None] * len(SHAPES)}, rows), columns
+
+
+def alike(column):
+    """Gradients that go with these parameters."""
+    return [torch.empty_like(p).copy_(uniform(p.shape, p.dtype, p.device)) for p in column]
+
+
+def addresses(tensors):
+    return array("q", [0 if t is None else t.data_ptr() for t in tensors]).tobytes()
+
+
+def some(grads, chosen):
+    """The gradients of some parameters, None for the others."""
+    return [grad if i in chosen else None for i, grad in enumerate(grads)]
+
+
+def made_of(columns, chosen, rows, grads):
+    """The table of some of the parameters, from copies, and their gradients."""
+    copies = {
+        name: [None if column[i] is None else column[i].clone() for i in chosen] for name, column in columns.items()
+    }
+    rows = [row._replace(tensor=chosen.index(row.tensor)) for row in rows if row.tensor in chosen]
+    return Table({**copies, "grad": [grads[i].clone() for i in chosen]}, rows)
+
+
+def accept(table, grads):
+    """Gradients that match their parameters, as a look tells."""
+    return table.accept_gradients(grads, bytes([grad is not None for grad in grads]), addresses(grads))
+
+
+def compare(table, chosen, other, check=same):
+    """The columns of some parameters."""
+    for name, column in other.columns.items():
+        equal_column([table.columns[name][i] for i in chosen], column, check)
+
+
+@every_backend
+@pytest.mark.parametrize("scale", [None, LARS(select="*").scale(SGD)], ids=["plain", "LARS"])
+@pytest.mark.parametrize("rows", [ROWS, None], ids=["slices", "whole"])
+@pytest.mark.parametrize(("column", "layout"), LAYOUTS)
+def test_the_same_steps(column, layout, rows, scale, backend):
+    """One after the other, of some of the parameters of one table; the others stay, and so do their versions."""
+    table, columns = whole(rows or [Row(i, scaled=True) for i in range(len(SHAPES))], **{column: layout})
+    for chosen in CHOSEN:
+        absent = [i for i in range(len(SHAPES)) if i not in chosen]
+        for _ in range(2):
+            grads = alike(table.columns["param"])
+            other = made_of(columns, chosen, table.rows, grads)
+            before = [(table.columns["param"][i].clone(), table.columns["param"][i]._version) for i in absent]
+            assert accept(table, some(grads, chosen))
+            found, expected = (backend.step(SGD, each, HYPER["sgd"], scale) for each in (table, other))
+            compare(table, chosen, other)
+            for i, (value, version) in zip(absent, before, strict=True):
+                same(table.columns["param"][i], value)
+                assert table.columns["param"][i]._version == version
+            if scale is not None:
+                same(found[torch.from_numpy(table.stepped)], expected)
+
+
+@every_backend
+def test_totals_are_of_what_has_a_gradient(backend):
+    """Whatever earlier launches have found of the other rows."""
+    table, columns = whole([Row(i, scaled=i % 2 == 0) for i in range(len(SHAPES))])
+    for chosen in CHOSEN:
+        grads = alike(table.columns["param"])
+        other = made_of(columns, chosen, table.rows, grads)
+        assert accept(table, some(grads, chosen))
+        wanted = {"grad": True, "weight": False, "balance": True}
+        (found, counts), (expected, of_other) = (backend.totals(each, **wanted) for each in (table, other))
+        torch.testing.assert_close(found[[0, 1, 3, 4]], expected[[0, 1, 3, 4]], rtol=1e-12, atol=0)
+        same(counts[torch.from_numpy(table.stepped)], of_other)
+        backend.step(SGD, table, HYPER["sgd"], Balance(), Gate(found))
+
+
+@every_backend
+def test_what_is_rescaled_without_a_gradient(backend):
+    """It is divided, with its momentum, and neither counted nor averaged."""
+    made = make("sgd", SHAPES, torch.float32, torch.device("cpu"))
+    count = len(SHAPES)
+    extra = {"step": [torch.tensor(float(i)) for i in range(count)], "ema": [p.clone() for p in made.columns["param"]]}
+    columns = {**made.columns, **extra, "grad": some(made.columns["grad"], (0, 2))}
+    table = Table(columns, [Row(i, power=i % 3, counts_for_max_norm=i % 3 == 1) for i in range(count)])
+    other = twin(table)
+    for each in (table, other):
+        each.hyper_row = [0, 1, 0, 1, 1, 1]
+    norm = max(p.double().norm() for p in (table.columns["param"][i] for i in (1, 4)))
+    before = {name: [t.clone() for t in table.columns[name]] for name in ("param", "momentum_buffer", *extra)}
+    hyper = [*HYPER["sgd"], SGD.idle]
+    for of, each in ((backend, table), (reference, other)):
+        totals, _ = of.totals(each, grad=False, weight=True)
+        of.step(SGD, each, hyper, gate=Gate(totals))
+    equal(table, other)
+    for i in (1, 3, 4, 5):
+        for name in ("param", "momentum_buffer"):
+            close(table.columns[name][i], (before[name][i].double() / norm ** (i % 3)).float())
+        for name in extra:
+            same(table.columns[name][i], before[name][i])
+    assert [table.columns["step"][i].item() for i in (0, 2)] == [1, 3]
+
+
+def test_work_is_of_what_has_a_gradient():
+    """Nine of ten experts get nothing: no more launches, and no item of theirs."""
+    shapes = [(50, 50)] * 40
+    table = make("sgd", shapes, torch.float32, torch.device("cpu"), [Row(i, scaled=True) for i in range(40)])
+    items = []
+    for chosen in ((3, 17, 18, 39), range(40)):
+        assert accept(table, some(alike(table.columns["param"]), chosen))
+        for scale in (None, LARS(select="*").scale(SGD)):
+            triton.counters.reset()
+            triton.step(SGD, table, HYPER["sgd"], scale)
+            assert triton.counters.launches == 1
+        [device_table] = [each for each in table.cache.values() if isinstance(each, DeviceTable)]
+        [listed] = device_table._items.values()
+        assert {*listed[:, 0].tolist()} == {*chosen}
+        items.append(len(listed))
+    assert 10 * items[0] == items[1]
+
+
+@every_backend
+def test_other_gradients_follow(backend):
+    """After those that go with their parameters, others that do not, and then again such that do."""
+    table, columns = whole()
+    chosen = [0, 2, 4]
+    for change in (None, turned, None, negated, lambda g: g[..., :1].expand(g.shape), turned, None):
+        grads = alike(table.columns["param"])
+        grads = grads if change is None else [*map(change, grads)]
+        other = made_of(columns, chosen, ROWS, grads)
+        grads = some(grads, chosen)
+        assert accept(table, grads) if change is None else table.accept_gradients(grads)
+        for each in (table, other):
+            backend.step(SGD, each, HYPER["sgd"])
+        compare(table, chosen, other)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda g: g.double(), lambda g: g[:1], lambda g: g.to_sparse(), lambda g: g.to("meta")]
+)
+def test_gradients_that_do_not_fit(change):
+    table, _ = whole()
+    grads = some(alike(table.columns["param"]), (0, 2))
+    for _ in range(2):
+        assert not table.accept_gradients([change(grads[0]), *grads[1:]])
+        assert accept(table, grads)
+        assert all(a is b for a, b in zip(table.columns["grad"], grads, strict=True))
+
+
+def test_gradients_of_another_dtype_than_those_before():
+    """They are not taken for what was there, also where they go with their parameters."""
+    param, grad = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
+    table = Table({"param": [param], "grad": [grad]})
+    for _ in range(2):
+        assert not accept(table, [grad.bfloat16()])
+        assert accept(table, [None])
+        assert table.accept_gradients([grad.clone()])
