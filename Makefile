@@ -46,6 +46,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed; try: make PYTHON=python3.11" if sys.version_info < (3, 10) else 0)'
