@@ -123,7 +123,7 @@ class StatisticsPass:
         results: list[Tensor] = []
         for kept in self._kept:
             results.append(kept.backend.statistics(kept.table))
-            kept.table.release_gradients()
+            kept.table.columns["grad"] = ()
         values = results[0]
         if len(results) > 1:
             values = torch.cat([result.to(values.device, non_blocking=True) for result in results])[self._order]
@@ -185,7 +185,7 @@ class _Kept:
         if found is None:
             return False
         present, gradients, addresses, matching = found
-        return 0 not in present and self.table.accept_gradients(gradients, present, addresses if matching else None)
+        return 0 not in present and self.table.accept_gradients(present, gradients, addresses if matching else None)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +54,7 @@ class Table:
     if its power is not 0; its hyper row must say lr 0 then. Everything but the gradients must stay where it is.
 
     Attributes:
-        columns: name -> tensors, read-only.
+        columns: name -> tensors.
         gradients: which parameters have a gradient, their addresses, and their descriptors (None if each is that of its
             parameter). The same object for as long as it is equal.
         hyper_row: for each parameter, the index of its hyper row in the next step.
@@ -69,9 +68,8 @@ class Table:
         rows: Sequence[Row] | None = None,
         grad_dtype: torch.dtype | None = None,
     ):
-        self._columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
-        self.columns = MappingProxyType(self._columns)
-        params, grads = self._columns["param"], self._columns["grad"]
+        self.columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
+        params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
         self.grad_dtype = grad_dtype or next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         self.hyper_row: Sequence[int] = [0] * len(params)
@@ -81,24 +79,22 @@ class Table:
         addresses, descriptors = describe_all(grads)
         self.gradients: Gradients = bytes([grad is not None for grad in grads]), addresses, descriptors
 
-    def accept_gradients(
-        self, grads: Sequence[Any], present: bytes | None = None, addresses: bytes | None = None
-    ) -> bool:
+    def accept_gradients(self, present: bytes, grads: Sequence[Any], addresses: bytes | None) -> bool:
         """Takes the gradients of the next step.
 
         Args:
-            grads: one for each parameter, or None.
             present: one byte for each parameter, 1 if it has a gradient.
-            addresses: the addresses of the gradients if each has the descriptor of its parameter, see `Look.again`.
+            grads: the gradient of each parameter, or None.
+            addresses: the addresses of the gradients if each has the descriptor of its parameter, see `Look.again`;
+                else None.
 
         Returns:
             False, with nothing changed, if a gradient is sparse or does not have the shape and device of its parameter
             and the dtype of the table.
         """
-        present = bytes([grad is not None for grad in grads]) if present is None else present
         descriptors: object = None
         if addresses is not None:
-            if self.grad_dtype is not self._columns["param"][0].dtype and 1 in present:
+            if self.grad_dtype is not self.columns["param"][0].dtype and 1 in present:
                 return False
         else:
             try:
@@ -111,12 +107,8 @@ class Table:
         found = present, addresses, descriptors
         if found != self.gradients:
             self.gradients = found
-        self._columns["grad"] = tuple(grads)
+        self.columns["grad"] = tuple(grads)
         return True
-
-    def release_gradients(self) -> None:
-        """Lets go of the gradients: held here, they would outlive `zero_grad()`."""
-        self._columns["grad"] = ()
 
     @cached_property
     def tensor_of_row(self) -> np.ndarray:
@@ -137,7 +129,7 @@ class Table:
 
     def column(self, name: str) -> Sequence[Any]:
         """Returns the tensors of a column, None for each if there is no such column."""
-        return self._columns.get(name, (None,) * len(self._columns["param"]))
+        return self.columns.get(name, (None,) * len(self.columns["param"]))
 
 
 def _view(tensor: Tensor | None, row: Row) -> Tensor | None:

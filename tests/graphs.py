@@ -51,7 +51,8 @@ def _recorded(function):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        patch.setattr(base, "is_capturing", lambda groups: True)
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(base, "are_on_gpu", lambda groups: True)
         for module in LAUNCHING:
             patch.setattr(module, "launch", partial(recording.add, launch))
         patch.setattr(torch.Tensor, "copy_", copy_)

@@ -1,24 +1,17 @@
 """AdamW, and a multiplier for every layer."""
 
-from collections.abc import Sequence
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from fused_lwlr import kernels
-from fused_lwlr.kernels import AdamWHyper
-from fused_lwlr.optim.average import decay_of
-from fused_lwlr.optim.base import FusedOptimizer, number
+from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.options import SharedOptions
-from fused_lwlr.optim.plan import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-OPTIONS = itemgetter("lr", "betas", "eps", "weight_decay", "maximize", "ema")
 
 
 class AdamW(FusedOptimizer, torch.optim.AdamW):
@@ -61,23 +54,3 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
             capturable=shared["capturable"], differentiable=shared["differentiable"],
         )  # fmt: skip
         self._finish(shared["multipliers"])
-
-    def hyper_rows(self, plan: Plan) -> tuple[list[AdamWHyper], Sequence[int]]:
-        cohorts, rows = plan.cohorts(plan.state.steps)
-        correct = self.scaling is None or self.scaling.bias_correction
-        return [_hyper(self.param_groups[group], taken + 1, correct) for group, taken in cohorts], rows
-
-
-def _hyper(group: dict[str, Any], step: float, bias_correction: bool) -> AdamWHyper:
-    lr, (beta1, beta2), eps, weight_decay, maximize, ema = OPTIONS(group)
-    return AdamWHyper(
-        number(lr, group),
-        float(beta1),
-        float(beta2),
-        float(eps),
-        number(weight_decay, group),
-        maximize,
-        step,
-        bias_correction,
-        0.0 if ema is None else decay_of(group),
-    )

@@ -1,20 +1,19 @@
 """What all optimizers share: they collect parameters, gradients and state into tables and launch one step."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, is_grad_enabled, nn
+from torch import is_grad_enabled, nn
 from torch._C import _set_grad_enabled
 
 from fused_lwlr.kernels import Gate, Rule
-from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim import multipliers as multiplier
 from fused_lwlr.optim.average import averages_of, check_decay, exchanged
-from fused_lwlr.optim.capture import check_capture, is_capturing
+from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import read, require_dict
 from fused_lwlr.optim.gate import Verdict
 from fused_lwlr.optim.hooks import hooked
@@ -24,13 +23,11 @@ from fused_lwlr.optim.plan import Plan
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 
-NUMBERS = (float, int)
-
 
 class FusedOptimizer(torch.optim.Optimizer):
     """Mixin in front of a `torch.optim` class: its options, state keys and errors, with a step of our own.
 
-    A subclass names its rule, and turns a parameter group into the hyper rows of one step.
+    A subclass names its rule.
 
     Args:
         foreach, differentiable: refused when True.
@@ -142,10 +139,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             group.setdefault("ema", None)
             group.setdefault("multipliers", None)
 
-    def hyper_rows(self, plan: Plan) -> tuple[list[Any], Sequence[int]]:
-        """The hyper rows of the next step, and which of them each parameter of the plan uses."""
-        raise NotImplementedError
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
         for name, why in UNSUPPORTED.items():
@@ -182,7 +175,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self.holds_averages:
             raise RuntimeError("step() within averaged(): the parameters hold averages now, so leave it first")
         groups = self.param_groups
-        capturing = is_capturing(groups)
+        # without a CUDA context, which the second call would create, there is no capture
+        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
         if self._verdict is not None and not capturing:
             self._report(wait=True)
         loss = None
@@ -212,11 +206,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             if plan is None:
                 self.complete_groups()
                 plan = self._plan = Plan(self.options, groups, self.state, params)
-            self._verdict = plan.take_step(self.state, *self.hyper_rows(plan), loss_scale)
+            self._verdict = plan.take_step(groups, self.state, loss_scale)
         finally:
             _set_grad_enabled(grad_enabled)
-            if plan is not None:
-                plan.release_gradients()
+            if self._plan is not None:
+                for part in self._plan.parts:
+                    # held here, they would outlive `zero_grad()`
+                    part.table.columns["grad"] = ()
         if self._verdict is not None:
             self._report(wait=False)
         return loss
@@ -327,11 +323,3 @@ class FusedOptimizer(torch.optim.Optimizer):
         finally:
             for group, entries in zip(self.param_groups, groups, strict=True):
                 group["multipliers"] = entries
-
-
-def number(value: float | Tensor, group: dict[str, Any]) -> Number:
-    """A learning rate or weight decay of a group: a tensor where it is to be read on the device, by every replay."""
-    # to ask whether a number is a tensor takes longer than all else here
-    if type(value) in NUMBERS or not isinstance(value, Tensor) or not (value.is_cuda or group["capturable"]):
-        return float(value)
-    return value if value.dtype in (torch.float32, torch.float64) else value.float()

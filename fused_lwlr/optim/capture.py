@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import reference
@@ -11,11 +10,8 @@ from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
 
 
-def is_capturing(groups: list[dict[str, Any]]) -> bool:
-    """Returns whether a step on these param groups would be captured."""
-    # without a context, which to ask for the stream would create, there is no capture
-    if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
-        return False
+def are_on_gpu(groups: Sequence[dict[str, Any]]) -> bool:
+    """Returns whether any parameter is on a GPU, so that a step during a capture is captured."""
     return any(param.is_cuda for group in groups for param in group["params"])
 
 

@@ -1,18 +1,14 @@
 """Lion, and a multiplier for every layer."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.optimizer import ParamsT
 
 from fused_lwlr import kernels
-from fused_lwlr.kernels import LionHyper
-from fused_lwlr.optim.average import decay_of
-from fused_lwlr.optim.base import FusedOptimizer, number
+from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.checkpoint import check_option
 from fused_lwlr.optim.options import SharedOptions
-from fused_lwlr.optim.plan import Plan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,13 +56,3 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
         flags = {name: shared[name] for name in ("foreach", "differentiable")}
         super().__init__(params, {**defaults, **flags, "fused": None})
         self._finish(shared["multipliers"])
-
-    def hyper_rows(self, plan: Plan) -> tuple[list[LionHyper], Sequence[int]]:
-        return [_hyper(group) for group in self.param_groups], plan.group
-
-
-def _hyper(group: dict[str, Any]) -> LionHyper:
-    beta1, beta2 = group["betas"]
-    decay = 0.0 if group["ema"] is None else decay_of(group)
-    lr, weight_decay = number(group["lr"], group), number(group["weight_decay"], group)
-    return LionHyper(lr, float(beta1), float(beta2), weight_decay, group["maximize"], decay)

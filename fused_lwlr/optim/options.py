@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypedDict, get_args
 
 import torch
@@ -125,22 +126,22 @@ class StepOptions:
                 f"fused={fused} contradicts backend={self.backend!r}: choose by backend= and leave fused=None"
             )
 
-    @property
+    @cached_property
     def skips(self) -> bool:
         """Whether a gradient that is not finite skips the step."""
         return self.nonfinite != "propagate"
 
-    @property
+    @cached_property
     def max_norm(self) -> float:
         """The largest norm of all gradients together, infinite for no clipping."""
         return math.inf if self.clip_global_norm is None else float(self.clip_global_norm)
 
-    @property
+    @cached_property
     def balances(self) -> bool:
         """Whether factors come from the norms of all weights before the step, and not from each layer's own norms."""
         return self.scaling is not None and not self.scaling.measures
 
-    @property
+    @cached_property
     def needs_totals(self) -> bool:
         """Whether something about all layers together has to be known before the step."""
         return self.skips or self.clip_global_norm is not None or self.rescale_weights is not False or self.balances

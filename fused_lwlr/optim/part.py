@@ -19,7 +19,8 @@ class Part:
     """Parameters of one device and one combination of dtypes: one table, one launch.
 
     Attributes:
-        members: the indices of the parameters in the plan.
+        members: the indices of the parameters in the plan, int64.
+        all_members: whether these are all parameters of the plan.
         table: their table.
         backend: the module that steps it.
         rounding_seed: the seed of stochastic rounding, or None.
@@ -32,7 +33,7 @@ class Part:
         self, members: list[int] | None, table: Table, backend: ModuleType, rounding_seed: int | None, names: list[str]
     ):
         count = len(table.columns["param"])
-        self._only = members
+        self.all_members = members is None
         self.members = np.arange(count) if members is None else np.array(members, dtype=np.int64)
         self.table, self.backend, self.rounding_seed, self.names = table, backend, rounding_seed, names
         self.device: torch.device = table.columns["param"][0].device
@@ -41,15 +42,15 @@ class Part:
 
     def select(self, values: Sequence[Any]) -> Sequence[Any]:
         """Returns the members' values, of one value for each parameter of the plan."""
-        return values if self._only is None else [values[i] for i in self._only]
+        return values if self.all_members else [values[i] for i in self.members.tolist()]
 
-    def accept_gradients(self, present: bytes, grads: Sequence[Any], addresses: bytes | None) -> bool:
-        """Takes the members' gradients, see `Table.accept_gradients`; the arguments are for all of the plan."""
-        if self._only is None:
-            return self.table.accept_gradients(grads, present, addresses)
+    def own_gradients(
+        self, present: bytes, grads: Sequence[Any], addresses: bytes | None
+    ) -> tuple[bytes, Sequence[Any], bytes | None]:
+        """Returns the arguments of `Table.accept_gradients` for the members, of those for all of the plan."""
         if addresses is not None:
             addresses = np.frombuffer(addresses, dtype=np.int64)[self.members].tobytes()
-        return self.table.accept_gradients(self.select(grads), bytes(self.select(present)), addresses)
+        return bytes(self.select(present)), self.select(grads), addresses
 
     def stepped_names(self) -> list[str]:
         """Returns the name of each row; "" if it has no gradient in the last or next step."""

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, is_inference_mode_enabled
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.kernels import Gate, Row, reference
+from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.memory import all_addressable, find_overlap
 from fused_lwlr.optim import multipliers
+from fused_lwlr.optim.average import EMA, decay_of
 from fused_lwlr.optim.gate import Verdict, measured_gates
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.part import partition
@@ -37,7 +39,7 @@ BLIND_MODES = {
     "ProxyTorchDispatchMode": "make_fx",
 }
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
-KEY = itemgetter("params", "capturable", "ema", "multipliers")
+NUMBERS = (float, int)
 
 
 class Plan:
@@ -64,7 +66,7 @@ class Plan:
     def __init__(self, options: StepOptions, groups: Groups, states: Any, params: Sequence[Tensor]):
         self._options, self._inference = options, is_inference_mode_enabled()
         # a copy of the multipliers, lists within lists, that edits of them do not reach
-        self._keys = [(*key, deepcopy(entries)) for *key, entries in (group_key(options, group) for group in groups)]
+        self._keys = deepcopy(_keys(options, groups))
         for group in groups:
             multipliers.check(group["multipliers"], group["params"])
         places = [(i, at) for i, group in enumerate(groups) for at in range(len(group["params"]))]
@@ -107,7 +109,7 @@ class Plan:
         if self._look is None or options is not self._options or self._inference != is_inference_mode_enabled():
             return False
         try:
-            if [group_key(options, group) for group in groups] != self._keys:
+            if _keys(options, groups) != self._keys:
                 return False
         except KeyError:
             # groups of another optimizer, which lack options of ours until a new plan is made
@@ -115,7 +117,8 @@ class Plan:
         if self._targets and not _same_targets(options, self._targets):
             return False
         try:
-            found = self._look.again(*self._seen(states, params))
+            seen = self._seen(states, params) if self._others or self._distributed else (params, None, states)
+            found = self._look.again(*seen)
         except RuntimeError:  # a tensor without an address
             return False
         if found is None:
@@ -128,25 +131,17 @@ class Plan:
         if self._distributed and not _same_placements(params):
             return False
         addresses = addresses if matching else None
-        if all(part.accept_gradients(present, grads, addresses) for part in self.parts):
-            return True
-        self.release_gradients()
-        return False
-
-    def release_gradients(self) -> None:
-        """Lets go of the gradients of all parts, also of those that a failure leaves out."""
         for part in self.parts:
-            part.table.release_gradients()
+            own = (present, grads, addresses) if part.all_members else part.own_gradients(present, grads, addresses)
+            if not part.table.accept_gradients(*own):
+                return False
+        return True
 
-    def take_step(
-        self, states: Any, hyper: list[Any], hyper_rows: Sequence[int], loss_scale: Gate | None
-    ) -> Verdict | None:
+    def take_step(self, groups: Groups, states: Any, loss_scale: Gate | None) -> Verdict | None:
         """Steps every parameter that has a gradient, and stores the state that was made for that.
 
         Args:
-            states: of the optimizer.
-            hyper: the hyper rows.
-            hyper_rows: for each parameter, the index of its hyper row.
+            groups, states: of the optimizer.
             loss_scale: what a `torch.amp.GradScaler` says.
 
         Returns:
@@ -157,6 +152,7 @@ class Plan:
         if _len_torch_dispatch_stack():
             self._check_modes()
         options, rule = self._options, self._options.rule
+        hyper, hyper_rows = self._hyper(groups)
         for numbers in hyper:
             for number in numbers:
                 if type(number) is float and not -self._largest <= number <= self._largest:
@@ -204,7 +200,9 @@ class Plan:
         self.state.store(states, self._stepped[~self._has_gradient[self._stepped]])
         self.new = False
         self._names = self.state.names
-        params, _, states = self._seen(states, self._params[: len(self._params) - len(self._others)])
+        params: Sequence[Tensor] = self._params
+        if self._others or self._distributed:
+            params, _, states = self._seen(states, self._params[: len(self._params) - len(self._others)])
         try:
             self._look = self.parts[0].backend.look_at(params, states, self._names)
         except RuntimeError:
@@ -216,23 +214,38 @@ class Plan:
         """Whether the last step was of the same parameters and gradients."""
         return self._last == self._present
 
-    def cohorts(self, marks: np.ndarray) -> tuple[list[tuple[int, Any]], Sequence[int]]:
-        """Returns the distinct (group, mark) pairs of parameters with gradients, and which of them each parameter has.
+    def _hyper(self, groups: Groups) -> tuple[list[Any], Sequence[int]]:
+        """Returns the hyper rows of the next step, and which of them each parameter has.
 
-        Args:
-            marks: one for each parameter.
+        There is one for each distinct pair of a param group and a number of steps taken.
         """
-        if len(self._first) and not self._all_present:
+        taken = self.state.taken
+        if not self._all_present:
             # those without a gradient do not matter
-            marks = np.where(self._has_gradient, marks, marks[self._first])
+            taken = np.where(self._has_gradient, taken, taken[self._first])
         # the bytes tell sooner than numpy does
-        together = marks.tobytes()
-        if together == together[: marks.itemsize] * len(marks):
-            mark = marks.item(0) if len(marks) else 0
-            return [(group, mark) for group in range(len(self._keys))], self.group
-        pairs = list(zip(self.group, marks.tolist(), strict=True))
-        number = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
-        return list(number), [number[pair] for pair in pairs]
+        together = taken.tobytes()
+        if together == together[: taken.itemsize] * len(taken):
+            rows: Sequence[int] = self.group
+            pairs = [(number, taken.item(0)) for number in range(len(groups))]
+        else:
+            each = list(zip(self.group, taken.tolist(), strict=True))
+            pairs = list(dict.fromkeys(each))
+            index = {pair: i for i, pair in enumerate(pairs)}
+            rows = [index[pair] for pair in each]
+        options = self._options
+        correct = options.scaling is None or options.scaling.bias_correction
+        hyper = []
+        for number, count in pairs:
+            group = groups[number]
+            row = options.rule.hyper_of(group, count, correct)
+            if type(row.lr) not in NUMBERS or type(row.weight_decay) not in NUMBERS:
+                lr, weight_decay = _number(row.lr, group), _number(row.weight_decay, group)
+                row = row._replace(lr=lr, weight_decay=weight_decay)
+            if group[EMA] is not None:
+                row = row._replace(ema=decay_of(group))
+            hyper.append(row)
+        return hyper, rows
 
     def _set_present(self, present: bytes) -> None:
         """Notes which parameters have a gradient."""
@@ -323,8 +336,6 @@ class Plan:
 
     def _seen(self, states: Any, params: Sequence[Any]) -> tuple[Any, ...]:
         """Returns what is looked at: parameters, gradients (None for those of the parameters), and state."""
-        if not (self._others or self._distributed):
-            return params, None, states
         grads = [*(local(param.grad) for param in params), *[None] * len(self._others)]
         params = [*map(local, params), *map(local, self._others)]
         if self._distributed:
@@ -345,10 +356,20 @@ class Plan:
                 )
 
 
-def group_key(options: StepOptions, group: dict[str, Any]) -> tuple[Any, ...]:
-    """Returns the options of a param group that a plan depends on, with the multipliers last."""
-    params, capturable, ema, entries = KEY(group)
-    return len(params), capturable, ema is None, options.state_columns(group), entries
+def _keys(options: StepOptions, groups: Groups) -> list[tuple[Any, ...]]:
+    """Returns the options of param groups that a plan depends on."""
+    optional = options.optional_state or "params"
+    return [
+        (len(group["params"]), group["capturable"], group["ema"] is None, not group[optional], group["multipliers"])
+        for group in groups
+    ]
+
+
+def _number(value: Any, group: dict[str, Any]) -> Number:
+    """Returns a learning rate or weight decay of a group: a tensor if every replay is to read it on the device."""
+    if not isinstance(value, Tensor) or not (value.is_cuda or group["capturable"]):
+        return float(value)
+    return value if value.dtype in (torch.float32, torch.float64) else value.float()
 
 
 def _same_targets(options: StepOptions, targets: Sequence[Target]) -> bool:

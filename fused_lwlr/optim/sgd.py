@@ -1,25 +1,18 @@
 """SGD with momentum, and a multiplier for every layer."""
 
-from collections.abc import Sequence
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from fused_lwlr import kernels
-from fused_lwlr.kernels import SGDHyper
-from fused_lwlr.optim.average import decay_of
-from fused_lwlr.optim.base import FusedOptimizer, number
+from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.options import SharedOptions
-from fused_lwlr.optim.plan import Plan
 from fused_lwlr.rescaling import ScaleInvariant
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-OPTIONS = itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "ema")
 
 
 class SGD(FusedOptimizer, torch.optim.SGD):
@@ -63,18 +56,3 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             maximize=maximize, foreach=shared["foreach"], differentiable=shared["differentiable"],
         )  # fmt: skip
         self._finish(shared["multipliers"])
-
-    def hyper_rows(self, plan: Plan) -> tuple[list[SGDHyper], Sequence[int]]:
-        if plan.new:
-            cohorts, rows = plan.cohorts(plan.state.fresh)
-            return [_hyper(self.param_groups[group], bool(first)) for group, first in cohorts], rows
-        # after the first step no buffer is
-        return [_hyper(group) for group in self.param_groups], plan.group
-
-
-def _hyper(group: dict[str, Any], first: bool = False) -> SGDHyper:
-    lr, momentum, dampening, weight_decay, nesterov, maximize, ema = OPTIONS(group)
-    rate, weight_decay = number(lr, group), number(weight_decay, group)
-    decay = 0.0 if ema is None else decay_of(group)
-    # which takes less time than a call of the class
-    return SGDHyper._make((rate, float(momentum), float(dampening), weight_decay, nesterov, maximize, first, decay))

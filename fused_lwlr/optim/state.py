@@ -32,8 +32,8 @@ class State:
 
     Attributes:
         columns: name -> a tensor for each parameter, or None: what tables take.
-        fresh: for each parameter, whether the next step is its first, bool.
-        steps: for each parameter, the number of steps taken, float32; 0 if the host does not count them.
+        taken: for each parameter, the number of steps taken, float32. If the host does not count them, it is 0 before
+            the first step and 1 after it; if the device counts them, 1.
         counts: whether the host counts steps.
 
     Raises:
@@ -58,10 +58,9 @@ class State:
         names = (*options.rule.states, MASTER)
         self.columns: dict[str, list[Tensor | None]] = {name: [state.get(name) for state in found] for name in names}
         self._entries: dict[str, list[Tensor | None]] = {name: [None] * len(params) for name in (*names, EMA, "step")}
-        self.fresh = np.zeros(len(params), dtype=bool)
-        self.steps = np.zeros(len(params), dtype=np.float32)
-        # of one memory with `steps`
-        counts = torch.from_numpy(self.steps).unbind()
+        self.taken = np.ones(len(params), dtype=np.float32)
+        # of one memory with `taken`
+        counts = torch.from_numpy(self.taken).unbind()
         for i, (param, (number, at), state) in enumerate(zip(params, places, found, strict=False)):
             if not stepped[i]:
                 continue
@@ -77,10 +76,11 @@ class State:
                 # state without a count is of a gradient that was taken
                 taken = state.get("step", float(not fresh))
                 self._entries["step"][i] = torch.as_tensor(taken, dtype=torch.float32, device=param.device)
-            elif options.rule.counts_steps:
-                self.steps[i] = _count_of(state)
+            elif self.counts:
+                self.taken[i] = _count_of(state)
                 self._entries["step"][i] = counts[i]
-            self.fresh[i] = fresh and not on_device
+            else:
+                self.taken[i] = not fresh
         if on_device:
             self._entries["step"] = self.columns["step"] = _apart(self._entries["step"])
         if any(entry is not None for entry in self._entries[EMA]):
@@ -88,15 +88,16 @@ class State:
 
     def count(self, members: np.ndarray) -> None:
         """Counts a step of some parameters."""
-        if len(members) == len(self.steps):
+        if len(members) == len(self.taken):
             # in half the time of `+= 1`
-            np.add(self.steps, ONE, out=self.steps)
+            np.add(self.taken, ONE, out=self.taken)
         else:
-            self.steps[members] += 1
+            self.taken[members] += 1
 
     def store(self, states: Any, members: np.ndarray) -> None:
         """Puts the state of some parameters where it belongs."""
-        self.fresh[members] = False
+        if not self.counts:
+            self.taken[members] = 1
         for i in members.tolist():
             entries = {name: tensors[i] for name, tensors in self._entries.items() if tensors[i] is not None}
             # without momentum SGD has none, and makes no entry

@@ -1,8 +1,9 @@
 """AdamW."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,15 @@ class AdamWHyper(NamedTuple):
     step: float = 1.0
     bias_correction: bool = True
     ema: float = 0.0
+
+
+OPTIONS = itemgetter("lr", "betas", "eps", "weight_decay", "maximize")
+
+
+def hyper_of(options: Mapping[str, Any], taken: float, bias_correction: bool) -> AdamWHyper:
+    """Returns the hyper row of a param group."""
+    lr, (beta1, beta2), eps, weight_decay, maximize = OPTIONS(options)
+    return AdamWHyper(lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, taken + 1, bias_correction)
 
 
 def reference(
@@ -108,6 +118,7 @@ def _two_floats(x: float) -> tuple[float, float]:
 ADAMW = Rule(
     name="adamw",
     hyper=AdamWHyper,
+    hyper_of=hyper_of,
     states=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     offers=("gradient", "direction"),
     adaptive=True,

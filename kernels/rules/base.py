@@ -6,7 +6,7 @@ plain Python functions, so that importing a rule does not import Triton. They ar
 particular rounding can call `update` from its reference, and is then written once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ class Rule:
     Attributes:
         name: the name in `LEAST_RESIDENT`.
         hyper: the type of a hyper row, a NamedTuple with at least `lr`, `weight_decay`, `maximize` and `ema`.
+        hyper_of: (options, taken, bias_correction) -> hyper row of a param group with these options, without the
+            average. `taken` is the number of steps taken; 0 or 1 if the rule does not count them.
         states: the names of the state columns, at most three.
         offers: the places at which a `Scale` can act.
         adaptive: whether the length of the gradient does not change the length of the step.
@@ -44,6 +46,7 @@ class Rule:
 
     name: str
     hyper: Any
+    hyper_of: Callable[[Mapping[str, Any], float, bool], Any]
     states: tuple[str, ...]
     offers: tuple[Place, ...]
     adaptive: bool

@@ -1,6 +1,6 @@
 """Lion (Symbolic Discovery of Optimization Algorithms, Algorithm 2)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -24,6 +24,12 @@ class LionHyper(NamedTuple):
     weight_decay: Number = 0.0
     maximize: bool = False
     ema: float = 0.0
+
+
+def hyper_of(options: Mapping[str, Any], taken: float, bias_correction: bool) -> LionHyper:
+    """Returns the hyper row of a param group."""
+    beta1, beta2 = map(float, options["betas"])
+    return LionHyper(options["lr"], beta1, beta2, options["weight_decay"], options["maximize"])
 
 
 def reference(
@@ -56,6 +62,7 @@ def _numbers(h: LionHyper) -> tuple[float, ...]:
 LION = Rule(
     name="lion",
     hyper=LionHyper,
+    hyper_of=hyper_of,
     states=("exp_avg",),
     offers=("gradient", "direction"),
     adaptive=True,

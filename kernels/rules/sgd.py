@@ -1,6 +1,7 @@
 """SGD with momentum."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +33,15 @@ class SGDHyper(NamedTuple):
     maximize: bool = False
     first: bool = False
     ema: float = 0.0
+
+
+OPTIONS = itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+
+
+def hyper_of(options: Mapping[str, Any], taken: float, bias_correction: bool) -> SGDHyper:
+    """Returns the hyper row of a param group."""
+    # takes less time than a call of the class
+    return SGDHyper._make((*OPTIONS(options), not taken, 0.0))
 
 
 def reference(
@@ -72,6 +82,7 @@ def coefficients(options, taken):  # type: ignore[no-untyped-def]
 SGD = Rule(
     name="sgd",
     hyper=SGDHyper,
+    hyper_of=hyper_of,
     states=("momentum_buffer",),
     offers=("gradient", "decayed", "direction"),
     adaptive=False,

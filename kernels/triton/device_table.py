@@ -43,6 +43,7 @@ class DeviceTable:
         active: for each row, whether it is active.
         known: for each row, whether Σw² of the last step is still right, by the parameter's version counter.
         rescales: whether the power of any row is not 0.
+        items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
         workspace: what an operation keeps from launch to launch.
     """
 
@@ -90,7 +91,7 @@ class DeviceTable:
         self._seen_hyper_row: tuple[int, ...] | None = None
         self._gradients: Any = (None, None, ())
         self._lists: dict[Any, np.ndarray] = {}
-        self._items: dict[Any, Tensor] = {}
+        self.items: dict[Any, Tensor] = {}
         self._bytes: dict[tuple[str, ...], int] = {}
         self._versions = self._expected = np.full(len(self._params), UNMEASURED)
         self._measured = False
@@ -98,7 +99,7 @@ class DeviceTable:
         itemsizes = {name: 0 if dtype is None else dtype.primitive_bitwidth // 8 for name, dtype in self.dtypes.items()}
         self.sizes = {name: self.numel * itemsize for name, itemsize in itemsizes.items()}
         # of a step count there is one for all elements
-        self._itemsizes = {**itemsizes, "step": 0}
+        self.itemsizes = {**itemsizes, "step": 0}
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the tensors that stand in for those that a kernel cannot walk as they are."""
         for name in table.columns:
@@ -110,8 +111,9 @@ class DeviceTable:
         """Brings the device table up to date with the table, and uploads it if anything differs."""
         if table.gradients is not self._gradients:
             self._accept_gradients(table)
-        for name, index, scratch in self._scratch_tensors():
-            scratch.copy_(real(table.columns[name][index]))
+        if self._has_scratch:
+            for name, index, scratch in self._scratch_tensors():
+                scratch.copy_(real(table.columns[name][index]))
         # a tuple is the same object again
         hyper_row = tuple(table.hyper_row)
         if hyper_row is not self._seen_hyper_row and hyper_row != self._seen_hyper_row:
@@ -147,7 +149,7 @@ class DeviceTable:
                 )
             # a replay also uses the scratch tensors and lists of now
             scratch = [list(tensors.values()) for tensors in self._scratch.values()]
-            self._captured.append((self._spares.pop().copy_(self._host), scratch, dict(self._items)))
+            self._captured.append((self._spares.pop().copy_(self._host), scratch, dict(self.items)))
         captured: Tensor = self._captured[-1][0]
         return captured
 
@@ -165,7 +167,8 @@ class DeviceTable:
                 descriptors = describe_all(table.columns["grad"])[1]
             scratch = {} if descriptors is None else self._layout.scratch_of(table.columns["grad"], descriptors)
             self._scratch["grad"] = scratch
-        size, scratch = self._itemsizes["grad"], self._scratch["grad"]
+            self._has_scratch = any(self._scratch.values())
+        size, scratch = self.itemsizes["grad"], self._scratch["grad"]
         self._addresses["grad"][:] = self._layout.row_addresses(addresses, size, scratch)
 
     def _activate(self, present: np.ndarray) -> None:
@@ -183,7 +186,7 @@ class DeviceTable:
             self._assign(self._addresses[name], np.where(stepped, addresses, 0))
         self._own_traits = np.where(stepped, layout.traits, layout.traits & ~SCALED.value) | ACTIVE.value * self.active
         self._assign(self._traits, self._own_traits | KNOWN.value * self.known)
-        self._items.clear()
+        self.items.clear()
         self._bytes.clear()
 
     def _scratch_tensors(self) -> list[tuple[str, int, Tensor]]:
@@ -191,7 +194,6 @@ class DeviceTable:
         return [
             (name, index, scratch)
             for name, tensors in self._scratch.items()
-            if tensors
             for index, scratch in tensors.items()
             if self._active_tensors[index]
         ]
@@ -199,9 +201,10 @@ class DeviceTable:
     def finish(self) -> None:
         """Copies what the kernel wrote to scratch tensors to where it belongs, and increments version counters."""
         increment_version(self._written)
-        for name, index, scratch in self._scratch_tensors():
-            if name != "grad":
-                real(self._columns[name][index]).copy_(scratch)
+        if self._has_scratch:
+            for name, index, scratch in self._scratch_tensors():
+                if name != "grad":
+                    real(self._columns[name][index]).copy_(scratch)
 
     def remember(self, wrote: bool) -> None:
         """Notes that Σw² of active rows is of the parameters as they are now.
@@ -238,34 +241,29 @@ class DeviceTable:
             self._bytes[passes] = sum(int(sizes[self.active & (where != 0)].sum()) for sizes, where in columns)
         return self._bytes[passes]
 
-    def items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
-        """Returns those items of a list that are of active rows, on the device.
+    def make_items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
+        """Returns those items of a list that are of active rows, on the device, and puts them into `items`.
 
         Args:
             key: names the list.
             make: returns all items, int32 [n, 2], with the row first.
         """
-        if key not in self._items:
-            if key not in self._lists:
-                self._lists[key] = make()
-            items = self._lists[key]
-            if not self.active.all():
-                items = items[self.active[items[:, 0]]]
-            host = torch.from_numpy(items)
-            # a new tensor each time: a graph may go on to read the old one
-            self._items[key] = upload(torch.empty_like(host, device=self.buffer.device), host)
-        return self._items[key]
-
-    def tiles(self, block: int, *, at_least_one: bool = False) -> Tensor:
-        """Returns (row, index) of every run of `block` elements of active rows, int32 [n, 2], rows in order."""
-        return self.items(("tiles", block), lambda: tile_list(self.numel, block, at_least_one=at_least_one))
+        if key not in self._lists:
+            self._lists[key] = make()
+        items = self._lists[key]
+        if not self.active.all():
+            items = items[self.active[items[:, 0]]]
+        host = torch.from_numpy(items)
+        # a new tensor each time: a graph may go on to read the old one
+        self.items[key] = upload(torch.empty_like(host, device=self.buffer.device), host)
+        return self.items[key]
 
     def _lay_out(self, name: str, addresses: bytes, descriptors: object) -> None:
         """Takes the addresses of a column."""
         self._scratch[name] = {}
         if name != "step":
             self._scratch[name] = self._layout.scratch_of(self._columns[name], descriptors)
-        self._addresses[name][:] = self._layout.row_addresses(addresses, self._itemsizes[name], self._scratch[name])
+        self._addresses[name][:] = self._layout.row_addresses(addresses, self.itemsizes[name], self._scratch[name])
         self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
 
 
@@ -290,7 +288,7 @@ def upload(device: Tensor, host: Tensor) -> Tensor:
 def device_table_of(
     table: Table, columns: Sequence[str], hyper: Numbers = NO_NUMBERS, *, tile: int, more: Sequence[str] = ()
 ) -> DeviceTable:
-    """Returns the device table, made on the first call and brought up to date on every one.
+    """Returns the device table, made on the first call; `refresh` brings it up to date.
 
     Args:
         columns: the columns that a kernel finds at fixed places.
@@ -302,7 +300,6 @@ def device_table_of(
     if found is None or found.hyper_rows != hyper.rows or found.hyper_width != hyper.width:
         more = [name for name in more if name in table.columns]
         found = table.cache[columns] = DeviceTable(table, columns, more, hyper.rows, hyper.width, tile)
-    found.refresh(table, hyper.data)
     return found
 
 

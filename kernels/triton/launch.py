@@ -72,14 +72,14 @@ class BoundKernel:
         self._options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
         # does nothing for tensors on the CPU
         self._device = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
-        self._compiled: dict[tuple[type, ...], Any] = {}
+        self.compiled: dict[tuple[type, ...], Any] = {}
 
     def compile(self, items: Tensor, args: Sequence[Any]) -> None:
         """Compiles and loads the kernel for such arguments, so that a launch cannot fail for want of that."""
         types = tuple(map(type, args))
-        if len(items) and types not in self._compiled:
+        if len(items) and types not in self.compiled:
             with self._device:
-                self._compiled[types] = self._runner_of(self._arguments(items, args))
+                self.compiled[types] = self._runner_of(self._arguments(items, args))
 
     def run(self, items: Tensor, args: Sequence[Any]) -> None:
         """Runs the kernel once, with arguments such as it was compiled for, and counts the launch."""
@@ -87,7 +87,7 @@ class BoundKernel:
             return
         programs = len(items) if self._most is None else min(len(items), self._most)
         with self._device:
-            self._compiled[tuple(map(type, args))]((grid(programs), 1, 1), self._arguments(items, args))
+            self.compiled[tuple(map(type, args))]((grid(programs), 1, 1), self._arguments(items, args))
         counters.launches += 1
         counters.bytes += self.device_table.bytes_of(self._passes)
         if self._reads is not None:

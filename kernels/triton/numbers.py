@@ -25,6 +25,7 @@ HEADER = 14
 """Numbers that precede the rule's own."""
 ON_DEVICE = {0: 3, 2: 4, 3: 5}
 """Numbers that may be tensors, and the int64 of a row that holds their address."""
+NUMBERS = (float, int)
 NOT_SHARED = (None, None, None)
 SCHEDULED = ("lr", "step")
 
@@ -65,7 +66,7 @@ def numbers_of(
         return NO_NUMBERS
     for row in hyper:
         # to ask a number whether it is a tensor takes longer than to compare its type
-        if not (type(row.lr) is float and type(row.weight_decay) is float) and any(map(_is_tensor, row)):
+        if not (type(row.lr) in NUMBERS and type(row.weight_decay) in NUMBERS) and any(map(_is_tensor, row)):
             return _with_tensors(rule, hyper, more, device)
     scheduled = [(row.lr, *rule.scheduled(row)) for row in hyper]
     shared = scheduled[0] if all(each == scheduled[0] for each in scheduled) else ()

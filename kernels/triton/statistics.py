@@ -16,7 +16,7 @@ from torch import Tensor
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.cached_totals import cached_totals_of
-from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.launch import BoundKernel, launch
 from fused_lwlr.kernels.triton.layout import ACTIVE, COUNTS_FOR_MAX_NORM, SCALED
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, fold, load
@@ -201,6 +201,7 @@ def _sum_rows(addresses, rows, out, totals, W: tl.constexpr, G: tl.constexpr, SL
 def statistics(table: Table) -> Tensor:
     """Computes statistics of every row that has a gradient: the same as `fused_lwlr.kernels.reference.statistics`."""
     device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
+    device_table.refresh(table, b"")
     out = torch.empty(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device_table.buffer.device)
     _launch(table, device_table, COLUMNS, (out, out, None), totals=False)
     return out
@@ -216,6 +217,7 @@ def totals(
     wanted = [name for name, want in (("param", anew), ("grad", grad)) if want]
     if wanted:
         device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
+        device_table.refresh(table, b"")
         if cached.rows is None:
             cached.rows = torch.zeros(device_table.rows, 4, dtype=torch.float64, device=device_table.buffer.device)
         _launch(table, device_table, wanted, (cached.rows, cached.totals, grad_scale), totals=True)
@@ -226,7 +228,10 @@ def _launch(
     table: Table, device_table: DeviceTable, read: Sequence[str], outputs: tuple[Any, ...], *, totals: bool
 ) -> None:
     """Reads some columns, and stores to `out`, and to `totals`; the last output is the loss scale."""
-    tiles, device = device_table.tiles(BLOCK * PASSES, at_least_one=True), device_table.buffer.device
+    device, tiles = device_table.buffer.device, device_table.items.get("tiles")
+    if tiles is None:
+        numel = device_table.numel
+        tiles = device_table.make_items("tiles", lambda: tile_list(numel, BLOCK * PASSES, at_least_one=True))
     if device_table.workspace is None:
         count = int(np.maximum(-(-device_table.numel // (BLOCK * PASSES)), 1).sum())
         device_table.workspace = (

@@ -12,7 +12,7 @@ from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.cached_totals import cached_totals_of
-from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import BoundKernel, launch, residents
 from fused_lwlr.kernels.triton.numbers import NOT_SHARED, Numbers, numbers_of
@@ -56,28 +56,27 @@ def prepare(
     more = scale.numbers if isinstance(scale, Scale) else ()
     numbers = numbers_of(rule, hyper, more, table.columns["param"][0].device, table.cache.get(rule))
     table.cache[rule] = numbers
-    device_table = device_table_of(table, columns_of(rule), numbers, tile=TILE, more=MORE)
-    if scale is None and gate is None and rounding_seed is None and device_table.dtypes["step"] is None:
-        return _plain(table, device_table, rule, numbers, write=write)
-    gate = gate or NO_GATE
-    return _queued(table, device_table, rule, numbers, scale, gate, write=write, rounding_seed=rounding_seed)
-
-
-@cache
-def columns_of(rule: Rule) -> tuple[str, ...]:
-    """Returns the columns that a kernel finds at fixed places, in the order of their dtypes in its arguments."""
-    return ("param", "grad", *rule.states, *[""] * (STATES - len(rule.states)), "step", "master_weight")
-
-
-def _plain(table: Table, device_table: DeviceTable, rule: Rule, numbers: Numbers, *, write: bool) -> Callable[[], None]:
-    """Prepares a step in which no tile waits for another."""
+    columns = columns_of(rule)
+    device_table = table.cache.get(columns)
+    if device_table is None or (device_table.hyper_rows, device_table.hyper_width) != (numbers.rows, numbers.width):
+        device_table = device_table_of(table, columns, numbers, tile=TILE, more=MORE)
+    device_table.refresh(table, numbers.data)
+    if not (scale is None and gate is None and rounding_seed is None and device_table.dtypes["step"] is None):
+        gate = gate or NO_GATE
+        return _queued(table, device_table, rule, numbers, scale, gate, write=write, rounding_seed=rounding_seed)
+    # no tile waits for another
     key = rule, numbers.on_device, write
     kernel = table.cache.get(key)
     if kernel is None or kernel.device_table is not device_table:
         passes, meta = _common(device_table, rule, on_device=numbers.on_device, write=write)
         kernel = table.cache[key] = BoundKernel(update.step_kernel, device_table, passes, **meta)
-    items, arguments = device_table.tiles(update.BLOCK), numbers.shared or NOT_SHARED
-    kernel.compile(items, arguments)
+    items = device_table.items.get("tiles")
+    if items is None:
+        items = device_table.make_items("tiles", lambda: tile_list(device_table.numel, update.BLOCK))
+    arguments = numbers.shared or NOT_SHARED
+    types = tuple(map(type, arguments))
+    if types not in kernel.compiled:
+        kernel.compile(items, arguments)
 
     def take() -> None:
         launch(kernel, items, arguments)
@@ -85,6 +84,12 @@ def _plain(table: Table, device_table: DeviceTable, rule: Rule, numbers: Numbers
             device_table.finish()
 
     return take
+
+
+@cache
+def columns_of(rule: Rule) -> tuple[str, ...]:
+    """Returns the columns that a kernel finds at fixed places, in the order of their dtypes in its arguments."""
+    return ("param", "grad", *rule.states, *[""] * (STATES - len(rule.states)), "step", "master_weight")
 
 
 def _queued(

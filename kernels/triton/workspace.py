@@ -49,11 +49,12 @@ class Workspace:
 
     def items(self, table: DeviceTable, *, norms: bool, updates: bool) -> torch.Tensor:
         """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
-        segments = self._segments
-        if not (norms and updates):
-            segments = 2 * np.arange(len(table.numel)) + updates
         key = self.first if norms and updates else (norms, updates)
-        return table.items(key, lambda: item_list(segments, table.numel, self._tile))
+        found = table.items.get(key)
+        if found is not None:
+            return found
+        segments = self._segments if norms and updates else 2 * np.arange(len(table.numel)) + updates
+        return table.make_items(key, lambda: item_list(segments, table.numel, self._tile))
 
     def first_reads(self, table: DeviceTable, *, again: bool) -> tuple[int, int]:
         """Returns the bytes that norm items read from memory, and those of them that update items find in L2.

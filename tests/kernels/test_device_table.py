@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tables import ADAMW, ADAMW_RULE, HYPER, SGD, agree, make, uniform
+from tables import ADAMW, ADAMW_RULE, HYPER, SGD, accept_any, agree, make, uniform
 
 from fused_lwlr import ELR
 from fused_lwlr.kernels import Row, SGDHyper, Table, triton
@@ -80,7 +80,7 @@ def test_uploaded_only_when_something_changed(uploads, device):
     assert uploads() == 0
     triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
-    assert table.accept_gradients([tensor.clone() for tensor in table.columns["grad"]])
+    assert accept_any(table, [tensor.clone() for tensor in table.columns["grad"]])
     triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
 
@@ -104,14 +104,14 @@ def test_gradient_at_another_address(device):
     for _ in range(3):
         agree("sgd", table, HYPER["sgd"])
         keep.append(table.columns["grad"])
-        assert table.accept_gradients([uniform(p.shape, p.dtype, device) for p in table.columns["param"]])
+        assert accept_any(table, [uniform(p.shape, p.dtype, device) for p in table.columns["param"]])
 
 
 def test_gradient_at_the_same_address_with_other_strides(device):
     table = make("sgd", [(6, 10)], torch.float32, device)
     memory = uniform((60,), torch.float32, device)
     for view in (memory.view(6, 10), memory.view(10, 6).T, memory[:10].expand(6, 10), memory.view(6, 10)):
-        assert table.accept_gradients([view])
+        assert accept_any(table, [view])
         assert view.data_ptr() == memory.data_ptr()
         agree("sgd", table, HYPER["sgd"])
 
@@ -134,13 +134,19 @@ def test_hyper_row_of_a_tensor_changes(device):
     agree("sgd", table, options)
 
 
+def refreshed(table, columns, hyper):
+    found = device_table_of(table, columns, hyper, tile=4)
+    found.refresh(table, hyper.data)
+    return found
+
+
 def test_only_what_changed_is_uploaded(device, monkeypatch):
     """Rates and addresses of gradients together, anything else with all there is; and the device has it all."""
     table = make("sgd", [(5,), (40, 3), (7,)], torch.float32, device)
     hyper = Numbers(1, 2, np.array([0.1, 0.2], dtype=np.float32).tobytes())
     other = Numbers(1, 2, np.array([0.3, 0.2], dtype=np.float32).tobytes())
     columns = ("param", "grad", "momentum_buffer")
-    image, sizes = device_table_of(table, columns, hyper, tile=4), []
+    image, sizes = refreshed(table, columns, hyper), []
     module = sys.modules["fused_lwlr.kernels.triton.device_table"]
     upload = module.upload
     monkeypatch.setattr(module, "upload", lambda device, host: sizes.append(len(host)) or upload(device, host))
@@ -148,19 +154,19 @@ def test_only_what_changed_is_uploaded(device, monkeypatch):
     few, whole = 1 + 1 + 2 * 3, len(image.buffer)
     for change, expected in [
         (lambda: None, []),
-        (lambda: table.accept_gradients([t.clone() for t in table.columns["grad"]]), [few]),
+        (lambda: accept_any(table, [t.clone() for t in table.columns["grad"]]), [few]),
         (lambda: None, []),
     ]:
         change()
-        device_table_of(table, columns, hyper, tile=4)
+        refreshed(table, columns, hyper)
         assert sizes == expected
         assert torch.equal(image.buffer.cpu(), image._host)
         sizes.clear()
-    device_table_of(table, columns, other, tile=4)
+    refreshed(table, columns, other)
     assert sizes == [few]
     assert torch.equal(image.buffer.cpu(), image._host)
     table.hyper_row = [0, 0, 1]
-    device_table_of(table, columns, other, tile=4)
+    refreshed(table, columns, other)
     assert sizes == [few, whole]
     assert torch.equal(image.buffer.cpu(), image._host)
 
@@ -173,7 +179,7 @@ def test_numbers_on_the_device(device):
     ]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
     hyper = Numbers(2, 2, np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32).tobytes())
-    image = device_table_of(table, ("param", "grad"), hyper, tile=4)
+    image = refreshed(table, ("param", "grad"), hyper)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]
     # sizes, hyper rows, first tiles, traits
