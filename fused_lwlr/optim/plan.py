@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,8 @@ class Plan:
         self.group = (*(number for number, _ in places), *[0] * len(self._others))
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
         self._sharded = sharded_of(self.parts, self._params) if self._distributed else None
+        rescaled = {id(target.tensor) for target in self._targets}
+        self._rescaled = np.array([id(param) in rescaled for param in self._params], dtype=bool)
         self._set_present(bytes([grad is not None for grad in grads]))
         self._hyper_rows: Sequence[int] | None = None
         self._look: Any = None
@@ -153,10 +156,6 @@ class Plan:
             self._check_modes()
         options, rule = self._options, self._options.rule
         hyper, hyper_rows = self._hyper(groups)
-        for numbers in hyper:
-            for number in numbers:
-                if type(number) is float and not -self._largest <= number <= self._largest:
-                    check_float32(numbers, self._largest, self._params)
         if self._targets:
             # without a gradient a tensor is only rescaled
             hyper_rows = np.where(self._has_gradient, hyper_rows, len(hyper)).tolist()
@@ -188,7 +187,8 @@ class Plan:
                 self.state.store(states, part.stepped)
         if self._distributed:
             # the kernels know of the local parts only
-            increment_version([self._params[i] for i in self._moved if is_distributed(self._params[i])])
+            moved = compress(self._params, self._moved.tolist())
+            increment_version([param for param in moved if is_distributed(param)])
         if self.new:
             self._begin(states)
         self._last = self._present
@@ -229,13 +229,15 @@ class Plan:
             rows: Sequence[int] = self.group
             pairs = [(number, taken.item(0)) for number in range(len(groups))]
         else:
-            each = list(zip(self.group, taken.tolist(), strict=True))
-            pairs = list(dict.fromkeys(each))
-            index = {pair: i for i, pair in enumerate(pairs)}
-            rows = [index[pair] for pair in each]
+            # one number stands for a pair
+            keys = (taken.astype(np.int64) * len(groups) + self.group).tolist()
+            index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+            rows = [index[key] for key in keys]
+            pairs = [(key % len(groups), float(key // len(groups))) for key in index]
         options = self._options
         correct = options.scaling is None or options.scaling.bias_correction
-        hyper = []
+        hyper: list[Any] = []
+        checked = -1
         for number, count in pairs:
             group = groups[number]
             row = options.rule.hyper_of(group, count, correct)
@@ -244,6 +246,11 @@ class Plan:
                 row = row._replace(lr=lr, weight_decay=weight_decay)
             if group[EMA] is not None:
                 row = row._replace(ema=decay_of(group))
+            if number != checked:
+                checked = number
+                for value in row:
+                    if type(value) is float and not -self._largest <= value <= self._largest:
+                        check_float32(row, self._largest, self._params)
             hyper.append(row)
         return hyper, rows
 
@@ -253,16 +260,15 @@ class Plan:
         self._has_gradient = np.frombuffer(present, dtype=bool)
         self._all_present = 0 not in present
         self._first = np.flatnonzero(self._has_gradient)[:1]
+        self._moved = self._has_gradient | self._rescaled
         for part in self.parts:
             part.stepped = part.members if self._all_present else part.members[self._has_gradient[part.members]]
-        rescaled = {id(target.tensor) for target in self._targets}
-        self._moved = [i for i, p in enumerate(self._params) if present[i] or id(p) in rescaled]
-        moved = set(self._moved)
+        # without any gradient nothing is rescaled
         self._active = [
-            part for part in self.parts if self._sharded is not None or not moved.isdisjoint(part.members.tolist())
+            part
+            for part in self.parts
+            if len(self._first) and (self._sharded is not None or self._moved[part.members].any())
         ]
-        if not len(self._first):
-            self._active = []
 
     def _check_gradients(self, groups: Groups, places: Sequence[tuple[int, int]], grads: Sequence[Any]) -> None:
         """Raises RuntimeError unless every parameter can be stepped by its gradient."""

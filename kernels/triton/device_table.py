@@ -1,6 +1,7 @@
 """The device table: the addresses, sizes and numbers of a table that a kernel reads, in one small buffer."""
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from operator import attrgetter
 from typing import Any
 
@@ -58,7 +59,11 @@ class DeviceTable:
         names = (*columns, *more)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.workspace: Any = None
-        self.rescales = bool((layout.traits >> POWER.value).any())
+        self._rescaled = layout.traits >> POWER.value != 0
+        self.rescales = bool(self._rescaled.any())
+        # of rows with and without a gradient
+        idle = layout.traits & ~SCALED.value | ACTIVE.value * self._rescaled
+        self._both_traits = layout.traits | ACTIVE.value, idle
         self.known = np.zeros(self.rows, dtype=bool)
 
         multipliers = self.rows + self.rows % 2
@@ -94,12 +99,12 @@ class DeviceTable:
         self.items: dict[Any, Tensor] = {}
         self._bytes: dict[tuple[str, ...], int] = {}
         self._versions = self._expected = np.full(len(self._params), UNMEASURED)
-        self._measured = False
+        self._measured = self._all_known = False
 
         itemsizes = {name: 0 if dtype is None else dtype.primitive_bitwidth // 8 for name, dtype in self.dtypes.items()}
         self.sizes = {name: self.numel * itemsize for name, itemsize in itemsizes.items()}
         # of a step count there is one for all elements
-        self.itemsizes = {**itemsizes, "step": 0}
+        self._itemsizes = {**itemsizes, "step": 0}
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the tensors that stand in for those that a kernel cannot walk as they are."""
         for name in table.columns:
@@ -121,7 +126,7 @@ class DeviceTable:
             self._assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._layout.tensor])
         if hyper != self._numbers:
             self._behind = True
-            self._numbers = self._hyper[:] = hyper
+            self._numbers = self._hyper[: len(hyper)] = hyper
         capturing = table.capturable and is_capturing()
         if self._measured:
             self._recall(capturing)
@@ -168,23 +173,22 @@ class DeviceTable:
             scratch = {} if descriptors is None else self._layout.scratch_of(table.columns["grad"], descriptors)
             self._scratch["grad"] = scratch
             self._has_scratch = any(self._scratch.values())
-        size, scratch = self.itemsizes["grad"], self._scratch["grad"]
+        size, scratch = self._itemsizes["grad"], self._scratch["grad"]
         self._addresses["grad"][:] = self._layout.row_addresses(addresses, size, scratch)
 
     def _activate(self, present: np.ndarray) -> None:
         """Marks the rows that are stepped or rescaled in the next step, and forgets the lists of others."""
         layout = self._layout
         stepped = present[layout.tensor]
-        self.active = stepped | (layout.traits >> POWER.value != 0)
-        tensors = present.copy()
-        tensors[layout.tensor[self.active]] = True
-        self._active_tensors = tensors
-        self._written = (
-            self._params if tensors.all() else [p for p, one in zip(self._params, tensors, strict=True) if one]
-        )
+        self.active = stepped | self._rescaled
+        self._active_tensors = tensors = present
+        if self.rescales:
+            self._active_tensors = tensors = present.copy()
+            tensors[layout.tensor[self._rescaled]] = True
+        self._written = list(compress(self._params, tensors.tobytes()))
         for name, addresses in self._all_rows.items():
             self._assign(self._addresses[name], np.where(stepped, addresses, 0))
-        self._own_traits = np.where(stepped, layout.traits, layout.traits & ~SCALED.value) | ACTIVE.value * self.active
+        self._own_traits = np.where(stepped, *self._both_traits)
         self._assign(self._traits, self._own_traits | KNOWN.value * self.known)
         self.items.clear()
         self._bytes.clear()
@@ -218,15 +222,18 @@ class DeviceTable:
         else:
             # `finish` has incremented them
             versions = self._versions + wrote
-        self._expected = np.where(self._active_tensors, versions, self._expected)
+        all_active = len(self._written) == len(self._params)
+        self._expected = versions if all_active else np.where(self._active_tensors, versions, self._expected)
 
     def _recall(self, capturing: bool) -> None:
         """Marks the rows whose parameters are as they were at the call of `remember`."""
         self._versions = versions_of(self._params)
+        if self._all_known and not capturing and self._versions.tobytes() == self._expected.tobytes():
+            return
         # a replay of a graph does not look at version counters
         known = (self._versions == self._expected)[self._layout.tensor] & (not capturing)
         if not np.array_equal(known, self.known):
-            self.known = known
+            self.known, self._all_known = known, bool(known.all())
             self._assign(self._traits, self._own_traits | KNOWN.value * known)
 
     def _assign(self, target: np.ndarray, values: np.ndarray) -> None:
@@ -263,7 +270,7 @@ class DeviceTable:
         self._scratch[name] = {}
         if name != "step":
             self._scratch[name] = self._layout.scratch_of(self._columns[name], descriptors)
-        self._addresses[name][:] = self._layout.row_addresses(addresses, self.itemsizes[name], self._scratch[name])
+        self._addresses[name][:] = self._layout.row_addresses(addresses, self._itemsizes[name], self._scratch[name])
         self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
 
 
@@ -297,9 +304,11 @@ def device_table_of(
         more: columns that follow all else, if the table has them.
     """
     found: DeviceTable | None = table.cache.get(columns)
-    if found is None or found.hyper_rows != hyper.rows or found.hyper_width != hyper.width:
+    if found is None or found.hyper_rows < hyper.rows or found.hyper_width != hyper.width:
         more = [name for name in more if name in table.columns]
-        found = table.cache[columns] = DeviceTable(table, columns, more, hyper.rows, hyper.width, tile)
+        # a power of two: parameters that are not always stepped have more and more of them
+        rows = 1 << max(hyper.rows - 1, 0).bit_length()
+        found = table.cache[columns] = DeviceTable(table, columns, more, rows if hyper.rows else 0, hyper.width, tile)
     return found
 
 

@@ -74,8 +74,15 @@ def numbers_of(
     if shared and last is not None and last.shared and last.key == key:
         return last._replace(shared=shared)
     values = array("f")
-    for row, each in zip(hyper, scheduled, strict=True):
-        values.extend(_row(rule, row, more, (0.0, 0.0, 0.0) if shared else each))
+    packed: dict[Any, list[Any]] = {}
+    for row, options, each in zip(hyper, key[0], scheduled, strict=True):
+        # rows of one param group differ in these numbers alone
+        if options not in packed:
+            packed[options] = _row(rule, row, more, (0.0, 0.0, 0.0))
+        start = len(values)
+        values.extend(packed[options])
+        if not shared:
+            values[start], values[start + 4], values[start + 5] = each
     return Numbers(len(hyper), len(values) // len(hyper), values.tobytes(), shared, False, key)
 
 

@@ -58,7 +58,7 @@ def prepare(
     table.cache[rule] = numbers
     columns = columns_of(rule)
     device_table = table.cache.get(columns)
-    if device_table is None or (device_table.hyper_rows, device_table.hyper_width) != (numbers.rows, numbers.width):
+    if device_table is None or device_table.hyper_rows < numbers.rows or device_table.hyper_width != numbers.width:
         device_table = device_table_of(table, columns, numbers, tile=TILE, more=MORE)
     device_table.refresh(table, numbers.data)
     if not (scale is None and gate is None and rounding_seed is None and device_table.dtypes["step"] is None):
