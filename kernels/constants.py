@@ -14,7 +14,7 @@ MEASURED: dict[str, str] = {}
 """Name of a device -> date and figures that the constants come from there. Empty: nothing was measured."""
 
 THREADS = 128
-"""Of a program. BLOCK is then 8 elements a thread: 16 bytes in half precision, twice 16 in single."""
+"""Threads of a program. With 1,024 elements a block has 8 for each: 16 bytes in half precision, 32 in single."""
 LANES = 64 if torch.version.hip else 32
 """Threads of a warp, for the GPUs that this build of torch is for: 64 on AMD's gfx9, 32 on NVIDIA's."""
 WARPS = THREADS // LANES
@@ -28,7 +28,7 @@ QUEUE_SLOTS = 1024
 STATISTICS_PASSES = 16
 """Blocks in a tile of the statistics kernel, which has less to do for each."""
 STATISTICS_SLOTS = 128
-"""The same as QUEUE_SLOTS of the statistics kernel."""
+"""Partial sums that the statistics kernel reads at a time."""
 WINDOW = 16 << 20
 """Bytes of rows that wait in the queue for their updates; of an L2 of 40 MB and up twice as much is counted on."""
 PER_PROCESSOR = 8

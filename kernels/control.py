@@ -1,4 +1,4 @@
-"""What a step may take besides its rule: a factor for each row, and decisions that all rows share."""
+"""Arguments of a step besides its rule: a factor for each row, and decisions that all rows share."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Scale(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What a `Scale` would find, known before the step: of rows that are shards of layers.
+    """The factors of a `Scale`, computed before the step, for rows that are shards of layers.
 
     Attributes:
         values: float64 [rows], one factor for each row.

@@ -70,12 +70,12 @@ class Look:
 
 
 def look_at(params: Sequence[Tensor], states: Mapping[Any, Any], names: Sequence[str]) -> Look:
-    """Return a `Look` at parameters and state."""
+    """Returns a `Look` at parameters and state."""
     return Look(params, states, names)
 
 
 def describe(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the descriptor of a tensor: dtype, device, shape, strides, and whether it is a lazy conjugate or negative.
+    """Returns the descriptor of a tensor: dtype, device, shape, strides, and whether it is a lazy conjugate or negative.
 
     The stride of a dimension of size 1 does not matter; it is 1 here.
 
@@ -91,7 +91,7 @@ def describe(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def describe_all(tensors: Sequence[Tensor | None], known: object = None) -> tuple[bytes, object]:
-    """Return the addresses of tensors and their descriptors.
+    """Returns the addresses of tensors and their descriptors.
 
     The descriptors are `known` itself if they are equal to it.
 
@@ -103,13 +103,13 @@ def describe_all(tensors: Sequence[Tensor | None], known: object = None) -> tupl
 
 
 def agree(tensor: Tensor, strides: Sequence[int]) -> bool:
-    """Return whether a tensor has these strides, ignoring dimensions of size 1."""
+    """Returns whether a tensor has these strides, ignoring dimensions of size 1."""
     found = tensor.stride()
     return found == strides or all(a == b or size == 1 for size, a, b in zip(tensor.shape, found, strides, strict=True))
 
 
 def addresses_of(tensors: Sequence[Tensor | None]) -> bytes:
-    """Return the data pointer of each tensor, int64; 0 for None, and for an empty or sparse tensor.
+    """Returns the data pointer of each tensor, int64; 0 for None, and for an empty or sparse tensor.
 
     A tensor that has elements but no memory, such as a meta tensor, has its storage offset in bytes instead.
     """
@@ -133,7 +133,7 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def _require_addresses(tensors: Sequence[Tensor | None]) -> bytes:
-    """Return `addresses_of`, or raise RuntimeError if a tensor has elements but no memory."""
+    """Returns `addresses_of`, or raise RuntimeError if a tensor has elements but no memory."""
     addresses = addresses_of(tensors)
     for address, tensor in zip(memoryview(addresses).cast("q"), tensors, strict=True):
         # without memory, the data pointer is the storage offset in bytes; most addresses are too large for that

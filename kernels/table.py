@@ -1,4 +1,4 @@
-"""The table: what one launch works on, as parallel columns of tensors and a list of rows."""
+"""The input of one launch: parallel columns of tensors, and a list of rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property

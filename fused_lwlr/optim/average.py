@@ -27,7 +27,7 @@ def check_decay(decay: Any) -> None:
 
 
 def decay_of(group: dict[str, Any]) -> float:
-    """The decay of the next step of a param group with averages."""
+    """Returns the decay of a param group with averages."""
     decay = group[EMA]
     if not 0 <= decay < 1:
         check_decay(decay)
@@ -35,7 +35,7 @@ def decay_of(group: dict[str, Any]) -> float:
 
 
 def first_average(param: Tensor, master_weight: Tensor | None) -> Tensor:
-    """What an average begins with: a copy of the weight as it is, exact where the parameter still is what it was."""
+    """Returns the first average: a copy of the weight, or the exact weight of elements that were not changed since."""
     average = param.detach().to(average_dtype(param), copy=True)
     if master_weight is None:
         return average
@@ -43,7 +43,7 @@ def first_average(param: Tensor, master_weight: Tensor | None) -> Tensor:
 
 
 def average_dtype(param: Tensor) -> torch.dtype:
-    """Of the average of a parameter: single precision at least, in which 0.9999 of a number is another one."""
+    """Returns the dtype of an average: at least float32, because in half precision 0.9999 · x is often x."""
     return torch.promote_types(param.dtype, torch.float32)
 
 

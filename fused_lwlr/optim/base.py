@@ -1,4 +1,4 @@
-"""What all optimizers share: they collect parameters, gradients and state into tables and launch one step."""
+"""The base of all optimizers: options, param groups, `step()` and checkpoints."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -110,7 +110,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @property
     def _kind(self) -> dict[str, Any]:
-        """What the class says of the options of a step."""
+        """The step options that the class fixes."""
         return {"optimizer": type(self).__name__, "rule": self.rule, "optional_state": self.optional_state}
 
     @property

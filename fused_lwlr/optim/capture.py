@@ -1,4 +1,4 @@
-"""What must hold for a step to be captured in a CUDA graph."""
+"""Checks before a step is captured in a CUDA graph."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -135,7 +135,7 @@ def check_option(option: str, value: Any, where: str) -> None:
 
 
 def _number(value: Any) -> float | None:
-    """A real number, also as a tensor of one element; None for anything else."""
+    """Returns a real number or a tensor of one element as a float; None for anything else."""
     if isinstance(value, Tensor):
         value = value.item() if value.numel() == 1 and not value.is_meta else None
     return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None

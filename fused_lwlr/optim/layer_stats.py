@@ -1,4 +1,4 @@
-"""What a step found out about every layer."""
+"""Statistics of a step for every layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class StepStatistics(Columns):
 
 
 def step_statistics(scaling: Scaling | None, parts: Sequence[Part]) -> StepStatistics:
-    """The statistics of the last step of some parts, in one piece.
+    """Returns the statistics of the last step of some parts.
 
     Raises:
         RuntimeError: there was no step, or none that computed them.

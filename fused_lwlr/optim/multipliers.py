@@ -52,7 +52,7 @@ def resolve(multipliers: Mapping[str, float], groups: Sequence[dict[str, Any]]) 
 
 
 def check(entries: Any, params: Sequence[Tensor], names: Sequence[str] | None = None) -> None:
-    """Raise ValueError unless `entries` are multipliers for these parameters, as a checkpoint should hold.
+    """Raises ValueError unless `entries` are multipliers for these parameters.
 
     Args:
         entries: what is in the group.

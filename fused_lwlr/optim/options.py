@@ -1,4 +1,4 @@
-"""The options of an optimizer: those that every optimizer takes by keyword, and what a step depends on."""
+"""The options that all optimizers share."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ DEFAULTS: SharedOptions = {
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a step depends on besides the param groups and the state. See `FusedOptimizer` for the options.
+    """Everything that a step depends on, except the param groups and the state. See `FusedOptimizer`.
 
     Attributes:
         optimizer: the name of the class, for messages.

@@ -229,11 +229,10 @@ class Plan:
             rows: Sequence[int] = self.group
             pairs = [(number, taken.item(0)) for number in range(len(groups))]
         else:
-            # one number stands for a pair
-            keys = (taken.astype(np.int64) * len(groups) + self.group).tolist()
-            index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+            keys = list(zip(self.group, taken.tolist(), strict=True))
+            pairs = list(dict.fromkeys(keys))
+            index = {key: i for i, key in enumerate(pairs)}
             rows = [index[key] for key in keys]
-            pairs = [(key % len(groups), float(key // len(groups))) for key in index]
         options = self._options
         correct = options.scaling is None or options.scaling.bias_correction
         hyper: list[Any] = []

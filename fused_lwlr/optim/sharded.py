@@ -19,12 +19,12 @@ Decisions = tuple[Sequence[Any], Sequence[Gate], Sequence[Tensor | None], Verdic
 
 
 def norm_itself(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
-    """The formula that asks for nothing but the norm."""
+    """A formula whose factor is the norm."""
     return norm
 
 
 class Sharded:
-    """What decides for layers of which this process has a part.
+    """Computes scales and gates for layers of which each process has a part.
 
     Args:
         parts: the parts of a plan.

@@ -1,4 +1,4 @@
-"""What a parameter, its gradient and its state must be for a step."""
+"""Checks of parameters and gradients before a step."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def _place(tensor: Any) -> str:
 
 
 def label_of(group: dict[str, Any], position: int) -> str:
-    """What messages call a parameter: its name, or its place."""
+    """Returns the name of a parameter for messages, or its place."""
     return repr(group["param_names"][position]) if "param_names" in group else f"number {position} of its group"
 
 

@@ -1,4 +1,4 @@
-"""The reference: readable PyTorch, the meaning of every operation, and the backend of every device but GPUs."""
+"""The reference: readable PyTorch, which defines every operation and runs on every device but GPUs."""
 
 from fused_lwlr.kernels.look import look_at
 from fused_lwlr.kernels.reference.statistics import statistics, totals

@@ -16,13 +16,13 @@ def mix(x: Tensor) -> Tensor:
 
 
 def key_of(seed: int, row: int, taken: Tensor) -> Tensor:
-    """What the noise of a row depends on, besides the position: the seed, the row, and the number of steps taken."""
+    """Returns the key of the noise of a row: a hash of the seed, the row and the number of steps taken."""
     key = mix(torch.full_like(taken, seed & 0xFFFFFFFF, dtype=torch.int64))
     return mix(mix(key ^ taken.to(torch.int64)) ^ row)
 
 
 def position_of(param: Tensor) -> Tensor:
-    """The position of each element of a row, from 0 on: in memory where they fill one run of it, else in order."""
+    """Returns the position of each element of a row: in memory if the elements fill one run of it, else in order."""
     position = torch.empty_like(param, dtype=torch.int64)
     if position.stride() != param.stride():
         position = position.contiguous()

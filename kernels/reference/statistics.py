@@ -38,7 +38,7 @@ def statistics(table: Table) -> Tensor:
 def totals(
     table: Table, *, grad: bool, weight: bool, balance: bool = False, grad_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What a `Gate` needs of one table: Σg², the number of non-finite gradient elements, max Σw², Σ 1 / ‖w‖, its terms.
+    """Computes what a `Gate` needs: Σg², the number of non-finite gradient elements, max Σw², Σ 1 / ‖w‖, its terms.
 
     Args:
         table: columns "param" and "grad".
@@ -71,5 +71,5 @@ def totals(
 
 
 def inverse_of(grad_scale: Tensor | None) -> Tensor | None:
-    """What scaled gradients are multiplied by, float32 of no dimension."""
+    """Returns 1 / grad_scale, float32 of no dimension, or None."""
     return None if grad_scale is None else grad_scale.reshape(()).double().reciprocal().float()

@@ -1,4 +1,4 @@
-"""A step of any rule in plain PyTorch: the meaning of every option, and the backend of every device but GPUs."""
+"""A step of any rule in plain PyTorch. It defines every option, and runs on every device but GPUs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -97,7 +97,7 @@ def step(
 
 
 class Control:
-    """The factors of each row of one step, from a `Scale` and a `Gate`, and how results are stored.
+    """Computes the factors of each row of a step, and stores results.
 
     Attributes:
         place: where the scale acts, None without one.

@@ -110,7 +110,7 @@ def _scheduled(h: AdamWHyper) -> tuple[float, float]:
 
 @lru_cache(maxsize=16)
 def _two_floats(x: float) -> tuple[float, float]:
-    """A double as the sum of two singles."""
+    """Returns a double as the sum of two singles."""
     (high,) = array("f", (x,))
     return high, x - high
 

@@ -1,4 +1,4 @@
-"""What an update rule is. A new rule is one file with one `Rule`; `lion.py` is the shortest example.
+"""The type of an update rule. A new rule is one file with one `Rule`; `lion.py` is the shortest example.
 
 A rule has a PyTorch reference, which defines it, and two functions for Triton, `update` and `coefficients`. These are
 plain Python functions, so that importing a rule does not import Triton. They are written in operators and the names of

@@ -122,7 +122,7 @@ def launch(kernel: BoundKernel, items: Tensor, args: Sequence[Any]) -> None:
 
 
 def grid(programs: int) -> int:
-    """How many programs are started: any number gives the same bits."""
+    """Returns the number of programs that are started. Results do not depend on it."""
     return programs
 
 

@@ -1,4 +1,4 @@
-"""Where rows are in memory, and which tensors one flat loop may walk together."""
+"""The layout of rows in memory, and which tensors one flat loop may walk together."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ Strides = tuple[int, ...]
 
 
 class Layout:
-    """What stays the same of the R rows of a table.
+    """The constant properties of the R rows of a table.
 
     A kernel walks a row in storage order, so all columns of a row must have the same strides and fill one run of
     memory. Where one does not, a scratch tensor stands in for it: filled before the launch, and copied back after it if
@@ -97,7 +97,7 @@ def layout_of(table: Table) -> Layout:
 
 
 def walk(param: Tensor, split: bool) -> Strides:
-    """The strides that every column of a parameter must have to be walked as one run of memory.
+    """Returns the strides that every column of a parameter must have to be walked as one run of memory.
 
     The parameter's own where its elements fill one run (and, if it is split along the first dimension,
     that dimension is the outermost), else those of a contiguous tensor.
@@ -118,7 +118,7 @@ def walk(param: Tensor, split: bool) -> Strides:
 
 
 def _stand_in(tensor: Tensor, strides: Strides) -> Tensor | None:
-    """None if a kernel can walk the tensor with these strides as it is, else an empty one that it can."""
+    """Returns an empty tensor with these strides, or None if a kernel can walk the tensor itself with them."""
     plain = not (tensor.is_conj() or tensor.is_neg())
     tensor = real(tensor)
     if (plain and agree(tensor, strides)) or tensor.numel() == 0:

@@ -40,7 +40,7 @@ Known = tuple[Tensor, int, int, list[tuple[int, int]]]
 
 
 def look_at(params: Sequence[Tensor], states: Mapping[Any, Any], names: Sequence[str]) -> Any:
-    """Return a `fused_lwlr.kernels.look.Look`, or an object in C with the same method.
+    """Returns a `fused_lwlr.kernels.look.Look`, or an object in C with the same method.
 
     Raises:
         RuntimeError: a parameter or an entry has elements but no memory.
@@ -56,13 +56,13 @@ def look_at(params: Sequence[Tensor], states: Mapping[Any, Any], names: Sequence
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether tensors made now are real ones, with which the self-test can run: in a FakeTensorMode, none is."""
+    """Returns whether tensors made now are real ones, with which the self-test can run: in a FakeTensorMode, none is."""
     return type(tensor) is Tensor
 
 
 @cache
 def _compiled() -> Any:
-    """Return the module in C, or None: without a warning if this torch lacks a function, as torch 2.8 does."""
+    """Returns the module in C, or None: without a warning if this torch lacks a function, as torch 2.8 does."""
     try:
         library = ctypes.CDLL(torch._C.__file__)
         functions = [getattr(library, f"aoti_torch_get_{name}", None) for name in GETTERS]
@@ -89,7 +89,7 @@ def _compiled() -> Any:
 
 
 def _handle_offset(tensor: Tensor) -> int:
-    """Return the offset of the at::Tensor in a Python tensor: it consists of the address that `_cdata` returns.
+    """Returns the offset of the at::Tensor in a Python tensor: it consists of the address that `_cdata` returns.
 
     Raises:
         ValueError: there is no such word.
@@ -112,7 +112,7 @@ def _self_test(module: Any, known: list[Known]) -> None:
 
 
 def _known_tensors() -> list[Known]:
-    """Return tensors on the CPU and their descriptions."""
+    """Returns tensors on the CPU and their descriptions."""
 
     def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device="cpu")

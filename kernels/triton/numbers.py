@@ -105,7 +105,7 @@ def _row(rule: Rule, h: Any, more: tuple[float, ...], scheduled: tuple[Any, ...]
 
 
 def _with_tensors(rule: Rule, hyper: Sequence[Any], more: tuple[float, ...], device: torch.device) -> Numbers:
-    """The same, if a learning rate or weight decay is a tensor."""
+    """Returns the hyper rows if a learning rate or weight decay is a tensor."""
     rows = [_row(rule, row, more, (row.lr, *rule.scheduled(row))) for row in hyper]
     addresses = []
     width = len(rows[0])

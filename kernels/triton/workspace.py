@@ -1,4 +1,4 @@
-"""What the queue keeps from launch to launch: its items in order, its counters and partial sums."""
+"""The memory of the queue between launches: its items in order, its counters and partial sums."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ class Workspace:
 
 
 def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tuple[np.ndarray, np.ndarray]:
-    """In which order the norms (kind 0) and updates (kind 1) of rows are queued: 2 · row + kind of each, int64.
+    """Returns the order of the norms (kind 0) and updates (kind 1) of rows in the queue: 2 · row + kind, int64.
 
     The norms of a row come before its updates, and those of other rows between them, so that nobody waits for
     long; but no more than `WINDOW` bytes of rows have their norms and wait for their updates.

@@ -16,7 +16,13 @@ SHAPES = [(6, 5), (), (130,)]
 @pytest.fixture
 def capturing(monkeypatch):
     """A function that switches to a capture, as far as a step can tell."""
-    return lambda on=True: monkeypatch.setattr(base, "is_capturing", lambda groups: on)
+
+    def switch(on=True):
+        for name in ("is_initialized", "is_current_stream_capturing"):
+            monkeypatch.setattr(torch.cuda, name, lambda: on)
+        monkeypatch.setattr(base, "are_on_gpu", lambda groups: on)
+
+    return switch
 
 
 def ours_of(name, named, **more):
@@ -152,9 +158,10 @@ def test_in_a_real_capture(name, device):
         graph_of(ours.step)
     assert identical(snapshot(ours, named), before)
     groups = [{"params": [torch.nn.Parameter(torch.ones(3)), named[0][1]]}]
-    assert not capture.is_capturing(groups)
+    assert not torch.cuda.is_current_stream_capturing()
+    assert capture.are_on_gpu(groups)
     found = []
-    graph_of(lambda: found.append(capture.is_capturing(groups)))
+    graph_of(lambda: found.append(torch.cuda.is_current_stream_capturing()))
     assert found == [True]
 
 
@@ -174,5 +181,5 @@ def test_an_error_that_was_not_told_yet(name, device):
         ours.step()
 
 
-def test_no_capture_without_a_gpu():
-    assert not capture.is_capturing([{"params": [torch.nn.Parameter(torch.ones(3))]}, {"params": []}])
+def test_parameters_on_the_cpu_are_not_captured():
+    assert not capture.are_on_gpu([{"params": [torch.nn.Parameter(torch.ones(3))]}, {"params": []}])
