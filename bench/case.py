@@ -113,10 +113,10 @@ def counted(entry: Entry) -> tuple[float, float] | None:
         return None
     from fused_lwlr.kernels.triton import counters
 
-    counters.reset()
+    counters.clear()
     entry.optimizer.step()
     count = sum(param.numel() for _, param in entry.named)
-    return counters.bytes / count, counters.cached / count
+    return counters["bytes"] / count, counters["cached"] / count
 
 
 def batches(case: Case, entrants: Sequence[Contestant], free: int) -> Iterator[list[Contestant]]:

@@ -131,9 +131,9 @@ def count(row: Row, device: torch.device) -> tuple[tuple[float, float, int], flo
     numel = sum(param.numel() for _, param in named)
     optimizer = _made(row, named)
     optimizer.step()
-    counters.reset()
+    counters.clear()
     optimizer.step()
-    found = counters.bytes / numel, counters.cached / numel, counters.launches
+    found = counters["bytes"] / numel, counters["cached"] / numel, counters["launches"]
     size = DTYPES[row.dtype].itemsize
     if row.rule == "statistics":
         return found, 2 * size

@@ -75,7 +75,7 @@ def look_at(params: Sequence[Tensor], states: Mapping[Any, Any], names: Sequence
 
 
 def describe(tensor: Tensor) -> tuple[Any, ...]:
-    """Returns the descriptor of a tensor: dtype, device, shape, strides, and whether it is a lazy conjugate or negative.
+    """Returns the descriptor of a tensor: dtype, device, shape, strides, and lazy conjugate and negative bits.
 
     The stride of a dimension of size 1 does not matter; it is 1 here.
 

@@ -70,10 +70,10 @@ def snapshot(optimizer: torch.optim.Optimizer, named: Named) -> Any:
 def cost(optimizer: torch.optim.Optimizer, named: Named) -> tuple[int, float, float]:
     """Launches, and bytes from memory and from L2 for each element, of one step."""
     gradients(named)
-    triton.counters.reset()
+    triton.counters.clear()
     optimizer.step()
     numel = sum(p.numel() for _, p in named)
-    return triton.counters.launches, triton.counters.bytes / numel, triton.counters.cached / numel
+    return triton.counters["launches"], triton.counters["bytes"] / numel, triton.counters["cached"] / numel
 
 
 def through_pickle(thing: Any) -> Any:

@@ -1,7 +1,7 @@
 """Launching kernels, and counting what was launched."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,24 +15,9 @@ from fused_lwlr.kernels.triton.device_table import DeviceTable
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@dataclass
-class Counters:
-    """Launches, and the bytes of rows that they read and wrote, since the last `reset`.
-
-    Attributes:
-        bytes: from and to memory.
-        cached: read once more by the same launch, so soon that they are still in L2.
-    """
-
-    launches: int = 0
-    bytes: int = 0
-    cached: int = 0
-
-    def reset(self) -> None:
-        self.launches = self.bytes = self.cached = 0
-
-
-counters = Counters()
+counters: Counter[str] = Counter()
+"""Launches since the last `counters.clear()`, the bytes of rows that they read from and wrote to memory ("bytes"), and
+those that they read once more from L2 ("cached")."""
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
@@ -88,12 +73,12 @@ class BoundKernel:
         programs = len(items) if self._most is None else min(len(items), self._most)
         with self._device:
             self.compiled[tuple(map(type, args))]((grid(programs), 1, 1), self._arguments(items, args))
-        counters.launches += 1
-        counters.bytes += self.device_table.bytes_of(self._passes)
+        counters["launches"] += 1
+        counters["bytes"] += self.device_table.bytes_of(self._passes)
         if self._reads is not None:
             read, cached = self._reads()
-            counters.bytes += read
-            counters.cached += cached
+            counters["bytes"] += read
+            counters["cached"] += cached
 
     def _arguments(self, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
         table = self.device_table

@@ -56,7 +56,7 @@ def look_at(params: Sequence[Tensor], states: Mapping[Any, Any], names: Sequence
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Returns whether tensors made now are real ones, with which the self-test can run: in a FakeTensorMode, none is."""
+    """Returns whether tensors made now have values, as the self-test needs: not in a FakeTensorMode."""
     return type(tensor) is Tensor
 
 

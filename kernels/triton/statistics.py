@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.cached_totals import cached_totals_of
+from fused_lwlr.kernels.triton.cached_totals import are_valid, cached_totals
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.launch import BoundKernel, launch
 from fused_lwlr.kernels.triton.layout import ACTIVE, COUNTS_FOR_MAX_NORM, SCALED
@@ -211,17 +211,18 @@ def totals(
     table: Table, *, grad: bool, weight: bool, balance: bool = False, grad_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Computes what a `Gate` needs of one table: the same as `fused_lwlr.kernels.reference.totals`."""
-    cached = cached_totals_of(table)
+    found = cached_totals(table)
     # those of the last step are right while no weight was changed
-    anew = (weight or balance) and not cached.valid(table)
+    anew = (weight or balance) and not are_valid(table)
     wanted = [name for name, want in (("param", anew), ("grad", grad)) if want]
     if wanted:
         device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
         device_table.refresh(table, b"")
-        if cached.rows is None:
-            cached.rows = torch.zeros(device_table.rows, 4, dtype=torch.float64, device=device_table.buffer.device)
-        _launch(table, device_table, wanted, (cached.rows, cached.totals, grad_scale), totals=True)
-    return cached.totals, cached.totals if cached.rows is None else cached.rows[:, 1]
+        if "row sums" not in table.cache:
+            sums = torch.zeros(device_table.rows, 4, dtype=torch.float64, device=device_table.buffer.device)
+            table.cache["row sums"] = sums
+        _launch(table, device_table, wanted, (table.cache["row sums"], found, grad_scale), totals=True)
+    return found, table.cache["row sums"][:, 1] if "row sums" in table.cache else found
 
 
 def _launch(

@@ -10,8 +10,7 @@ from fused_lwlr.kernels.constants import most_registers
 from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton import queue, update
-from fused_lwlr.kernels.triton.cached_totals import cached_totals_of
+from fused_lwlr.kernels.triton import cached_totals, queue, update
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import BoundKernel, launch, residents
@@ -107,7 +106,7 @@ def _queued(
     formula = scale.formula if isinstance(scale, Scale) else None
     known = scale.values.contiguous() if isinstance(scale, Factors) else None
     balance = isinstance(scale, Balance)
-    cached, rescale = cached_totals_of(table), gate.totals is not None and device_table.rescales
+    totals, rescale = cached_totals.cached_totals(table), gate.totals is not None and device_table.rescales
     work = _workspace(device_table, rule, scale)
     place = None if scale is None else scale.place
     key = (rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), place, formula)
@@ -118,8 +117,8 @@ def _queued(
     items = work.items(device_table, norms=not write or formula is not None, updates=write)
     arguments = (
         *(numbers.shared or NOT_SHARED), work.tiles, *work.buffers,
-        cached.totals if gate.totals is None else gate.totals, cached.totals, gate.max_norm, gate.grad_scale,
-        gate.found_inf, known, cached.rows if balance and write else None, rounding_seed,
+        totals if gate.totals is None else gate.totals, totals, gate.max_norm, gate.grad_scale,
+        gate.found_inf, known, table.cache.get("row sums") if balance and write else None, rounding_seed,
     )  # fmt: skip
     kernel.compile(items, arguments)
 
@@ -128,7 +127,7 @@ def _queued(
         if write:
             device_table.finish()
             if rescale or balance:
-                cached.remember(table)
+                cached_totals.validate(table)
         device_table.remember(write)
         return work.statistics if formula is not None else None
 
