@@ -4,7 +4,8 @@ from copy import deepcopy
 
 import torch
 from lazy import imaginary, negated
-from steps import OURS, TORCH, identical, parameters, saved, twin, uniform
+from plain_lion import PlainLion
+from steps import ALL, TORCH, identical, parameters, saved, twin, uniform
 from tolerances import EPS, same
 from torch import nn
 
@@ -82,8 +83,8 @@ class Twins:
     def _optimizers(self, options):
         result = []
         for cls, params, more in (
-            (OURS[self.name], self.named, {"backend": self.backend, "ema": self.ema}),
-            (TORCH[self.name], self.expected, {"foreach": False}),
+            (ALL[self.name], self.named, {"backend": self.backend, "ema": self.ema}),
+            ({**TORCH, "lion": PlainLion}[self.name], self.expected, {"foreach": False}),
         ):
             entries = params if self.with_names else [p for _, p in params]
             groups = [{"params": entries[start:stop], **own} for start, stop, own in self.groups]

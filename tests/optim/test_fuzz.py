@@ -1,7 +1,8 @@
 """Random sequences of what training loops do, on our optimizer and on torch's single-tensor one, compared all along."""
 
+import pytest
 import torch
-from cases import every_case, nan_arithmetic, overflow
+from cases import every_backend, nan_arithmetic, overflow
 from fuzzing import GRADIENTS, HALF, REPLACED, SHAPES, Twins
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,10 +23,14 @@ OPTIONS = {
         st.fixed_dictionaries({**COMMON, "amsgrad": SWITCH, "eps": st.sampled_from([1e-8, 1e-3])}),
         st.sampled_from([{}, {"betas": (0.5, 0.9)}, {"betas": (0.0, 0.3)}]),
     ),
+    "lion": st.tuples(
+        st.fixed_dictionaries(COMMON), st.sampled_from([{}, {"betas": (0.5, 0.9)}, {"betas": (0.0, 0.3)}])
+    ),
 }  # fmt: skip
 LATER = {
     "sgd": {"momentum": st.sampled_from([0.0, 0.9])},
     "adamw": {"betas": st.sampled_from([(0.9, 0.999), (0.5, 0.9)])},
+    "lion": {"betas": st.sampled_from([(0.9, 0.99), (0.5, 0.9)])},
 }
 # plain gradients more often than the others, so that most sequences do not end in NaN
 KINDS = st.lists(st.sampled_from([*["uniform"] * 12, *GRADIENTS]), min_size=1, max_size=3)
@@ -65,7 +70,8 @@ def sequences(draw, name):
 
 @nan_arithmetic
 @overflow
-@every_case
+@every_backend
+@pytest.mark.parametrize("name", OPTIONS)
 def test_any_sequence(name, backend, device):
     @settings(suppress_health_check=[HealthCheck.too_slow])
     @given(OPTIONS[name], MODEL, SWITCH, st.sampled_from([None, 0.9, 0.3]), sequences(name))
