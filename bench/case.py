@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bench.clock import Clock
 from bench.contestants import Contestant, Named
+from bench.bytes_moved import recorded
 from bench.gate import parameters
 from bench.parameter_sets import Shapes, numel
 
@@ -111,12 +112,10 @@ def counted(entry: Entry) -> tuple[float, float] | None:
     """Bytes of a parameter, and those read again from L2, of one step of ours by the launcher; None elsewhere."""
     if entry.contestant.who != "ours" or not entry.named[0][1].is_cuda:
         return None
-    from fused_lwlr.kernels.triton import counters
-
-    counters.clear()
-    entry.optimizer.step()
+    with recorded() as counted:
+        entry.optimizer.step()
     count = sum(param.numel() for _, param in entry.named)
-    return counters["bytes"] / count, counters["cached"] / count
+    return counted["bytes"] / count, counted["cached"] / count
 
 
 def batches(case: Case, entrants: Sequence[Contestant], free: int) -> Iterator[list[Contestant]]:

@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import fused_lwlr
+from bench.bytes_moved import recorded
 from bench.contestants import Named, OurStatistics
 from bench.gate import parameters
 from fused_lwlr import (
@@ -124,16 +125,14 @@ def count(row: Row, device: torch.device) -> tuple[tuple[float, float, int], flo
     The floor: every column that the step needs read once, and all but the gradient written once; of half precision
     beside exact weights the parameter need only be written.
     """
-    from fused_lwlr.kernels.triton import counters
-
     torch.manual_seed(0)
     named = parameters(SHAPES, DTYPES[row.dtype], device)
     numel = sum(param.numel() for _, param in named)
     optimizer = _made(row, named)
     optimizer.step()
-    counters.clear()
-    optimizer.step()
-    found = counters["bytes"] / numel, counters["cached"] / numel, counters["launches"]
+    with recorded() as counted:
+        optimizer.step()
+    found = counted["bytes"] / numel, counted["cached"] / numel, counted["launches"]
     size = DTYPES[row.dtype].itemsize
     if row.rule == "statistics":
         return found, 2 * size

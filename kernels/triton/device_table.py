@@ -97,14 +97,13 @@ class DeviceTable:
         self._gradients: Any = (None, None, ())
         self._lists: dict[Any, np.ndarray] = {}
         self.items: dict[Any, Tensor] = {}
-        self._bytes: dict[tuple[str, ...], int] = {}
         self._versions = self._expected = np.full(len(self._params), UNMEASURED)
         self._measured = self._all_known = False
 
         itemsizes = {name: 0 if dtype is None else dtype.primitive_bitwidth // 8 for name, dtype in self.dtypes.items()}
-        self.sizes = {name: self.numel * itemsize for name, itemsize in itemsizes.items()}
         # of a step count there is one for all elements
         self._itemsizes = {**itemsizes, "step": 0}
+        self.sizes = {name: self.numel * itemsize for name, itemsize in self._itemsizes.items()}
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the tensors that stand in for those that a kernel cannot walk as they are."""
         for name in table.columns:
@@ -191,7 +190,6 @@ class DeviceTable:
         self._own_traits = np.where(stepped, *self._both_traits)
         self._assign(self._traits, self._own_traits | KNOWN.value * self.known)
         self.items.clear()
-        self._bytes.clear()
 
     def _scratch_tensors(self) -> list[tuple[str, int, Tensor]]:
         """Returns the column, number and scratch tensor of each active tensor that has one."""
@@ -240,13 +238,6 @@ class DeviceTable:
         if not np.array_equal(target, values):
             self._stale = True
             target[:] = values
-
-    def bytes_of(self, passes: tuple[str, ...]) -> int:
-        """Returns the bytes of all active rows in some columns."""
-        if passes not in self._bytes:
-            columns = [(self.sizes[name], self._addresses[name]) for name in passes if name in self.sizes]
-            self._bytes[passes] = sum(int(sizes[self.active & (where != 0)].sum()) for sizes, where in columns)
-        return self._bytes[passes]
 
     def make_items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
         """Returns those items of a list that are of active rows, on the device, and puts them into `items`.

@@ -16,8 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 counters: Counter[str] = Counter()
-"""Launches since the last `counters.clear()`, the bytes of rows that they read from and wrote to memory ("bytes"), and
-those that they read once more from L2 ("cached")."""
+"""The number of "launches" since the last `counters.clear()`."""
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
@@ -34,8 +33,6 @@ class BoundKernel:
         kernel: takes addresses, floats, items, the number of items and of rows, then what differs between launches, and
             last the compile-time arguments.
         device_table: the device table of addresses, floats and rows.
-        passes: the name of a column for each time that it is read or written, for the byte count.
-        reads: returns the bytes that are read besides, from memory and from L2.
         most_programs: the number of programs at most; by default one for each item.
         registers: of a thread at most; by default the compiler chooses, as it always does on AMD.
         meta: compile-time arguments.
@@ -45,48 +42,33 @@ class BoundKernel:
         self,
         kernel: Any,
         device_table: DeviceTable,
-        passes: Sequence[str],
         *,
-        reads: Callable[[], tuple[int, int]] | None = None,
         most_programs: int | None = None,
         registers: int | None = None,
         **meta: Any,
     ):
-        self.device_table, self._passes, self._reads = device_table, tuple(passes), reads
-        self._kernel, self._most, self._meta = kernel, most_programs, meta
+        self.device_table, self.meta = device_table, meta
+        self._kernel, self.most_programs = kernel, most_programs
         self._options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
         # does nothing for tensors on the CPU
-        self._device = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
+        self.device = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
         self.compiled: dict[tuple[type, ...], Any] = {}
 
     def compile(self, items: Tensor, args: Sequence[Any]) -> None:
         """Compiles and loads the kernel for such arguments, so that a launch cannot fail for want of that."""
         types = tuple(map(type, args))
         if len(items) and types not in self.compiled:
-            with self._device:
-                self.compiled[types] = self._runner_of(self._arguments(items, args))
+            with self.device:
+                self.compiled[types] = self._runner_of(self.arguments(items, args))
 
-    def run(self, items: Tensor, args: Sequence[Any]) -> None:
-        """Runs the kernel once, with arguments such as it was compiled for, and counts the launch."""
-        if not len(items):
-            return
-        programs = len(items) if self._most is None else min(len(items), self._most)
-        with self._device:
-            self.compiled[tuple(map(type, args))]((grid(programs), 1, 1), self._arguments(items, args))
-        counters["launches"] += 1
-        counters["bytes"] += self.device_table.bytes_of(self._passes)
-        if self._reads is not None:
-            read, cached = self._reads()
-            counters["bytes"] += read
-            counters["cached"] += cached
-
-    def _arguments(self, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
+    def arguments(self, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Returns all run-time arguments."""
         table = self.device_table
         return table.addresses, table.floats, items, len(items), table.rows, *args
 
     def _runner_of(self, arguments: tuple[Any, ...]) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None]:
         # the functions do not hold self, which holds them: nothing is to wait for the collector of cycles
-        kernel, meta = self._kernel, self._meta
+        kernel, meta = self._kernel, self.meta
         if knobs.runtime.interpret:
             return lambda size, arguments: kernel[size](*arguments, **meta)
         # without contraction to FMA, rounding is that of the operations as written, on every device and version
@@ -97,13 +79,18 @@ class BoundKernel:
 
 
 def launch(kernel: BoundKernel, items: Tensor, args: Sequence[Any]) -> None:
-    """Runs a compiled kernel.
+    """Runs a compiled kernel once, and counts the launch.
 
     Args:
-        items: the work of the programs, int32 [n, 2].
+        items: the work of the programs, int32 [n, 2]; without any there is no launch.
         args: what the kernel takes after the number of rows.
     """
-    kernel.run(items, args)
+    if not len(items):
+        return
+    programs = len(items) if kernel.most_programs is None else min(len(items), kernel.most_programs)
+    with kernel.device:
+        kernel.compiled[tuple(map(type, args))]((grid(programs), 1, 1), kernel.arguments(items, args))
+    counters["launches"] += 1
 
 
 def grid(programs: int) -> int:

@@ -243,7 +243,7 @@ def _launch(
     if key not in table.cache:
         dtypes = device_table.dtypes
         table.cache[key] = BoundKernel(
-            statistics_kernel, device_table, read,
+            statistics_kernel, device_table,
             registers=constants.most_registers("totals" if totals else "statistics"),
             W=dtypes["param"] if "param" in read else None, G=dtypes["grad"] if "grad" in read else None,
             BLOCK=BLOCK, PASSES=PASSES, SLOTS=SLOTS, TOTALS=totals, num_warps=WARPS,

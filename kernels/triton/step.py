@@ -1,7 +1,7 @@
 """The host side of every step: which kernel, over which items, with what workspace."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -67,8 +67,8 @@ def prepare(
     key = rule, numbers.on_device, write
     kernel = table.cache.get(key)
     if kernel is None or kernel.device_table is not device_table:
-        passes, meta = _common(device_table, rule, on_device=numbers.on_device, write=write)
-        kernel = table.cache[key] = BoundKernel(update.step_kernel, device_table, passes, **meta)
+        meta = _common(device_table, rule, on_device=numbers.on_device)
+        kernel = table.cache[key] = BoundKernel(update.step_kernel, device_table, **meta)
     items = device_table.items.get("tiles")
     if items is None:
         items = device_table.make_items("tiles", lambda: tile_list(device_table.numel, update.BLOCK))
@@ -107,12 +107,12 @@ def _queued(
     known = scale.values.contiguous() if isinstance(scale, Factors) else None
     balance = isinstance(scale, Balance)
     totals, rescale = cached_totals.cached_totals(table), gate.totals is not None and device_table.rescales
-    work = _workspace(device_table, rule, scale)
+    work = _workspace(device_table, scale)
     place = None if scale is None else scale.place
     key = (rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), place, formula)
     kernel, workspace = table.cache.get(key, (None, None))
     if kernel is None or kernel.device_table is not device_table or workspace is not work:
-        kernel = _queue_kernel(device_table, work, rule, scale, gate, numbers.on_device, write, rescale)
+        kernel = _queue_kernel(device_table, rule, scale, gate, numbers.on_device, write, rescale)
         table.cache[key] = kernel, work
     items = work.items(device_table, norms=not write or formula is not None, updates=write)
     arguments = (
@@ -136,7 +136,6 @@ def _queued(
 
 def _queue_kernel(
     device_table: DeviceTable,
-    work: Workspace,
     rule: Rule,
     scale: Scale | Factors | Balance | None,
     gate: Gate,
@@ -145,12 +144,11 @@ def _queue_kernel(
     rescale: bool,
 ) -> BoundKernel:
     """Returns what the kernel with the queue is compiled for."""
-    passes, meta = _common(device_table, rule, on_device=on_device, write=write)
+    meta = _common(device_table, rule, on_device=on_device)
     formula = scale if isinstance(scale, Scale) else None
     gated = gate.totals is not None or device_table.dtypes["step"] is not None
     return BoundKernel(
-        queue.queue_kernel, device_table, passes, most_programs=residents(device_table.buffer.device),
-        reads=partial(work.first_reads, device_table, again=write) if formula is not None else None,
+        queue.queue_kernel, device_table, most_programs=residents(device_table.buffer.device),
         registers=most_registers(f"{rule.name} queue, gated" if gated else f"{rule.name} queue"), **meta,
         STEP=device_table.dtypes["step"], COEFFICIENTS=compiled(rule.coefficients),
         FORMULA=compiled(formula.formula) if formula is not None else None,
@@ -161,30 +159,17 @@ def _queue_kernel(
     )  # fmt: skip
 
 
-def _common(
-    device_table: DeviceTable, rule: Rule, *, on_device: bool, write: bool
-) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Returns a column for each time that it is read or written, and what both kernels are compiled for."""
+def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[str, Any]:
+    """Returns the compile-time arguments of both kernels."""
     meta: dict[str, Any] = {key: device_table.dtypes[columns_of(rule)[at]] for key, at in PLACES.items()}
     meta |= {"E": device_table.dtypes.get("ema"), "RULE": compiled(rule.update), "LIVE": on_device}
-    meta |= {"WIDTH": device_table.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
-    written = _written(device_table, rule)
-    return (*written, *written, "grad") if write else (), meta
+    return {**meta, "WIDTH": device_table.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
 
 
-def _written(device_table: DeviceTable, rule: Rule) -> list[str]:
-    """Returns the columns that a step writes."""
-    columns = ("param", *rule.states, "master_weight", *MORE)
-    return [name for name in columns if device_table.dtypes.get(name) is not None]
-
-
-def _workspace(device_table: DeviceTable, rule: Rule, scale: Scale | Factors | Balance | None) -> Workspace:
-    """Returns the workspace, made anew if norms are read from other columns than before."""
-    first: tuple[str, ...] = ()
-    if isinstance(scale, (Scale, Factors)):
-        direction = [name for name in _written(device_table, rule) if name not in MORE]
-        first = ("grad", *direction) if scale.place == "direction" else ("grad",)
+def _workspace(device_table: DeviceTable, scale: Scale | Factors | Balance | None) -> Workspace:
+    """Returns the workspace, made anew if there are norms now and were none, or the other way round."""
+    measured = isinstance(scale, (Scale, Factors))
     work: Workspace | None = device_table.workspace
-    if work is None or work.first != first:
-        work = device_table.workspace = Workspace(device_table, TILE, first)
+    if work is None or work.measured != measured:
+        work = device_table.workspace = Workspace(device_table, TILE, measured=measured)
     return work

@@ -1,8 +1,6 @@
 """The memory of the queue between launches: its items in order, its counters and partial sums."""
 
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,24 +14,19 @@ class Workspace:
     """Items and buffers of `queue_kernel` for one device table.
 
     Attributes:
-        first: the columns that norm items read; none if there are no norm items.
+        measured: whether there are norm items.
         tiles: the number of tiles of all rows.
         buffers: counters, partials, prints, factors and statistics, in the order of the kernel's arguments.
         statistics: float64 [rows, 5], what the last launch found.
     """
 
-    def __init__(self, device_table: DeviceTable, tile: int, first: Sequence[str]):
-        self.first = tuple(first)
-        self._tile = tile
-        self._sizes = [device_table.sizes[name] for name in first if name in device_table.sizes]
-        nothing = np.zeros_like(device_table.numel)
-        footprint, norms = sum(device_table.sizes.values(), nothing), sum(self._sizes, nothing)
-        # for each row, whether what its norm items read is still in L2 when its update items read it again
-        self._segments, self._within = schedule(footprint, norms, measured=bool(first))
-        self._counted: tuple[Any, ...] = (None,)
+    def __init__(self, device_table: DeviceTable, tile: int, *, measured: bool):
+        self.measured, self._tile = measured, tile
+        footprint = sum(device_table.sizes.values(), np.zeros_like(device_table.numel))
+        self._segments = schedule(footprint, measured=measured)
         self.tiles = int((-(-device_table.numel // tile)).sum())
         # without norm items nothing is stored for a row
-        rows, device = device_table.rows if first else 0, device_table.buffer.device
+        rows, device = device_table.rows if measured else 0, device_table.buffer.device
         self.statistics = torch.zeros(rows, len(STEP_STATISTICS), dtype=torch.float64, device=device)
         # a row without elements has no item: its factor stays 1
         self.statistics[:, -1] = 1
@@ -49,33 +42,15 @@ class Workspace:
 
     def items(self, table: DeviceTable, *, norms: bool, updates: bool) -> torch.Tensor:
         """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
-        key = self.first if norms and updates else (norms, updates)
+        key = self.measured, norms, updates
         found = table.items.get(key)
         if found is not None:
             return found
         segments = self._segments if norms and updates else 2 * np.arange(len(table.numel)) + updates
         return table.make_items(key, lambda: item_list(segments, table.numel, self._tile))
 
-    def first_reads(self, table: DeviceTable, *, again: bool) -> tuple[int, int]:
-        """Returns the bytes that norm items read from memory, and those of them that update items find in L2.
 
-        Args:
-            again: whether update items read them again.
-        """
-        # what a table knows and what is active are new arrays when they change
-        key = table.known, table.active, again
-        if not all(a is b for a, b in zip(key, self._counted, strict=False)):
-            read = sum(self._sizes, np.zeros_like(table.numel))
-            if "param" not in self.first:
-                read = read + np.where(table.known, 0, table.sizes["param"])
-            read = read * table.active
-            cached = int(np.sum(read * (self._within & again)))
-            self._counted = *key, (int(np.sum(read)) - cached, cached)
-        found: tuple[int, int] = self._counted[-1]
-        return found
-
-
-def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tuple[np.ndarray, np.ndarray]:
+def schedule(footprint: np.ndarray, *, measured: bool) -> np.ndarray:
     """Returns the order of the norms (kind 0) and updates (kind 1) of rows in the queue: 2 · row + kind, int64.
 
     The norms of a row come before its updates, and those of other rows between them, so that nobody waits for
@@ -83,15 +58,10 @@ def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tup
 
     Args:
         footprint: bytes of each row, over all columns.
-        norms: bytes of each row that its norm items read.
         measured: whether there are norms at all.
-
-    Returns:
-        Also, for each row, whether at most 2 · `WINDOW` bytes pass until its update items have read again what
-        its norm items read.
     """
     if not measured:
-        return 2 * np.arange(len(footprint)) + 1, np.ones(len(footprint), dtype=bool)
+        return 2 * np.arange(len(footprint)) + 1
     segments: list[int] = []
     waiting: deque[int] = deque()
     large: int | None = None
@@ -110,12 +80,7 @@ def schedule(footprint: np.ndarray, norms: np.ndarray, *, measured: bool) -> tup
             waiting.append(row)
             behind += size
     segments += [2 * row + 1 for row in (*waiting, *([] if large is None else [large]))]
-    order = np.array(segments, dtype=np.int64)
-    of, kind = order >> 1, order & 1
-    passed = np.cumsum(np.where(kind == 0, norms[of], footprint[of]))
-    begin, end = np.zeros(len(footprint)), np.zeros(len(footprint))
-    begin[of[kind == 0]], end[of[kind == 1]] = (passed - norms[of])[kind == 0], passed[kind == 1]
-    return order, end - begin <= 2 * WINDOW
+    return np.array(segments, dtype=np.int64)
 
 
 def item_list(segments: np.ndarray, numel: np.ndarray, tile: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from interleave import interleaved
 from tables import HYPER, RULES, SGD, equal, make, twin
 from tolerances import same
 
+from bench.bytes_moved import recorded
 from fused_lwlr import ELR, LAMB, LARS
 from fused_lwlr.kernels import Gate, Row, reference, triton
 from fused_lwlr.kernels.triton import launch, workspace
@@ -142,9 +143,9 @@ def test_carried_norms_are_those_of_the_weights(dtype, device):
     table = scaled("sgd", device, dtype)
     for taken in range(3):
         weights = [param.double().square().sum() for param in table.columns["param"]]
-        triton.counters.clear()
-        found = triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].scale(SGD))[:, 3]
+        with recorded() as counted:
+            found = triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].scale(SGD))[:, 3]
         torch.testing.assert_close(found, torch.stack(weights), rtol=1e-6, atol=0)
         # the gradient twice, and the weights only at first
         size = sum(param.numel() for param in table.columns["param"]) * dtype.itemsize
-        assert triton.counters["cached"] == (2 if taken == 0 else 1) * size
+        assert counted["cached"] == (2 if taken == 0 else 1) * size

@@ -1,0 +1,84 @@
+"""Bytes that launches move, by the items that programs work on."""
+
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from fused_lwlr.kernels.constants import WINDOW
+
+
+@contextmanager
+def recorded() -> Iterator[Counter[str]]:
+    """Counts launches, "bytes" from and to memory, and "cached" bytes that a launch reads once more from L2."""
+    importlib.import_module("fused_lwlr.kernels.triton")
+    real = sys.modules["fused_lwlr.kernels.triton.launch"].launch  # type: ignore[attr-defined]
+    users = [sys.modules[f"fused_lwlr.kernels.triton.{name}"] for name in ("step", "statistics")]
+    counted: Counter[str] = Counter()
+
+    def launch(kernel: Any, items: Any, args: Any) -> None:
+        # before the launch, after which other norms are known
+        memory, cached = moved(kernel.device_table, kernel.meta, items.cpu().numpy())
+        real(kernel, items, args)
+        counted.update({"launches": bool(len(items)), "bytes": memory, "cached": cached})
+
+    try:
+        for module in users:
+            module.launch = launch  # type: ignore[attr-defined]
+        yield counted
+    finally:
+        for module in users:
+            module.launch = real  # type: ignore[attr-defined]
+
+
+def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int]:
+    """Returns bytes from and to memory, and bytes from L2, of one launch.
+
+    Args:
+        table: the device table.
+        meta: what the kernel is compiled for.
+        items: the work, int32 [n, 2].
+    """
+    worked_on = np.isin(np.arange(table.rows), items[:, 0])
+    sizes = {name: size * worked_on * (table._addresses[name] != 0) for name, size in table.sizes.items()}
+    if "TOTALS" in meta:
+        return sum(int(sizes[name].sum()) for name, dtype in zip(sizes, meta["DTYPES"], strict=True) if dtype), 0
+    columns = [name for name, dtype in table.dtypes.items() if dtype is not None and name not in ("grad", "step")]
+    write, formula = meta.get("WRITE", True), meta.get("FORMULA")
+    memory = sum(int(sizes[name].sum()) * 2 for name in columns) + int(sizes["grad"].sum()) if write else 0
+    if formula is None:
+        return memory, 0
+    first = ["grad", *(name for name in columns if name != "ema")] if meta["PLACE"] == "direction" else ["grad"]
+    read = sum(sizes[name] for name in first)
+    norms = read.copy()
+    if "param" not in first:
+        read = read + np.where(table.known, 0, sizes["param"])
+    soon = read_soon(items, table.numel, meta["BLOCK"] * meta["PASSES"], norms, sum(sizes.values()))
+    cached = int((read * (soon & write)).sum())
+    return memory + int(read.sum()) - cached, cached
+
+
+def read_soon(items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray, footprint: np.ndarray) -> np.ndarray:
+    """Returns, for each row, whether what its norm items read is still in L2 when its update items read it again.
+
+    That is if at most twice the window passes in between.
+
+    Args:
+        items: of the queue.
+        numel: elements of each row.
+        tile: elements of an item.
+        norms, footprint: bytes of each row that its norm and update items move.
+    """
+    row, kind, slot = items[:, 0].astype(np.int64), items[:, 1] % 2, items[:, 1] // 2
+    counts = -(-numel // tile)
+    elements = np.minimum(numel[row] - (slot - (np.cumsum(counts) - counts)[row]) * tile, tile)
+    passed = np.cumsum(np.where(kind == 0, norms[row], footprint[row]) * (elements / np.maximum(numel[row], 1)))
+    begin, end = np.full(len(numel), np.inf), np.zeros(len(numel))
+    before = passed - norms[row] * (elements / np.maximum(numel[row], 1))
+    np.minimum.at(begin, row[kind == 0], before[kind == 0])
+    np.maximum.at(end, row[kind == 1], passed[kind == 1])
+    return end - begin <= 2 * WINDOW
