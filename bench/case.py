@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bench.bytes_moved import recorded
 from bench.clock import Clock
 from bench.contestants import Contestant, Named
-from bench.bytes_moved import recorded
 from bench.gate import parameters
 from bench.parameter_sets import Shapes, numel
 

@@ -34,7 +34,8 @@ TYPES = {
     "prints": "*i32",
     "factors": "*fp32",
     "arrivals": "*i32",
-    "out": "*fp64",
+    "results": "*fp64",
+    "statistics": "*fp64",
     "totals": "*fp64",
     "next_totals": "*fp64",
     "max_norm": "fp32",
@@ -64,6 +65,11 @@ class Variant(NamedTuple):
         return None if self.kernel is update.step_kernel else constants.most_registers(self.kind)
 
 
+def dtypes(dtype: Any, columns: str, single: str = "") -> tuple[Any, ...]:
+    """`DTYPES` of the kernels, of which some columns have a dtype and some are float32."""
+    return tuple(tl.float32 if name in single else dtype if name in columns else None for name in "WGXYZME")
+
+
 def variants(dtype: Any) -> Iterator[Variant]:
     """Every variant that is launched for parameters of a dtype."""
     rules = {
@@ -75,8 +81,8 @@ def variants(dtype: Any) -> Iterator[Variant]:
     }
     made = {}
     for name, (rule, states, width) in rules.items():
-        meta = {**dict.fromkeys("WGXYZME"), **dict.fromkeys("WG" + states, dtype)}
-        meta |= {"RULE": formula.compiled(rule.update), "LIVE": False, "BLOCK": constants.BLOCK, "WIDTH": width}
+        meta = {"DTYPES": dtypes(dtype, "WG" + states), "RULE": formula.compiled(rule.update), "ON_DEVICE": False}
+        meta |= {"BLOCK": constants.BLOCK, "WIDTH": width}
         made[name] = (rule, meta)
         yield Variant(name, name.split()[0], update.step_kernel, meta)
     # of param groups with different rates
@@ -84,10 +90,12 @@ def variants(dtype: Any) -> Iterator[Variant]:
     if dtype == tl.float32:
         yield Variant("adamw, groups", "adamw", update.step_kernel, {**made["adamw"][1], **own})
     else:
-        exact = {"M": tl.float32, "X": tl.float32, "Y": tl.float32}
+        exact = {"DTYPES": dtypes(dtype, "WG", "XYM")}
         yield Variant("adamw, master", "adamw", update.step_kernel, {**made["adamw"][1], **exact})
     if dtype == tl.bfloat16:
-        yield Variant("adamw, ema", "adamw", update.step_kernel, {**made["adamw"][1], "E": tl.float32})
+        yield Variant(
+            "adamw, ema", "adamw", update.step_kernel, {**made["adamw"][1], "DTYPES": dtypes(dtype, "WGXY", "E")}
+        )
     for name, place in (("sgd momentum", "gradient"), ("adamw", "direction"), ("lion", "direction")):
         rule, meta = made[name]
         kind = f"{name.split()[0]} queue"
@@ -106,12 +114,14 @@ def variants(dtype: Any) -> Iterator[Variant]:
             balanced = {**scaled, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "GATED": True}
             balanced |= {key: None for key in absent if key != "row_sums"}
             yield Variant(f"{name}, balanced", f"{kind}, gated", queue.queue_kernel, balanced)
-            yield Variant(f"{name}, ELR, ema", kind, queue.queue_kernel, {**scaled, **absent, "E": dtype})
+            yield Variant(
+                f"{name}, ELR, ema", kind, queue.queue_kernel, {**scaled, **absent, "DTYPES": dtypes(dtype, "WGXYE")}
+            )
         if dtype != tl.float32:
-            plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "LIVE": True, **own}
+            plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "ON_DEVICE": True, **own}
             del absent["seed"]
             yield Variant(f"{name}, noise", f"{kind}, gated", queue.queue_kernel, {**scaled, **absent, **plain})
-    meta = {"W": dtype, "G": dtype, "TOTALS": False, "grad_scale": None, "BLOCK": constants.BLOCK}
+    meta = {"DTYPES": (dtype, dtype), "TOTALS": False, "grad_scale": None, "BLOCK": constants.BLOCK}
     meta |= {"PASSES": constants.STATISTICS_PASSES, "SLOTS": constants.STATISTICS_SLOTS}
     yield Variant("statistics", "statistics", statistics.statistics_kernel, meta)
-    yield Variant("totals", "totals", statistics.statistics_kernel, {**meta, "W": None, "TOTALS": True})
+    yield Variant("totals", "totals", statistics.statistics_kernel, {**meta, "DTYPES": (None, dtype), "TOTALS": True})

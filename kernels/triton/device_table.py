@@ -100,9 +100,11 @@ class DeviceTable:
         self._versions = self._expected = np.full(len(self._params), UNMEASURED)
         self._measured = self._all_known = False
 
-        itemsizes = {name: 0 if dtype is None else dtype.primitive_bitwidth // 8 for name, dtype in self.dtypes.items()}
         # of a step count there is one for all elements
-        self._itemsizes = {**itemsizes, "step": 0}
+        self._itemsizes = {
+            name: 0 if dtype is None or name == "step" else dtype.primitive_bitwidth // 8
+            for name, dtype in self.dtypes.items()
+        }
         self.sizes = {name: self.numel * itemsize for name, itemsize in self._itemsizes.items()}
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the tensors that stand in for those that a kernel cannot walk as they are."""

@@ -1,12 +1,11 @@
 """A step with per-row statistics in one launch: norms and updates are items of one queue.
 
-Programs take tickets from a counter. An update item waits until its row is settled, that is until the row's norm
-items are done and the last of them has turned their sums into factors. Items are in an order in which every update
-comes after the norms of its row, so whoever waits, waits for a ticket that a running program already holds: no grid
-barrier, no cooperative launch, any number of programs, in any order.
+Programs take tickets from a counter. An update item waits until its row is ready, that is until the last norm item
+of the row has stored the factors. Every update item comes after the norm items of its row, so a program waits only for
+tickets that running programs hold: there is no grid barrier, and any number of programs may run in any order.
 
-Partials have fixed places and are summed in a fixed order: no float atomics, the same bits every time. Counters are
-back at zero when a launch ends.
+Partials have fixed places and are summed in a fixed order: there are no float atomics, and the bits are the same every
+time. Counters are back at zero when a launch ends.
 """
 
 import triton
@@ -14,95 +13,21 @@ import triton.language as tl
 
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, KNOWN, POWER
-from fused_lwlr.kernels.triton.norms import add_norms, add_weights, fingerprint, settle
+from fused_lwlr.kernels.triton.norms import add_norms, add_weights, finalize_row, fingerprint
 from fused_lwlr.kernels.triton.rounding import key_of
-from fused_lwlr.kernels.triton.statistics import add_inverse_norms, sum_slots
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, fold, tile_at
-from fused_lwlr.kernels.triton.update import TAIL, moving, number, step_block
+from fused_lwlr.kernels.triton.statistics import add_inverse_norms, reduce_slots
+from fused_lwlr.kernels.triton.tile import FIRST_TILE, NUMEL, STEP_COUNT, TAIL, TRAITS, entry, fold, visit
+from fused_lwlr.kernels.triton.update import number, read_row, step_block
 
 PASSES, SLOTS = constants.QUEUE_PASSES, constants.QUEUE_SLOTS
 
 
 @triton.jit
-def _power(x, exponent):
-    result = x * 0 + 1
-    while exponent > 0:
-        result *= x
-        exponent -= 1
-    return result
-
-
-@triton.jit
-def _hand_on_norms(rows, addresses, row_sums, next_totals):
-    """Σ 1 / ‖w‖ of the new weights, and how many there are; one row for each thread, which takes few registers."""
-    inverse_sum, terms = tl.zeros([TAIL], tl.float64), tl.zeros([TAIL], tl.float64)
-    begin = 0
-    while begin < rows:
-        row = begin + tl.arange(0, TAIL)
-        traits = tl.load(addresses + 10 * rows + row, mask=row < rows, other=0)
-        inverse_sum, terms = add_inverse_norms(row_sums + 4 * row + 2, traits, row < rows, inverse_sum, terms)
-        begin += TAIL
-    tl.store(next_totals + 3, tl.sum(inverse_sum, axis=0))
-    tl.store(next_totals + 4, tl.sum(terms, axis=0))
-
-
-@triton.jit
-def _leave(
-    counters, rows, addresses, skipped, next_totals, peak, row_sums,
-    STEP: tl.constexpr, RESCALE: tl.constexpr, SLOTS: tl.constexpr,
+def read_gate(
+    totals, max_norm, grad_scale, found_inf, row_sums, GATED: tl.constexpr, SKIP: tl.constexpr, RESCALE: tl.constexpr
 ):  # fmt: skip
-    """What the last program does: count the step, hand on norms, and make ready for the next launch."""
-    if RESCALE:
-        largest = tl.atomic_xchg(peak, 0)
-        if not skipped:
-            tl.store(next_totals + 2, largest.to(tl.float32, bitcast=True).to(tl.float64))
-    if row_sums is not None and not skipped:
-        _hand_on_norms(rows, addresses, row_sums, next_totals)
-    begin = 0
-    while begin < rows:
-        row = begin + tl.arange(0, SLOTS)
-        tl.store(counters + 2 + rows + row, 0, mask=row < rows)
-        if STEP is not None:
-            # of a tensor cut into rows only the first counts
-            step_at = tl.load(addresses + 5 * rows + row, mask=row < rows, other=0)
-            before = tl.load(addresses + 5 * rows + row - 1, mask=(row < rows) & (row > 0), other=0)
-            mask = (step_at != 0) & (step_at != before)
-            taken = step_at.to(tl.pointer_type(STEP))
-            tl.store(taken, tl.load(taken, mask=mask, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=mask)
-        begin += SLOTS
-    tl.store(counters, 0)
-    tl.store(counters + 1, 0)
-
-
-@triton.jit(
-    do_not_specialize=["item_count", "rows", "tiles", "max_norm", "seed"],
-    do_not_specialize_on_alignment=["totals", "grad_scale", "found_inf", "known_factors"],
-)
-def queue_kernel(
-    addresses, floats, items, item_count, rows, shared_lr, shared_c1, shared_c2, tiles, counters, partials, prints,
-    factors, out, totals, next_totals, max_norm, grad_scale, found_inf, known_factors, row_sums, seed,
-    W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, STEP: tl.constexpr,
-    M: tl.constexpr, E: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr, LIVE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, GATED: tl.constexpr, SKIP: tl.constexpr,
-    RESCALE: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
-    """One step of a rule, in items of one tile each.
-
-    addresses: see `Image`, with columns param, grad, three of state, step, master_weight, and ema where there is one.
-    items: see `item_list`.
-    shared_lr, shared_c1, shared_c2: see `update`.
-    counters: ticket, programs that left; for each row norm items done, settled, update items done; the largest Σw².
-    partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
-    factors: [3, rows], of the gradient, of the decayed gradient, of the direction. out: [rows, 5], statistics.
-    grad_scale, found_inf: see `Gate`. known_factors: [rows], see `Factors`. row_sums: [rows, 4], of a `Balance`; the
-    last two are Σw² and what `add_inverse_norms` makes of it, before and after the step. seed: of stochastic rounding.
-    All of these may be None.
-    """
-    arrivals, settled, updated = counters + 2, counters + 2 + rows, counters + 2 + 2 * rows
-    peak = counters + 2 + 3 * rows
-    carried = partials + 4 * tiles
-    clip, shrink, skipped = 1.0, 1.0, False
+    """Clip factor, 1 / Ŵ, whether the step is skipped, 1 / grad_scale, and the harmonic mean of a `Balance`."""
+    clip, shrink, skipped, unscale, harmonic_mean = 1.0, 1.0, False, 1.0, 1.0
     if GATED:
         # as torch.nn.utils.clip_grad_norm_, which lets NaN through
         clip = (max_norm / (tl.sqrt(tl.load(totals)) + 1e-6)).to(tl.float32)
@@ -117,159 +42,241 @@ def queue_kernel(
         skipped = (skipped | overflowed) if SKIP else overflowed
     if row_sums is not None:
         harmonic_mean = tl.load(totals + 4) / tl.load(totals + 3)
-    unscale = 1.0
     if grad_scale is not None:
         unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
+    return clip, shrink, skipped, unscale, harmonic_mean
+
+
+@triton.jit
+def read_item(
+    items, ticket, addresses, floats, rows, shared_lr, shared_c1, shared_c2, DTYPES: tl.constexpr, STEP: tl.constexpr,
+    COEFFICIENTS: tl.constexpr, ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Row, kind (0 for norms), slot and start of an item, the results of `read_row`, and the steps taken."""
+    row = tl.load(items + 2 * ticket)
+    code = tl.load(items + 2 * ticket + 1)
+    slot = code >> 1
+    start = (slot - entry(addresses, rows, row, FIRST_TILE)) * TILE
+    at, aligned, stop, hyper, lr, sign, c1, c2 = read_row(
+        addresses, floats, rows, row, start, shared_lr, shared_c1, shared_c2, DTYPES, ON_DEVICE, WIDTH, TILE
+    )  # fmt: skip
+    taken = tl.zeros([], tl.float32)
+    if STEP is not None:
+        step_at = entry(addresses, rows, row, STEP_COUNT)
+        if step_at != 0:
+            taken = tl.load(step_at.to(tl.pointer_type(STEP)))
+            c1, c2 = COEFFICIENTS(hyper, taken)
+    return row, code % 2, slot, start, at, aligned, stop, hyper, lr, sign, c1, c2, taken
+
+
+@triton.jit
+def measure(
+    row, slot, at, aligned, stop, numbers, addresses, rows, tiles, partials, weight_partials, prints,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Store the partial sums of a tile."""
+    begin = tl.zeros([], tl.int32)
+    visit(
+        add_norms, at, aligned, begin, stop, numbers, partials, slot, tiles, 4,
+        DTYPES, RULE if PLACE == "direction" else None, ON_DEVICE, BLOCK,
+    )  # fmt: skip
+    # the last step left Σw², which is valid unless the weights were changed since
+    known = (entry(addresses, rows, row, TRAITS) & KNOWN) != 0
+    if known:
+        known = tl.load(prints + slot) == fingerprint(at[0], stop, DTYPES[0])
+    if not known:
+        visit(add_weights, at, aligned, begin, stop, (), weight_partials, slot, 0, 1, DTYPES, None, False, BLOCK)
+        tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
+
+
+@triton.jit
+def arrive(arrivals, addresses, rows, row, TILE: tl.constexpr):
+    """Count a finished item of a row. Return whether it is the last one, the row's first tile and its tiles."""
+    # loaded here and not before the loops, where they would take registers
+    first = entry(addresses, rows, row, FIRST_TILE).to(tl.int32)
+    count = tl.cdiv(entry(addresses, rows, row, NUMEL), TILE).to(tl.int32)
+    last = tl.atomic_add(arrivals + row, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(arrivals + row, 0)
+    return last, first, count
+
+
+@triton.jit
+def factors_of(
+    row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA: tl.constexpr, PLACE: tl.constexpr
+):
+    """Factors of the gradient, the decayed gradient and the direction of a row, once the row is ready."""
+    factor, scale, ratio = clip, 1.0, 1.0
+    if FORMULA is not None:
+        while tl.atomic_add(ready + row, 0, sem="acquire") == 0:
+            pass
+        factor = tl.load(factors + row, cache_modifier=".cg")
+        scale = tl.load(factors + rows + row, cache_modifier=".cg")
+        ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
+    if known_factors is not None:
+        known_factor = tl.load(known_factors + row).to(tl.float32)
+        if PLACE == "gradient":
+            factor = clip * known_factor
+        elif PLACE == "decayed":
+            scale = known_factor
+        else:
+            ratio = known_factor
+    if row_sums is not None:
+        inverse = tl.load(row_sums + 4 * row + 3)
+        ratio = tl.where(inverse == 0, 1.0, harmonic_mean * inverse).to(tl.float32)
+    return factor, scale, ratio
+
+
+@triton.jit
+def step_and_add(
+    at, offs, numel, numbers, sums,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Step one block, and add Σw² of the new weights to an accumulator."""
+    w = step_block(at, offs, numel, numbers, DTYPES, RULE, ON_DEVICE, FULL, "evict_first")
+    return (sums[0] + fold(w * w, FULL),)
+
+
+@triton.jit
+def update(
+    row, slot, start, at, aligned, stop, numbers, factors, seed, weight_partials, prints,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Step a tile, and store Σw² of the new weights for the next step."""
+    hyper, lr, c1, c2, taken = numbers
+    factor, scale, ratio, divisor = factors
+    rate = lr * ratio
+    decay = rate * number(hyper, 3, ON_DEVICE)
+    # a None that is assigned to a name first cannot be a member of a tuple
+    visit(
+        step_and_add, at, aligned, tl.zeros([], tl.int32), stop,
+        (rate, decay, factor, scale, divisor, c1, c2, hyper, None if seed is None else key_of(seed, row, taken), start),
+        weight_partials, slot, 0, 1, DTYPES, RULE, ON_DEVICE, BLOCK,
+    )  # fmt: skip
+    # other threads wrote the weights that the fingerprint reads
+    tl.debug_barrier()
+    tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
+
+
+@triton.jit
+def finalize_weights(new_sum, addresses, rows, row, row_sums, peak, RESCALE: tl.constexpr):
+    """Store Σw² of a row for the next step."""
+    if row_sums is not None:
+        tl.store(row_sums + 4 * row + 2, new_sum)
+    if RESCALE:
+        if (entry(addresses, rows, row, TRAITS) & COUNTS_FOR_MAX_NORM) != 0:
+            # bits of floats that are not negative are in the order of the floats
+            tl.atomic_max(peak, new_sum.to(tl.float32).to(tl.int32, bitcast=True), sem="relaxed")
+
+
+@triton.jit
+def _power(x, exponent):
+    result = x * 0 + 1
+    while exponent > 0:
+        result *= x
+        exponent -= 1
+    return result
+
+
+@triton.jit
+def leave(
+    counters, rows, addresses, skipped, next_totals, peak, row_sums,
+    STEP: tl.constexpr, RESCALE: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Count the step, store the totals of the new weights, and reset the counters; the last program does this."""
+    if RESCALE:
+        largest = tl.atomic_xchg(peak, 0)
+        if not skipped:
+            tl.store(next_totals + 2, largest.to(tl.float32, bitcast=True).to(tl.float64))
+    if row_sums is not None and not skipped:
+        inverse_sum, terms = tl.zeros([TAIL], tl.float64), tl.zeros([TAIL], tl.float64)
+        begin = 0
+        while begin < rows:
+            # one row for each thread, which takes few registers
+            row = begin + tl.arange(0, TAIL)
+            traits = entry(addresses, rows, row, TRAITS, row < rows)
+            inverse_sum, terms = add_inverse_norms(row_sums + 4 * row + 2, traits, row < rows, inverse_sum, terms)
+            begin += TAIL
+        tl.store(next_totals + 3, tl.sum(inverse_sum, axis=0))
+        tl.store(next_totals + 4, tl.sum(terms, axis=0))
+    begin = 0
+    while begin < rows:
+        row = begin + tl.arange(0, SLOTS)
+        tl.store(counters + 2 + rows + row, 0, mask=row < rows)
+        if STEP is not None:
+            # of a tensor cut into rows only the first counts
+            step_at = entry(addresses, rows, row, STEP_COUNT, row < rows)
+            before = entry(addresses, rows, row - 1, STEP_COUNT, (row < rows) & (row > 0))
+            mask = (step_at != 0) & (step_at != before)
+            taken = step_at.to(tl.pointer_type(STEP))
+            tl.store(taken, tl.load(taken, mask=mask, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=mask)
+        begin += SLOTS
+    tl.store(counters, 0)
+    tl.store(counters + 1, 0)
+
+
+@triton.jit(
+    do_not_specialize=["item_count", "rows", "tiles", "max_norm", "seed"],
+    do_not_specialize_on_alignment=["totals", "grad_scale", "found_inf", "known_factors"],
+)
+def queue_kernel(
+    addresses, floats, items, item_count, rows, shared_lr, shared_c1, shared_c2, tiles, counters, partials, prints,
+    factors, statistics, totals, next_totals, max_norm, grad_scale, found_inf, known_factors, row_sums, seed,
+    DTYPES: tl.constexpr, STEP: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr,
+    ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr,
+    GATED: tl.constexpr, SKIP: tl.constexpr, RESCALE: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
+    PASSES: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """One step of a rule, in items of one tile each. Arguments that are None are not used.
+
+    addresses: see `DeviceTable`, with columns param, grad, three of state, step, master_weight, and perhaps ema.
+    items: see `item_list`. shared_lr, shared_c1, shared_c2: see `scheduled`. statistics: [rows, 5].
+    counters: ticket, programs that left; for each row norm items done, ready, update items done; the largest Σw².
+    partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
+    factors: [3, rows], of the gradient, the decayed gradient and the direction. grad_scale, found_inf: see `Gate`.
+    known_factors: [rows], see `Factors`. row_sums: [rows, 4], of a `Balance`; the last two are Σw² and the result of
+    `add_inverse_norms`, before and after the step. seed: of stochastic rounding.
+    """
+    ready, updated, peak = counters + 2 + rows, counters + 2 + 2 * rows, counters + 2 + 3 * rows
+    weight_partials = partials + 4 * tiles
+    clip, shrink, skipped, unscale, harmonic_mean = read_gate(
+        totals, max_norm, grad_scale, found_inf, row_sums, GATED, SKIP, RESCALE
+    )  # fmt: skip
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
-        row = tl.load(items + 2 * ticket)
-        code = tl.load(items + 2 * ticket + 1)
-        slot = code >> 1
-        start = (slot - tl.load(addresses + 9 * rows + row)) * (BLOCK * PASSES)
-        # within a tile 32 bits are enough
-        stop = tl.minimum(tl.load(addresses + 7 * rows + row) - start, BLOCK * PASSES).to(tl.int32)
-        w_at = tile_at(addresses, row, start, W)
-        g_at = tile_at(addresses + rows, row, start, G)
-        x_at = tile_at(addresses + 2 * rows, row, start, X)
-        y_at = tile_at(addresses + 3 * rows, row, start, Y)
-        z_at = tile_at(addresses + 4 * rows, row, start, Z)
-        m_at = tile_at(addresses + 6 * rows, row, start, M)
-        e_at = tl.zeros([], tl.int64)
-        if E is not None:
-            e_at = tile_at(addresses + 11 * rows, row, start, E)
-        hyper = floats + rows + rows % 2 + WIDTH * tl.load(addresses + 8 * rows + row)
-        aligned = (w_at | g_at | x_at | y_at | z_at | m_at | e_at) % ALIGNMENT == 0
-        lr, c1, c2 = moving(hyper, shared_lr, shared_c1, shared_c2, LIVE)
-        lr *= tl.load(floats + row)
-        sign = tl.load(hyper + 1)
-        taken = tl.zeros([], tl.float32)
-        if STEP is not None:
-            step_at = tl.load(addresses + 5 * rows + row)
-            if step_at != 0:
-                taken = tl.load(step_at.to(tl.pointer_type(STEP)))
-                c1, c2 = COEFFICIENTS(hyper, taken)
-        zero = tl.zeros([BLOCK // FOLD], tl.float32)
-        rest = tl.zeros([TAIL], tl.float32)
-        begin = tl.zeros([], tl.int32)
-        if code % 2 == 0:
-            abs_sum, sq_sum, nonfinite, direction_sum = zero, zero, zero, zero
-            abs_tail, sq_tail, nonfinite_tail, direction_tail = rest, rest, rest, rest
-            while begin < stop:
-                if (begin + BLOCK <= stop) & aligned:
-                    abs_sum, sq_sum, nonfinite, direction_sum = add_norms(
-                        w_at, g_at, x_at, y_at, z_at, m_at, begin + tl.arange(0, BLOCK), stop, unscale,
-                        sign * clip * unscale, c1, c2, hyper, abs_sum, sq_sum, nonfinite, direction_sum,
-                        W, G, X, Y, Z, M, RULE, LIVE, PLACE == "direction", True,
-                    )  # fmt: skip
-                    begin += BLOCK
-                else:
-                    abs_tail, sq_tail, nonfinite_tail, direction_tail = add_norms(
-                        w_at, g_at, x_at, y_at, z_at, m_at, begin + tl.arange(0, TAIL), stop, unscale,
-                        sign * clip * unscale, c1, c2, hyper, abs_tail, sq_tail, nonfinite_tail, direction_tail,
-                        W, G, X, Y, Z, M, RULE, LIVE, PLACE == "direction", False,
-                    )  # fmt: skip
-                    begin += TAIL
-            tl.store(partials + slot, tl.sum(abs_sum, axis=0) + tl.sum(abs_tail, axis=0))
-            tl.store(partials + tiles + slot, tl.sum(sq_sum, axis=0) + tl.sum(sq_tail, axis=0))
-            tl.store(partials + 2 * tiles + slot, tl.sum(nonfinite, axis=0) + tl.sum(nonfinite_tail, axis=0))
-            tl.store(partials + 3 * tiles + slot, tl.sum(direction_sum, axis=0) + tl.sum(direction_tail, axis=0))
-            # Σw² is carried from the last step, unless the weights were changed since
-            traits = tl.load(addresses + 10 * rows + row)
-            known = (traits & KNOWN) != 0
-            if known:
-                known = tl.load(prints + slot) == fingerprint(w_at, stop, W)
-            if not known:
-                weight_sum, weight_tail = zero, rest
-                begin = tl.zeros([], tl.int32)
-                while begin < stop:
-                    if (begin + BLOCK <= stop) & aligned:
-                        weight_sum = add_weights(w_at, begin + tl.arange(0, BLOCK), stop, weight_sum, W, True)
-                        begin += BLOCK
-                    else:
-                        weight_tail = add_weights(w_at, begin + tl.arange(0, TAIL), stop, weight_tail, W, False)
-                        begin += TAIL
-                tl.store(carried + slot, tl.sum(weight_sum, axis=0) + tl.sum(weight_tail, axis=0))
-                tl.store(prints + slot, fingerprint(w_at, stop, W))
-            # loaded here and not before the loops, where they would take registers
-            first = tl.load(addresses + 9 * rows + row).to(tl.int32)
-            count = tl.cdiv(tl.load(addresses + 7 * rows + row), BLOCK * PASSES).to(tl.int32)
-            done = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
-            if done == count - 1:
-                tl.store(arrivals + row, 0)
+        row, kind, slot, start, at, aligned, stop, hyper, lr, sign, c1, c2, taken = read_item(
+            items, ticket, addresses, floats, rows, shared_lr, shared_c1, shared_c2,
+            DTYPES, STEP, COEFFICIENTS, ON_DEVICE, WIDTH, BLOCK * PASSES,
+        )  # fmt: skip
+        if kind == 0:
+            measure(
+                row, slot, at, aligned, stop, (unscale, sign * clip * unscale, c1, c2, hyper), addresses, rows, tiles,
+                partials, weight_partials, prints, DTYPES, RULE, ON_DEVICE, PLACE, BLOCK,
+            )  # fmt: skip
+            last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
+            if last:
                 if FORMULA is not None:
-                    settle(
-                        row, first, count, traits, lr, clip, hyper, partials, tiles, factors, rows, out,
-                        FORMULA, PLACE, NUMBERS, WIDTH, LIVE, SLOTS,
+                    finalize_row(
+                        row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
+                        FORMULA, PLACE, NUMBERS, WIDTH, ON_DEVICE, SLOTS,
                     )  # fmt: skip
-                tl.atomic_xchg(settled + row, 1, sem="release")
+                tl.atomic_xchg(ready + row, 1, sem="release")
         elif not skipped:
-            factor, scale, ratio = clip, 1.0, 1.0
-            if FORMULA is not None:
-                ready = tl.atomic_add(settled + row, 0, sem="acquire")
-                while ready == 0:
-                    ready = tl.atomic_add(settled + row, 0, sem="acquire")
-                factor = tl.load(factors + row, cache_modifier=".cg")
-                scale = tl.load(factors + rows + row, cache_modifier=".cg")
-                ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
-            if known_factors is not None:
-                known_factor = tl.load(known_factors + row).to(tl.float32)
-                if PLACE == "gradient":
-                    factor = clip * known_factor
-                elif PLACE == "decayed":
-                    scale = known_factor
-                else:
-                    ratio = known_factor
-            if row_sums is not None:
-                inverse = tl.load(row_sums + 4 * row + 3)
-                ratio = tl.where(inverse == 0, 1.0, harmonic_mean * inverse).to(tl.float32)
-            factor *= sign * unscale
-            rate = lr * ratio
-            decay = rate * number(hyper, 3, LIVE)
-            key = None
-            if seed is not None:
-                key = key_of(seed, row, taken)
-            divisor = 1.0
-            if RESCALE:
-                divisor = _power(shrink, tl.load(addresses + 10 * rows + row) >> POWER)
-            weight_sum, weight_tail = zero, rest
-            while begin < stop:
-                if (begin + BLOCK <= stop) & aligned:
-                    w = step_block(
-                        w_at, g_at, x_at, y_at, z_at, m_at, e_at, begin + tl.arange(0, BLOCK), stop, rate, decay,
-                        factor, scale, divisor, c1, c2, hyper, key, start, W, G, X, Y, Z, M, E, RULE, LIVE, True,
-                        "evict_first",
-                    )  # fmt: skip
-                    weight_sum += fold(w * w, True)
-                    begin += BLOCK
-                else:
-                    few = step_block(
-                        w_at, g_at, x_at, y_at, z_at, m_at, e_at, begin + tl.arange(0, TAIL), stop, rate, decay,
-                        factor, scale, divisor, c1, c2, hyper, key, start, W, G, X, Y, Z, M, E, RULE, LIVE, False,
-                        "evict_first",
-                    )  # fmt: skip
-                    weight_tail += few * few
-                    begin += TAIL
-            # for the next step
-            tl.store(carried + slot, tl.sum(weight_sum, axis=0) + tl.sum(weight_tail, axis=0))
-            # other threads wrote what the fingerprint reads
-            tl.debug_barrier()
-            tl.store(prints + slot, fingerprint(w_at, stop, W))
+            factor, scale, ratio = factors_of(
+                row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA, PLACE
+            )  # fmt: skip
+            divisor = _power(shrink, entry(addresses, rows, row, TRAITS) >> POWER) if RESCALE else 1.0
+            update(
+                row, slot, start, at, aligned, stop, (hyper, lr, c1, c2, taken),
+                (factor * (sign * unscale), scale, ratio, divisor), seed, weight_partials, prints,
+                DTYPES, RULE, ON_DEVICE, BLOCK,
+            )  # fmt: skip
             if RESCALE or row_sums is not None:
-                first = tl.load(addresses + 9 * rows + row).to(tl.int32)
-                count = tl.cdiv(tl.load(addresses + 7 * rows + row), BLOCK * PASSES).to(tl.int32)
-                done = tl.atomic_add(updated + row, 1, sem="acq_rel")
-                if done == count - 1:
-                    tl.store(updated + row, 0)
-                    new_sum = sum_slots(carried, first, count, SLOTS)
-                    if row_sums is not None:
-                        tl.store(row_sums + 4 * row + 2, new_sum)
-                    if RESCALE:
-                        if (tl.load(addresses + 10 * rows + row) & COUNTS_FOR_MAX_NORM) != 0:
-                            # bits of floats that are not negative are in the order of the floats
-                            tl.atomic_max(peak, new_sum.to(tl.float32).to(tl.int32, bitcast=True), sem="relaxed")
+                last, first, count = arrive(updated, addresses, rows, row, BLOCK * PASSES)
+                if last:
+                    new_sum = reduce_slots(weight_partials, first, count, SLOTS)
+                    finalize_weights(new_sum, addresses, rows, row, row_sums, peak, RESCALE)
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
     if left == tl.num_programs(0) - 1:
-        _leave(
-            counters, rows, addresses, skipped, next_totals, peak, row_sums, STEP if WRITE else None, RESCALE, SLOTS
-        )  # fmt: skip
+        leave(counters, rows, addresses, skipped, next_totals, peak, row_sums, STEP if WRITE else None, RESCALE, SLOTS)

@@ -1,7 +1,7 @@
 """Gradient and weight statistics in one launch, summed in a fixed order.
 
-Each tile writes its partial sums to slots of its own; the program that completes the last tile of a
-row sums that row's slots. No float atomics: two runs agree bit for bit, whatever the grid.
+Each tile has its own slots for its partial sums. The program that completes the last tile of a row sums
+that row's slots. There are no float atomics: two runs agree bit for bit, whatever the grid.
 """
 
 from collections.abc import Sequence
@@ -19,72 +19,54 @@ from fused_lwlr.kernels.triton.cached_totals import are_valid, cached_totals
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.launch import BoundKernel, launch
 from fused_lwlr.kernels.triton.layout import ACTIVE, COUNTS_FOR_MAX_NORM, SCALED
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, fold, load
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, entry, fold, load, visit
 
 COLUMNS = ("param", "grad")
 BLOCK, WARPS = constants.BLOCK, constants.WARPS
 PASSES, SLOTS = constants.STATISTICS_PASSES, constants.STATISTICS_SLOTS
-"""A tile is PASSES blocks, accumulated by a few neighbours at a time before any reduction."""
-TAIL = tl.constexpr(constants.THREADS)
-"""Elements at a time where a block is not full or not aligned: one for each thread."""
+"""Blocks in a tile, and partial sums that are read at a time."""
 
 
 @triton.jit
-def _largest(x, FULL: tl.constexpr):
-    """As `fold`, of maxima."""
-    return tl.max(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL else x
-
-
-@triton.jit
-def _accumulate(
-    w_at, g_at, offs, numel, unscale, abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite,
-    W: tl.constexpr, G: tl.constexpr, FULL: tl.constexpr,
+def _add_block(
+    at, offs, numel, numbers, sums,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    w = load(w_at, offs, numel, W, FULL, "")
-    g = load(g_at, offs, numel, G, FULL, "") * unscale
+    """Add the statistics of one block to accumulators, in the order of `STATISTICS`."""
+    w = load(at[0], offs, numel, DTYPES[0], FULL, "")
+    g = load(at[1], offs, numel, DTYPES[1], FULL, "") * numbers[0]
     magnitude = tl.abs(g)
-    # false for NaN as well as for infinity
-    finite = magnitude < float("inf")
+    largest = tl.max(tl.reshape(magnitude, [offs.shape[0] // FOLD, FOLD]), axis=1) if FULL else magnitude
     return (
-        abs_sum + fold(magnitude, FULL),
-        sq_sum + fold(g * g, FULL),
-        tl.maximum(abs_max, _largest(magnitude, FULL)),
-        weight_sq_sum + fold(w * w, FULL),
-        dot + fold(g * w, FULL),
-        nonfinite + fold(tl.where(finite, 0.0, 1.0), FULL),
+        sums[0] + fold(magnitude, FULL),
+        sums[1] + fold(g * g, FULL),
+        tl.maximum(sums[2], largest),
+        sums[3] + fold(w * w, FULL),
+        sums[4] + fold(g * w, FULL),
+        # false for NaN as well as for infinity
+        sums[5] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
     )
 
 
 @triton.jit
-def sum_slots(partials, first, count, SLOTS: tl.constexpr):
-    """The sum of `count` partials from `first` on, in double precision and a fixed order."""
-    total = tl.zeros([SLOTS], tl.float64)
+def reduce_slots(partials, first, count, SLOTS: tl.constexpr, MAXIMUM: tl.constexpr = False):
+    """The sum or maximum of `count` partials from `first` on, in double precision and a fixed order."""
+    result = tl.zeros([SLOTS], tl.float64)
     slot = 0
     while slot < count:
         offs = slot + tl.arange(0, SLOTS)
-        # .cg: written by other programs, so not from this one's L1
-        total += tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg").to(tl.float64)
+        # .cg: other programs wrote these, so this one's L1 may be out of date
+        values = tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg").to(tl.float64)
+        result = tl.maximum(result, values) if MAXIMUM else result + values
         slot += SLOTS
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def _max_slots(partials, first, count, SLOTS: tl.constexpr):
-    largest = tl.zeros([SLOTS], tl.float32)
-    slot = 0
-    while slot < count:
-        offs = slot + tl.arange(0, SLOTS)
-        values = tl.load(partials + first + offs, mask=offs < count, other=0.0, cache_modifier=".cg")
-        largest = tl.maximum(largest, values)
-        slot += SLOTS
-    return tl.max(largest, axis=0).to(tl.float64)
+    return tl.max(result, axis=0) if MAXIMUM else tl.sum(result, axis=0)
 
 
 @triton.jit
 def add_inverse_norms(weight_sq_sums, traits, mask, inverse_sum, terms):
-    """Add 1 / ‖w‖, and how many there are, of the scaled rows among some whose weight is not zero, to accumulators.
+    """Add 1 / ‖w‖ of the scaled rows whose weight is not zero to one accumulator, and their number to the other.
 
-    Each is stored behind its Σw²; 0 for the other rows.
+    Store each behind its Σw²; 0 for the other rows.
     """
     scaled = (traits & SCALED) != 0
     weight_sq_sum = tl.load(weight_sq_sums, mask=mask & scaled, other=0.0, cache_modifier=".cg")
@@ -95,10 +77,10 @@ def add_inverse_norms(weight_sq_sums, traits, mask, inverse_sum, terms):
 
 @triton.jit(do_not_specialize=["item_count", "rows"], do_not_specialize_on_alignment=["grad_scale"])
 def statistics_kernel(
-    addresses, floats, items, item_count, rows, partials, arrivals, out, totals, grad_scale,
-    W: tl.constexpr, G: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr,
-    TOTALS: tl.constexpr,
+    addresses, floats, items, item_count, rows, partials, arrivals, results, totals, grad_scale,
+    DTYPES: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr, TOTALS: tl.constexpr,
 ):  # fmt: skip
+    """Statistics of every row, or with TOTALS those that `totals` needs. DTYPES: of parameter and gradient."""
     unscale = 1.0
     if grad_scale is not None:
         unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
@@ -106,35 +88,15 @@ def statistics_kernel(
     while tile < item_count:
         row = tl.load(items + 2 * tile)
         index = tl.load(items + 2 * tile + 1)
-        w_at = tl.load(addresses + row)
-        g_at = tl.load(addresses + rows + row)
-        numel = tl.load(addresses + 2 * rows + row)
+        numel = entry(addresses, rows, row, 2)
         start = index.to(tl.int64) * (BLOCK * PASSES)
         stop = tl.minimum(start + BLOCK * PASSES, numel)
-        zero = tl.zeros([BLOCK // FOLD], tl.float32)
-        rest = tl.zeros([TAIL], tl.float32)
-        abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = zero, zero, zero, zero, zero, zero
-        abs_rest, sq_rest, max_rest, weight_rest, dot_rest, nonfinite_rest = rest, rest, rest, rest, rest, rest
-        begin = start
-        while begin < stop:
-            if (begin + BLOCK <= stop) & ((w_at | g_at) % ALIGNMENT == 0):
-                abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite = _accumulate(
-                    w_at, g_at, begin + tl.arange(0, BLOCK), stop, unscale,
-                    abs_sum, sq_sum, abs_max, weight_sq_sum, dot, nonfinite, W, G, True,
-                )  # fmt: skip
-                begin += BLOCK
-            else:
-                abs_rest, sq_rest, max_rest, weight_rest, dot_rest, nonfinite_rest = _accumulate(
-                    w_at, g_at, begin + tl.arange(0, TAIL), stop, unscale,
-                    abs_rest, sq_rest, max_rest, weight_rest, dot_rest, nonfinite_rest, W, G, False,
-                )  # fmt: skip
-                begin += TAIL
-        tl.store(partials + tile, tl.sum(abs_sum, axis=0) + tl.sum(abs_rest, axis=0))
-        tl.store(partials + item_count + tile, tl.sum(sq_sum, axis=0) + tl.sum(sq_rest, axis=0))
-        tl.store(partials + 2 * item_count + tile, tl.maximum(tl.max(abs_max, axis=0), tl.max(max_rest, axis=0)))
-        tl.store(partials + 3 * item_count + tile, tl.sum(weight_sq_sum, axis=0) + tl.sum(weight_rest, axis=0))
-        tl.store(partials + 4 * item_count + tile, tl.sum(dot, axis=0) + tl.sum(dot_rest, axis=0))
-        tl.store(partials + 5 * item_count + tile, tl.sum(nonfinite, axis=0) + tl.sum(nonfinite_rest, axis=0))
+        at = entry(addresses, rows, row, 0), entry(addresses, rows, row, 1)
+        aligned = (at[0] | at[1]) % ALIGNMENT == 0
+        visit(
+            _add_block, at, aligned, start, stop, (unscale,), partials, tile, item_count, 6,
+            DTYPES, None, False, BLOCK, 2,
+        )  # fmt: skip
         count = tl.maximum(tl.cdiv(numel, BLOCK * PASSES), 1).to(tl.int32)
         arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
         if arrived == count - 1:
@@ -142,55 +104,50 @@ def statistics_kernel(
             tl.store(arrivals + row, 0)
             first = tile - index
             if TOTALS:
-                result = out + 4 * row
-                tl.store(result, sum_slots(partials + item_count, first, count, SLOTS))
-                tl.store(result + 1, sum_slots(partials + 5 * item_count, first, count, SLOTS))
-                if W is not None:
+                result = results + 4 * row
+                tl.store(result, reduce_slots(partials + item_count, first, count, SLOTS))
+                tl.store(result + 1, reduce_slots(partials + 5 * item_count, first, count, SLOTS))
+                if DTYPES[0] is not None:
                     # else it is what the last step left
-                    tl.store(result + 2, sum_slots(partials + 3 * item_count, first, count, SLOTS))
+                    tl.store(result + 2, reduce_slots(partials + 3 * item_count, first, count, SLOTS))
             else:
-                result = out + 6 * row
-                total = sum_slots(partials, first, count, SLOTS)
-                largest = _max_slots(partials + 2 * item_count, first, count, SLOTS)
-                tl.store(result, total)
-                tl.store(result + 1, sum_slots(partials + item_count, first, count, SLOTS))
-                # the maximum skips NaN, the sum does not
-                tl.store(result + 2, tl.where(total == total, largest, total))
-                tl.store(result + 3, sum_slots(partials + 3 * item_count, first, count, SLOTS))
-                tl.store(result + 4, sum_slots(partials + 4 * item_count, first, count, SLOTS))
-                tl.store(result + 5, sum_slots(partials + 5 * item_count, first, count, SLOTS))
+                total = reduce_slots(partials, first, count, SLOTS)
+                tl.store(results + 6 * row, total)
+                for i in tl.static_range(1, 6):
+                    value = reduce_slots(partials + i * item_count, first, count, SLOTS, i == 2)
+                    # the maximum skips NaN, the sum does not
+                    tl.store(results + 6 * row + i, tl.where(total == total, value, total) if i == 2 else value)
         tile += tl.num_programs(0)
     if TOTALS:
         left = tl.atomic_add(arrivals + rows, 1, sem="acq_rel")
         if left == tl.num_programs(0) - 1:
             tl.store(arrivals + rows, 0)
-            _sum_rows(addresses, rows, out, totals, W, G, SLOTS)
+            _sum_rows(addresses, rows, results, totals, DTYPES, SLOTS)
 
 
 @triton.jit
-def _sum_rows(addresses, rows, out, totals, W: tl.constexpr, G: tl.constexpr, SLOTS: tl.constexpr):
-    """The totals of all rows that were asked for: of the gradients if they were read, of the weights if they were."""
+def _sum_rows(addresses, rows, results, totals, DTYPES: tl.constexpr, SLOTS: tl.constexpr):
+    """Store the totals of all rows: those of the gradients if they were read, those of the weights if they were."""
     zero = tl.zeros([SLOTS], tl.float64)
-    sq_sum, nonfinite, largest, unordered = zero, zero, zero, zero
-    inverse_sum, terms = zero, zero
+    sq_sum, nonfinite, largest, unordered, inverse_sum, terms = zero, zero, zero, zero, zero, zero
     begin = 0
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
-        traits = tl.load(addresses + 5 * rows + row, mask=row < rows, other=0)
-        # what other rows have was found by an earlier launch
+        traits = entry(addresses, rows, row, 5, row < rows)
+        # other rows have the results of an earlier launch
         mask = (row < rows) & ((traits & ACTIVE) != 0)
-        sq_sum += tl.load(out + 4 * row, mask=mask, other=0.0, cache_modifier=".cg")
-        nonfinite += tl.load(out + 4 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
+        sq_sum += tl.load(results + 4 * row, mask=mask, other=0.0, cache_modifier=".cg")
+        nonfinite += tl.load(results + 4 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
         counts = (traits & COUNTS_FOR_MAX_NORM) != 0
-        weight_sq_sum = tl.load(out + 4 * row + 2, mask=mask & counts, other=0.0, cache_modifier=".cg")
+        weight_sq_sum = tl.load(results + 4 * row + 2, mask=mask & counts, other=0.0, cache_modifier=".cg")
         largest = tl.maximum(largest, weight_sq_sum)
         unordered += tl.where(weight_sq_sum == weight_sq_sum, 0.0, 1.0)
-        inverse_sum, terms = add_inverse_norms(out + 4 * row + 2, traits, mask, inverse_sum, terms)
+        inverse_sum, terms = add_inverse_norms(results + 4 * row + 2, traits, mask, inverse_sum, terms)
         begin += SLOTS
-    if G is not None:
+    if DTYPES[1] is not None:
         tl.store(totals, tl.sum(sq_sum, axis=0))
         tl.store(totals + 1, tl.sum(nonfinite, axis=0))
-    if W is not None:
+    if DTYPES[0] is not None:
         # the maximum skips NaN
         any_nan = tl.sum(unordered, axis=0) > 0
         tl.store(totals + 2, tl.where(any_nan, float("nan"), tl.max(largest, axis=0)))
@@ -241,12 +198,11 @@ def _launch(
         )
     key = (tuple(read), totals)
     if key not in table.cache:
-        dtypes = device_table.dtypes
+        dtypes = tuple([device_table.dtypes[name] if name in read else None for name in COLUMNS])
+        registers = constants.most_registers("totals" if totals else "statistics")
         table.cache[key] = BoundKernel(
-            statistics_kernel, device_table,
-            registers=constants.most_registers("totals" if totals else "statistics"),
-            W=dtypes["param"] if "param" in read else None, G=dtypes["grad"] if "grad" in read else None,
-            BLOCK=BLOCK, PASSES=PASSES, SLOTS=SLOTS, TOTALS=totals, num_warps=WARPS,
+            statistics_kernel, device_table, registers=registers, DTYPES=dtypes, BLOCK=BLOCK, PASSES=PASSES,
+            SLOTS=SLOTS, TOTALS=totals, num_warps=WARPS,
         )  # fmt: skip
     kernel, arguments = table.cache[key], (*device_table.workspace, *outputs)
     kernel.compile(tiles, arguments)

@@ -20,8 +20,6 @@ from fused_lwlr.kernels.triton.workspace import Workspace
 STATES = 3
 """The largest number of state columns of a rule."""
 TILE = update.BLOCK * queue.PASSES
-PLACES = {"W": 0, "G": 1, "X": 2, "Y": 3, "Z": 4, "M": 6}
-"""Columns by the names of their dtypes in the kernels."""
 MORE = ("ema",)
 """Columns that only some tables have, and that no norm is of."""
 NO_GATE = Gate()
@@ -161,9 +159,11 @@ def _queue_kernel(
 
 def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
-    meta: dict[str, Any] = {key: device_table.dtypes[columns_of(rule)[at]] for key, at in PLACES.items()}
-    meta |= {"E": device_table.dtypes.get("ema"), "RULE": compiled(rule.update), "LIVE": on_device}
-    return {**meta, "WIDTH": device_table.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS}
+    names = (*columns_of(rule)[: 2 + STATES], "master_weight", "ema")
+    return {
+        "DTYPES": tuple([device_table.dtypes.get(name) for name in names]), "RULE": compiled(rule.update),
+        "ON_DEVICE": on_device, "WIDTH": device_table.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS,
+    }  # fmt: skip
 
 
 def _workspace(device_table: DeviceTable, scale: Scale | Factors | Balance | None) -> Workspace:

@@ -1,28 +1,40 @@
-"""What every kernel does with a tile: load and store runs of elements of one column."""
+"""Operations on the elements of one tile: addresses, loads, stores, and the loop over its blocks."""
 
 import torch
 import triton
 import triton.language as tl
 
+from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.table import Table, real
 
 ALIGNMENT = tl.constexpr(16)
-"""Bytes that one vectorised access moves, and that an address must be a multiple of."""
+"""Bytes of a vectorised access. Addresses of such accesses are multiples of it."""
 FOLD = tl.constexpr(4)
 """Neighbours that are summed before they are added to an accumulator."""
+TAIL = tl.constexpr(constants.THREADS)
+"""Elements of a block that is not full or not aligned: one for each thread, which takes few registers."""
+# entries of a row in the addresses of a step, behind the parameter, the gradient and three states; see `DeviceTable`
+STEP_COUNT, MASTER, NUMEL, HYPER_ROW, FIRST_TILE, TRAITS, EMA = (tl.constexpr(i) for i in range(5, 12))
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def dtype_of(table: Table, column: str) -> tl.dtype | None:
-    """The Triton dtype of a column, None where all of it is absent."""
+    """Returns the Triton dtype of a column, None if all of it is absent."""
+    if column == "grad":
+        return _DTYPES[table.grad_dtype.to_real() if table.grad_dtype.is_complex else table.grad_dtype]
     return next((_DTYPES[real(t).dtype] for t in table.columns.get(column, ()) if t is not None), None)
 
 
 @triton.jit
-def tile_at(addresses, row, start, DTYPE: tl.constexpr):
-    """Where a row's elements from `start` on are in a column, 0 if the tensor is absent."""
-    address = tl.load(addresses + row)
+def entry(addresses, rows, row, INDEX: tl.constexpr, mask=None):
+    return tl.load(addresses + INDEX * rows + row, mask=mask, other=None if mask is None else 0)
+
+
+@triton.jit
+def tile_at(addresses, rows, row, start, INDEX: tl.constexpr, DTYPE: tl.constexpr):
+    """Address of a row's elements from `start` on in a column, 0 if the tensor is absent."""
+    address = entry(addresses, rows, row, INDEX)
     if DTYPE is not None:
         address = tl.where(address != 0, address + start * (DTYPE.primitive_bitwidth // 8), 0)
     return address
@@ -33,7 +45,7 @@ def load(address, offs, numel, DTYPE: tl.constexpr, FULL: tl.constexpr, EVICT: t
     """Elements at `offs` of the tensor at `address`, as float32; zeros if it is absent (address 0).
 
     DTYPE is None where the whole column is absent. FULL promises an aligned address and all `offs`
-    below `numel`, which lets 128-bit loads through. EVICT tells the cache whether this will be read again.
+    below `numel`, which allows 128-bit loads. EVICT tells the cache whether this will be read again.
     """
     if DTYPE is None:
         return tl.zeros(offs.shape, tl.float32)
@@ -64,3 +76,31 @@ def store(address, offs, numel, value, DTYPE: tl.constexpr, FULL: tl.constexpr):
 def fold(x, FULL: tl.constexpr):
     """Sums of FOLD neighbours, which one thread holds: accumulators of a full block take a quarter of the registers."""
     return tl.sum(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL else x
+
+
+@triton.jit
+def visit(
+    FUNCTION: tl.constexpr, at, aligned, begin, stop, numbers, sums, slot, stride, SUMS: tl.constexpr,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr,
+    MAXIMUM: tl.constexpr = None,
+):  # fmt: skip
+    """Apply FUNCTION to the elements from `begin` to `stop` of a tile, and store the totals of its accumulators.
+
+    FUNCTION takes `at`, the offsets of a block, `stop`, `numbers`, a tuple of SUMS accumulators, DTYPES, RULE,
+    ON_DEVICE and FULL, and returns the new accumulators. Full blocks of BLOCK elements need `aligned` addresses; other
+    blocks have TAIL elements. Total i is stored at `sums + i * stride + slot`. Accumulator MAXIMUM holds a maximum.
+    """
+    full, rest = (tl.zeros([BLOCK // FOLD], tl.float32),) * SUMS, (tl.zeros([TAIL], tl.float32),) * SUMS
+    while begin < stop:
+        if (begin + BLOCK <= stop) & aligned:
+            full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
+            begin += BLOCK
+        else:
+            rest = FUNCTION(at, begin + tl.arange(0, TAIL), stop, numbers, rest, DTYPES, RULE, ON_DEVICE, False)
+            begin += TAIL
+    for i in tl.static_range(SUMS):
+        if i == MAXIMUM:
+            total = tl.maximum(tl.max(full[i], axis=0), tl.max(rest[i], axis=0))
+        else:
+            total = tl.sum(full[i], axis=0) + tl.sum(rest[i], axis=0)
+        tl.store(sums + i * stride + slot, total)

@@ -1,7 +1,8 @@
-"""One step of one run of elements, whatever the rule, and the kernel of a step that needs nothing but its rule.
+"""The step of one block of elements, and the kernel of a step without norms and gate.
 
-A rule is a pair of functions, see `fused_lwlr.kernels.rules.base.Rule`: `RULE` is its `update`, and `COEFFICIENTS` its
-`coefficients`. Rows of hyper-parameters are as in numbers.py.
+RULE and COEFFICIENTS are `update` and `coefficients` of a `fused_lwlr.kernels.rules.base.Rule`. Rows of
+hyper-parameters are as in numbers.py. DTYPES are the dtypes of parameter, gradient, three states, master weight and
+EMA, None for an absent column; `at` are the addresses of a tile in these columns.
 """
 
 import triton
@@ -9,18 +10,16 @@ import triton.language as tl
 
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, load, store, tile_at
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, EMA, HYPER_ROW, MASTER, NUMEL, TAIL, entry, load, store, tile_at
 
 BLOCK, WARPS = constants.BLOCK, constants.WARPS
-TAIL = tl.constexpr(constants.THREADS)
-"""Elements at a time where a block is not full or not aligned: one for each thread, which takes few registers."""
 
 
 @triton.jit
-def number(hyper, INDEX: tl.constexpr, LIVE: tl.constexpr):
-    """lr or a weight decay: of the row, or of where the row says that it lives, in double precision if bit 0 is set."""
+def number(hyper, INDEX: tl.constexpr, ON_DEVICE: tl.constexpr):
+    """lr or a weight decay. If the row holds an address, the number is there, in double precision if bit 0 is set."""
     value = tl.load(hyper + INDEX)
-    if LIVE:
+    if ON_DEVICE:
         at = tl.load((hyper + 6).to(tl.pointer_type(tl.int64)) + (INDEX + 1) // 2)
         double = at % 2 != 0
         here = tl.load((at - at % 2).to(tl.pointer_type(tl.float64)), mask=double, other=0.0).to(tl.float32)
@@ -30,116 +29,119 @@ def number(hyper, INDEX: tl.constexpr, LIVE: tl.constexpr):
 
 
 @triton.jit
-def moving(hyper, shared_lr, shared_c1, shared_c2, LIVE: tl.constexpr):
-    """lr, c1 and c2: those that all rows share, or of this one."""
+def scheduled(hyper, shared_lr, shared_c1, shared_c2, ON_DEVICE: tl.constexpr):
+    """lr, c1 and c2: those that all rows share, or those of this row."""
     if shared_lr is None:
-        return number(hyper, 0, LIVE), tl.load(hyper + 4), tl.load(hyper + 5)
+        return number(hyper, 0, ON_DEVICE), tl.load(hyper + 4), tl.load(hyper + 5)
     else:
         return shared_lr, shared_c1, shared_c2
 
 
 @triton.jit
+def read_row(
+    addresses, floats, rows, row, start, shared_lr, shared_c1, shared_c2,
+    DTYPES: tl.constexpr, ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Addresses of a tile, whether they are aligned, its size, hyper row, lr times multiplier, sign, c1 and c2."""
+    # within a tile 32 bits are enough
+    stop = tl.minimum(entry(addresses, rows, row, NUMEL) - start, TILE).to(tl.int32)
+    at = (
+        tile_at(addresses, rows, row, start, 0, DTYPES[0]),
+        tile_at(addresses, rows, row, start, 1, DTYPES[1]),
+        tile_at(addresses, rows, row, start, 2, DTYPES[2]),
+        tile_at(addresses, rows, row, start, 3, DTYPES[3]),
+        tile_at(addresses, rows, row, start, 4, DTYPES[4]),
+        tile_at(addresses, rows, row, start, MASTER, DTYPES[5]),
+        tl.zeros([], tl.int64) if DTYPES[6] is None else tile_at(addresses, rows, row, start, EMA, DTYPES[6]),
+    )
+    aligned = (at[0] | at[1] | at[2] | at[3] | at[4] | at[5] | at[6]) % ALIGNMENT == 0
+    hyper = floats + rows + rows % 2 + WIDTH * entry(addresses, rows, row, HYPER_ROW)
+    lr, c1, c2 = scheduled(hyper, shared_lr, shared_c1, shared_c2, ON_DEVICE)
+    return at, aligned, stop, hyper, lr * tl.load(floats + row), tl.load(hyper + 1), c1, c2
+
+
+@triton.jit
 def new_values(
-    w_at, g_at, x_at, y_at, z_at, m_at, offs, numel, factor, scale, c1, c2, hyper,
-    W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, M: tl.constexpr,
-    RULE: tl.constexpr, LIVE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
+    at, offs, numel, factor, scale, c1, c2, hyper,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
     """Weight, direction and new state, as float32; `factor` is of the gradient, `scale` of the decayed one."""
-    w = load(w_at, offs, numel, W, FULL, EVICT)
-    if M is not None:
+    w = load(at[0], offs, numel, DTYPES[0], FULL, EVICT)
+    if DTYPES[5] is not None:
         # the exact weight, where the parameter still is what it was rounded to
-        master = load(m_at, offs, numel, M, FULL, EVICT)
-        w = tl.where(master.to(W).to(tl.float32) == w, master, w)
-    g = load(g_at, offs, numel, G, FULL, EVICT) * factor
-    x = load(x_at, offs, numel, X, FULL, EVICT)
-    y = load(y_at, offs, numel, Y, FULL, EVICT)
-    z = load(z_at, offs, numel, Z, FULL, EVICT)
-    d, x, y, z = RULE(w, g, x, y, z, x_at != 0, z_at != 0, scale, c1, c2, number(hyper, 2, LIVE), hyper)
+        master = load(at[5], offs, numel, DTYPES[5], FULL, EVICT)
+        w = tl.where(master.to(DTYPES[0]).to(tl.float32) == w, master, w)
+    g = load(at[1], offs, numel, DTYPES[1], FULL, EVICT) * factor
+    x = load(at[2], offs, numel, DTYPES[2], FULL, EVICT)
+    y = load(at[3], offs, numel, DTYPES[3], FULL, EVICT)
+    z = load(at[4], offs, numel, DTYPES[4], FULL, EVICT)
+    d, x, y, z = RULE(w, g, x, y, z, at[2] != 0, at[4] != 0, scale, c1, c2, number(hyper, 2, ON_DEVICE), hyper)
     return w, d, x, y, z
 
 
 @triton.jit
-def moved(e, w, hyper, E: tl.constexpr):
-    """An average moved towards the weight, if there is one, in the form that torch.lerp chooses."""
-    if E is None:
-        return e
-    else:
-        weight = tl.load(hyper + 12)
-        return tl.where(weight < 0.5, e + weight * (w - e), w - (w - e) * (1 - weight))
+def move_average(e, w, hyper):
+    """An average moved towards the weight, in the form that torch.lerp chooses."""
+    weight = tl.load(hyper + 12)
+    return tl.where(weight < 0.5, e + weight * (w - e), w - (w - e) * (1 - weight))
 
 
 @triton.jit
 def step_block(
-    w_at, g_at, x_at, y_at, z_at, m_at, e_at, offs, numel, rate, decay, factor, scale, shrink, c1, c2, hyper, key,
-    start,
-    W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, M: tl.constexpr,
-    E: tl.constexpr, RULE: tl.constexpr, LIVE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
+    at, offs, numel, numbers,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Step one block; returns the new weights as they were stored, 0 beyond the end.
+    """Step one block; return the new weights as they were stored, 0 beyond the end.
 
     `rate` is lr · η · s, `decay` that times the weight decay of the weight, `shrink` 1 / Ŵᵖ. `key` is that of
     stochastic rounding or None, `start` the position of the tile.
     """
-    e = load(e_at, offs, numel, E, FULL, EVICT)
-    w, d, x, y, z = new_values(
-        w_at, g_at, x_at, y_at, z_at, m_at, offs, numel, factor, scale, c1, c2, hyper,
-        W, G, X, Y, Z, M, RULE, LIVE, FULL, EVICT,
-    )  # fmt: skip
+    rate, decay, factor, scale, shrink, c1, c2, hyper, key, start = numbers
+    e = load(at[6], offs, numel, DTYPES[6], FULL, EVICT)
+    w, d, x, y, z = new_values(at, offs, numel, factor, scale, c1, c2, hyper, DTYPES, RULE, ON_DEVICE, FULL, EVICT)
     w = (w * (1 - decay) - rate * d) * shrink
-    if M is not None:
-        store(m_at, offs, numel, w, M, FULL)
-        store(e_at, offs, numel, moved(e, w, hyper, E), E, FULL)
+    store(at[5], offs, numel, w, DTYPES[5], FULL)
+    if (DTYPES[5] is not None) and (DTYPES[6] is not None):
+        store(at[6], offs, numel, move_average(e, w, hyper), DTYPES[6], FULL)
     position = offs
     if key is not None:
         position = wrapping_add(start.to(tl.uint32), offs.to(tl.uint32))
-    w = rounded(w, W, position, key, 0).to(W)
-    store(w_at, offs, numel, w, W, FULL)
-    store(x_at, offs, numel, rounded(x * shrink, X, position, key, 1), X, FULL)
-    store(y_at, offs, numel, rounded(y, Y, position, key, 2), Y, FULL)
-    store(z_at, offs, numel, rounded(z, Z, position, key, 3), Z, FULL)
+    w = rounded(w, DTYPES[0], position, key, 0).to(DTYPES[0])
+    store(at[0], offs, numel, w, DTYPES[0], FULL)
+    store(at[2], offs, numel, rounded(x * shrink, DTYPES[2], position, key, 1), DTYPES[2], FULL)
+    store(at[3], offs, numel, rounded(y, DTYPES[3], position, key, 2), DTYPES[3], FULL)
+    store(at[4], offs, numel, rounded(z, DTYPES[4], position, key, 3), DTYPES[4], FULL)
     w = w.to(tl.float32)
-    if M is None:
-        store(e_at, offs, numel, moved(e, w, hyper, E), E, FULL)
+    if (DTYPES[5] is None) and (DTYPES[6] is not None):
+        store(at[6], offs, numel, move_average(e, w, hyper), DTYPES[6], FULL)
     return w if FULL else tl.where(offs < numel, w, 0.0)
 
 
 @triton.jit(do_not_specialize=["item_count", "rows"])
 def step_kernel(
     addresses, floats, items, item_count, rows, shared_lr, shared_c1, shared_c2,
-    W: tl.constexpr, G: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, M: tl.constexpr,
-    E: tl.constexpr, RULE: tl.constexpr, LIVE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     while tile < item_count:
         row = tl.load(items + 2 * tile)
         start = tl.load(items + 2 * tile + 1).to(tl.int64) * BLOCK
-        # within a tile 32 bits are enough
-        stop = tl.minimum(tl.load(addresses + 7 * rows + row) - start, BLOCK).to(tl.int32)
-        w_at = tile_at(addresses, row, start, W)
-        g_at = tile_at(addresses + rows, row, start, G)
-        x_at = tile_at(addresses + 2 * rows, row, start, X)
-        y_at = tile_at(addresses + 3 * rows, row, start, Y)
-        z_at = tile_at(addresses + 4 * rows, row, start, Z)
-        m_at = tile_at(addresses + 6 * rows, row, start, M)
-        e_at = tl.zeros([], tl.int64)
-        if E is not None:
-            e_at = tile_at(addresses + 11 * rows, row, start, E)
-        hyper = floats + rows + rows % 2 + WIDTH * tl.load(addresses + 8 * rows + row)
-        lr, c1, c2 = moving(hyper, shared_lr, shared_c1, shared_c2, LIVE)
-        rate = lr * tl.load(floats + row)
-        decay = rate * number(hyper, 3, LIVE)
-        factor = tl.load(hyper + 1)
-        if (stop == BLOCK) & ((w_at | g_at | x_at | y_at | z_at | m_at | e_at) % ALIGNMENT == 0):
+        at, aligned, stop, hyper, rate, factor, c1, c2 = read_row(
+            addresses, floats, rows, row, start, shared_lr, shared_c1, shared_c2, DTYPES, ON_DEVICE, WIDTH, BLOCK
+        )
+        decay = rate * number(hyper, 3, ON_DEVICE)
+        # not `visit`, which takes more registers: here a tile is a single block
+        if (stop == BLOCK) & aligned:
             step_block(
-                w_at, g_at, x_at, y_at, z_at, m_at, e_at, tl.arange(0, BLOCK), stop, rate, decay, factor, 1.0, 1.0,
-                c1, c2, hyper, None, start, W, G, X, Y, Z, M, E, RULE, LIVE, True, "",
+                at, tl.arange(0, BLOCK), stop, (rate, decay, factor, 1.0, 1.0, c1, c2, hyper, None, start),
+                DTYPES, RULE, ON_DEVICE, True, "",
             )  # fmt: skip
         else:
             begin = tl.zeros([], tl.int32)
             while begin < stop:
                 step_block(
-                    w_at, g_at, x_at, y_at, z_at, m_at, e_at, begin + tl.arange(0, TAIL), stop, rate, decay, factor,
-                    1.0, 1.0, c1, c2, hyper, None, start, W, G, X, Y, Z, M, E, RULE, LIVE, False, "",
+                    at, begin + tl.arange(0, TAIL), stop,
+                    (rate, decay, factor, 1.0, 1.0, c1, c2, hyper, None, start), DTYPES, RULE, ON_DEVICE, False, "",
                 )  # fmt: skip
                 begin += TAIL
         tile += tl.num_programs(0)
