@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fused_lwlr.kernels.constants import WINDOW
-
 
 @contextmanager
 def recorded() -> Iterator[Counter[str]]:
@@ -81,4 +79,5 @@ def read_soon(items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray
     before = passed - norms[row] * (elements / np.maximum(numel[row], 1))
     np.minimum.at(begin, row[kind == 0], before[kind == 0])
     np.maximum.at(end, row[kind == 1], passed[kind == 1])
-    return end - begin <= 2 * WINDOW
+    # not imported above: Triton reads its environment variables when it is imported
+    return end - begin <= 2 * importlib.import_module("fused_lwlr.kernels.triton.workspace").WINDOW
