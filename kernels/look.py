@@ -90,16 +90,13 @@ def describe(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.device, shape, strides, tensor.is_conj(), tensor.is_neg()
 
 
-def describe_all(tensors: Sequence[Tensor | None], known: object = None) -> tuple[bytes, object]:
+def describe_all(tensors: Sequence[Tensor | None]) -> tuple[bytes, object]:
     """Returns the addresses of tensors and their descriptors.
-
-    The descriptors are `known` itself if they are equal to it.
 
     Raises:
         RuntimeError: a tensor is sparse.
     """
-    descriptors = tuple([None if tensor is None else describe(tensor) for tensor in tensors])
-    return addresses_of(tensors), known if descriptors == known else descriptors
+    return addresses_of(tensors), tuple([None if tensor is None else describe(tensor) for tensor in tensors])
 
 
 def agree(tensor: Tensor, strides: Sequence[int]) -> bool:

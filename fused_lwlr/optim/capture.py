@@ -1,21 +1,18 @@
 """Checks before a step is captured in a CUDA graph."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from torch import Tensor
 
 from fused_lwlr.kernels import reference
-from fused_lwlr.optim.options import StepOptions
+from fused_lwlr.optim.options import Groups, StepOptions
 from fused_lwlr.optim.plan import Plan
 
 
-def are_on_gpu(groups: Sequence[dict[str, Any]]) -> bool:
+def are_on_gpu(groups: Groups) -> bool:
     """Returns whether any parameter is on a GPU, so that a step during a capture is captured."""
     return any(param.is_cuda for group in groups for param in group["params"])
 
 
-def check_capture(options: StepOptions, groups: Sequence[dict[str, Any]], plan: Plan | None) -> Plan:
+def check_capture(options: StepOptions, groups: Groups, plan: Plan | None) -> Plan:
     """Raises RuntimeError if a replay would not do what a step does.
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fused_lwlr.optim import multipliers as multiplier
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.options import MASTER, StepOptions
+from fused_lwlr.optim.options import MASTER, Groups, StepOptions
 
 Ranges = dict[str, tuple[str, Callable[[float], bool]]]
 
@@ -43,7 +43,7 @@ SWITCHES = ("nesterov", "maximize", "amsgrad")
 @torch.no_grad()
 def read(
     options: StepOptions,
-    groups: Sequence[dict[str, Any]],
+    groups: Groups,
     state_dict: dict[str, Any],
     kept: Sequence[str],
 ) -> tuple[defaultdict[Any, Any], list[dict[str, Any]]]:
@@ -75,7 +75,7 @@ def require_dict(value: Any, what: str) -> dict[Any, Any]:
     return value
 
 
-def _groups(own: Sequence[dict[str, Any]], saved: Any, kept: Sequence[str]) -> list[dict[str, Any]]:
+def _groups(own: Groups, saved: Any, kept: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the new param groups."""
     if not isinstance(saved, (list, tuple)):
         raise ValueError(f"'param_groups' of the state dict must be a list, not {_shown(saved)}")
@@ -143,8 +143,8 @@ def _number(value: Any) -> float | None:
 
 def _state(
     options: StepOptions,
-    own: Sequence[dict[str, Any]],
-    new_groups: Sequence[dict[str, Any]],
+    own: Groups,
+    new_groups: Groups,
     state_dict: dict[str, Any],
 ) -> defaultdict[Any, Any]:
     """Returns the new state, in new memory: ids in their saved order stand for the parameters in theirs."""

@@ -15,6 +15,7 @@ from fused_lwlr.optim.average import EMA, average_dtype, check_decay
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 
+Groups = Sequence[dict[str, Any]]
 Nonfinite = Literal["propagate", "skip", "raise"]
 MASTER = "master_weight"
 HALF = (torch.bfloat16, torch.float16)
@@ -146,7 +147,7 @@ class StepOptions:
         """Whether something about all layers together has to be known before the step."""
         return self.skips or self.clip_global_norm is not None or self.rescale_weights is not False or self.balances
 
-    def counts_on_device(self, groups: Sequence[dict[str, Any]]) -> bool:
+    def counts_on_device(self, groups: Groups) -> bool:
         """Returns whether the device counts steps: where it may skip one, where it rounds, where a graph replays it."""
         return (
             self.device_counts or self.skips or self.stochastic_rounding or any(group["capturable"] for group in groups)

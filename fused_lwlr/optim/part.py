@@ -11,8 +11,12 @@ from torch import Tensor
 from fused_lwlr import ops
 from fused_lwlr.kernels import Row, Table
 from fused_lwlr.memory import all_addressable, is_fake
+from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.options import StepOptions
+from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.rescaling import Target
+from fused_lwlr.scaling import Scaling
+from fused_lwlr.shards import local_row
 
 
 class Part:
@@ -96,3 +100,42 @@ def partition(
         chosen = "torch" if is_fake(first) else options.backend
         backend = ops.pick(chosen, first.device, first.dtype, addressable=addressable)
         yield Part(only, table, backend, options.seed_of(number), [name for i in members for name in names[i]])
+
+
+def rows_of(
+    groups: Groups,
+    params: Sequence[Tensor],
+    stepped: Sequence[bool],
+    scaling: Scaling | None,
+    every: Sequence[Tensor],
+    targets: Sequence[Target],
+) -> tuple[list[list[Row]], list[list[str]]]:
+    """Returns the rows of each tensor, as of the first tensor of a table, and what these are called.
+
+    Args:
+        groups: the param groups.
+        params: their parameters.
+        stepped: for each parameter, whether it is stepped when it has a gradient.
+        scaling: one factor for each layer.
+        every: the parameters, and then the tensors that are only rescaled.
+        targets: what is rescaled.
+    """
+    powers = {id(target.tensor): target[1:] for target in targets}
+    rows = [
+        [Row(0, power=p, counts_for_max_norm=c) for p, c in [powers[id(t)]]] if id(t) in powers else [] for t in every
+    ]
+    names = [[""] * len(own) for own in rows]
+    places = [(number, group, at) for number, group in enumerate(groups) for at in range(len(group["params"]))]
+    for i, (number, group, at) in enumerate(places):
+        if not stepped[i]:
+            continue
+        param = params[i]
+        name = group["param_names"][at] if "param_names" in group else None
+        label = f"{number}.{at}" if name is None else name
+        scaled = scaling is not None and scaling.selects(name, param)
+        entry = 1.0 if group["multipliers"] is None else group["multipliers"][at]
+        slices = multipliers.slices(param, entry)
+        whole = [Row(0, start, stop, eta, scaled, *powers.get(id(param), ())) for start, stop, eta in slices]
+        rows[i] = [local_row(row, param) for row in whole]
+        names[i] = [label if stop is None else f"{label}[{start}:{stop}]" for start, stop, _ in slices]
+    return rows, names

@@ -12,28 +12,26 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fused_lwlr.kernels import Gate, Row, reference
+from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.rules.base import Number
-from fused_lwlr.memory import all_addressable, find_overlap
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.average import EMA, decay_of
 from fused_lwlr.optim.gate import Verdict, measured_gates
-from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.part import partition
+from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.part import partition, rows_of
 from fused_lwlr.optim.sharded import sharded_of
-from fused_lwlr.optim.state import Groups, State, is_complete
+from fused_lwlr.optim.state import State, is_complete
 from fused_lwlr.optim.validate import (
     LARGEST_FLOAT32,
+    check_columns,
     check_float32,
-    check_memory,
-    check_overlaps,
+    check_gradients,
     is_ordinary,
     label_of,
     same_placement,
-    validate,
 )
 from fused_lwlr.rescaling import Target
-from fused_lwlr.shards import is_distributed, local, local_row
+from fused_lwlr.shards import is_distributed, local
 
 BLIND_MODES = {
     "_CloneArgBeforeMutateMode": "torch.autograd.graph.allow_mutation_on_saved_tensors()",
@@ -82,14 +80,21 @@ class Plan:
             or (is_ordinary(param) and is_complete(options, groups, groups[number], param, states.get(param, {})))
             for param, grad, (number, _) in zip(params, grads, places, strict=False)
         ]
-        self._check_gradients(groups, places, grads)
+        check_gradients(options.optimizer, groups, params, fused=bool(options.fused))
         self.state = State(options, groups, states, self._params, places, stepped)
         columns: dict[str, list[Any]] = {"param": self._params, "grad": grads, **self.state.columns}
         columns = {name: [*map(local, column)] for name, column in columns.items()}
+        rescaled = {id(target.tensor) for target in self._targets}
+        self._rescaled = np.array([id(param) in rescaled for param in self._params], dtype=bool)
+        labels = [f"parameter {label_of(groups[number], at)}" for number, at in places]
+        labels += ["a tensor that is only rescaled"] * len(self._others)
+        taking_part = self._rescaled | np.array([*stepped, *[True] * len(self._others)], dtype=bool)
+        writable = check_columns(columns, labels, self._rescaled, taking_part)
         once = len({id(p) for p, one in zip(params, stepped, strict=True) if one}) == sum(stepped)
-        self._flexible = self._check_memory(groups, places, columns, stepped) and once
+        # else every other set of gradients is looked at anew
+        self._flexible = writable and once
 
-        rows, names = self._rows(groups, places, stepped)
+        rows, names = rows_of(groups, params, stepped, options.scaling, self._params, self._targets)
         largest_eta = max((row.multiplier for some in rows for row in some), default=1.0)
         self._largest = LARGEST_FLOAT32 / max(largest_eta, 1.0)
         capturable = any(group["capturable"] for group in groups)
@@ -99,8 +104,6 @@ class Plan:
         self.group = (*(number for number, _ in places), *[0] * len(self._others))
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
         self._sharded = sharded_of(self.parts, self._params) if self._distributed else None
-        rescaled = {id(target.tensor) for target in self._targets}
-        self._rescaled = np.array([id(param) in rescaled for param in self._params], dtype=bool)
         self._set_present(bytes([grad is not None for grad in grads]))
         self._hyper_rows: Sequence[int] | None = None
         self._look: Any = None
@@ -268,76 +271,6 @@ class Plan:
             for part in self.parts
             if len(self._first) and (self._sharded is not None or self._moved[part.members].any())
         ]
-
-    def _check_gradients(self, groups: Groups, places: Sequence[tuple[int, int]], grads: Sequence[Any]) -> None:
-        """Raises RuntimeError unless every parameter can be stepped by its gradient."""
-        name, seen = self._options.optimizer, set()
-        for (number, at), param, grad in zip(places, self._params, grads, strict=False):
-            if grad is None:
-                continue
-            group = groups[number]
-            validate(name, group, at, param, grad, fused=bool(self._options.fused or group.get("fused")))
-            if id(param) in seen:
-                raise RuntimeError(
-                    f"parameter {label_of(group, at)} is in its group twice: one launch would step it twice at once"
-                )
-            seen.add(id(param))
-
-    def _check_memory(
-        self, groups: Groups, places: Sequence[tuple[int, int]], columns: dict[str, list[Any]], stepped: Sequence[bool]
-    ) -> bool:
-        """Returns whether all tensors that steps may write to can be written to, each element at its own address.
-
-        Raises:
-            RuntimeError: one of the next step cannot.
-        """
-        rescaled = {id(target.tensor) for target in self._targets}
-        first = {id(p): i for i, p in reversed(list(enumerate(self._params)))}
-        every = sorted(i for key, i in first.items() if key in rescaled or stepped[i])
-        found = [(i, name, column[i]) for name, column in columns.items() if name != "grad" for i in every]
-        found = [(i, name, tensor) for i, name, tensor in found if tensor is not None]
-        tensors = [tensor for *_, tensor in found]
-        writable = is_inference_mode_enabled() or not any(map(Tensor.is_inference, tensors))
-        if all_addressable(tensors) and writable and find_overlap(tensors) is None:
-            return True
-        now = {i for i in every if columns["grad"][i] is not None or id(self._params[i]) in rescaled}
-        found = [each for each in found if each[0] in now]
-        labels = []
-        for i, name, _ in found:
-            parameter = "a tensor that is only rescaled"
-            if i < len(places):
-                parameter = f"parameter {label_of(groups[places[i][0]], places[i][1])}"
-            labels.append(parameter if name == "param" else f"state {name!r} of {parameter}")
-        for (*_, tensor), label in zip(found, labels, strict=True):
-            check_memory(tensor, label)
-        check_overlaps([tensor for *_, tensor in found], labels)
-        return False
-
-    def _rows(
-        self, groups: Groups, places: Sequence[tuple[int, int]], stepped: Sequence[bool]
-    ) -> tuple[list[list[Row]], list[list[str]]]:
-        """Returns the rows of each parameter, as of the first tensor of a table, and what these are called."""
-        targets = {id(target.tensor): target for target in self._targets}
-        rows: list[list[Row]] = []
-        names: list[list[str]] = []
-        for i, param in enumerate(self._params):
-            target = targets.get(id(param))
-            power, counts = (0, False) if target is None else target[1:]
-            if i >= len(stepped) or not stepped[i]:
-                rows.append([] if target is None else [Row(0, power=power, counts_for_max_norm=counts)])
-                names.append([""] * len(rows[-1]))
-                continue
-            (number, at), scaling = places[i], self._options.scaling
-            group = groups[number]
-            name = group["param_names"][at] if "param_names" in group else None
-            label = f"{number}.{at}" if name is None else name
-            scaled = scaling is not None and scaling.selects(name, param)
-            entry = 1.0 if group["multipliers"] is None else group["multipliers"][at]
-            slices = multipliers.slices(param, entry)
-            whole = [Row(0, start, stop, eta, scaled, power, counts) for start, stop, eta in slices]
-            rows.append([local_row(row, param) for row in whole])
-            names.append([label if stop is None else f"{label}[{start}:{stop}]" for start, stop, _ in slices])
-        return rows, names
 
     def _seen(self, states: Any, params: Sequence[Any]) -> tuple[Any, ...]:
         """Returns what is looked at: parameters, gradients (None for those of the parameters), and state."""

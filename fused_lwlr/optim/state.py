@@ -9,13 +9,12 @@ from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
-from fused_lwlr.optim.options import MASTER, StepOptions
+from fused_lwlr.optim.options import MASTER, Groups, StepOptions
 from fused_lwlr.optim.validate import label_of, same_width
 
 ONE = np.ones((), dtype=np.float32)
 STALE = ("step", EMA)
 """Entries that are removed where they are not kept up: the device counted then, or there was an average."""
-Groups = Sequence[dict[str, Any]]
 Place = tuple[int, int]
 """A param group, and the position of a parameter in it."""
 

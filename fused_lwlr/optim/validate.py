@@ -1,13 +1,15 @@
 """Checks of parameters and gradients before a step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.memory import check_inference, find_overlap, is_addressable, is_freed
+from fused_lwlr.memory import all_addressable, check_inference, find_overlap, is_addressable, is_freed
+from fused_lwlr.optim.options import Groups
 from fused_lwlr.shards import local
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -48,33 +50,76 @@ def is_ordinary(param: Tensor) -> bool:
     return not (param.is_conj() or param.is_neg() or param.is_inference()) and is_addressable(local(param))
 
 
-def check_memory(tensor: Tensor, what: str) -> None:
-    """Raises RuntimeError if a tensor that a step would write to has no memory any more, or must not be written to."""
-    if is_freed(tensor):
-        raise RuntimeError(f"the storage of {what} was freed, so there is nothing to update: restore it before step()")
-    check_inference(tensor, what)
-
-
-def check_overlaps(tensors: Sequence[Tensor], labels: Sequence[str]) -> None:
-    """Raises RuntimeError if two elements that a step would write to share memory.
+def check_columns(
+    columns: Mapping[str, Sequence[Tensor | None]], labels: Sequence[str], rescaled: np.ndarray, taking_part: np.ndarray
+) -> bool:
+    """Returns whether all tensors that steps may write to can be written to, each element at its own address.
 
     Args:
-        tensors: what is written to.
-        labels: what messages call each tensor.
+        columns: "param", "grad" and the state.
+        labels: what messages call each parameter.
+        rescaled: for each parameter, whether it is rescaled.
+        taking_part: for each parameter, whether steps may write to it.
+
+    Raises:
+        RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
     """
-    found = find_overlap(tensors)
-    if found is None:
-        return
-    first, second = found
-    if first == second:
+    params, grads = columns["param"], columns["grad"]
+    # a parameter may be there twice
+    first = {id(params[i]): i for i in reversed(range(len(params)))}
+    once = sorted(i for i in first.values() if taking_part[i])
+    found = [(i, name, column[i]) for name, column in columns.items() if name != "grad" for i in once]
+    written = [(i, name, tensor) for i, name, tensor in found if tensor is not None]
+    tensors = [tensor for *_, tensor in written]
+    writable = torch.is_inference_mode_enabled() or not any(map(Tensor.is_inference, tensors))
+    if all_addressable(tensors) and writable and find_overlap(tensors) is None:
+        return True
+    now = [
+        (tensor, labels[i] if name == "param" else f"state {name!r} of {labels[i]}")
+        for i, name, tensor in written
+        if grads[i] is not None or rescaled[i]
+    ]
+    for tensor, label in now:
+        if is_freed(tensor):
+            raise RuntimeError(
+                f"the storage of {label} was freed, so there is nothing to update: restore it before step()"
+            )
+        check_inference(tensor, label)
+    overlap = find_overlap([tensor for tensor, _ in now])
+    if overlap is not None:
+        (tensor, label), (_, other) = now[overlap[0]], now[overlap[1]]
+        if overlap[0] == overlap[1]:
+            raise RuntimeError(
+                f"elements of {label} share memory (strides {tensor.stride()}), so they cannot be updated in place: "
+                "clone() it first"
+            )
         raise RuntimeError(
-            f"elements of {labels[first]} share memory (strides {tensors[first].stride()}), so they cannot be updated "
-            "in place: clone() it first"
+            f"{label} and {other} share memory, and one launch would update both at once: give the optimizer one "
+            "parameter for that memory, or clone() one of them"
         )
-    raise RuntimeError(
-        f"{labels[first]} and {labels[second]} share memory, and one launch would update both at once: give the "
-        "optimizer one parameter for that memory, or clone() one of them"
-    )
+    return False
+
+
+def check_gradients(optimizer: str, groups: Groups, params: Sequence[Tensor], *, fused: bool) -> None:
+    """Raises RuntimeError unless every parameter can be stepped by its gradient.
+
+    Args:
+        optimizer: the name of the optimizer, for messages.
+        groups: the param groups.
+        params: their parameters.
+        fused: whether fused=True was asked for, which torch refuses for meta tensors.
+    """
+    seen = set()
+    places = [(group, at) for group in groups for at in range(len(group["params"]))]
+    for (group, at), param in zip(places, params, strict=True):
+        if param.grad is None:
+            continue
+        validate(optimizer, group, at, param, param.grad, fused=fused or bool(group.get("fused")))
+        if id(param) in seen:
+            raise RuntimeError(
+                f"parameter {label_of(group, at)} is in its group twice: one launch would step it twice at once"
+            )
+        seen.add(id(param))
 
 
 def validate(
