@@ -141,6 +141,23 @@ def test_what_is_rescaled_without_a_gradient(backend):
     assert [table.columns["step"][i].item() for i in (0, 2)] == [1, 3]
 
 
+def test_the_first_gradient_comes_late():
+    """A launch that only rescales is no launch without gradients for good."""
+    made = make("sgd", SHAPES[:2], torch.bfloat16, torch.device("cpu"))
+    columns = {**made.columns, "grad": [None, None]}
+    rows = [Row(i, power=1, counts_for_max_norm=True) for i in range(2)]
+    table = Table(columns, rows, torch.float32)
+    other = twin(table)
+    other.grad_dtype = torch.float32
+    for grads in ([None, None], [p.float() for p in made.columns["grad"]]):
+        for of, each in ((triton, table), (reference, other)):
+            assert each.accept_gradients(bytes([grad is not None for grad in grads]), grads, None)
+            each.hyper_row = [int(grad is None) for grad in grads]
+            totals, _ = of.totals(each, grad=False, weight=True)
+            of.step(SGD, each, [*HYPER["sgd"], SGD.idle], gate=Gate(totals))
+        equal(table, other)
+
+
 def test_work_is_of_what_has_a_gradient():
     """Nine of ten experts get nothing: no more launches, and no item of theirs."""
     shapes = [(50, 50)] * 40
