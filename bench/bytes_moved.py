@@ -54,7 +54,7 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
     read = sum(sizes[name] for name in first)
     norms = read.copy()
     if "param" not in first:
-        read = read + np.where(table.known, 0, sizes["param"])
+        read = read + np.where(table.norms.known[table._layout.tensor], 0, sizes["param"])
     soon = read_soon(items, table.numel, meta["BLOCK"] * meta["PASSES"], norms, sum(sizes.values()))
     cached = int((read * (soon & write)).sum())
     return memory + int(read.sum()) - cached, cached

@@ -4,7 +4,7 @@ from fused_lwlr import balance, multipliers, simulate
 from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
 from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
-from fused_lwlr.optim import SGD, AdamW, LayerStatsLogger, Lion, StepStatistics
+from fused_lwlr.optim import SGD, AdamW, Lion
 from fused_lwlr.scaling import (
     ELR,
     LAMB,
@@ -16,6 +16,7 @@ from fused_lwlr.scaling import (
     NormalizedGradientAdaptive,
 )
 from fused_lwlr.statistics import LayerStatistics, layer_statistics
+from fused_lwlr.step_statistics import LayerStatsLogger, StepStatistics
 
 __version__ = "0.1.0"
 

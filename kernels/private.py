@@ -15,7 +15,7 @@ kernels/triton/look.py and look.c. Without any of these, `kernels/look.py` serve
 - `triton.runtime.build.compile_module_from_src`: compiles look.c and keeps the result. An import that fails stops
   the Triton backend.
 
-kernels/triton/device_table.py:
+kernels/triton/known_norms.py:
 
 - `Tensor._version`: says whether someone has written to a weight. Without it: Σw² would be read anew in every step.
 

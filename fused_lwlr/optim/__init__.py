@@ -2,8 +2,7 @@
 
 from fused_lwlr.optim.adamw import AdamW
 from fused_lwlr.optim.base import FusedOptimizer
-from fused_lwlr.optim.layer_stats import LayerStatsLogger, StepStatistics
 from fused_lwlr.optim.lion import Lion
 from fused_lwlr.optim.sgd import SGD
 
-__all__ = ["SGD", "AdamW", "FusedOptimizer", "LayerStatsLogger", "Lion", "StepStatistics"]
+__all__ = ["SGD", "AdamW", "FusedOptimizer", "Lion"]

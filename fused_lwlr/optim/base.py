@@ -17,11 +17,12 @@ from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import read, require_dict
 from fused_lwlr.optim.gate import Verdict
 from fused_lwlr.optim.hooks import hooked
-from fused_lwlr.optim.layer_stats import StepStatistics, step_statistics
+from fused_lwlr.optim.layer_stats import step_statistics
 from fused_lwlr.optim.options import DEFAULTS, UNSUPPORTED, SharedOptions, StepOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
+from fused_lwlr.step_statistics import StepStatistics
 
 
 class FusedOptimizer(torch.optim.Optimizer):

@@ -166,7 +166,7 @@ class Plan:
         if hyper_rows is not self._hyper_rows:
             self._hyper_rows = hyper_rows
             for part in self.parts:
-                part.table.hyper_row = part.select(hyper_rows)
+                part.table.hyper_row = tuple(part.select(hyper_rows))
         scales: Sequence[Any] = [self._scale] * len(self._active)
         gates: Sequence[Gate | None] = [None] * len(self._active)
         statistics: Sequence[Tensor | None] = gates  # type: ignore[assignment]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton.device_table import versions_of
+from fused_lwlr.kernels.triton.known_norms import versions_of
 
 
 def cached_totals(table: Table) -> Tensor:

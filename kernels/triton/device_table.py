@@ -1,8 +1,7 @@
 """The device table: the addresses, sizes and numbers of a table that a kernel reads, in one small buffer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,14 @@ from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.look import describe_all
 from fused_lwlr.kernels.table import Table, real
-from fused_lwlr.kernels.triton.layout import ACTIVE, KNOWN, POWER, SCALED, layout_of
+from fused_lwlr.kernels.triton.known_norms import KnownNorms
+from fused_lwlr.kernels.triton.layout import KNOWN, layout_of
 from fused_lwlr.kernels.triton.numbers import NO_NUMBERS, Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
+from fused_lwlr.kernels.triton.upload import Upload, is_capturing, upload
 
-CAPTURES = 8
-"""Captures in CUDA graphs that there is memory for before the next step outside of any."""
-UNMEASURED = -1
-"""Stands for the version counter of a parameter whose Σw² was not measured yet."""
 ONLY_STEPPED = ("step", "ema")
 """Columns that a row without a gradient does not have in a step."""
-VERSION = attrgetter("_version")
 
 
 class DeviceTable:
@@ -38,11 +34,13 @@ class DeviceTable:
     rows are in the lists of items that programs work on.
 
     Attributes:
+        buffer: the buffer.
+        floats, addresses: its multipliers and hyper rows, and what follows them.
         dtypes: the Triton dtype of each column, None if all of it is absent.
         numel: the elements of each row.
         sizes: for each column, the bytes of each row.
         active: for each row, whether it is active.
-        known: for each row, whether Σw² of the last step is still right, by the parameter's version counter.
+        norms: which Σw² of the last step are still right.
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
         workspace: what an operation keeps from launch to launch.
@@ -53,52 +51,35 @@ class DeviceTable:
     ):
         self._layout = layout = layout_of(table)
         self._columns = table.columns
-        self._params = table.columns["param"]
+        params = table.columns["param"]
         self.hyper_rows, self.hyper_width = hyper_rows, hyper_width
         self.rows, self.numel = len(layout.tensor), layout.numel
         names = (*columns, *more)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.workspace: Any = None
-        self._rescaled = layout.traits >> POWER.value != 0
-        self.rescales = bool(self._rescaled.any())
-        # of rows with and without a gradient
-        idle = layout.traits & ~SCALED.value | ACTIVE.value * self._rescaled
-        self._both_traits = layout.traits | ACTIVE.value, idle
-        self.known = np.zeros(self.rows, dtype=bool)
+        self.norms = KnownNorms(params)
+        self.items: dict[Any, Tensor] = {}
+        self._lists: dict[Any, np.ndarray] = {}
+        self._gradients: Any = (None, None, ())
 
         multipliers = self.rows + self.rows % 2
         floats = multipliers + hyper_rows * hyper_width
         integers = -(-floats // 4) * 2
-        self._staging = np.zeros(integers + (len(names) + 4) * self.rows, dtype=np.int64)
-        self._host = torch.from_numpy(self._staging)
-        staged = self._staging[integers:].reshape(-1, self.rows)
+        often = slice(multipliers // 2, integers + (names.index("grad") + 1) * self.rows)
+        self._upload = Upload(integers + (len(names) + 4) * self.rows, often, params[0].device)
+        self.buffer = self._upload.device
+        self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
+        staged = self._upload.host[integers:].reshape(-1, self.rows)
         fixed = len(columns)
         numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
         self._addresses = dict(zip(names, (*staged[:fixed], *staged[fixed + 4 :]), strict=True))
         numel[:] = self.numel
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
-        staged_floats = self._staging[:integers].view(np.float32)
+        staged_floats = self._upload.host[:integers].view(np.float32)
         staged_floats[: self.rows] = layout.multiplier
         self._hyper = staged_floats[multipliers:floats].view(np.uint8).data
-
-        self.buffer = torch.zeros(len(self._staging), dtype=torch.int64, device=self._params[0].device)
-        self.floats = self.buffer[:integers].view(torch.float32)
-        self.addresses = self.buffer[integers:]
-        often = slice(multipliers // 2, integers + (names.index("grad") + 1) * self.rows)
-        self._often, self._often_host = self.buffer[often], self._host[often]
-        self._stale = self._behind = True
-        """Whether the whole buffer, or the part that changes often, is to be uploaded."""
-        self._spares: list[Tensor] = []
-        self._captured: list[tuple[Any, ...]] = []
-
-        self._numbers = b""
-        self._seen_hyper_row: tuple[int, ...] | None = None
-        self._gradients: Any = (None, None, ())
-        self._lists: dict[Any, np.ndarray] = {}
-        self.items: dict[Any, Tensor] = {}
-        self._versions = self._expected = np.full(len(self._params), UNMEASURED)
-        self._measured = self._all_known = False
+        self._last: tuple[Any, bytes] = (None, b"")
 
         # of a step count there is one for all elements
         self._itemsizes = {
@@ -108,10 +89,16 @@ class DeviceTable:
         self.sizes = {name: self.numel * itemsize for name, itemsize in self._itemsizes.items()}
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the tensors that stand in for those that a kernel cannot walk as they are."""
-        for name in table.columns:
-            if name in names and name != "grad":
-                self._lay_out(name, *describe_all(table.columns[name]))
+        for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
+            addresses, descriptors = describe_all(table.columns[name])
+            self._scratch[name] = {} if name == "step" else layout.scratch_of(table.columns[name], descriptors)
+            self._point(name, addresses)
+            self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
         self._all_rows = {name: self._addresses[name].copy() for name in ONLY_STEPPED if name in names}
+
+    @property
+    def rescales(self) -> bool:
+        return bool(self._layout.rescaled.any())
 
     def refresh(self, table: Table, hyper: bytes) -> None:
         """Brings the device table up to date with the table, and uploads it if anything differs."""
@@ -120,51 +107,27 @@ class DeviceTable:
         if self._has_scratch:
             for name, index, scratch in self._scratch_tensors():
                 scratch.copy_(real(table.columns[name][index]))
+        hyper_row, numbers = self._last
         # a tuple is the same object again
-        hyper_row = tuple(table.hyper_row)
-        if hyper_row is not self._seen_hyper_row and hyper_row != self._seen_hyper_row:
-            self._seen_hyper_row = hyper_row
-            self._assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._layout.tensor])
-        if hyper != self._numbers:
-            self._behind = True
-            self._numbers = self._hyper[: len(hyper)] = hyper
+        if table.hyper_row is not hyper_row:
+            hyper_row = tuple(table.hyper_row)
+            self._upload.assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._layout.tensor])
+        if hyper != numbers:
+            self._upload.behind = True
+            self._hyper[: len(hyper)] = hyper
+        self._last = hyper_row, hyper
         capturing = table.capturable and is_capturing()
-        if self._measured:
-            self._recall(capturing)
-        # a replay of a graph uploads its own copy, so the buffer may hold anything
-        if self._stale or capturing or self._captured:
-            if capturing:
-                self.buffer.copy_(self._captured_copy(), non_blocking=True)
-            else:
-                upload(self.buffer, self._host)
-        elif self._behind:
-            upload(self._often, self._often_host)
-        self._stale = self._behind = False
-        if table.capturable and not capturing and not self._spares:
-            # pinned memory cannot be allocated during a capture
-            shape = (CAPTURES, len(self._staging))
-            pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.buffer.is_cuda)
-            self._spares = list(pinned.unbind())
-
-    def _captured_copy(self) -> Tensor:
-        """Returns the host's copy in memory that stays as it is for as long as a graph copies from it."""
-        if not (self._captured and torch.equal(self._captured[-1][0], self._host)):
-            if not self._spares:
-                raise RuntimeError(
-                    f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
-                )
-            # a replay also uses the scratch tensors and lists of now
-            scratch = [list(tensors.values()) for tensors in self._scratch.values()]
-            self._captured.append((self._spares.pop().copy_(self._host), scratch, dict(self.items)))
-        captured: Tensor = self._captured[-1][0]
-        return captured
+        if self.norms.look(capturing=capturing):
+            self._mark()
+        used = [*self._scratch.values(), *self.items.values()] if capturing else None
+        self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
     def _accept_gradients(self, table: Table) -> None:
         """Takes the addresses of gradients, and which rows are active."""
         present, addresses, descriptors = table.gradients
         before = self._gradients
         self._gradients = table.gradients
-        self._behind = True
+        self._upload.behind = True
         if present != before[0]:
             self._activate(np.frombuffer(present, dtype=bool))
         if descriptors is not before[2] or present != before[0]:
@@ -174,33 +137,40 @@ class DeviceTable:
             scratch = {} if descriptors is None else self._layout.scratch_of(table.columns["grad"], descriptors)
             self._scratch["grad"] = scratch
             self._has_scratch = any(self._scratch.values())
-        size, scratch = self._itemsizes["grad"], self._scratch["grad"]
-        self._addresses["grad"][:] = self._layout.row_addresses(addresses, size, scratch)
+        self._point("grad", addresses)
+
+    def _point(self, name: str, addresses: bytes) -> None:
+        """Writes down where the rows of a column are."""
+        found = self._layout.row_addresses(addresses, self._itemsizes[name], self._scratch[name])
+        self._addresses[name][:] = found
 
     def _activate(self, present: np.ndarray) -> None:
         """Marks the rows that are stepped or rescaled in the next step, and forgets the lists of others."""
         layout = self._layout
         stepped = present[layout.tensor]
-        self.active = stepped | self._rescaled
-        self._active_tensors = tensors = present
+        self.active = stepped | layout.rescaled
+        self._launched = present
         if self.rescales:
-            self._active_tensors = tensors = present.copy()
-            tensors[layout.tensor[self._rescaled]] = True
-        self._written = list(compress(self._params, tensors.tobytes()))
+            self._launched = present.copy()
+            self._launched[layout.tensor[layout.rescaled]] = True
+        self._written = list(compress(self._columns["param"], self._launched.tobytes()))
         for name, addresses in self._all_rows.items():
-            self._assign(self._addresses[name], np.where(stepped, addresses, 0))
-        self._own_traits = np.where(stepped, *self._both_traits)
-        self._assign(self._traits, self._own_traits | KNOWN.value * self.known)
+            self._upload.assign(self._addresses[name], np.where(stepped, addresses, 0))
+        self._own_traits = np.where(stepped, layout.traits, layout.idle_traits)
+        self._mark()
         self.items.clear()
 
-    def _scratch_tensors(self) -> list[tuple[str, int, Tensor]]:
-        """Returns the column, number and scratch tensor of each active tensor that has one."""
-        return [
-            (name, index, scratch)
-            for name, tensors in self._scratch.items()
-            for index, scratch in tensors.items()
-            if self._active_tensors[index]
-        ]
+    def _mark(self) -> None:
+        """Writes down the traits of all rows."""
+        known = self.norms.known[self._layout.tensor]
+        self._upload.assign(self._traits, self._own_traits | KNOWN.value * known)
+
+    def _scratch_tensors(self) -> Iterator[tuple[str, int, Tensor]]:
+        """Yields the column, number and scratch tensor of each tensor of an active row that has one."""
+        for name, tensors in self._scratch.items():
+            for index, scratch in tensors.items():
+                if self._launched[index]:
+                    yield name, index, scratch
 
     def finish(self) -> None:
         """Copies what the kernel wrote to scratch tensors to where it belongs, and increments version counters."""
@@ -216,30 +186,7 @@ class DeviceTable:
         Args:
             wrote: whether the launch wrote to them.
         """
-        if not self._measured or self._scratch["param"]:
-            self._measured = True
-            versions = versions_of(self._params)
-        else:
-            # `finish` has incremented them
-            versions = self._versions + wrote
-        all_active = len(self._written) == len(self._params)
-        self._expected = versions if all_active else np.where(self._active_tensors, versions, self._expected)
-
-    def _recall(self, capturing: bool) -> None:
-        """Marks the rows whose parameters are as they were at the call of `remember`."""
-        self._versions = versions_of(self._params)
-        if self._all_known and not capturing and self._versions.tobytes() == self._expected.tobytes():
-            return
-        # a replay of a graph does not look at version counters
-        known = (self._versions == self._expected)[self._layout.tensor] & (not capturing)
-        if not np.array_equal(known, self.known):
-            self.known, self._all_known = known, bool(known.all())
-            self._assign(self._traits, self._own_traits | KNOWN.value * known)
-
-    def _assign(self, target: np.ndarray, values: np.ndarray) -> None:
-        if not np.array_equal(target, values):
-            self._stale = True
-            target[:] = values
+        self.norms.remember(self._launched, wrote=wrote, anew=bool(self._scratch["param"]))
 
     def make_items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
         """Returns those items of a list that are of active rows, on the device, and puts them into `items`.
@@ -257,32 +204,6 @@ class DeviceTable:
         # a new tensor each time: a graph may go on to read the old one
         self.items[key] = upload(torch.empty_like(host, device=self.buffer.device), host)
         return self.items[key]
-
-    def _lay_out(self, name: str, addresses: bytes, descriptors: object) -> None:
-        """Takes the addresses of a column."""
-        self._scratch[name] = {}
-        if name != "step":
-            self._scratch[name] = self._layout.scratch_of(self._columns[name], descriptors)
-        self._addresses[name][:] = self._layout.row_addresses(addresses, self._itemsizes[name], self._scratch[name])
-        self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
-
-
-def is_capturing() -> bool:
-    """Returns whether a launch now goes into a CUDA graph."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def versions_of(params: Sequence[Tensor]) -> np.ndarray:
-    """Returns the version counter of every parameter: it moves whenever one is written to, except through `.data`."""
-    return np.fromiter(map(VERSION, params), dtype=np.int64, count=len(params))
-
-
-def upload(device: Tensor, host: Tensor) -> Tensor:
-    """Copies to the device, perhaps after this returns."""
-    if device.is_cuda:
-        # a new block each time: the caching host allocator keeps it until the copy from it is done
-        host = host.pin_memory()
-    return device.copy_(host, non_blocking=True)
 
 
 def device_table_of(

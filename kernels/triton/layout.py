@@ -28,7 +28,9 @@ class Layout:
         tensor: the parameter of each row, int64 [R].
         first: the first element of each row in its parameter, in storage order, int64 [R].
         numel: the elements of each row, int64 [R].
-        traits: the bits of each row that do not change, int64 [R].
+        rescaled: for each row, whether its power is not 0, bool [R].
+        traits: the bits of each row with a gradient, int64 [R].
+        idle_traits: the bits of each row without one.
         multiplier: the learning-rate multiplier of each row, float64 [R].
         strides: for each parameter, the strides that all of its columns must have.
     """
@@ -54,6 +56,9 @@ class Layout:
             self.first[i], self.numel[i] = start[i] * inner, (stop[i] - start[i]) * inner
         self.traits = SCALED.value * np.array(scaled) | COUNTS_FOR_MAX_NORM.value * np.array(counts_for_max_norm)
         self.traits |= np.array(power) << POWER.value
+        self.rescaled = np.array(power) != 0
+        self.idle_traits = self.traits & ~SCALED.value | ACTIVE.value * self.rescaled
+        self.traits |= ACTIVE.value
         self.multiplier = np.array(multiplier, dtype=np.float64)
 
     def scratch_of(self, tensors: Sequence[Tensor | None], descriptors: object) -> dict[int, Tensor]:

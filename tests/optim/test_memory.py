@@ -13,7 +13,6 @@ from steps import OPTIONS, OURS, gradients, parameters, train
 
 from fused_lwlr import LAMB
 from fused_lwlr.kernels.triton import launch as launching
-from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.step import TILE
 
 PER_TILE, PER_TENSOR = 64, 256
@@ -79,9 +78,6 @@ def test_tables_are_small(name, more, shapes, device):
     train((optimizer,), (named,), 2)
     own = tensors_within([p for _, p in named], [p.grad for _, p in named], *optimizer.state.values())
     own = {t.untyped_storage().data_ptr() for t in own}
-    # nor what is uploaded, which is the host's
-    kept = [each for part in optimizer._plan.parts for each in part.table.cache.values()]
-    own |= {each._host.untyped_storage().data_ptr() for each in kept if isinstance(each, DeviceTable)}
     rest = {key: value for key, value in vars(optimizer).items() if key not in ("state", "param_groups", "defaults")}
     held = [t for t in tensors_within(rest) if t.device.type == device.type]
     size = sum(t.untyped_storage().nbytes() for t in held if t.untyped_storage().data_ptr() not in own)

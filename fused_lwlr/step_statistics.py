@@ -1,0 +1,103 @@
+"""Statistics of a step for every layer, as users see them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels import STEP_STATISTICS
+from fused_lwlr.statistics import Columns
+
+
+@dataclass(frozen=True)
+class StepStatistics(Columns):
+    """Statistics of one step for every layer that had a gradient, on the device until asked for.
+
+    Attributes:
+        names: the layers, in the order of the optimizer's parameters; `group.position` where they have no names.
+        constrained: for each, whether the scaling acts on it.
+        values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio.
+    """
+
+    names: tuple[str, ...]
+    constrained: tuple[bool, ...]
+    values: Tensor
+
+    columns = STEP_STATISTICS
+
+    @property
+    def trust_ratio(self) -> Tensor:
+        """The factor of each layer, 1 where the scaling does not act."""
+        return self._column("scale")
+
+    @property
+    def found_inf(self) -> Tensor:
+        """Whether any gradient element was NaN or infinite, of no dimension."""
+        return self.nonfinite.sum() > 0
+
+    @property
+    def elr(self) -> Tensor:
+        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer; infinite for a weight of zeros."""
+        return self.grad_norm / self.weight_norm
+
+    @property
+    def elr_mean(self) -> Tensor:
+        """The mean of E over the layers that the scaling acts on and whose weight is not zero."""
+        return self._constrained_elr().mean()
+
+    @property
+    def elr_spread(self) -> Tensor:
+        """Std(E) over the same layers: their population standard deviation (Spreads in Effective Learning Rates)."""
+        return self._constrained_elr().std(correction=0)
+
+    def to_dict(self) -> dict[str, dict[str, float]]:
+        """Layer name -> its numbers by name. One transfer from the device."""
+        names = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
+        rows = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
+        return {layer: dict(zip(names, row, strict=True)) for layer, row in zip(self.names, rows, strict=True)}
+
+    def __str__(self) -> str:
+        width = max(map(len, self.names), default=5)
+        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio")
+        lines = [f"{'layer':{width}}  " + "  ".join(f"{title:>11}" for title in titles)]
+        for name, row in self.to_dict().items():
+            lines.append(f"{name:{width}}  " + "  ".join(f"{number:11.3e}" for number in row.values()))
+        lines.append(f"ELR of constrained layers: mean {self.elr_mean:.3e}, spread {self.elr_spread:.3e}")
+        return "\n".join(lines)
+
+    def _constrained_elr(self) -> Tensor:
+        elr = self.elr
+        return elr[torch.tensor(self.constrained, device=elr.device) & (self.weight_norm > 0)]
+
+
+class LayerStatsLogger:
+    """Writes `layer_stats()` to a TensorBoard-style writer every so many steps.
+
+        optimizer.register_step_post_hook(LayerStatsLogger(SummaryWriter(), every=100))
+
+    Tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, and `elr_mean`
+    and `elr_spread` for all.
+
+    Args:
+        writer: has `add_scalar(tag, value, step)`, as a `torch.utils.tensorboard.SummaryWriter`.
+        every: steps between two writes, each of which waits for the device.
+    """
+
+    def __init__(self, writer: Any, *, every: int = 100):
+        if every < 1:
+            raise ValueError(f"every={every}: it must be 1 or more")
+        self._writer = writer
+        self._every = every
+        self._steps = 0
+
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._steps += 1
+        if self._steps % self._every:
+            return
+        stats = optimizer.layer_stats()
+        for layer, numbers in stats.to_dict().items():
+            for name in ("elr", "trust_ratio", "grad_norm", "weight_norm"):
+                self._writer.add_scalar(f"{name}/{layer}", numbers[name], self._steps)
+        self._writer.add_scalar("elr_mean", stats.elr_mean.item(), self._steps)
+        self._writer.add_scalar("elr_spread", stats.elr_spread.item(), self._steps)

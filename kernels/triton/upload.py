@@ -1,0 +1,81 @@
+"""A buffer on the device with a copy on the host, uploaded when it has changed."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CAPTURES = 8
+"""Captures in CUDA graphs that there is memory for before the next step outside of any."""
+
+
+class Upload:
+    """An int64 buffer.
+
+    Attributes:
+        host: its values, which the caller changes.
+        device: the buffer.
+        stale: whether all of it is to be uploaded.
+        behind: whether the part that changes often is to be uploaded.
+    """
+
+    def __init__(self, size: int, often: slice, device: torch.device):
+        self.host = np.zeros(size, dtype=np.int64)
+        self.device = torch.zeros(size, dtype=torch.int64, device=device)
+        self.stale = self.behind = True
+        self._often = often
+        self._spares: list[Tensor] = []
+        self._captured: list[tuple[Tensor, Any]] = []
+
+    def assign(self, target: np.ndarray, values: np.ndarray) -> None:
+        """Changes a part of the host's copy."""
+        if not np.array_equal(target, values):
+            self.stale = True
+            target[:] = values
+
+    def send(self, *, capturable: bool, capturing: bool, used: Any) -> None:
+        """Uploads what has changed.
+
+        Args:
+            capturable: whether steps may be captured in a CUDA graph.
+            capturing: whether this one is.
+            used: what a replay uses besides, to be kept alive.
+        """
+        host = torch.from_numpy(self.host)
+        if capturing:
+            self.device.copy_(self._captured_copy(host, used), non_blocking=True)
+        elif self.stale or self._captured:
+            # a replay uploads its own copy, so the buffer may hold anything
+            upload(self.device, host)
+        elif self.behind:
+            upload(self.device[self._often], host[self._often])
+        self.stale = self.behind = False
+        if capturable and not capturing and not self._spares:
+            # pinned memory cannot be allocated during a capture
+            shape = (CAPTURES, len(host))
+            pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.device.is_cuda)
+            self._spares = list(pinned.unbind())
+
+    def _captured_copy(self, host: Tensor, used: Any) -> Tensor:
+        """Returns the host's copy in memory that stays as it is for as long as a graph copies from it."""
+        if not (self._captured and torch.equal(self._captured[-1][0], host)):
+            if not self._spares:
+                raise RuntimeError(
+                    f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
+                )
+            self._captured.append((self._spares.pop().copy_(host), used))
+        return self._captured[-1][0]
+
+
+def upload(device: Tensor, host: Tensor) -> Tensor:
+    """Copies to the device, perhaps after this returns."""
+    if device.is_cuda:
+        # a new block each time: the caching host allocator keeps it until the copy from it is done
+        host = host.pin_memory()
+    return device.copy_(host, non_blocking=True)
+
+
+def is_capturing() -> bool:
+    """Returns whether a launch now goes into a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
