@@ -261,16 +261,16 @@ class Plan:
         self._present = present
         self._has_gradient = np.frombuffer(present, dtype=bool)
         self._all_present = 0 not in present
-        self._first = np.flatnonzero(self._has_gradient)[:1]
-        self._moved = self._has_gradient | self._rescaled
+        self._first = present.find(1)
+        self._moved = self._has_gradient | self._rescaled if self._targets else self._has_gradient
+        self._active = []
         for part in self.parts:
-            part.stepped = part.members if self._all_present else part.members[self._has_gradient[part.members]]
-        # without any gradient nothing is rescaled
-        self._active = [
-            part
-            for part in self.parts
-            if len(self._first) and (self._sharded is not None or self._moved[part.members].any())
-        ]
+            part.stepped = part.members
+            if not self._all_present:
+                part.stepped = part.members[self._has_gradient[part.members]]
+            # without any gradient nothing is rescaled
+            if self._first >= 0 and (self._sharded is not None or self._moved[part.members].any()):
+                self._active.append(part)
 
     def _seen(self, states: Any, params: Sequence[Any]) -> tuple[Any, ...]:
         """Returns what is looked at: parameters, gradients (None for those of the parameters), and state."""

@@ -94,7 +94,10 @@ class DeviceTable:
             self._scratch[name] = {} if name == "step" else layout.scratch_of(table.columns[name], descriptors)
             self._point(name, addresses)
             self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
-        self._all_rows = {name: self._addresses[name].copy() for name in ONLY_STEPPED if name in names}
+        # whatever has a gradient
+        self._all_rows = {
+            name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
+        }
 
     @property
     def rescales(self) -> bool:
@@ -155,7 +158,7 @@ class DeviceTable:
             self._launched[layout.tensor[layout.rescaled]] = True
         self._written = list(compress(self._columns["param"], self._launched.tobytes()))
         for name, addresses in self._all_rows.items():
-            self._upload.assign(self._addresses[name], np.where(stepped, addresses, 0))
+            self._addresses[name][:] = np.where(stepped, addresses, 0)
         self._own_traits = np.where(stepped, layout.traits, layout.idle_traits)
         self._mark()
         self.items.clear()
@@ -163,7 +166,8 @@ class DeviceTable:
     def _mark(self) -> None:
         """Writes down the traits of all rows."""
         known = self.norms.known[self._layout.tensor]
-        self._upload.assign(self._traits, self._own_traits | KNOWN.value * known)
+        self._traits[:] = self._own_traits | KNOWN.value * known
+        self._upload.stale = True
 
     def _scratch_tensors(self) -> Iterator[tuple[str, int, Tensor]]:
         """Yields the column, number and scratch tensor of each tensor of an active row that has one."""
@@ -186,7 +190,8 @@ class DeviceTable:
         Args:
             wrote: whether the launch wrote to them.
         """
-        self.norms.remember(self._launched, wrote=wrote, anew=bool(self._scratch["param"]))
+        launched = None if len(self._written) == len(self._columns["param"]) else self._launched
+        self.norms.remember(launched, wrote=wrote, anew=bool(self._scratch["param"]))
 
     def make_items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
         """Returns those items of a list that are of active rows, on the device, and puts them into `items`.

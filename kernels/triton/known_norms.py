@@ -41,17 +41,17 @@ class KnownNorms:
         self.known, self._all_known = known, bool(known.all())
         return True
 
-    def remember(self, launched: np.ndarray, *, wrote: bool, anew: bool) -> None:
+    def remember(self, launched: np.ndarray | None, *, wrote: bool, anew: bool) -> None:
         """Notes after a launch that Σw² of some parameters is of the weights as they are now.
 
         Args:
-            launched: for each parameter, whether it took part.
+            launched: for each parameter, whether it took part; None if all did.
             wrote: whether the launch incremented the counters of those.
             anew: whether others may have incremented them since `look`.
         """
         versions = versions_of(self._params) if anew or not self._measured else self._versions + wrote
         self._measured = True
-        self._expected = versions if launched.all() else np.where(launched, versions, self._expected)
+        self._expected = versions if launched is None else np.where(launched, versions, self._expected)
 
 
 def versions_of(params: Sequence[Tensor]) -> np.ndarray:

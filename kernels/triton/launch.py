@@ -57,14 +57,14 @@ class BoundKernel:
     def compile(self, items: Tensor, args: Sequence[Any]) -> None:
         """Compiles and loads the kernel for such arguments, so that a launch cannot fail for want of that."""
         types = tuple(map(type, args))
-        if len(items) and types not in self.compiled:
+        if types not in self.compiled and items.numel():
             with self.device:
                 self.compiled[types] = self._runner_of(self.arguments(items, args))
 
     def arguments(self, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
         """Returns all run-time arguments."""
         table = self.device_table
-        return table.addresses, table.floats, items, len(items), table.rows, *args
+        return table.addresses, table.floats, items, items.shape[0], table.rows, *args
 
     def _runner_of(self, arguments: tuple[Any, ...]) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None]:
         # the functions do not hold self, which holds them: nothing is to wait for the collector of cycles
@@ -85,9 +85,10 @@ def launch(kernel: BoundKernel, items: Tensor, args: Sequence[Any]) -> None:
         items: the work of the programs, int32 [n, 2]; without any there is no launch.
         args: what the kernel takes after the number of rows.
     """
-    if not len(items):
+    count = items.shape[0]
+    if not count:
         return
-    programs = len(items) if kernel.most_programs is None else min(len(items), kernel.most_programs)
+    programs = count if kernel.most_programs is None else min(count, kernel.most_programs)
     with kernel.device:
         kernel.compiled[tuple(map(type, args))]((grid(programs), 1, 1), kernel.arguments(items, args))
     counters["launches"] += 1
