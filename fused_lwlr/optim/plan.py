@@ -233,9 +233,9 @@ class Plan:
             pairs = [(number, taken.item(0)) for number in range(len(groups))]
         else:
             keys = list(zip(self.group, taken.tolist(), strict=True))
-            pairs = list(dict.fromkeys(keys))
-            index = {key: i for i, key in enumerate(pairs)}
-            rows = [index[key] for key in keys]
+            index: dict[Any, int] = {}
+            rows = [index.setdefault(key, len(index)) for key in keys]
+            pairs = list(index)
         options = self._options
         correct = options.scaling is None or options.scaling.bias_correction
         hyper: list[Any] = []

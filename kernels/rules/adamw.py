@@ -49,7 +49,10 @@ OPTIONS = itemgetter("lr", "betas", "eps", "weight_decay", "maximize")
 def hyper_of(options: Mapping[str, Any], taken: float, bias_correction: bool) -> AdamWHyper:
     """Returns the hyper row of a param group."""
     lr, (beta1, beta2), eps, weight_decay, maximize = OPTIONS(options)
-    return AdamWHyper(lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, taken + 1, bias_correction)
+    # takes less time than a call of the class
+    return AdamWHyper._make(
+        (lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, taken + 1, bias_correction, 0.0)
+    )
 
 
 def reference(

@@ -73,17 +73,15 @@ def numbers_of(
     key = list(map(_unscheduled(rule), hyper)), more
     if shared and last is not None and last.shared and last.key == key:
         return last._replace(shared=shared)
-    values = array("f")
+    values: list[Any] = []
     packed: dict[Any, list[Any]] = {}
-    for row, options, each in zip(hyper, key[0], scheduled, strict=True):
+    for row, options, (lr, c1, c2) in zip(hyper, key[0], scheduled, strict=True):
         # rows of one param group differ in these numbers alone
         if options not in packed:
             packed[options] = _row(rule, row, more, (0.0, 0.0, 0.0))
-        start = len(values)
-        values.extend(packed[options])
-        if not shared:
-            values[start], values[start + 4], values[start + 5] = each
-    return Numbers(len(hyper), len(values) // len(hyper), values.tobytes(), shared, False, key)
+        _, a, b, c, _, _, *rest = packed[options]
+        values += packed[options] if shared else (lr, a, b, c, c1, c2, *rest)
+    return Numbers(len(hyper), len(values) // len(hyper), array("f", values).tobytes(), shared, False, key)
 
 
 def _is_tensor(value: Any) -> bool:
