@@ -18,6 +18,14 @@ Number = float | Tensor
 """A number, or a tensor of one element, float32 or float64, that is read when the step runs."""
 
 
+def _constant(hyper: Any) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
+def _constant_coefficients(options, taken):  # type: ignore[no-untyped-def]
+    return taken * 0, taken * 0
+
+
 @dataclass(frozen=True, eq=False)
 class Rule:
     """An update rule.
@@ -35,7 +43,7 @@ class Rule:
         corrects_bias: whether `hyper` has a `bias_correction`.
         idle: a hyper row that changes neither the weight nor the state, if weights can be rescaled with this rule.
         numbers: (hyper) -> the rule's own numbers, which `option` reads.
-        scheduled: (hyper) -> c1 and c2, the numbers that depend on the number of steps taken.
+        scheduled: (hyper) -> c1 and c2, the numbers that depend on the number of steps taken, if there are any.
         reference: (control, hyper, w, g, states, taken) -> new w and states. `w` and `states` may be changed in
             place. `g` is the gradient, negated if `hyper.maximize`; `taken` the number of steps taken, None where the
             host counts. It passes g through `control.decayed`, and multiplies the direction by `control.direction`.
@@ -49,13 +57,13 @@ class Rule:
     hyper_of: Callable[[Mapping[str, Any], float, bool], Any]
     states: tuple[str, ...]
     offers: tuple[Place, ...]
-    adaptive: bool
-    decay_in_gradient: bool
-    counts_steps: bool
-    corrects_bias: bool
-    idle: Any
     numbers: Callable[[Any], tuple[float, ...]]
-    scheduled: Callable[[Any], tuple[float, float]]
     reference: Callable[..., tuple[Tensor, Sequence[Tensor | None]]]
     update: Callable[..., Any]
-    coefficients: Callable[..., Any]
+    scheduled: Callable[[Any], tuple[float, float]] = _constant
+    coefficients: Callable[..., Any] = _constant_coefficients
+    adaptive: bool = False
+    decay_in_gradient: bool = False
+    counts_steps: bool = False
+    corrects_bias: bool = False
+    idle: Any = None

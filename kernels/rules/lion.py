@@ -10,13 +10,7 @@ from fused_lwlr.kernels.rules.base import Number, Rule
 
 
 class LionHyper(NamedTuple):
-    """One row of Lion's options.
-
-    g ← ± clip · s · g / grad_scale              (− with maximize)
-    c ← β₁ · m + (1 − β₁) · g,   d ← sign(c)
-    w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · d
-    m ← β₂ · m + (1 − β₂) · g
-    """
+    """One row of Lion's options."""
 
     lr: Number
     beta1: float = 0.9
@@ -50,11 +44,6 @@ def update(w, g, m, y, z, has_m, has_z, scale, c1, c2, weight_decay, options):  
     return d, option(options, 2) * m + option(options, 3) * g, y, z
 
 
-def coefficients(options, taken):  # type: ignore[no-untyped-def]
-    """Nothing depends on the number of steps."""
-    return taken * 0, taken * 0
-
-
 def _numbers(h: LionHyper) -> tuple[float, ...]:
     return h.beta1, 1 - h.beta1, h.beta2, 1 - h.beta2
 
@@ -65,14 +54,8 @@ LION = Rule(
     hyper_of=hyper_of,
     states=("exp_avg",),
     offers=("gradient", "direction"),
-    adaptive=True,
-    decay_in_gradient=False,
-    counts_steps=False,
-    corrects_bias=False,
-    idle=None,
     numbers=_numbers,
-    scheduled=lambda h: (0.0, 0.0),
     reference=reference,
     update=update,
-    coefficients=coefficients,
+    adaptive=True,
 )

@@ -120,7 +120,7 @@ class DeviceTable:
             self._hyper[: len(hyper)] = hyper
         self._last = hyper_row, hyper
         capturing = table.capturable and is_capturing()
-        if self.norms.look(capturing=capturing):
+        if self.norms.measured and self.norms.look(capturing=capturing):
             self._mark()
         used = [*self._scratch.values(), *self.items.values()] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
@@ -190,8 +190,7 @@ class DeviceTable:
         Args:
             wrote: whether the launch wrote to them.
         """
-        launched = None if len(self._written) == len(self._columns["param"]) else self._launched
-        self.norms.remember(launched, wrote=wrote, anew=bool(self._scratch["param"]))
+        self.norms.remember(self._launched, len(self._written), wrote=wrote, anew=bool(self._scratch["param"]))
 
     def make_items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
         """Returns those items of a list that are of active rows, on the device, and puts them into `items`.

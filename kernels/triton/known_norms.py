@@ -16,13 +16,17 @@ class KnownNorms:
 
     Attributes:
         known: for each parameter, whether Σw² is still right, bool.
+        measured: whether any was measured.
     """
 
     def __init__(self, params: Sequence[Tensor]):
         self._params = params
         self.known = np.zeros(len(params), dtype=bool)
-        self._versions = self._expected = np.full(len(params), UNMEASURED)
-        self._all_known = self._measured = False
+        self.measured = False
+        self._expected = np.full(len(params), UNMEASURED)
+        self._as_expected = False
+        self._sum: int | None = None
+        """The sum of all counters if each Σw² is right. No counter goes back, so an equal sum tells of each of them."""
 
     def look(self, *, capturing: bool) -> bool:
         """Reads all counters before a launch. Returns whether `known` has changed.
@@ -30,28 +34,28 @@ class KnownNorms:
         Args:
             capturing: whether the launch goes into a CUDA graph, whose replays do not look.
         """
-        if not self._measured:
+        self._as_expected = not capturing and sum(map(VERSION, self._params)) == self._sum
+        if self._as_expected:
             return False
-        self._versions = versions_of(self._params)
-        if self._all_known and not capturing and self._versions.tobytes() == self._expected.tobytes():
-            return False
-        known = (self._versions == self._expected) & (not capturing)
-        if np.array_equal(known, self.known):
-            return False
-        self.known, self._all_known = known, bool(known.all())
-        return True
+        before, self.known = self.known, (versions_of(self._params) == self._expected) & (not capturing)
+        return not np.array_equal(before, self.known)
 
-    def remember(self, launched: np.ndarray | None, *, wrote: bool, anew: bool) -> None:
+    def remember(self, launched: np.ndarray, count: int, *, wrote: bool, anew: bool) -> None:
         """Notes after a launch that Σw² of some parameters is of the weights as they are now.
 
         Args:
-            launched: for each parameter, whether it took part; None if all did.
+            launched: for each parameter, whether it took part.
+            count: how many did.
             wrote: whether the launch incremented the counters of those.
             anew: whether others may have incremented them since `look`.
         """
-        versions = versions_of(self._params) if anew or not self._measured else self._versions + wrote
-        self._measured = True
-        self._expected = versions if launched is None else np.where(launched, versions, self._expected)
+        if self._as_expected and not anew:
+            self._expected += launched if wrote else 0
+            self._sum = (self._sum or 0) + (count if wrote else 0)
+            return
+        self.measured = True
+        self._expected = np.where(launched, versions_of(self._params), self._expected)
+        self._sum = int(self._expected.sum()) if self.known.all() else None
 
 
 def versions_of(params: Sequence[Tensor]) -> np.ndarray:

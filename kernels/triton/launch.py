@@ -56,10 +56,9 @@ class BoundKernel:
 
     def compile(self, items: Tensor, args: Sequence[Any]) -> None:
         """Compiles and loads the kernel for such arguments, so that a launch cannot fail for want of that."""
-        types = tuple(map(type, args))
-        if types not in self.compiled and items.numel():
+        if items.shape[0]:
             with self.device:
-                self.compiled[types] = self._runner_of(self.arguments(items, args))
+                self.compiled[tuple(map(type, args))] = self._runner_of(self.arguments(items, args))
 
     def arguments(self, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
         """Returns all run-time arguments."""

@@ -205,5 +205,6 @@ def _launch(
             SLOTS=SLOTS, TOTALS=totals, num_warps=WARPS,
         )  # fmt: skip
     kernel, arguments = table.cache[key], (*device_table.workspace, *outputs)
-    kernel.compile(tiles, arguments)
+    if tuple(map(type, arguments)) not in kernel.compiled:
+        kernel.compile(tiles, arguments)
     launch(kernel, tiles, arguments)

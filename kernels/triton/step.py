@@ -71,8 +71,7 @@ def prepare(
     if items is None:
         items = device_table.make_items("tiles", lambda: tile_list(device_table.numel, update.BLOCK))
     arguments = numbers.shared or NOT_SHARED
-    types = tuple(map(type, arguments))
-    if types not in kernel.compiled:
+    if tuple(map(type, arguments)) not in kernel.compiled:
         kernel.compile(items, arguments)
 
     def take() -> None:
@@ -105,7 +104,9 @@ def _queued(
     known = scale.values.contiguous() if isinstance(scale, Factors) else None
     balance = isinstance(scale, Balance)
     totals, rescale = cached_totals.cached_totals(table), gate.totals is not None and device_table.rescales
-    work = _workspace(device_table, scale)
+    work, measured = device_table.workspace, isinstance(scale, (Scale, Factors))
+    if work is None or work.measured != measured:
+        work = device_table.workspace = Workspace(device_table, TILE, measured=measured)
     place = None if scale is None else scale.place
     key = (rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), place, formula)
     kernel, workspace = table.cache.get(key, (None, None))
@@ -118,7 +119,8 @@ def _queued(
         totals if gate.totals is None else gate.totals, totals, gate.max_norm, gate.grad_scale,
         gate.found_inf, known, table.cache.get("row sums") if balance and write else None, rounding_seed,
     )  # fmt: skip
-    kernel.compile(items, arguments)
+    if tuple(map(type, arguments)) not in kernel.compiled:
+        kernel.compile(items, arguments)
 
     def take() -> Tensor | None:
         launch(kernel, items, arguments)
@@ -164,12 +166,3 @@ def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[s
         "DTYPES": tuple([device_table.dtypes.get(name) for name in names]), "RULE": compiled(rule.update),
         "ON_DEVICE": on_device, "WIDTH": device_table.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS,
     }  # fmt: skip
-
-
-def _workspace(device_table: DeviceTable, scale: Scale | Factors | Balance | None) -> Workspace:
-    """Returns the workspace, made anew if there are norms now and were none, or the other way round."""
-    measured = isinstance(scale, (Scale, Factors))
-    work: Workspace | None = device_table.workspace
-    if work is None or work.measured != measured:
-        work = device_table.workspace = Workspace(device_table, TILE, measured=measured)
-    return work
