@@ -109,7 +109,7 @@ class Entry:
 
 
 def counted(entry: Entry) -> tuple[float, float] | None:
-    """Bytes of a parameter, and those read again from L2, of one step of ours by the launcher; None elsewhere."""
+    """Bytes of a parameter, and those read again from L2, of one step of ours; None elsewhere."""
     if entry.contestant.who != "ours" or not entry.named[0][1].is_cuda:
         return None
     with recorded() as counted:

@@ -1,4 +1,4 @@
-"""Bytes and launches of a step, as the launcher counts them, beside the fewest that there can be.
+"""Bytes and launches of a step, counted from the items of its launches, beside the fewest that there can be.
 
     python -m bench.traffic [--json | FILE]
 
@@ -159,7 +159,7 @@ def table(rows: Iterable[tuple[Row, float]]) -> str:
     lines = [
         "# Bytes and launches of a step",
         "",
-        "Bytes for each parameter, counted by the launcher in a step that is not the first. Written by",
+        "Bytes for each parameter, counted from the items of a step that is not the first. Written by",
         "`python -m bench.traffic`, and asserted row by row by `tests/benchmarks/test_traffic.py`. The floor is every",
         "column read once, and all but the gradient written once. What is read again comes from L2, for layers of up",
         "to 16 MiB with their state.",
