@@ -144,7 +144,8 @@ def test_targets(rows, what, verdict):
 def test_targets_of_host_time():
     rows = [
         {"optimizer": "SGD", "tensors": 161, "gradients": kind, "ours": 30, "ELR": 30, "LARS": lars, "fused": 100}
-        for kind, lars in (("kept", 30), ("new", 40))
+        for kind, lars in (("kept", 30), ("new", 40), ("some", 45))
     ]
-    (judged,) = [j for j in targets.judge({"host": rows}) if "SGD, 161" in j.what]
+    judged, some = [j for j in targets.judge({"host": rows}) if "SGD, 161" in j.what]
     assert (judged.verdict, judged.found) == ("missed", "0.40 (SGD LARS, 161 tensors, new gradients)")
+    assert (some.verdict, some.found) == ("met", "0.45 (SGD LARS, 161 tensors, some gradients)")
