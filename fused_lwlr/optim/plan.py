@@ -54,7 +54,6 @@ class Plan:
     Attributes:
         parts: what is launched.
         state: of the parameters.
-        group: for each parameter, the index of its param group.
         new: whether no step was taken by it yet.
 
     Raises:
@@ -101,11 +100,12 @@ class Plan:
         self.parts = list(partition(options, columns, rows, names, capturable=capturable))
         self._stepped = np.flatnonzero(stepped)
         self._outside = np.flatnonzero(~np.array(stepped, dtype=bool)).tolist()
-        self.group = (*(number for number, _ in places), *[0] * len(self._others))
+        # those that are only rescaled have none
+        self._group = np.array([*(number for number, _ in places), *[0] * len(self._others)], dtype=np.int64)
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
         self._sharded = sharded_of(self.parts, self._params) if self._distributed else None
         self._set_present(bytes([grad is not None for grad in grads]))
-        self._hyper_rows: Sequence[int] | None = None
+        self._hyper_rows: np.ndarray | None = None
         self._look: Any = None
         self._last: bytes | None = None
         self.new = True
@@ -161,12 +161,12 @@ class Plan:
         hyper, hyper_rows = self._hyper(groups)
         if self._targets:
             # without a gradient a tensor is only rescaled
-            hyper_rows = np.where(self._has_gradient, hyper_rows, len(hyper)).tolist()
+            hyper_rows = np.where(self._has_gradient, hyper_rows, len(hyper))
             hyper = [*hyper, rule.idle]
         if hyper_rows is not self._hyper_rows:
             self._hyper_rows = hyper_rows
             for part in self.parts:
-                part.table.hyper_row = tuple(part.select(hyper_rows))
+                part.table.hyper_row = hyper_rows if part.all_members else hyper_rows[part.members]
         scales: Sequence[Any] = [self._scale] * len(self._active)
         gates: Sequence[Gate | None] = [None] * len(self._active)
         statistics: Sequence[Tensor | None] = gates  # type: ignore[assignment]
@@ -217,7 +217,7 @@ class Plan:
         """Whether the last step was of the same parameters and gradients."""
         return self._last == self._present
 
-    def _hyper(self, groups: Groups) -> tuple[list[Any], Sequence[int]]:
+    def _hyper(self, groups: Groups) -> tuple[list[Any], np.ndarray]:
         """Returns the hyper rows of the next step, and which of them each parameter has.
 
         There is one for each distinct pair of a param group and a number of steps taken.
@@ -229,13 +229,12 @@ class Plan:
         # the bytes tell sooner than numpy does
         together = taken.tobytes()
         if together == together[: taken.itemsize] * len(taken):
-            rows: Sequence[int] = self.group
+            rows = self._group
             pairs = [(number, taken.item(0)) for number in range(len(groups))]
         else:
-            keys = list(zip(self.group, taken.tolist(), strict=True))
-            index: dict[Any, int] = {}
-            rows = [index.setdefault(key, len(index)) for key in keys]
-            pairs = list(index)
+            # a complex number stands for a pair
+            found, rows = np.unique(taken + 1j * self._group, return_inverse=True)
+            pairs = [(int(pair.imag), pair.real) for pair in found.tolist()]
         options = self._options
         correct = options.scaling is None or options.scaling.bias_correction
         hyper: list[Any] = []

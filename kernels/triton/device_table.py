@@ -111,9 +111,8 @@ class DeviceTable:
             for name, index, scratch in self._scratch_tensors():
                 scratch.copy_(real(table.columns[name][index]))
         hyper_row, numbers = self._last
-        # a tuple is the same object again
         if table.hyper_row is not hyper_row:
-            hyper_row = tuple(table.hyper_row)
+            hyper_row = table.hyper_row
             self._upload.assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._layout.tensor])
         if hyper != numbers:
             self._upload.behind = True
