@@ -129,3 +129,18 @@ def test_another_optimizer_steps_the_same_weights(device):
         norm = named[0][1].detach().double().norm()
         train((optimizer,), (named,), 1)
         torch.testing.assert_close(optimizer.layer_stats().weight_norm[0], norm, rtol=1e-5, atol=0)
+
+
+def test_changed_while_it_had_no_gradient(device):
+    """In one element, which is no sample; the step in between knows nothing of it."""
+    named = parameters([(2, 2050), (5, 30)], torch.float32, device)
+    ours = OURS["sgd"](named, lr=0.1, scaling=ELR(0.3), backend="triton")
+    train((ours,), (named,), 2)
+    with torch.no_grad():
+        named[0][1][0, 1] = 100.0
+    for absent in (True, False):
+        gradients(named)
+        named[0][1].grad = None if absent else named[0][1].grad
+        norm = named[0][1].detach().double().norm()
+        ours.step()
+    torch.testing.assert_close(ours.layer_stats().weight_norm[0], norm, rtol=1e-5, atol=0)
