@@ -56,6 +56,7 @@ class DeviceTable:
         self.rows, self.numel = len(layout.tensor), layout.numel
         names = (*columns, *more)
         self.dtypes = {name: dtype_of(table, name) for name in names}
+        self.rescales = bool(layout.rescaled.any())
         self.workspace: Any = None
         self.norms = KnownNorms(params)
         self.items: dict[Any, Tensor] = {}
@@ -98,10 +99,6 @@ class DeviceTable:
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
-
-    @property
-    def rescales(self) -> bool:
-        return bool(self._layout.rescaled.any())
 
     def refresh(self, table: Table, hyper: bytes) -> None:
         """Brings the device table up to date with the table, and uploads it if anything differs."""
@@ -201,7 +198,7 @@ class DeviceTable:
         if key not in self._lists:
             self._lists[key] = make()
         items = self._lists[key]
-        if not self.active.all():
+        if len(self._written) < len(self._columns["param"]):
             items = items[self.active[items[:, 0]]]
         host = torch.from_numpy(items)
         # a new tensor each time: a graph may go on to read the old one
