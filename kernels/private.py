@@ -28,7 +28,7 @@ fused_lwlr/optim:
   torch's own wrapper of `step()`. Without them: that wrapper in every step.
 - `torch._compile._disable_dynamo` (hooks.py): `torch.compiler.disable`, which imports torch._dynamo at once.
 - `torch._C._len_torch_dispatch_stack`, `torch.utils._python_dispatch._get_current_dispatch_mode_stack` and the names
-  of two modes, `_CloneArgBeforeMutateMode` and `ProxyTorchDispatchMode` (plan.py): say that a mode must see every
+  of two modes, `_CloneArgBeforeMutateMode` and `ProxyTorchDispatchMode` (validate.py): say that a mode must see every
   update, so that a step of Triton raises. Without them: wrong gradients and wrong traces, with no error.
 - `Optimizer._optimizer_load_state_dict_pre_hooks`, `_optimizer_load_state_dict_post_hooks` (base.py): run the
   hooks that users registered. Without them: `Optimizer.load_state_dict`, which converts state to the dtype of its

@@ -1,6 +1,6 @@
 """CUDA graphs of steps: real ones on a GPU; elsewhere one that records launches and copies, and repeats them."""
 
-import sys
+import importlib
 import weakref
 from functools import partial
 
@@ -11,7 +11,7 @@ from steps import gradients
 from fused_lwlr.optim import base
 
 # by name: `kernels.triton.statistics` is a function too
-LAUNCHING = [sys.modules[f"fused_lwlr.kernels.triton.{name}"] for name in ("step", "statistics")]
+LAUNCHING = [importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "statistics")]
 HAS_GPU = torch.cuda.is_available()
 
 

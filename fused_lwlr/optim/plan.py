@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, is_inference_mode_enabled
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.rules.base import Number
@@ -26,6 +25,7 @@ from fused_lwlr.optim.validate import (
     check_columns,
     check_float32,
     check_gradients,
+    check_modes,
     is_ordinary,
     label_of,
     same_placement,
@@ -33,11 +33,6 @@ from fused_lwlr.optim.validate import (
 from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import is_distributed, local
 
-BLIND_MODES = {
-    "_CloneArgBeforeMutateMode": "torch.autograd.graph.allow_mutation_on_saved_tensors()",
-    "ProxyTorchDispatchMode": "make_fx",
-}
-"""Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
 NUMBERS = (float, int)
 
 
@@ -155,8 +150,8 @@ class Plan:
         """
         if not self._active:
             return None
-        if _len_torch_dispatch_stack():
-            self._check_modes()
+        if _len_torch_dispatch_stack() and any(part.backend is not reference for part in self._active):
+            check_modes()
         options, rule = self._options, self._options.rule
         hyper, hyper_rows = self._hyper(groups)
         if self._targets:
@@ -279,18 +274,6 @@ class Plan:
             entries = ({name: local(state.get(name)) for name in self._names} for state in states.values())
             states = dict(enumerate(entries))
         return params, grads, states
-
-    def _check_modes(self) -> None:
-        """Raises RuntimeError if a mode that must see every update is active, and a kernel would update a part."""
-        if all(part.backend is reference for part in self._active):
-            return
-        for mode in _get_current_dispatch_mode_stack():
-            within = BLIND_MODES.get(type(mode).__name__)
-            if within is not None:
-                raise RuntimeError(
-                    f"step() within {within}, which cannot see what Triton's kernels do: take the step outside of it, "
-                    "or pass backend='torch'"
-                )
 
 
 def _keys(options: StepOptions, groups: Groups) -> list[tuple[Any, ...]]:

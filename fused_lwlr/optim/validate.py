@@ -7,12 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.memory import all_addressable, check_inference, find_overlap, is_addressable, is_freed
 from fused_lwlr.optim.options import Groups
 from fused_lwlr.shards import local
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+BLIND_MODES = {
+    "_CloneArgBeforeMutateMode": "torch.autograd.graph.allow_mutation_on_saved_tensors()",
+    "ProxyTorchDispatchMode": "make_fx",
+}
+"""Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
 LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
 
@@ -184,3 +190,14 @@ def check_float32(hyper: Any, largest: float, params: Sequence[Tensor]) -> None:
     for name, value in zip(hyper._fields, hyper, strict=True):
         if type(value) is float and largest < abs(value) < math.inf:
             raise ValueError(f"{name}={value} is too large for float32: it must be at most {largest:.3g}")
+
+
+def check_modes() -> None:
+    """Raises RuntimeError if a mode that must see every update is active, since a kernel would hide one from it."""
+    for mode in _get_current_dispatch_mode_stack():
+        within = BLIND_MODES.get(type(mode).__name__)
+        if within is not None:
+            raise RuntimeError(
+                f"step() within {within}, which cannot see what Triton's kernels do: take the step outside of it, "
+                "or pass backend='torch'"
+            )

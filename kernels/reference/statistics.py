@@ -16,7 +16,7 @@ def statistics(table: Table) -> Tensor:
     Nothing is copied to the host.
 
     Args:
-        table: columns "param" and "grad".
+        table: columns "param" and "grad"; every parameter has a gradient.
 
     Returns:
         float64 of shape [rows, 6] on the table's device, columns in the order of `STATISTICS`.

@@ -95,7 +95,7 @@ class DeviceTable:
             self._scratch[name] = {} if name == "step" else layout.scratch_of(table.columns[name], descriptors)
             self._point(name, addresses)
             self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
-        # whatever has a gradient
+        # as if every parameter had a gradient
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }

@@ -156,7 +156,7 @@ def _sum_rows(addresses, rows, results, totals, DTYPES: tl.constexpr, SLOTS: tl.
 
 
 def statistics(table: Table) -> Tensor:
-    """Computes statistics of every row that has a gradient: the same as `fused_lwlr.kernels.reference.statistics`."""
+    """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
     device_table.refresh(table, b"")
     out = torch.empty(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device_table.buffer.device)

@@ -26,7 +26,8 @@ class Upload:
         self.stale = self.behind = True
         self._often = often
         self._spares: list[Tensor] = []
-        self._captured: list[tuple[Tensor, Any]] = []
+        self._captured: list[Tensor] = []
+        self._used: list[Any] = []
 
     def assign(self, target: np.ndarray, values: np.ndarray) -> None:
         """Changes a part of the host's copy."""
@@ -44,7 +45,9 @@ class Upload:
         """
         host = torch.from_numpy(self.host)
         if capturing:
-            self.device.copy_(self._captured_copy(host, used), non_blocking=True)
+            # also where the copy is one that there is: lists of the same work may be other tensors by now
+            self._used.append(used)
+            self.device.copy_(self._captured_copy(host), non_blocking=True)
         elif self.stale or self._captured:
             # a replay uploads its own copy, so the buffer may hold anything
             upload(self.device, host)
@@ -57,15 +60,15 @@ class Upload:
             pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.device.is_cuda)
             self._spares = list(pinned.unbind())
 
-    def _captured_copy(self, host: Tensor, used: Any) -> Tensor:
+    def _captured_copy(self, host: Tensor) -> Tensor:
         """Returns the host's copy in memory that stays as it is for as long as a graph copies from it."""
-        if not (self._captured and torch.equal(self._captured[-1][0], host)):
+        if not (self._captured and torch.equal(self._captured[-1], host)):
             if not self._spares:
                 raise RuntimeError(
                     f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
                 )
-            self._captured.append((self._spares.pop().copy_(host), used))
-        return self._captured[-1][0]
+            self._captured.append(self._spares.pop().copy_(host))
+        return self._captured[-1]
 
 
 def upload(device: Tensor, host: Tensor) -> Tensor:

@@ -263,3 +263,25 @@ def test_captures_without_a_step_between(device):
             fill()
         ours.step()
     assert len(kept) == 16
+
+
+@every_name
+def test_the_work_of_a_second_capture_stays(name, device):
+    """It is the same as that of the first, in other memory since steps in between had other work."""
+    ours, eager, named, other = pair_of(name, {"scaling": LARS()}, device)
+    warm_up(((ours, named), (eager, other)))
+    (_, first), (_, its_twin) = named[0], other[0]
+    kept = first.grad, its_twin.grad
+
+    def step_without_the_first():
+        first.grad = its_twin.grad = None
+        ours.step(), eager.step()
+        first.grad, its_twin.grad = kept
+
+    capture(ours.step)
+    step_without_the_first()
+    ours.step(), eager.step()
+    graph = capture(ours.step)
+    step_without_the_first()
+    graph.replay(), eager.step()
+    compare(same, ours, eager, named, other)
