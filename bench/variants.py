@@ -73,11 +73,11 @@ def dtypes(dtype: Any, columns: str, single: str = "") -> tuple[Any, ...]:
 def variants(dtype: Any) -> Iterator[Variant]:
     """Every variant that is launched for parameters of a dtype."""
     rules = {
-        "sgd": (SGD, "", 18),
-        "sgd momentum": (SGD, "X", 18),
-        "adamw": (ADAMW, "XY", 22),
-        "adamw amsgrad": (ADAMW, "XYZ", 22),
-        "lion": (LION, "X", 18),
+        "sgd": (SGD, "", 16),
+        "sgd momentum": (SGD, "X", 16),
+        "adamw": (ADAMW, "XY", 20),
+        "adamw amsgrad": (ADAMW, "XYZ", 20),
+        "lion": (LION, "X", 16),
     }
     made = {}
     for name, (rule, states, width) in rules.items():

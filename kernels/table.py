@@ -58,6 +58,7 @@ class Table:
         gradients: which parameters have a gradient, their addresses, and their descriptors (None if each is that of its
             parameter). The same object for as long as it is equal.
         hyper_row: for each parameter, the index of its hyper row in the next step. Replaced, never changed in place.
+        taken: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         cache: what the backend keeps for this table from step to step.
         capturable: whether steps may be captured in a CUDA graph.
     """
@@ -73,6 +74,7 @@ class Table:
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
         self.grad_dtype = grad_dtype or next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         self.hyper_row: Sequence[int] | np.ndarray = [0] * len(params)
+        self.taken: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
         self.capturable = False
         self._metas = [(param.device, param.shape) for param in params]

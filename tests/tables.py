@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from tolerances import close
 from torch import Tensor
@@ -18,7 +19,7 @@ COLUMNS = {
     "lion": ("param", "grad", "exp_avg"),
     "statistics": ("param", "grad"),
 }
-ADAMW = AdamWHyper(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1, step=3)
+ADAMW = AdamWHyper(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
 LION_HYPER = LionHyper(lr=0.01, beta1=0.9, beta2=0.99, weight_decay=0.1)
 HYPER = {
     "sgd": [SGDHyper(lr=0.1, momentum=0.9, weight_decay=0.1)],
@@ -48,7 +49,13 @@ def make(
         if name.endswith("_sq"):
             column = [t.square() for t in column]
         columns[name] = [None if absent(name, i) else t for i, t in enumerate(column)]
-    return Table(columns, rows)
+    return after(Table(columns, rows), 2)
+
+
+def after(table: Table, *taken: int) -> Table:
+    """The table, with so many steps taken by each parameter, or by all."""
+    table.taken = np.broadcast_to(np.float32(taken), len(table.columns["param"])).copy()
+    return table
 
 
 def accept_any(table: Table, grads: Sequence[Tensor | None]) -> bool:
@@ -58,7 +65,7 @@ def accept_any(table: Table, grads: Sequence[Tensor | None]) -> bool:
 
 def having(table: Table, **columns: Sequence[Tensor | None]) -> Table:
     """The same table with other columns."""
-    return Table({**table.columns, **columns}, table.rows)
+    return after(Table({**table.columns, **columns}, table.rows), *table.taken)
 
 
 def twin(table: Table) -> Table:
@@ -68,7 +75,7 @@ def twin(table: Table) -> Table:
         name: [t if t is None else t.clone(memory_format=clone) for t in column]
         for name, column in table.columns.items()
     }
-    other = Table(columns, table.rows)
+    other = after(Table(columns, table.rows), *table.taken)
     other.hyper_row = table.hyper_row
     return other
 

@@ -97,10 +97,10 @@ class Plan:
         self._outside = np.flatnonzero(~np.array(stepped, dtype=bool)).tolist()
         # those that are only rescaled have none
         self._group = np.array([*(number for number, _ in places), *[0] * len(self._others)], dtype=np.int64)
+        self._idle = len(groups)
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
         self._sharded = sharded_of(self.parts, self._params) if self._distributed else None
         self._set_present(bytes([grad is not None for grad in grads]))
-        self._hyper_rows: np.ndarray | None = None
         self._look: Any = None
         self._last: bytes | None = None
         self.new = True
@@ -153,15 +153,9 @@ class Plan:
         if _len_torch_dispatch_stack() and any(part.backend is not reference for part in self._active):
             check_modes()
         options, rule = self._options, self._options.rule
-        hyper, hyper_rows = self._hyper(groups)
-        if self._targets:
-            # without a gradient a tensor is only rescaled
-            hyper_rows = np.where(self._has_gradient, hyper_rows, len(hyper))
-            hyper = [*hyper, rule.idle]
-        if hyper_rows is not self._hyper_rows:
-            self._hyper_rows = hyper_rows
-            for part in self.parts:
-                part.table.hyper_row = hyper_rows if part.all_members else hyper_rows[part.members]
+        hyper = self._hyper(groups)
+        for part in self._active:
+            part.table.taken = self.state.taken if part.all_members else self.state.taken[part.members]
         scales: Sequence[Any] = [self._scale] * len(self._active)
         gates: Sequence[Gate | None] = [None] * len(self._active)
         statistics: Sequence[Tensor | None] = gates  # type: ignore[assignment]
@@ -212,58 +206,40 @@ class Plan:
         """Whether the last step was of the same parameters and gradients."""
         return self._last == self._present
 
-    def _hyper(self, groups: Groups) -> tuple[list[Any], np.ndarray]:
-        """Returns the hyper rows of the next step, and which of them each parameter has.
-
-        There is one for each distinct pair of a param group and a number of steps taken.
-        """
-        taken = self.state.taken
-        if not self._all_present:
-            # those without a gradient do not matter
-            taken = np.where(self._has_gradient, taken, taken[self._first])
-        # the bytes tell sooner than numpy does
-        together = taken.tobytes()
-        if together == together[: taken.itemsize] * len(taken):
-            rows = self._group
-            pairs = [(number, taken.item(0)) for number in range(len(groups))]
-        else:
-            # a complex number stands for a pair
-            found, rows = np.unique(taken + 1j * self._group, return_inverse=True)
-            pairs = [(int(pair.imag), pair.real) for pair in found.tolist()]
+    def _hyper(self, groups: Groups) -> list[Any]:
+        """Returns the hyper rows of the next step: one for each param group, and perhaps the idle one."""
         options = self._options
         correct = options.scaling is None or options.scaling.bias_correction
         hyper: list[Any] = []
-        checked = -1
-        for number, count in pairs:
-            group = groups[number]
-            row = options.rule.hyper_of(group, count, correct)
+        for group in groups:
+            row = options.rule.hyper_of(group, correct)
             if type(row.lr) not in NUMBERS or type(row.weight_decay) not in NUMBERS:
                 lr, weight_decay = _number(row.lr, group), _number(row.weight_decay, group)
                 row = row._replace(lr=lr, weight_decay=weight_decay)
             if group[EMA] is not None:
                 row = row._replace(ema=decay_of(group))
-            if number != checked:
-                checked = number
-                for value in row:
-                    if type(value) is float and not -self._largest <= value <= self._largest:
-                        check_float32(row, self._largest, self._params)
+            for value in row:
+                if type(value) is float and not -self._largest <= value <= self._largest:
+                    check_float32(row, self._largest, self._params)
             hyper.append(row)
-        return hyper, rows
+        return [*hyper, options.rule.idle] if self._targets else hyper
 
     def _set_present(self, present: bytes) -> None:
         """Notes which parameters have a gradient."""
         self._present = present
         self._has_gradient = np.frombuffer(present, dtype=bool)
-        self._all_present = 0 not in present
-        self._first = present.find(1)
+        any_present, all_present = 1 in present, 0 not in present
         self._moved = self._has_gradient | self._rescaled if self._targets else self._has_gradient
         self._active = []
+        # without a gradient a tensor is only rescaled, by the idle row
+        hyper_row = np.where(self._has_gradient, self._group, self._idle) if self._targets else self._group
         for part in self.parts:
+            part.table.hyper_row = hyper_row if part.all_members else hyper_row[part.members]
             part.stepped = part.members
-            if not self._all_present:
+            if not all_present:
                 part.stepped = part.members[self._has_gradient[part.members]]
             # without any gradient nothing is rescaled
-            if self._first >= 0 and (self._sharded is not None or self._moved[part.members].any()):
+            if any_present and (self._sharded is not None or self._moved[part.members].any()):
                 self._active.append(part)
 
     def _seen(self, states: Any, params: Sequence[Any]) -> tuple[Any, ...]:

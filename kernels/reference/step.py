@@ -75,12 +75,13 @@ def step(
             # a row that is only rescaled is not counted, and its average stays
             taken = ema = None
         control.begin(row, h, param, taken)
+        count = table.taken.item(row.tensor) if taken is None else taken
         if grad is None and not row.power:
             continue
         g = control.gradient(grad)
         states = [None if state is None else control.own(state) for state in stored]
         w, results = rule.reference(
-            control, h, control.weight(master_weight), -g if h.maximize else g, states, taken
+            control, h, control.weight(master_weight), -g if h.maximize else g, states, count
         )  # fmt: skip
         control.store(param, w, 0)
         if master_weight is not None:

@@ -26,8 +26,9 @@ class AdamWHyper(NamedTuple):
 
     The norm of the direction is ‖d + weight_decay · w‖.
 
+    t counts from 1 and includes this step.
+
     Attributes:
-        step: t, which counts from 1 and includes this step. A step count on the device overrides it.
         bias_correction: whether 1 − βᵗ stands as it is, or is 1.
         ema: the decay of the average of the weights, where there is one.
     """
@@ -38,7 +39,6 @@ class AdamWHyper(NamedTuple):
     eps: float
     weight_decay: Number
     maximize: bool = False
-    step: float = 1.0
     bias_correction: bool = True
     ema: float = 0.0
 
@@ -46,23 +46,21 @@ class AdamWHyper(NamedTuple):
 OPTIONS = itemgetter("lr", "betas", "eps", "weight_decay", "maximize")
 
 
-def hyper_of(options: Mapping[str, Any], taken: float, bias_correction: bool) -> AdamWHyper:
+def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> AdamWHyper:
     """Returns the hyper row of a param group."""
     lr, (beta1, beta2), eps, weight_decay, maximize = OPTIONS(options)
     # takes less time than a call of the class
-    return AdamWHyper._make(
-        (lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, taken + 1, bias_correction, 0.0)
-    )
+    return AdamWHyper._make((lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, bias_correction, 0.0))
 
 
 def reference(
-    control: Any, h: AdamWHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: Tensor | None
+    control: Any, h: AdamWHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     """Operation for operation `torch.optim.AdamW`'s single-tensor path."""
     m, v, u = states
     assert m is not None
     assert v is not None
-    t = h.step if taken is None else taken.double() + 1
+    t = (taken.double() if isinstance(taken, Tensor) else taken) + 1
     g, lr, weight_decay = control.decayed(g), control.lr, control.weight_decay
     m.lerp_(g, 1 - h.beta1)
     v.mul_(h.beta2).addcmul_(g, g, value=1 - h.beta2)
@@ -98,17 +96,18 @@ def coefficients(options, taken):  # type: ignore[no-untyped-def]
     return single(1 / (1 - power(beta1, taken + 1))), single(sqrt(1 - power(beta2, taken + 1)))
 
 
+def scheduled(h: AdamWHyper, taken: Any) -> tuple[Any, Any]:
+    """The same on the host."""
+    if not h.bias_correction:
+        return 1.0, 1.0
+    return 1 / (1 - h.beta1 ** (taken + 1)), (1 - h.beta2 ** (taken + 1)) ** 0.5
+
+
 def _numbers(h: AdamWHyper) -> tuple[float, ...]:
     """1 − β₁, β₂, 1 − β₂, eps, and both β in double precision, as two floats each."""
     # 1 − 0ᵗ is 1
     beta1, beta2 = (h.beta1, h.beta2) if h.bias_correction else (0.0, 0.0)
     return 1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2)
-
-
-def _scheduled(h: AdamWHyper) -> tuple[float, float]:
-    if not h.bias_correction:
-        return 1.0, 1.0
-    return 1 / (1 - h.beta1**h.step), (1 - h.beta2**h.step) ** 0.5
 
 
 @lru_cache(maxsize=16)
@@ -128,7 +127,7 @@ ADAMW = Rule(
     counts_steps=True,
     corrects_bias=True,
     numbers=_numbers,
-    scheduled=_scheduled,
+    scheduled=scheduled,
     reference=reference,
     update=update,
     coefficients=coefficients,

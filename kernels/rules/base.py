@@ -18,7 +18,7 @@ Number = float | Tensor
 """A number, or a tensor of one element, float32 or float64, that is read when the step runs."""
 
 
-def _constant(hyper: Any) -> tuple[float, float]:
+def _constant(hyper: Any, taken: Any) -> tuple[Any, Any]:
     return 0.0, 0.0
 
 
@@ -32,9 +32,8 @@ class Rule:
 
     Attributes:
         name: the name in `LEAST_RESIDENT`.
-        hyper: the type of a hyper row, a NamedTuple with at least `lr`, `weight_decay`, `maximize` and `ema`.
-        hyper_of: (options, taken, bias_correction) -> hyper row of a param group with these options, without the
-            average. `taken` is the number of steps taken; 0 or 1 if the rule does not count them.
+        hyper: the type of a hyper row, a NamedTuple of `lr`, and then at least `weight_decay`, `maximize` and `ema`.
+        hyper_of: (options, bias_correction) -> hyper row of a param group with these options, without the average.
         states: the names of the state columns, at most three.
         offers: the places at which a `Scale` can act.
         adaptive: whether the length of the gradient does not change the length of the step.
@@ -43,10 +42,11 @@ class Rule:
         corrects_bias: whether `hyper` has a `bias_correction`.
         idle: a hyper row that changes neither the weight nor the state, if weights can be rescaled with this rule.
         numbers: (hyper) -> the rule's own numbers, which `option` reads.
-        scheduled: (hyper) -> c1 and c2, the numbers that depend on the number of steps taken, if there are any.
+        scheduled: (hyper, taken) -> c1 and c2, the numbers that depend on the number of steps taken, if there are any.
+            `taken` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
         reference: (control, hyper, w, g, states, taken) -> new w and states. `w` and `states` may be changed in
-            place. `g` is the gradient, negated if `hyper.maximize`; `taken` the number of steps taken, None where the
-            host counts. It passes g through `control.decayed`, and multiplies the direction by `control.direction`.
+            place. `g` is the gradient, negated if `hyper.maximize`; `taken` is a tensor where the device counts steps.
+            It passes g through `control.decayed`, and multiplies the direction by `control.direction`.
         update: (w, g, x, y, z, has_x, has_z, scale, c1, c2, weight_decay, options) -> direction and new x, y and z, for
             Triton. `weight_decay` is that of the gradient.
         coefficients: (options, taken) -> c1 and c2 in single precision, for Triton.
@@ -54,13 +54,13 @@ class Rule:
 
     name: str
     hyper: Any
-    hyper_of: Callable[[Mapping[str, Any], float, bool], Any]
+    hyper_of: Callable[[Mapping[str, Any], bool], Any]
     states: tuple[str, ...]
     offers: tuple[Place, ...]
     numbers: Callable[[Any], tuple[float, ...]]
     reference: Callable[..., tuple[Tensor, Sequence[Tensor | None]]]
     update: Callable[..., Any]
-    scheduled: Callable[[Any], tuple[float, float]] = _constant
+    scheduled: Callable[[Any, Any], tuple[Any, Any]] = _constant
     coefficients: Callable[..., Any] = _constant_coefficients
     adaptive: bool = False
     decay_in_gradient: bool = False

@@ -20,14 +20,14 @@ class LionHyper(NamedTuple):
     ema: float = 0.0
 
 
-def hyper_of(options: Mapping[str, Any], taken: float, bias_correction: bool) -> LionHyper:
+def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> LionHyper:
     """Returns the hyper row of a param group."""
     beta1, beta2 = map(float, options["betas"])
     return LionHyper(options["lr"], beta1, beta2, options["weight_decay"], options["maximize"])
 
 
 def reference(
-    control: Any, h: LionHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: Tensor | None
+    control: Any, h: LionHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     """The formula in plain PyTorch."""
     (m,) = states

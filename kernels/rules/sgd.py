@@ -21,7 +21,6 @@ class SGDHyper(NamedTuple):
         w ← (w − lr · η · s · d) / Ŵᵖ,   b ← b / Ŵᵖ
 
     Attributes:
-        first: whether the momentum buffer holds no gradient yet. A step count of 0 on the device says the same.
         ema: the decay of the average of the weights, where there is one.
     """
 
@@ -31,21 +30,20 @@ class SGDHyper(NamedTuple):
     weight_decay: Number = 0.0
     nesterov: bool = False
     maximize: bool = False
-    first: bool = False
     ema: float = 0.0
 
 
 OPTIONS = itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
 
 
-def hyper_of(options: Mapping[str, Any], taken: float, bias_correction: bool) -> SGDHyper:
+def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> SGDHyper:
     """Returns the hyper row of a param group."""
     # takes less time than a call of the class
-    return SGDHyper._make((*OPTIONS(options), not taken, 0.0))
+    return SGDHyper._make((*OPTIONS(options), 0.0))
 
 
 def reference(
-    control: Any, h: SGDHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: Tensor | None
+    control: Any, h: SGDHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     """Operation for operation `torch.optim.SGD`'s single-tensor path."""
     (b,) = states
@@ -54,9 +52,10 @@ def reference(
     d = g = control.decayed(g)
     if b is not None:
         # not copy_, which a FakeTensor on a device that this build of torch lacks does not have
-        b = b.zero_().add_(g) if h.first else b.mul_(h.momentum).add_(g, alpha=1 - h.dampening)
-        if taken is not None:
-            b = torch.where(taken == 0, g, b)
+        first = taken == 0
+        b = b.zero_().add_(g) if first is True else b.mul_(h.momentum).add_(g, alpha=1 - h.dampening)
+        if isinstance(first, Tensor):
+            b = torch.where(first, g, b)
         d = g.add(b, alpha=h.momentum) if h.nesterov else b
     if control.place == "direction":
         d = d * control.direction(d)
@@ -79,6 +78,11 @@ def coefficients(options, taken):  # type: ignore[no-untyped-def]
     return where(first, 0.0, option(options, 0)), where(first, 1.0, option(options, 1))
 
 
+def scheduled(h: SGDHyper, taken: Any) -> tuple[Any, Any]:
+    """The same on the host."""
+    return h.momentum * (taken > 0), 1 - h.dampening * (taken > 0)
+
+
 SGD = Rule(
     name="sgd",
     hyper=SGDHyper,
@@ -88,7 +92,7 @@ SGD = Rule(
     decay_in_gradient=True,
     idle=SGDHyper(lr=0.0, momentum=1.0, dampening=1.0),
     numbers=lambda h: (h.momentum, 1 - h.dampening, h.nesterov),
-    scheduled=lambda h: (0.0, 1.0) if h.first else (float(h.momentum), 1.0 - h.dampening),
+    scheduled=scheduled,
     reference=reference,
     update=update,
     coefficients=coefficients,

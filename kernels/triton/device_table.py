@@ -24,18 +24,18 @@ ONLY_STEPPED = ("step", "ema")
 class DeviceTable:
     """One int64 buffer on the device, uploaded in a single copy whenever anything in it changed.
 
-    For R rows and C columns it holds the multipliers [R, padded to be even] and the hyper rows [H, K], float32, padded
-    to 16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R] · addresses [M, R] of M
-    more columns, all int64. The address of an absent tensor is 0. Tiles of `tile` elements are numbered over all rows;
-    traits are bits, see layout.py. The addresses of gradients and the hyper rows are next to each other, because they
-    change most often: they are uploaded alone if nothing else has changed.
+    For R rows and C columns it holds the multipliers, c1 and c2 [3, R padded to be even] and the hyper rows [H, K],
+    float32, padded to 16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R] ·
+    addresses [M, R] of M more columns, all int64. The address of an absent tensor is 0. Tiles of `tile` elements are
+    numbered over all rows; traits are bits, see layout.py. What lies from c1 to the addresses of gradients changes most
+    often: it is uploaded alone if nothing else has changed.
 
     A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its power is not 0. Only active
     rows are in the lists of items that programs work on.
 
     Attributes:
         buffer: the buffer.
-        floats, addresses: its multipliers and hyper rows, and what follows them.
+        floats, addresses: its two parts.
         dtypes: the Triton dtype of each column, None if all of it is absent.
         numel: the elements of each row.
         sizes: for each column, the bytes of each row.
@@ -63,10 +63,10 @@ class DeviceTable:
         self._lists: dict[Any, np.ndarray] = {}
         self._gradients: Any = (None, None, ())
 
-        multipliers = self.rows + self.rows % 2
-        floats = multipliers + hyper_rows * hyper_width
+        padded = self.rows + self.rows % 2
+        floats = 3 * padded + hyper_rows * hyper_width
         integers = -(-floats // 4) * 2
-        often = slice(multipliers // 2, integers + (names.index("grad") + 1) * self.rows)
+        often = slice(padded // 2, integers + (names.index("grad") + 1) * self.rows)
         self._upload = Upload(integers + (len(names) + 4) * self.rows, often, params[0].device)
         self.buffer = self._upload.device
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
@@ -79,8 +79,9 @@ class DeviceTable:
         first[:] = np.cumsum(counts) - counts
         staged_floats = self._upload.host[:integers].view(np.float32)
         staged_floats[: self.rows] = layout.multiplier
-        self._hyper = staged_floats[multipliers:floats].view(np.uint8).data
-        self._last: tuple[Any, bytes] = (None, b"")
+        self._scheduled = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
+        self._hyper = staged_floats[3 * padded : floats].view(np.uint8).data
+        self._last: tuple[Any, Numbers] = (None, NO_NUMBERS)
 
         # of a step count there is one for all elements
         self._itemsizes = {
@@ -100,21 +101,26 @@ class DeviceTable:
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
 
-    def refresh(self, table: Table, hyper: bytes) -> None:
+    def refresh(self, table: Table, numbers: Numbers = NO_NUMBERS) -> None:
         """Brings the device table up to date with the table, and uploads it if anything differs."""
         if table.gradients is not self._gradients:
             self._accept_gradients(table)
         if self._has_scratch:
             for name, index, scratch in self._scratch_tensors():
                 scratch.copy_(real(table.columns[name][index]))
-        hyper_row, numbers = self._last
+        hyper_row, last = self._last
         if table.hyper_row is not hyper_row:
             hyper_row = table.hyper_row
             self._upload.assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._layout.tensor])
-        if hyper != numbers:
+        if numbers.data != last.data:
             self._upload.behind = True
-            self._hyper[: len(hyper)] = hyper
-        self._last = hyper_row, hyper
+            self._hyper[: len(numbers.data)] = numbers.data
+        if numbers.scheduled is not None:
+            scheduled = numbers.scheduled[:, self._layout.tensor]
+            if not np.array_equal(scheduled, self._scheduled):
+                self._upload.behind = True
+                self._scheduled[:] = scheduled
+        self._last = hyper_row, numbers
         capturing = table.capturable and is_capturing()
         if self.norms.measured and self.norms.look(capturing=capturing):
             self._mark()
@@ -220,9 +226,7 @@ def device_table_of(
     found: DeviceTable | None = table.cache.get(columns)
     if found is None or found.hyper_rows < hyper.rows or found.hyper_width != hyper.width:
         more = [name for name in more if name in table.columns]
-        # a power of two: parameters that are not always stepped have more and more of them
-        rows = 1 << max(hyper.rows - 1, 0).bit_length()
-        found = table.cache[columns] = DeviceTable(table, columns, more, rows if hyper.rows else 0, hyper.width, tile)
+        found = table.cache[columns] = DeviceTable(table, columns, more, hyper.rows, hyper.width, tile)
     return found
 
 

@@ -1,8 +1,8 @@
 """Compares parameters, gradients and state with what they were in the step before, in C where possible.
 
-The C code is compiled at the first use, by what compiles Triton's own launchers. `kernels/private.py` lists the private
-names of torch and Triton that it relies on. A self-test at load describes a few known tensors; if a description is
-wrong, or nothing compiles, `fused_lwlr.kernels.look` does the same in Python, and a warning says so.
+The C code is compiled at the first use, by what compiles Triton's own launchers. `docs/private-names.md` lists the
+private names of torch and Triton that it relies on. A self-test at load describes a few known tensors; if a description
+is wrong, or nothing compiles, `fused_lwlr.kernels.look` does the same in Python, and a warning says so.
 """
 
 import ctypes

@@ -230,7 +230,7 @@ def queue_kernel(
     """One step of a rule, in items of one tile each. Arguments that are None are not used.
 
     addresses: see `DeviceTable`, with columns param, grad, three of state, step, master_weight, and perhaps ema.
-    items: see `item_list`. shared_lr, shared_c1, shared_c2: see `scheduled`. statistics: [rows, 5].
+    items: see `item_list`. shared_lr, shared_c1, shared_c2: see numbers.py. statistics: [rows, 5].
     counters: ticket, programs that left; for each row norm items done, ready, update items done; the largest Σw².
     partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
     factors: [3, rows], of the gradient, the decayed gradient and the direction. grad_scale, found_inf: see `Gate`.

@@ -158,7 +158,7 @@ def _sum_rows(addresses, rows, results, totals, DTYPES: tl.constexpr, SLOTS: tl.
 def statistics(table: Table) -> Tensor:
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
-    device_table.refresh(table, b"")
+    device_table.refresh(table)
     out = torch.empty(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device_table.buffer.device)
     _launch(table, device_table, COLUMNS, (out, out, None), totals=False)
     return out
@@ -174,7 +174,7 @@ def totals(
     wanted = [name for name, want in (("param", anew), ("grad", grad)) if want]
     if wanted:
         device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
-        device_table.refresh(table, b"")
+        device_table.refresh(table)
         if "row sums" not in table.cache:
             sums = torch.zeros(device_table.rows, 4, dtype=torch.float64, device=device_table.buffer.device)
             table.cache["row sums"] = sums

@@ -51,13 +51,13 @@ def prepare(
 ) -> Callable[[], Tensor | None]:
     """Does everything of `step` that can fail before anything is written. Call what it returns, once, for the rest."""
     more = scale.numbers if isinstance(scale, Scale) else ()
-    numbers = numbers_of(rule, hyper, more, table.columns["param"][0].device, table.cache.get(rule))
+    numbers = numbers_of(rule, hyper, more, table, table.cache.get(rule))
     table.cache[rule] = numbers
     columns = columns_of(rule)
     device_table = table.cache.get(columns)
     if device_table is None or device_table.hyper_rows < numbers.rows or device_table.hyper_width != numbers.width:
         device_table = device_table_of(table, columns, numbers, tile=TILE, more=MORE)
-    device_table.refresh(table, numbers.data)
+    device_table.refresh(table, numbers)
     if not (scale is None and gate is None and rounding_seed is None and device_table.dtypes["step"] is None):
         gate = gate or NO_GATE
         return _queued(table, device_table, rule, numbers, scale, gate, write=write, rounding_seed=rounding_seed)

@@ -20,21 +20,12 @@ def number(hyper, INDEX: tl.constexpr, ON_DEVICE: tl.constexpr):
     """lr or a weight decay. If the row holds an address, the number is there, in double precision if bit 0 is set."""
     value = tl.load(hyper + INDEX)
     if ON_DEVICE:
-        at = tl.load((hyper + 6).to(tl.pointer_type(tl.int64)) + (INDEX + 1) // 2)
+        at = tl.load((hyper + 4).to(tl.pointer_type(tl.int64)) + (INDEX + 1) // 2)
         double = at % 2 != 0
         here = tl.load((at - at % 2).to(tl.pointer_type(tl.float64)), mask=double, other=0.0).to(tl.float32)
         there = tl.load(at.to(tl.pointer_type(tl.float32)), mask=(at != 0) & (at % 2 == 0), other=0.0)
         value = tl.where(at == 0, value, tl.where(double, here, there))
     return value
-
-
-@triton.jit
-def scheduled(hyper, shared_lr, shared_c1, shared_c2, ON_DEVICE: tl.constexpr):
-    """lr, c1 and c2: those that all rows share, or those of this row."""
-    if shared_lr is None:
-        return number(hyper, 0, ON_DEVICE), tl.load(hyper + 4), tl.load(hyper + 5)
-    else:
-        return shared_lr, shared_c1, shared_c2
 
 
 @triton.jit
@@ -55,8 +46,11 @@ def read_row(
         tl.zeros([], tl.int64) if DTYPES[6] is None else tile_at(addresses, rows, row, start, EMA, DTYPES[6]),
     )
     aligned = (at[0] | at[1] | at[2] | at[3] | at[4] | at[5] | at[6]) % ALIGNMENT == 0
-    hyper = floats + rows + rows % 2 + WIDTH * entry(addresses, rows, row, HYPER_ROW)
-    lr, c1, c2 = scheduled(hyper, shared_lr, shared_c1, shared_c2, ON_DEVICE)
+    padded = rows + rows % 2
+    hyper = floats + 3 * padded + WIDTH * entry(addresses, rows, row, HYPER_ROW)
+    lr, c1, c2 = shared_lr, shared_c1, shared_c2
+    if shared_lr is None:
+        lr, c1, c2 = number(hyper, 0, ON_DEVICE), tl.load(floats + padded + row), tl.load(floats + 2 * padded + row)
     return at, aligned, stop, hyper, lr * tl.load(floats + row), tl.load(hyper + 1), c1, c2
 
 
@@ -82,7 +76,7 @@ def new_values(
 @triton.jit
 def move_average(e, w, hyper):
     """An average moved towards the weight, in the form that torch.lerp chooses."""
-    weight = tl.load(hyper + 12)
+    weight = tl.load(hyper + 10)
     return tl.where(weight < 0.5, e + weight * (w - e), w - (w - e) * (1 - weight))
 
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tables import ADAMW, ADAMW_RULE, HYPER, SGD, accept_any, agree, make, uniform
+from tables import ADAMW, ADAMW_RULE, HYPER, SGD, accept_any, after, agree, make, uniform
 
 from fused_lwlr import ELR
 from fused_lwlr.kernels import Row, SGDHyper, Table, triton
@@ -92,7 +92,7 @@ def test_rates_that_all_rows_share_are_not_uploaded(uploads, scaled, device):
     uploaded = []
     table.hyper_row = [0, 1]
     for step, (lr, other) in enumerate([(0.1, 0.1), (0.2, 0.2), (0.3, 0.3), (0.4, 0.5), (0.4, 0.4), (0.5, 0.5)], 1):
-        agree("adamw", table, [ADAMW._replace(lr=lr, step=step), ADAMW._replace(lr=other, step=step)], scale=scale)
+        agree("adamw", after(table, step), [ADAMW._replace(lr=lr), ADAMW._replace(lr=other)], scale=scale)
         uploaded.append(uploads())
     # before the second that Σw² is known, before the fourth its rates, and before the fifth zeros in their place
     assert uploaded == [1, scaled, 0, 1, 1, 0]
@@ -121,12 +121,13 @@ def test_number_of_hyper_rows_changes(counts, device):
     table = make("adamw", [(5,), (40,), (3, 4)], torch.float32, device)
     for step, count in enumerate(counts, 1):
         table.hyper_row = [i % count for i in range(3)]
-        agree("adamw", table, [ADAMW._replace(lr=0.01 * (i + 1), step=step) for i in range(count)])
+        agree("adamw", after(table, step), [ADAMW._replace(lr=0.01 * (i + 1)) for i in range(count)])
 
 
 def test_hyper_row_of_a_tensor_changes(device):
     table = make("sgd", [(5,), (40,)], torch.float32, device)
-    options = [SGDHyper(lr=0.1, momentum=0.9), SGDHyper(lr=0.3, momentum=0.5, first=True)]
+    options = [SGDHyper(lr=0.1, momentum=0.9), SGDHyper(lr=0.3, momentum=0.5)]
+    after(table, 1, 0)
     for hyper_row in ([0, 1], [1, 0], [1, 1]):
         table.hyper_row = hyper_row
         agree("sgd", table, options)
@@ -136,7 +137,7 @@ def test_hyper_row_of_a_tensor_changes(device):
 
 def refreshed(table, columns, hyper):
     found = device_table_of(table, columns, hyper, tile=4)
-    found.refresh(table, hyper.data)
+    found.refresh(table, hyper)
     return found
 
 
@@ -150,8 +151,8 @@ def test_only_what_changed_is_uploaded(device, monkeypatch):
     module = sys.modules["fused_lwlr.kernels.triton.upload"]
     upload = module.upload
     monkeypatch.setattr(module, "upload", lambda device, host: sizes.append(len(host)) or upload(device, host))
-    # one hyper row, the padding behind it, and two columns of addresses
-    few, whole = 1 + 1 + 2 * 3, len(image.buffer)
+    # c1 and c2, one hyper row, the padding behind it, and two columns of addresses
+    few, whole = 4 + 1 + 1 + 2 * 3, len(image.buffer)
     for change, expected in [
         (lambda: None, []),
         (lambda: accept_any(table, [t.clone() for t in table.columns["grad"]]), [few]),
@@ -162,12 +163,14 @@ def test_only_what_changed_is_uploaded(device, monkeypatch):
         assert sizes == expected
         assert torch.equal(image.buffer.cpu(), torch.from_numpy(image._upload.host))
         sizes.clear()
-    refreshed(table, columns, other)
-    assert sizes == [few]
+    for changed in (other, other._replace(scheduled=np.arange(6, dtype=np.float32).reshape(2, 3))):
+        refreshed(table, columns, changed)
+        refreshed(table, columns, changed)
+    assert sizes == [few, few]
     assert torch.equal(image.buffer.cpu(), torch.from_numpy(image._upload.host))
     table.hyper_row = [0, 0, 1]
     refreshed(table, columns, other)
-    assert sizes == [few, whole]
+    assert sizes == [few, few, whole]
     assert torch.equal(image.buffer.cpu(), torch.from_numpy(image._upload.host))
 
 
@@ -178,13 +181,15 @@ def test_numbers_on_the_device(device):
         Row(1, 2, 5, 1e-30, power=2, counts_for_max_norm=True),
     ]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
-    hyper = Numbers(2, 2, np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32).tobytes())
+    scheduled = np.array([(0.5, 0.25), (1, 2)], dtype=np.float32)
+    hyper = Numbers(2, 2, np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32).tobytes(), scheduled=scheduled)
     image = refreshed(table, ("param", "grad"), hyper)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]
     # sizes, hyper rows, first tiles, traits
     assert image.addresses.tolist() == [*expected, 5, 6, 9, 0, 0, 0, 0, 2, 4, 8, 8 + 1, 8 + 2 + (2 << 4)]
-    # multipliers, padded to be even, and hyper rows
-    floats = np.array([1 / 3, 0.1, 1e-30, 0, 0.1, 1e10, 2 / 3, 0.0], dtype=np.float32)
+    # multipliers, c1 and c2, each padded to be even, and hyper rows
+    columns = [1 / 3, 0.1, 1e-30, 0, 0.5, 0.25, 0.25, 0, 1, 2, 2, 0]
+    floats = np.array([*columns, 0.1, 1e10, 2 / 3, 0.0], dtype=np.float32)
     assert image.floats.dtype == torch.float32
-    assert (image.floats[:8].cpu().numpy() == floats).all()
+    assert (image.floats[:16].cpu().numpy() == floats).all()

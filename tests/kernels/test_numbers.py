@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tables import ADAMW, LION_HYPER, RULES
+from tables import ADAMW, LION_HYPER, RULES, after, make
 
 from fused_lwlr.kernels import SGDHyper
 from fused_lwlr.kernels.triton.numbers import HEADER, NO_NUMBERS, ON_DEVICE, numbers_of
@@ -19,16 +19,29 @@ def expected(name, h, more):
     sign, ema = -1 if h.maximize else 1, 1 - h.ema
     decays = (h.weight_decay, 0) if name == "sgd" else (0, h.weight_decay)
     if name == "sgd":
-        scheduled, own = (h.momentum, 1 - h.dampening), [h.momentum, 1 - h.dampening, 1]
+        own = [h.momentum, 1 - h.dampening, 1]
     elif name == "adamw":
-        scheduled = 1 / (1 - h.beta1**h.step), (1 - h.beta2**h.step) ** 0.5
         own = [1 - h.beta1, h.beta2, 1 - h.beta2, h.eps]
         for beta in (h.beta1, h.beta2):
             own += [np.float32(beta), beta - float(np.float32(beta))]
     else:
-        scheduled, own = (0, 0), [h.beta1, 1 - h.beta1, h.beta2, 1 - h.beta2]
-    row = [h.lr, sign, *decays, *scheduled, *[0] * 6, ema, 0, *own]
+        own = [h.beta1, 1 - h.beta1, h.beta2, 1 - h.beta2]
+    row = [h.lr, sign, *decays, *[0] * 6, ema, 0, *own]
     return np.array([*row, *[0] * ((len(row) + len(more)) % 2), *more], dtype=np.float32)
+
+
+def scheduled_of(name, h, taken):
+    """c1 and c2, spelled out."""
+    if name == "sgd":
+        return (h.momentum, 1 - h.dampening) if taken else (0, 1)
+    return (1 / (1 - h.beta1 ** (taken + 1)), (1 - h.beta2 ** (taken + 1)) ** 0.5) if name == "adamw" else (0, 0)
+
+
+def numbers(name, hyper, *taken, more=(), last=None, device=CPU):
+    """Of a table with a parameter for each hyper row."""
+    table = after(make(name, [(3,)] * max(len(hyper), 1), torch.float32, device), *(taken or (2,)))
+    table.hyper_row = list(range(len(hyper)))
+    return numbers_of(RULES[name], hyper, more, table, last)
 
 
 def floats(numbers):
@@ -40,10 +53,11 @@ def floats(numbers):
 @pytest.mark.parametrize("count", [1, 3])
 def test_what_all_rows_share_is_left_out(name, more, count):
     h = HYPER[name]
-    found = numbers_of(RULES[name], [h] * count, more, CPU, None)
+    found = numbers(name, [h] * count, more=more)
     row = expected(name, h, more)
-    np.testing.assert_array_equal(np.float32(found.shared), row[[0, 4, 5]])
-    row[[0, 4, 5]] = 0
+    assert found.shared == (h.lr, *scheduled_of(name, h, 2))
+    assert found.scheduled is None
+    row[0] = 0
     np.testing.assert_array_equal(floats(found), np.tile(row, (count, 1)))
     assert not found.on_device
 
@@ -52,31 +66,51 @@ def test_what_all_rows_share_is_left_out(name, more, count):
 @pytest.mark.parametrize("change", [{"lr": 7.5}, {"weight_decay": 0.25}, {"maximize": False}, {"ema": 0.5}], ids=str)
 def test_rows_that_differ(name, change):
     rows = [HYPER[name], HYPER[name]._replace(**change), HYPER[name]]
-    found = numbers_of(RULES[name], rows, (), CPU, None)
+    found = numbers(name, rows)
     wanted = np.array([expected(name, row, ()) for row in rows])
     if "lr" in change:
         assert not found.shared
+        np.testing.assert_array_equal(found.scheduled.T, np.float32([scheduled_of(name, row, 2) for row in rows]))
     else:
-        wanted[:, [0, 4, 5]] = 0
+        wanted[:, 0] = 0
         assert found.shared[0] == HYPER[name].lr
     np.testing.assert_array_equal(floats(found), wanted)
+
+
+@every_rule
+@pytest.mark.parametrize("taken", [(0, 4, 4), (3, 0, 0)])
+def test_numbers_of_steps_that_differ(name, taken):
+    h = HYPER[name]
+    found = numbers(name, [h] * 3, *taken)
+    assert not found.shared
+    np.testing.assert_allclose(found.scheduled.T, [scheduled_of(name, h, count) for count in taken], rtol=1e-6)
+    np.testing.assert_array_equal(floats(found), np.tile(expected(name, h, ()), (3, 1)))
+
+
+@every_rule
+def test_the_number_of_steps_of_an_absent_parameter_does_not_matter(name):
+    table = after(make(name, [(3,)] * 3, torch.float32, CPU), 4, 7, 4)
+    assert not numbers_of(RULES[name], [HYPER[name]], (), table, None).shared
+    table.columns["grad"] = (table.columns["grad"][0], None, table.columns["grad"][2])
+    table.accept_gradients(b"\1\0\1", table.columns["grad"], None)
+    assert numbers_of(RULES[name], [HYPER[name]], (), table, None).shared[1:] == scheduled_of(name, HYPER[name], 4)
 
 
 @every_rule
 def test_data_is_kept_while_it_is_right(name):
     """lr and what depends on the number of steps may change; anything else makes it anew."""
     h = HYPER[name]
-    first = numbers_of(RULES[name], [h], (0.5,), CPU, None)
-    later = h._replace(lr=0.7, step=9) if name == "adamw" else h._replace(lr=0.7)
-    again = numbers_of(RULES[name], [later], (0.5,), CPU, first)
+    first = numbers(name, [h], more=(0.5,))
+    later = h._replace(lr=0.7)
+    again = numbers(name, [later], 8, more=(0.5,), last=first)
     assert again.data is first.data
-    assert again.shared == (0.7, *RULES[name].scheduled(later))
+    assert again.shared == (0.7, *scheduled_of(name, later, 8))
     for other, more in (([later._replace(weight_decay=0.75)], (0.5,)), ([later], (0.25,)), ([later, later], (0.5,))):
-        found = numbers_of(RULES[name], other, more, CPU, again)
-        assert found.data == numbers_of(RULES[name], other, more, CPU, None).data != first.data
-    apart = numbers_of(RULES[name], [h, later], (), CPU, first)
+        found = numbers(name, other, more=more, last=again)
+        assert found.data == numbers(name, other, more=more).data != first.data
+    apart = numbers(name, [h, later], last=first)
     assert not apart.shared
-    assert numbers_of(RULES[name], [h, h], (), CPU, apart).shared
+    assert numbers(name, [h, h], last=apart).shared
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -85,7 +119,7 @@ def test_data_is_kept_while_it_is_right(name):
 )
 def test_a_number_on_the_device(option, name, index, dtype):
     number = torch.tensor(0.25, dtype=dtype)
-    found = numbers_of(RULES[name], [HYPER[name], HYPER[name]._replace(**{option: number})], (), CPU, None)
+    found = numbers(name, [HYPER[name], HYPER[name]._replace(**{option: number})])
     address = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[1, ON_DEVICE[index]]
     assert found.on_device
     assert not found.shared
@@ -97,12 +131,12 @@ def test_a_number_on_the_device(option, name, index, dtype):
 
 def test_a_number_on_another_device_is_read():
     h = SGD_HYPER._replace(lr=torch.tensor(0.25))
-    found = numbers_of(RULES["sgd"], [h], (), torch.device("meta"), None)
+    found = numbers("sgd", [h], device=torch.device("meta"))
     assert not found.on_device
     assert floats(found)[0, 0] == 0.25
 
 
 def test_nothing():
-    assert numbers_of(RULES["sgd"], [], (1.0,), CPU, None) == NO_NUMBERS
+    assert numbers("sgd", [], more=(1.0,)) == NO_NUMBERS
     # addresses are int64
     assert HEADER % 2 == 0

@@ -7,22 +7,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import ADAMW, ADAMW_RULE, COLUMNS, HYPER, RULES, SHAPES, agree, having, make, uniform
+from tables import ADAMW, ADAMW_RULE, COLUMNS, HYPER, RULES, SHAPES, after, agree, having, make, uniform
 
+from fused_lwlr import LAMB
 from fused_lwlr.kernels import Row, SGDHyper, Table, reference, triton
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPERATIONS = ("step", "prepare", "statistics", "totals")
 STEPS = tuple(RULES)
 SGD_OPTIONS = [
-    SGDHyper(0.1, momentum, dampening, weight_decay, nesterov, maximize, first)
+    (SGDHyper(0.1, momentum, dampening, weight_decay, nesterov, maximize), taken)
     for momentum, dampening, nesterov in ((0.0, 0.0, False), (0.9, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True))
-    for weight_decay, maximize, first in product((0.0, 0.1), (False, True), (False, True))
+    for weight_decay, maximize, taken in product((0.0, 0.1), (False, True), (0, 1))
 ]
 ADAMW_OPTIONS = [
-    ADAMW._replace(beta1=beta1, beta2=beta2, weight_decay=weight_decay, maximize=maximize, step=step)
-    for (beta1, beta2), weight_decay, maximize, step in product(
-        ((0.9, 0.999), (0.0, 0.0), (0.3, 0.4), (0.5, 0.9)), (0.0, 0.1), (False, True), (1, 1000)
+    (ADAMW._replace(beta1=beta1, beta2=beta2, weight_decay=weight_decay, maximize=maximize), taken)
+    for (beta1, beta2), weight_decay, maximize, taken in product(
+        ((0.9, 0.999), (0.0, 0.0), (0.3, 0.4), (0.5, 0.9)), (0.0, 0.1), (False, True), (0, 999)
     )
 ]
 
@@ -49,22 +50,22 @@ def test_all_shapes_in_one_table(operation, dtype, device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hyper", SGD_OPTIONS)
-def test_sgd_options(hyper, dtype, device):
+@pytest.mark.parametrize(("hyper", "taken"), SGD_OPTIONS)
+def test_sgd_options(hyper, taken, dtype, device):
     table = make(
         "sgd", [(5,), (1030,)], dtype, device, absent=lambda name, _: name == "momentum_buffer" and not hyper.momentum
     )
-    agree("sgd", table, [hyper])
+    agree("sgd", after(table, taken), [hyper])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("amsgrad", [False, True])
-@pytest.mark.parametrize("hyper", ADAMW_OPTIONS)
-def test_adamw_options(hyper, amsgrad, dtype, device):
+@pytest.mark.parametrize(("hyper", "taken"), ADAMW_OPTIONS)
+def test_adamw_options(hyper, taken, amsgrad, dtype, device):
     table = make(
         "adamw", [(5,), (1030,)], dtype, device, absent=lambda name, _: name == "max_exp_avg_sq" and not amsgrad
     )
-    agree("adamw", table, [hyper])
+    agree("adamw", after(table, taken), [hyper])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -79,7 +80,21 @@ def test_state_of_some_tensors_only(operation, dtype, device):
 def test_every_tensor_its_own_hyper_row(operation, options, device):
     table = make(operation, [(5,)] * len(options), torch.float32, device)
     table.hyper_row = list(reversed(range(len(options))))
-    agree(operation, table, options)
+    after(table, *(taken for _, taken in reversed(options)))
+    agree(operation, table, [hyper for hyper, _ in options])
+
+
+@pytest.mark.parametrize("scale", [None, LAMB()], ids=["plain", "LAMB"])
+@pytest.mark.parametrize("operation", STEPS)
+def test_every_tensor_its_own_number_of_steps(operation, scale, device):
+    rows = [Row(0, scaled=True), Row(1, 0, 3, scaled=True), Row(1, 3, 5, scaled=True), Row(2), Row(3)]
+    table = after(make(operation, [(5,), (5, 7), (40,), (6,)], torch.float32, device, rows), 3, 0, 17, 3)
+    agree(operation, table, HYPER[operation], scale=scale and scale.scale(RULES[operation]))
+    # as if each were alone
+    for i in range(4):
+        columns = {name: column[i : i + 1] for name, column in table.columns.items()}
+        alone = after(Table(columns), *table.taken[i : i + 1])
+        agree(operation, alone, HYPER[operation])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
