@@ -55,12 +55,16 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
     norms = read.copy()
     if "param" not in first:
         read = read + np.where(table.norms.known[table._layout.tensor], 0, sizes["param"])
-    soon = read_soon(items, table.numel, meta["BLOCK"] * meta["PASSES"], norms, sum(sizes.values()))
+    launch: Any = sys.modules["fused_lwlr.kernels.triton.launch"]
+    window, tile = launch.sizes_of(table.buffer.device).window, meta["BLOCK"] * meta["PASSES"]
+    soon = read_soon(items, table.numel, tile, norms, sum(sizes.values()), window)
     cached = int((read * (soon & write)).sum())
     return memory + int(read.sum()) - cached, cached
 
 
-def read_soon(items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray, footprint: np.ndarray) -> np.ndarray:
+def read_soon(
+    items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray, footprint: np.ndarray, window: int
+) -> np.ndarray:
     """Returns, for each row, whether what its norm items read is still in L2 when its update items read it again.
 
     That is if at most twice the window passes in between.
@@ -70,6 +74,7 @@ def read_soon(items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray
         numel: elements of each row.
         tile: elements of an item.
         norms, footprint: bytes of each row that its norm and update items move.
+        window: see `Sizes`.
     """
     row, kind, slot = items[:, 0].astype(np.int64), items[:, 1] % 2, items[:, 1] // 2
     counts = -(-numel // tile)
@@ -79,5 +84,4 @@ def read_soon(items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray
     before = passed - norms[row] * (elements / np.maximum(numel[row], 1))
     np.minimum.at(begin, row[kind == 0], before[kind == 0])
     np.maximum.at(end, row[kind == 1], passed[kind == 1])
-    # not imported above: Triton reads its environment variables when it is imported
-    return end - begin <= 2 * importlib.import_module("fused_lwlr.kernels.triton.workspace").WINDOW
+    return end - begin <= 2 * window

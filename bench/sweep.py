@@ -26,8 +26,11 @@ from fused_lwlr.kernels.constants import LEAST_RESIDENT
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = 15
-# names of constants -> what is tried; BLOCK and THREADS together, for 16 bytes a thread and more
-GEOMETRY = [{"BLOCK": block, "THREADS": threads} for block, threads in ((1024, 128), (2048, 128), (2048, 256))]
+# names of constants -> what is tried; blocks and threads together, for 16 bytes a thread and more
+GEOMETRY = [
+    {"GPU": {"step_block": block, "block": block}, "THREADS": threads}
+    for block, threads in ((1024, 128), (2048, 128), (2048, 256))
+]
 STEPS = ("sgd plain", "adamw plain")
 QUEUED = ("sgd ELR", "adamw LAMB")
 
@@ -42,15 +45,15 @@ def candidates() -> Iterator[tuple[str, dict[str, Any]]]:
         for programs in (2, 3, 4, 6, 12):
             yield step, {"PER_PROCESSOR": programs}
         for passes in (1, 2, 8, 16):
-            yield step, {"QUEUE_PASSES": passes}
+            yield step, {"GPU": {"queue_passes": passes}}
         for window in (8, 12, 24, 32):
-            yield step, {"WINDOW": window << 20}
+            yield step, {"GPU": {"window": window << 20}}
     for step, more in itertools.product((*QUEUED, "statistics"), (-1, 2)):
         # of which fewer or more registers follow
         yield step, {"LEAST_RESIDENT": {kind: least + more for kind, least in LEAST_RESIDENT.items()}}
     yield "statistics", {}
     for passes in (4, 8, 32):
-        yield "statistics", {"STATISTICS_PASSES": passes}
+        yield "statistics", {"GPU": {"statistics_passes": passes}}
 
 
 def apply(changes: dict[str, Any]) -> None:
@@ -65,8 +68,8 @@ def apply(changes: dict[str, Any]) -> None:
     if "fused_lwlr.kernels.triton" in sys.modules:
         raise RuntimeError("constants must be set before the kernels are imported: use a new process")
     for name, value in changes.items():
-        getattr(constants, name)
-        setattr(constants, name, value)
+        now = getattr(constants, name)
+        setattr(constants, name, now._replace(**value) if isinstance(now, constants.Sizes) else value)
     constants.WARPS = constants.THREADS // constants.LANES
 
 

@@ -82,7 +82,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
     made = {}
     for name, (rule, states, width) in rules.items():
         meta = {"DTYPES": dtypes(dtype, "WG" + states), "RULE": formula.compiled(rule.update), "ON_DEVICE": False}
-        meta |= {"BLOCK": constants.BLOCK, "WIDTH": width}
+        meta |= {"BLOCK": constants.GPU.step_block, "WIDTH": width}
         made[name] = (rule, meta)
         yield Variant(name, name.split()[0], update.step_kernel, meta)
     # of param groups with different rates
@@ -103,7 +103,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
             **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": meta["WIDTH"] + 2,
             "FORMULA": formula.compiled(ELR.formula), "PLACE": place, "NUMBERS": 2,
             "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
-            "PASSES": constants.QUEUE_PASSES, "SLOTS": constants.QUEUE_SLOTS,
+            "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "SLOTS": constants.GPU.queue_slots,
         }  # fmt: skip
         absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "row_sums", "seed"))
         yield Variant(f"{name}, ELR", kind, queue.queue_kernel, {**scaled, **absent})
@@ -121,7 +121,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
             plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "ON_DEVICE": True, **own}
             del absent["seed"]
             yield Variant(f"{name}, noise", f"{kind}, gated", queue.queue_kernel, {**scaled, **absent, **plain})
-    meta = {"DTYPES": (dtype, dtype), "TOTALS": False, "grad_scale": None, "BLOCK": constants.BLOCK}
-    meta |= {"PASSES": constants.STATISTICS_PASSES, "SLOTS": constants.STATISTICS_SLOTS}
+    meta = {"DTYPES": (dtype, dtype), "TOTALS": False, "grad_scale": None, "BLOCK": constants.GPU.block}
+    meta |= {"PASSES": constants.GPU.statistics_passes, "SLOTS": constants.GPU.statistics_slots}
     yield Variant("statistics", "statistics", statistics.statistics_kernel, meta)
     yield Variant("totals", "totals", statistics.statistics_kernel, {**meta, "DTYPES": (None, dtype), "TOTALS": True})

@@ -1,6 +1,8 @@
-"""Pick the backend of an operation: Triton for GPUs, the PyTorch reference for everything else."""
+"""Pick the backend of an operation: Triton kernels, or the PyTorch reference."""
 
 import importlib
+import warnings
+from functools import cache
 from types import ModuleType
 from typing import Literal, get_args
 
@@ -9,6 +11,8 @@ import torch
 from fused_lwlr.kernels import reference
 
 Backend = Literal["auto", "triton", "torch"]
+WORTH_A_WARNING = 1_000_000
+"""Elements of tensors of which the reference takes so long that its user should know."""
 
 
 def check_backend(backend: str) -> None:
@@ -17,14 +21,17 @@ def check_backend(backend: str) -> None:
         raise ValueError(f"backend={backend!r} is not one of {', '.join(map(repr, get_args(Backend)))}")
 
 
-def pick(backend: Backend, device: torch.device, dtype: torch.dtype, *, addressable: bool = True) -> ModuleType:
+def pick(
+    backend: Backend, device: torch.device, dtype: torch.dtype, *, addressable: bool = True, elements: int = 0
+) -> ModuleType:
     """The module that holds the operations for tensors of one kind.
 
-    "auto" takes Triton on GPUs, save for float64 and for tensors that kernels cannot address, and the reference
-    everywhere else.
+    "auto" takes Triton kernels on GPUs and CPUs, and the reference elsewhere, for float64 and for tensors that kernels
+    cannot address. If kernels cannot be compiled for this CPU it takes the reference, and warns where that costs time.
 
     Args:
         addressable: whether kernels can read and write all tensors, see `fused_lwlr.memory`.
+        elements: of all tensors.
 
     Raises:
         ImportError: Triton is asked for, or the tensors are on a GPU, and it is not installed.
@@ -32,8 +39,14 @@ def pick(backend: Backend, device: torch.device, dtype: torch.dtype, *, addressa
     """
     check_backend(backend)
     wide = dtype in (torch.float64, torch.complex128)
-    if backend == "torch" or (backend == "auto" and (device.type != "cuda" or wide or not addressable)):
+    if backend == "torch" or (backend == "auto" and (device.type not in ("cuda", "cpu") or wide or not addressable)):
         return reference
+    if backend == "auto" and device.type == "cpu":
+        problem = _problem_on_cpu()
+        if problem is not None:
+            if problem and elements >= WORTH_A_WARNING:
+                _warn(problem)
+            return reference
     if not addressable:
         raise ValueError(
             f"backend={backend!r} cannot work on tensors without a data pointer (wrapper subclasses, meta tensors, "
@@ -48,8 +61,28 @@ def pick(backend: Backend, device: torch.device, dtype: torch.dtype, *, addressa
         ) from error
     if not triton.supports(device, dtype):
         raise ValueError(
-            f"backend={backend!r} cannot work on {dtype} tensors on {device.type}: Triton takes float32, bfloat16 "
-            "and float16, on a GPU, or on a CPU with TRITON_INTERPRET=1 set before triton is first imported; "
-            "pass backend='torch'"
+            f"backend={backend!r} cannot work on {dtype} tensors on {device.type}: Triton kernels take float32, "
+            "bfloat16 and float16, on GPUs and CPUs; pass backend='torch'"
         )
     return triton
+
+
+@cache
+def _problem_on_cpu() -> str | None:
+    """Why "auto" does not take Triton kernels on this CPU; empty if nobody needs to know, None if it does."""
+    try:
+        triton = importlib.import_module("fused_lwlr.kernels.triton")
+    except ModuleNotFoundError:
+        return "Triton is not installed"
+    problem: str | None = triton.problem_on_cpu()
+    return problem
+
+
+@cache
+def _warn(problem: str) -> None:
+    """Warns once that steps on the CPU are slow."""
+    warnings.warn(
+        f"backend='auto' takes the PyTorch reference on this CPU, which is slower than compiled kernels: {problem}. "
+        "backend='torch' does the same without a warning",
+        stacklevel=5,
+    )

@@ -1,12 +1,14 @@
 """Launch constants of the Triton kernels, in one place and without Triton.
 
-One value serves every family of devices, except where a family needs another to move 128 bits a thread at a time.
+One value serves every family of GPUs, except where a family needs another to move 128 bits a thread at a time.
 None of them was measured on a GPU yet: they come from generated code (`python -m bench.codegen`), which shows the
 width of accesses, registers and spills, and from data sheets (L2 of an A100 40 MB, H100 50 MB, B200 126 MB). `python -m
 bench.sweep` times others on a device, each in a process of its own that sets them before the kernels are imported, and
 on copies that are restored before each trial; kernels that work in place are never autotuned. What is measured belongs
 into `MEASURED`.
 """
+
+from typing import NamedTuple
 
 import torch
 
@@ -19,20 +21,52 @@ LANES = 64 if torch.version.hip else 32
 """Threads of a warp, for the GPUs that this build of torch is for: 64 on AMD's gfx9, 32 on NVIDIA's."""
 WARPS = THREADS // LANES
 
-BLOCK = 1024
-"""Elements that a program loads at a time."""
-QUEUE_PASSES = 4
-"""Blocks in an item of the queue."""
-QUEUE_SLOTS = 1024
-"""Partial sums that are read at a time by the program that settles a row of the queue."""
-STATISTICS_PASSES = 16
-"""Blocks in a tile of the statistics kernel, which has less to do for each."""
-STATISTICS_SLOTS = 128
-"""Partial sums that the statistics kernel reads at a time."""
-WINDOW = 16 << 20
-"""Bytes of rows that wait in the queue for their updates; of an L2 of 40 MB and up twice as much is counted on."""
 PER_PROCESSOR = 8
 """Programs of the queue that are started for each multiprocessor: those that do not fit find an empty queue later."""
+
+
+class Sizes(NamedTuple):
+    """How work is divided on one kind of device.
+
+    Attributes:
+        step_block: elements of an item of a step without norms.
+        block: elements that the queue and the statistics load at a time.
+        queue_passes, statistics_passes: blocks of an item.
+        queue_slots, statistics_slots: partial sums that are read at a time.
+        window: bytes of rows that wait in the queue for their updates.
+    """
+
+    step_block: int
+    block: int
+    queue_passes: int
+    queue_slots: int
+    statistics_passes: int
+    statistics_slots: int
+    window: int
+
+    @property
+    def queue_tile(self) -> int:
+        """Elements of an item of the queue."""
+        return self.block * self.queue_passes
+
+    @property
+    def statistics_tile(self) -> int:
+        """Elements of an item of the statistics."""
+        return self.block * self.statistics_passes
+
+
+GPU = Sizes(
+    step_block=1024, block=1024, queue_passes=4, queue_slots=1024, statistics_passes=16, statistics_slots=128,
+    window=16 << 20,
+)  # fmt: skip
+"""The window: of an L2 of 40 MB and up twice as much is counted on."""
+CPU = Sizes(
+    step_block=16384, block=128, queue_passes=128, queue_slots=32, statistics_passes=128, statistics_slots=32,
+    window=4 << 20,
+)  # fmt: skip
+"""Accumulators of 128 elements stay in the first cache, a window in the last. Measured with `python -m bench.cpu`."""
+GRAIN = 1 << 16
+"""Elements of a table that are worth a second thread of a CPU."""
 
 LEAST_RESIDENT = {
     "sgd": 12, "adamw": 6, "sgd queue": 6, "sgd queue, gated": 5, "adamw queue": 4, "adamw queue, gated": 4,
@@ -50,5 +84,5 @@ def most_registers(kind: str) -> int:
     What compilers may take for queues and statistics, in eights. Left to themselves they take more (Triton 3.6 for
     AdamW with ELR 141, a program less), or save some that are not short by keeping scalars in memory.
     """
-    programs = LEAST_RESIDENT[kind] * 1024 / BLOCK
+    programs = LEAST_RESIDENT[kind] * 1024 / GPU.block
     return min(int(65536 / (programs * THREADS)) // 8 * 8, 255)

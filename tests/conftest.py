@@ -9,7 +9,8 @@ import torch
 
 HAS_GPU = torch.cuda.is_available()
 
-if not HAS_GPU:
+NATIVE = os.environ.get("TESTS_NATIVE") == "1"
+if not HAS_GPU and not NATIVE:
     # read once, when triton is first imported
     os.environ["TRITON_INTERPRET"] = "1"
     import interpreter

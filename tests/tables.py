@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import ADAMW as ADAMW_RULE
 from fused_lwlr.kernels import LION, SGD, AdamWHyper, LionHyper, Row, SGDHyper, Table, reference, triton
+from fused_lwlr.kernels.triton import launch
 
 RULES = {"sgd": SGD, "adamw": ADAMW_RULE, "lion": LION}
 
@@ -27,7 +28,15 @@ HYPER = {
     "lion": [LION_HYPER],
     "statistics": [],
 }
+TILE = launch.sizes_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).queue_tile
+"""Elements of an item of the queue."""
 SHAPES = [(), (0,), (1,), (7,), (3, 5), (1023,), (1024,), (1025,), (2, 3, 500)]
+
+
+def change_sizes(monkeypatch: Any, **changes: int) -> None:
+    """Divides work in another way."""
+    for name in ("GPU", "CPU"):
+        monkeypatch.setattr(launch, name, getattr(launch, name)._replace(**changes))
 
 
 def uniform(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

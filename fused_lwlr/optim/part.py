@@ -98,7 +98,8 @@ def partition(
         table.capturable = capturable
         # without values there is nothing to launch: only shapes follow
         chosen = "torch" if is_fake(first) else options.backend
-        backend = ops.pick(chosen, first.device, first.dtype, addressable=addressable)
+        elements = sum(params[i].numel() for i in members)
+        backend = ops.pick(chosen, first.device, first.dtype, addressable=addressable, elements=elements)
         yield Part(only, table, backend, options.seed_of(number), [name for i in members for name in names[i]])
 
 

@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton import knobs
 
-from fused_lwlr.kernels.constants import PER_PROCESSOR
+from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, PER_PROCESSOR, Sizes
+from fused_lwlr.kernels.native.build import compile_kernel, problem
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -19,11 +19,26 @@ counters: Counter[str] = Counter()
 """The number of "launches" since the last `counters.clear()`."""
 
 
+def is_native(device: torch.device) -> bool:
+    """Whether kernels are compiled for the CPU that this is."""
+    return device.type == "cpu" and not knobs.runtime.interpret
+
+
+def problem_on_cpu() -> str | None:
+    """Why kernels do not run as fast as they can on this CPU; None if they do, empty in Triton's interpreter."""
+    return "" if knobs.runtime.interpret else problem()
+
+
+def sizes_of(device: torch.device) -> Sizes:
+    """Returns how work is divided on a device."""
+    return CPU if is_native(device) else GPU
+
+
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels run on such tensors: on a GPU, or with TRITON_INTERPRET=1 on a CPU."""
     real_dtype = dtype.to_real() if dtype.is_complex else dtype
     # the interpreter follows addresses in the memory of the CPU
-    return real_dtype in DTYPES and device.type == ("cpu" if knobs.runtime.interpret else "cuda")
+    return real_dtype in DTYPES and device.type in (("cpu",) if knobs.runtime.interpret else ("cuda", "cpu"))
 
 
 class BoundKernel:
@@ -70,6 +85,10 @@ class BoundKernel:
         kernel, meta = self._kernel, self.meta
         if knobs.runtime.interpret:
             return lambda size, arguments: kernel[size](*arguments, **meta)
+        if is_native(self.device_table.buffer.device):
+            run = compile_kernel(kernel, arguments, meta)
+            alone = self.device_table.numel.sum() < GRAIN
+            return lambda size, arguments: run(size[0], arguments, alone)
         # without contraction to FMA, rounding is that of the operations as written, on every device and version
         compiled = kernel.warmup(*arguments, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **self._options)
         # a compiled kernel takes all arguments by position, and ignores those that it was compiled for
@@ -98,9 +117,8 @@ def grid(programs: int) -> int:
     return programs
 
 
-@cache
 def residents(device: torch.device) -> int:
     """About as many programs as a device runs at once."""
     if device.type != "cuda":
-        return 1
+        return torch.get_num_threads() if is_native(device) else 1
     return PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count

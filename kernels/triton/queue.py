@@ -11,15 +11,12 @@ time. Counters are back at zero when a launch ends.
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import add_norms, add_weights, finalize_row, fingerprint
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, reduce_slots
 from fused_lwlr.kernels.triton.tile import FIRST_TILE, NUMEL, STEP_COUNT, TAIL, TRAITS, entry, fold, visit
 from fused_lwlr.kernels.triton.update import number, read_row, step_block
-
-PASSES, SLOTS = constants.QUEUE_PASSES, constants.QUEUE_SLOTS
 
 
 @triton.jit

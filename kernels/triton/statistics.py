@@ -5,6 +5,7 @@ that row's slots. There are no float atomics: two runs agree bit for bit, whatev
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,11 @@ from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.cached_totals import are_valid, cached_totals
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
-from fused_lwlr.kernels.triton.launch import BoundKernel, launch
+from fused_lwlr.kernels.triton.launch import BoundKernel, launch, sizes_of
 from fused_lwlr.kernels.triton.layout import ACTIVE, COUNTS_FOR_MAX_NORM, SCALED
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, entry, fold, load, visit
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, TAIL, entry, fold, load, visit
 
 COLUMNS = ("param", "grad")
-BLOCK, WARPS = constants.BLOCK, constants.WARPS
-PASSES, SLOTS = constants.STATISTICS_PASSES, constants.STATISTICS_SLOTS
-"""Blocks in a tile, and partial sums that are read at a time."""
 
 
 @triton.jit
@@ -36,7 +34,9 @@ def _add_block(
     w = load(at[0], offs, numel, DTYPES[0], FULL, "")
     g = load(at[1], offs, numel, DTYPES[1], FULL, "") * numbers[0]
     magnitude = tl.abs(g)
-    largest = tl.max(tl.reshape(magnitude, [offs.shape[0] // FOLD, FOLD]), axis=1) if FULL else magnitude
+    largest = magnitude
+    if FULL and offs.shape[0] > TAIL:
+        largest = tl.max(tl.reshape(magnitude, [offs.shape[0] // FOLD, FOLD]), axis=1)
     return (
         sums[0] + fold(magnitude, FULL),
         sums[1] + fold(g * g, FULL),
@@ -157,8 +157,7 @@ def _sum_rows(addresses, rows, results, totals, DTYPES: tl.constexpr, SLOTS: tl.
 
 def statistics(table: Table) -> Tensor:
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
-    device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
-    device_table.refresh(table)
+    device_table = _device_table(table)
     out = torch.empty(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device_table.buffer.device)
     _launch(table, device_table, COLUMNS, (out, out, None), totals=False)
     return out
@@ -173,8 +172,7 @@ def totals(
     anew = (weight or balance) and not are_valid(table)
     wanted = [name for name, want in (("param", anew), ("grad", grad)) if want]
     if wanted:
-        device_table = device_table_of(table, COLUMNS, tile=BLOCK * PASSES)
-        device_table.refresh(table)
+        device_table = _device_table(table)
         if "row sums" not in table.cache:
             sums = torch.zeros(device_table.rows, 4, dtype=torch.float64, device=device_table.buffer.device)
             table.cache["row sums"] = sums
@@ -182,16 +180,24 @@ def totals(
     return found, table.cache["row sums"][:, 1] if "row sums" in table.cache else found
 
 
+def _device_table(table: Table) -> DeviceTable:
+    """Returns the device table of the kernel, up to date."""
+    device_table = device_table_of(table, COLUMNS, tile=sizes_of(table.columns["param"][0].device).statistics_tile)
+    device_table.refresh(table)
+    return device_table
+
+
 def _launch(
     table: Table, device_table: DeviceTable, read: Sequence[str], outputs: tuple[Any, ...], *, totals: bool
 ) -> None:
     """Reads some columns, and stores to `out`, and to `totals`; the last output is the loss scale."""
     device, tiles = device_table.buffer.device, device_table.items.get("tiles")
+    sizes, numel = sizes_of(device), device_table.numel
     if tiles is None:
-        numel = device_table.numel
-        tiles = device_table.make_items("tiles", lambda: tile_list(numel, BLOCK * PASSES, at_least_one=True))
+        make = partial(tile_list, numel, sizes.statistics_tile, at_least_one=True)
+        tiles = device_table.make_items("tiles", make)
     if device_table.workspace is None:
-        count = int(np.maximum(-(-device_table.numel // (BLOCK * PASSES)), 1).sum())
+        count = int(np.maximum(-(-numel // sizes.statistics_tile), 1).sum())
         device_table.workspace = (
             torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device),
             torch.zeros(device_table.rows + 1, dtype=torch.int32, device=device),
@@ -201,8 +207,8 @@ def _launch(
         dtypes = tuple([device_table.dtypes[name] if name in read else None for name in COLUMNS])
         registers = constants.most_registers("totals" if totals else "statistics")
         table.cache[key] = BoundKernel(
-            statistics_kernel, device_table, registers=registers, DTYPES=dtypes, BLOCK=BLOCK, PASSES=PASSES,
-            SLOTS=SLOTS, TOTALS=totals, num_warps=WARPS,
+            statistics_kernel, device_table, registers=registers, DTYPES=dtypes, BLOCK=sizes.block,
+            PASSES=sizes.statistics_passes, SLOTS=sizes.statistics_slots, TOTALS=totals, num_warps=constants.WARPS,
         )  # fmt: skip
     kernel, arguments = table.cache[key], (*device_table.workspace, *outputs)
     if tuple(map(type, arguments)) not in kernel.compiled:

@@ -6,20 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-from fused_lwlr.kernels.constants import most_registers
+from fused_lwlr.kernels.constants import WARPS, most_registers
 from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import cached_totals, queue, update
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.launch import BoundKernel, launch, residents
+from fused_lwlr.kernels.triton.launch import BoundKernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import NOT_SHARED, Numbers, numbers_of
 from fused_lwlr.kernels.triton.workspace import Workspace
 
 STATES = 3
 """The largest number of state columns of a rule."""
-TILE = update.BLOCK * queue.PASSES
 MORE = ("ema",)
 """Columns that only some tables have, and that no norm is of."""
 NO_GATE = Gate()
@@ -56,7 +55,8 @@ def prepare(
     columns = columns_of(rule)
     device_table = table.cache.get(columns)
     if device_table is None or device_table.hyper_rows < numbers.rows or device_table.hyper_width != numbers.width:
-        device_table = device_table_of(table, columns, numbers, tile=TILE, more=MORE)
+        tile = sizes_of(table.columns["param"][0].device).queue_tile
+        device_table = device_table_of(table, columns, numbers, tile=tile, more=MORE)
     device_table.refresh(table, numbers)
     if not (scale is None and gate is None and rounding_seed is None and device_table.dtypes["step"] is None):
         gate = gate or NO_GATE
@@ -66,10 +66,12 @@ def prepare(
     kernel = table.cache.get(key)
     if kernel is None or kernel.device_table is not device_table:
         meta = _common(device_table, rule, on_device=numbers.on_device)
-        kernel = table.cache[key] = BoundKernel(update.step_kernel, device_table, **meta)
+        block = sizes_of(device_table.buffer.device).step_block
+        kernel = table.cache[key] = BoundKernel(update.step_kernel, device_table, BLOCK=block, **meta)
     items = device_table.items.get("tiles")
     if items is None:
-        items = device_table.make_items("tiles", lambda: tile_list(device_table.numel, update.BLOCK))
+        block = sizes_of(device_table.buffer.device).step_block
+        items = device_table.make_items("tiles", lambda: tile_list(device_table.numel, block))
     arguments = numbers.shared or NOT_SHARED
     if tuple(map(type, arguments)) not in kernel.compiled:
         kernel.compile(items, arguments)
@@ -106,7 +108,7 @@ def _queued(
     totals, rescale = cached_totals.cached_totals(table), gate.totals is not None and device_table.rescales
     work, measured = device_table.workspace, isinstance(scale, (Scale, Factors))
     if work is None or work.measured != measured:
-        work = device_table.workspace = Workspace(device_table, TILE, measured=measured)
+        work = device_table.workspace = Workspace(device_table, sizes_of(device_table.buffer.device), measured=measured)
     place = None if scale is None else scale.place
     key = (rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), place, formula)
     kernel, workspace = table.cache.get(key, (None, None))
@@ -147,6 +149,7 @@ def _queue_kernel(
     meta = _common(device_table, rule, on_device=on_device)
     formula = scale if isinstance(scale, Scale) else None
     gated = gate.totals is not None or device_table.dtypes["step"] is not None
+    sizes = sizes_of(device_table.buffer.device)
     return BoundKernel(
         queue.queue_kernel, device_table, most_programs=residents(device_table.buffer.device),
         registers=most_registers(f"{rule.name} queue, gated" if gated else f"{rule.name} queue"), **meta,
@@ -155,7 +158,7 @@ def _queue_kernel(
         PLACE=scale.place if isinstance(scale, (Scale, Factors)) else "gradient",
         NUMBERS=len(formula.numbers) if formula is not None else 0,
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
-        WRITE=write, PASSES=queue.PASSES, SLOTS=queue.SLOTS,
+        WRITE=write, BLOCK=sizes.block, PASSES=sizes.queue_passes, SLOTS=sizes.queue_slots,
     )  # fmt: skip
 
 
@@ -164,5 +167,5 @@ def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[s
     names = (*columns_of(rule)[: 2 + STATES], "master_weight", "ema")
     return {
         "DTYPES": tuple([device_table.dtypes.get(name) for name in names]), "RULE": compiled(rule.update),
-        "ON_DEVICE": on_device, "WIDTH": device_table.hyper_width, "BLOCK": update.BLOCK, "num_warps": update.WARPS,
+        "ON_DEVICE": on_device, "WIDTH": device_table.hyper_width, "num_warps": WARPS,
     }  # fmt: skip

@@ -75,7 +75,7 @@ def store(address, offs, numel, value, DTYPE: tl.constexpr, FULL: tl.constexpr):
 @triton.jit
 def fold(x, FULL: tl.constexpr):
     """Sums of FOLD neighbours, which one thread holds: accumulators of a full block take a quarter of the registers."""
-    return tl.sum(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL else x
+    return tl.sum(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL and x.shape[0] > TAIL else x
 
 
 @triton.jit
@@ -90,7 +90,8 @@ def visit(
     ON_DEVICE and FULL, and returns the new accumulators. Full blocks of BLOCK elements need `aligned` addresses; other
     blocks have TAIL elements. Total i is stored at `sums + i * stride + slot`. Accumulator MAXIMUM holds a maximum.
     """
-    full, rest = (tl.zeros([BLOCK // FOLD], tl.float32),) * SUMS, (tl.zeros([TAIL], tl.float32),) * SUMS
+    full = (tl.zeros([BLOCK // FOLD if BLOCK > TAIL else BLOCK], tl.float32),) * SUMS
+    rest = (tl.zeros([TAIL], tl.float32),) * SUMS
     while begin < stop:
         if (begin + BLOCK <= stop) & aligned:
             full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)

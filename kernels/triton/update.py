@@ -8,11 +8,8 @@ EMA, None for an absent column; `at` are the addresses of a tile in these column
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, EMA, HYPER_ROW, MASTER, NUMEL, TAIL, entry, load, store, tile_at
-
-BLOCK, WARPS = constants.BLOCK, constants.WARPS
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from fused_lwlr.kernels.constants import WINDOW
+from fused_lwlr.kernels.constants import Sizes
 from fused_lwlr.kernels.control import STEP_STATISTICS
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
@@ -20,11 +20,11 @@ class Workspace:
         statistics: float64 [rows, 5], what the last launch found.
     """
 
-    def __init__(self, device_table: DeviceTable, tile: int, *, measured: bool):
-        self.measured, self._tile = measured, tile
+    def __init__(self, device_table: DeviceTable, sizes: Sizes, *, measured: bool):
+        self.measured, self._tile = measured, sizes.queue_tile
         footprint = sum(device_table.sizes.values(), np.zeros_like(device_table.numel))
-        self._segments = schedule(footprint, measured=measured)
-        self.tiles = int((-(-device_table.numel // tile)).sum())
+        self._segments = schedule(footprint, sizes.window, measured=measured)
+        self.tiles = int((-(-device_table.numel // self._tile)).sum())
         # without norm items nothing is stored for a row
         rows, device = device_table.rows if measured else 0, device_table.buffer.device
         self.statistics = torch.zeros(rows, len(STEP_STATISTICS), dtype=torch.float64, device=device)
@@ -50,11 +50,11 @@ class Workspace:
         return table.make_items(key, lambda: item_list(segments, table.numel, self._tile))
 
 
-def schedule(footprint: np.ndarray, *, measured: bool) -> np.ndarray:
+def schedule(footprint: np.ndarray, window: int, *, measured: bool) -> np.ndarray:
     """Returns the order of the norms (kind 0) and updates (kind 1) of rows in the queue: 2 · row + kind, int64.
 
     The norms of a row come before its updates, and those of other rows between them, so that nobody waits for
-    long; but no more than `WINDOW` bytes of rows have their norms and wait for their updates.
+    long; but no more than `window` bytes of rows have their norms and wait for their updates.
 
     Args:
         footprint: bytes of each row, over all columns.
@@ -67,7 +67,7 @@ def schedule(footprint: np.ndarray, *, measured: bool) -> np.ndarray:
     large: int | None = None
     behind, sizes = 0, footprint.tolist()
     for row, size in enumerate(sizes):
-        while waiting and behind + size > WINDOW:
+        while waiting and behind + size > window:
             oldest = waiting.popleft()
             behind -= sizes[oldest]
             segments.append(2 * oldest + 1)
@@ -75,7 +75,7 @@ def schedule(footprint: np.ndarray, *, measured: bool) -> np.ndarray:
         if large is not None:
             # it is read from memory again in any case: time for its last norms, instead of waiting for them
             segments.append(2 * large + 1)
-        large = row if size > WINDOW else None
+        large = row if size > window else None
         if large is None:
             waiting.append(row)
             behind += size

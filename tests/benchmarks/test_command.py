@@ -85,18 +85,18 @@ def test_constants_are_set_before_kernels_are_imported():
     """As a trial of the sweep does it: all that depends on a constant follows."""
     code = (
         "import importlib; from bench.sweep import apply\n"
-        "apply({'BLOCK': 2048, 'THREADS': 256, 'QUEUE_PASSES': 2, 'WINDOW': 5, 'PER_PROCESSOR': 3,\n"
-        "    'LEAST_RESIDENT': {'sgd queue': 8}})\n"
-        "update, queue, step, workspace, launch = (importlib.import_module('fused_lwlr.kernels.triton.' + name)\n"
-        "    for name in ('update', 'queue', 'step', 'workspace', 'launch'))\n"
-        "print(update.BLOCK, update.WARPS, update.TAIL.value, queue.PASSES, step.TILE, workspace.WINDOW,\n"
-        "    step.most_registers('sgd queue'))\n"
+        "apply({'GPU': {'block': 2048, 'queue_passes': 2, 'window': 5}, 'THREADS': 256,\n"
+        "    'PER_PROCESSOR': 3, 'LEAST_RESIDENT': {'sgd queue': 8}})\n"
+        "step, tile, launch = (importlib.import_module('fused_lwlr.kernels.triton.' + name)\n"
+        "    for name in ('step', 'tile', 'launch'))\n"
+        "print(launch.GPU.block, step.WARPS, tile.TAIL.value, launch.GPU.queue_tile, launch.GPU.window,\n"
+        "    launch.PER_PROCESSOR, step.most_registers('sgd queue'))\n"
         "try: apply({})\n"
         "except RuntimeError as error: print(error)"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.stdout.splitlines() == [
-        "2048 8 256 2 4096 5 64",
+        "2048 8 256 4096 5 3 64",
         "constants must be set before the kernels are imported: use a new process",
     ], result.stderr
 
@@ -108,6 +108,9 @@ def test_the_sweep_tries_what_there_is():
         assert (rule, method or "statistics") in steps
         for name, value in changes.items():
             now = getattr(constants, name)
-            assert value.keys() == now.keys() if isinstance(now, dict) else isinstance(now, int)
+            if isinstance(now, constants.Sizes):
+                assert value.keys() <= set(now._fields)
+            else:
+                assert value.keys() == now.keys() if isinstance(now, dict) else isinstance(now, int)
         # not less than 16 bytes a thread in half precision, which is what the kernels are checked for
-        assert changes.get("BLOCK", 1024) / changes.get("THREADS", 128) >= 8
+        assert changes.get("GPU", {}).get("block", 1024) / changes.get("THREADS", 128) >= 8

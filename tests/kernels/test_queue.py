@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 from interleave import interleaved
-from tables import HYPER, RULES, SGD, equal, make, twin
+from tables import HYPER, RULES, SGD, TILE, change_sizes, equal, make, twin
 from tolerances import same
 
 from bench.bytes_moved import recorded
 from fused_lwlr import ELR, LAMB, LARS
 from fused_lwlr.kernels import Gate, Row, reference, triton
 from fused_lwlr.kernels.triton import launch, workspace
-from fused_lwlr.kernels.triton.step import TILE, columns_of
+from fused_lwlr.kernels.triton.step import columns_of
 
 # a GPU draws the order of its programs by itself
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="needs the interpreter")
@@ -52,7 +52,7 @@ def test_same_bits_for_any_number_of_programs(operation, scale, device, monkeypa
 def test_same_bits_for_any_order(operation, scale, seed, monkeypatch):
     """Programs overlap at random; an update that did not wait for its norms, or a lost arrival, would show."""
     # updates as close behind their norms as they get
-    monkeypatch.setattr(workspace, "WINDOW", 0)
+    change_sizes(monkeypatch, window=0)
     device = torch.device("cpu")
     table = scaled(operation, device)
     other = twin(table)
@@ -87,7 +87,7 @@ def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
     """Any order in which the norms of a row come before its updates will do."""
     table = scaled("sgd", device)
     other, third = twin(table), twin(table)
-    monkeypatch.setattr(workspace, "WINDOW", window)
+    change_sizes(monkeypatch, window=window)
     scale = SCALES["ELR"].scale(SGD)
     triton.step(SGD, table, HYPER["sgd"], scale)
     make_list = workspace.item_list

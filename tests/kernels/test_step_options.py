@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from tables import HYPER, RULES, SHAPES, equal, equal_column, make, twin, uniform
+from tables import HYPER, RULES, SHAPES, TILE, equal, equal_column, make, twin, uniform
 from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARS
 from fused_lwlr.kernels import Factors, Gate, Row, Scale, Table, reference, triton
-from fused_lwlr.kernels.triton.step import TILE
 
 OPERATIONS = tuple(RULES)
 BIG = [*SHAPES, (2 * TILE + 9,)]

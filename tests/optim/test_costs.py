@@ -6,10 +6,10 @@ import pytest
 import torch
 from cases import every_name, every_scaling
 from steps import OPTIONS, OURS, compare, cost, gradients, parameters, twin
+from tables import change_sizes
 from tolerances import same
 
 from fused_lwlr import ELR, LAMB, LARS
-from fused_lwlr.kernels.triton import workspace
 
 
 @every_scaling
@@ -88,7 +88,7 @@ def test_rows_beyond_the_window_come_from_memory_twice(name, scaling, from_memor
     plain = OURS[name](expected, lr=0.1, scaling=scaling, backend="triton")
     gradients(named, expected)
     plain.step()
-    monkeypatch.setattr(workspace, "WINDOW", 256)
+    change_sizes(monkeypatch, window=256)
     optimizer = OURS[name](named, lr=0.1, scaling=scaling, backend="triton")
     optimizer.step()
     compare(same, optimizer, plain, named, expected)

@@ -6,22 +6,25 @@ import numpy as np
 import pytest
 import torch
 from steps import OPTIONS, OURS, compare, parameters, train, twin
+from tables import change_sizes
 from tolerances import close
 
 from bench.bytes_moved import read_soon
 from fused_lwlr import ELR
-from fused_lwlr.kernels.triton import queue, workspace
+from fused_lwlr.kernels.triton import workspace
+
+WINDOW = 16 << 20
 
 
 def items_of(numel, itemsize, measured=True, tile=4096):
     numel = np.array(numel, dtype=np.int64)
-    segments = workspace.schedule(numel * itemsize, measured=measured)
+    segments = workspace.schedule(numel * itemsize, WINDOW, measured=measured)
     items = workspace.item_list(segments, numel, tile)
     counts = -(-numel // tile)
     assert items.dtype == np.int32
     # nothing wrapped around
     assert (items >= 0).all()
-    within = read_soon(items, numel, tile, numel * 4, numel * itemsize)
+    within = read_soon(items, numel, tile, numel * 4, numel * itemsize, WINDOW)
     return items[:, 0].astype(int), items[:, 1] % 2, items[:, 1] // 2, counts, within
 
 
@@ -63,14 +66,14 @@ def test_what_counts_as_read_from_l2_is_read_soon(numel):
     for r in np.flatnonzero((counts > 0) & (sizes > 4096))[:60]:
         begin, end = np.flatnonzero((row == r) & (kind == 0))[0], np.flatnonzero((row == r) & (kind == 1))[-1]
         between = passed[end] - passed[begin]
-        assert between <= 2.1 * workspace.WINDOW if within[r] else between > 1.9 * workspace.WINDOW
-        after_large = r > 0 and sizes[r - 1] > workspace.WINDOW
-        assert within[r] == (sizes[r] <= workspace.WINDOW and not after_large)
+        assert between <= 2.1 * WINDOW if within[r] else between > 1.9 * WINDOW
+        after_large = r > 0 and sizes[r - 1] > WINDOW
+        assert within[r] == (sizes[r] <= WINDOW and not after_large)
 
 
 def test_many_tiles_and_rows_for_the_slots(device, monkeypatch):
     """Partials, and step counts, that are read in more than one go."""
-    monkeypatch.setattr(queue, "SLOTS", 2)
+    change_sizes(monkeypatch, queue_slots=2)
     named = parameters([(2, 4099), (3,), (2, 2), (1,), (2, 1)], torch.float32, device)
     expected = twin(named)
     options = {**OPTIONS["adamw"], "scaling": ELR(0.1), "nonfinite": "skip"}

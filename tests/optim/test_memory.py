@@ -10,10 +10,10 @@ import pytest
 import torch
 from cases import SCALINGS, every_backend, every_name, name_of
 from steps import OPTIONS, OURS, gradients, parameters, train
+from tables import TILE
 
 from fused_lwlr import LAMB
 from fused_lwlr.kernels.triton import launch as launching
-from fused_lwlr.kernels.triton.step import TILE
 
 PER_TILE, PER_TENSOR = 64, 256
 CONTROLS = [{}, {"clip_global_norm": 1.0}, {"nonfinite": "skip"}, {"nonfinite": "raise"}]

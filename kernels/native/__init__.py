@@ -1,0 +1,1 @@
+"""Triton's kernels on a CPU: their first intermediate language, translated to C."""

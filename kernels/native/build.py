@@ -1,0 +1,199 @@
+"""Compiles Triton kernels for the CPU that this is, and runs them on torch's threads."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget, Language
+from triton.compiler import ASTSource
+from triton.compiler.compiler import make_backend
+from triton.runtime.cache import get_cache_manager
+
+from fused_lwlr.kernels.native.read import read
+from fused_lwlr.kernels.native.write import write
+
+FLAGS = (
+    "-std=gnu11", "-O3", "-shared", "-fPIC", "-w",
+    "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native",
+    # rounding is that of the operations as written, as on a GPU
+    "-ffp-contract=off",
+    # loops with square roots and choices become vector instructions
+    "-fno-math-errno", "-fno-trapping-math",
+)  # fmt: skip
+WAIT = 60
+"""Seconds that a program waits for another at most."""
+TARGET = GPUTarget("cuda", 90, 32)
+"""What Triton believes to compile for. Its first intermediate language is the same for all."""
+TYPES = {
+    torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
+    torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+_forked = False
+
+
+def _after_fork() -> None:
+    # the threads of OpenMP stay with the parent, and a child would wait for them
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class CompileError(RuntimeError):
+    """There is no C compiler, or it failed."""
+
+
+def compile_kernel(
+    kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]
+) -> Callable[[int, Sequence[Any], bool], None]:
+    """Compiles a kernel for arguments of these types.
+
+    Args:
+        kernel: a Triton function.
+        arguments: tensors, numbers and None, in the order of the kernel's parameters.
+        meta: its compile-time arguments.
+
+    Returns:
+        A function that takes the number of programs, arguments, and whether one thread is to run all programs, and runs
+        the kernel; otherwise on as many threads as torch has.
+
+    Raises:
+        UnsupportedError: an operation of the kernel cannot be translated.
+        CompileError: there is no C compiler, or it failed.
+    """
+    names = kernel.arg_names
+    passed = [i for i, value in enumerate(arguments) if value is not None]
+    types = {names[i]: _type(arguments[i]) for i in passed}
+    constants = {name: meta.get(name) for name in names if name not in types}
+    source = ASTSource(
+        fn=kernel,
+        signature={name: types.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+    )
+    library = ctypes.CDLL(_compiled(source.name, lambda: write(read(ttir(source)), WAIT), source.hash()))
+    run, parallel = library.run, _parallel()
+    run.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
+    layout = struct.Struct("@" + "".join({"fp32": "f", "i32": "i"}.get(kind, "P") for kind in types.values()))
+
+    def launch(programs: int, arguments: Sequence[Any], alone: bool) -> None:
+        threads = 1 if alone or _forked or parallel is None else torch.get_num_threads()
+        values = [arguments[i] for i in passed]
+        packed = layout.pack(*[value.data_ptr() if isinstance(value, Tensor) else value for value in values])
+        # this gives the interpreter lock to other threads
+        if run(packed, programs, threads, parallel):
+            raise RuntimeError(f"{kernel.__name__}: a thread waited {WAIT} s for another")
+
+    return launch
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+@cache
+def problem() -> str | None:
+    """Why kernels cannot be compiled for this CPU, or run on all of its cores; None if they can."""
+    if _parallel() is None:
+        return "this build of torch has no OpenMP that kernels could use (GOMP_parallel)"
+    try:
+        ctypes.CDLL(_compiled("probe", lambda: "int probe(void) { return 0; }\n", ""))
+    except (CompileError, OSError) as error:
+        return str(error)
+    return None
+
+
+@cache
+def _parallel() -> int | None:
+    """Returns the address of the function of OpenMP that runs a function on several threads.
+
+    It is that of the library that torch has loaded, so that there is one pool of threads. None if torch has none.
+    """
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+@cache
+def _compiler() -> tuple[list[str], str]:
+    """Returns the command of the C compiler, and what tells it and this CPU from others.
+
+    Raises:
+        CompileError: there is none.
+    """
+    command = (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "").split()
+    if not command:
+        raise CompileError("there is no C compiler: install gcc or clang, or let the environment variable CC name one")
+    try:
+        version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompileError(f"the C compiler does not run: {error}") from error
+    cpu = Path("/proc/cpuinfo")
+    features = re.search(r"^(?:flags|Features)\s*:.*", cpu.read_text(), re.MULTILINE) if cpu.exists() else None
+    return command, f"{version} {platform.machine()} {features[0] if features else platform.processor()}"
+
+
+@cache
+def _translator() -> str:
+    """Returns what tells this translator from others: its source, and Triton's version."""
+    return triton.__version__ + "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
+
+
+def _compiled(name: str, code: Callable[[], str], key: str) -> str:
+    """Returns the path of a compiled library, which is kept in Triton's cache.
+
+    Args:
+        code: returns the C source.
+        key: what tells this code from other code of this name.
+
+    Raises:
+        CompileError: there is no C compiler, or it failed.
+    """
+    compiler, machine = _compiler()
+    kept = get_cache_manager(hashlib.sha256("\n".join((name, key, _translator(), machine)).encode()).hexdigest())
+    path: str | None = kept.get_file(f"{name}.so")
+    if path is None:
+        with tempfile.TemporaryDirectory() as folder:
+            c, library = Path(folder, f"{name}.c"), Path(folder, f"{name}.so")
+            c.write_text(code())
+            command = [*compiler, *FLAGS, str(c), "-o", str(library)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise CompileError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+            # for those who want to read it
+            kept.put(c.read_text(), f"{name}.c", binary=False)
+            # to a file of another name first, which is then renamed: processes may do this at the same time
+            path = str(kept.put(library.read_bytes(), f"{name}.so"))
+    return path
+
+
+def ttir(source: ASTSource) -> str:
+    """Returns the text of Triton's first intermediate language, after its own simplifications."""
+    backend = make_backend(TARGET)
+    options = backend.parse_options({"enable_fp_fusion": False})
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, Language.TRITON)
+    functions = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = stages["ttir"](source.make_ir(TARGET, options, *functions, context), {})
+    return f"{module}"
