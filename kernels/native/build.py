@@ -27,13 +27,15 @@ from fused_lwlr.kernels.native.read import read
 from fused_lwlr.kernels.native.write import write
 
 FLAGS = (
-    "-std=gnu11", "-O3", "-shared", "-fPIC", "-w",
+    "-std=gnu11", "-shared", "-fPIC", "-w",
     "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native",
     # rounding is that of the operations as written, as on a GPU
     "-ffp-contract=off",
     # loops with square roots and choices become vector instructions
     "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
+OPTIMIZE = {"gcc": ("-O1", "-ftree-vectorize", "-fvect-cost-model=dynamic"), "clang": ("-O2",)}
+"""As fast as with -O3, and compiled in less than half of the time."""
 WAIT = 60
 """Seconds that a program waits for another at most."""
 TARGET = GPUTarget("cuda", 90, 32)
@@ -134,7 +136,7 @@ def _parallel() -> int | None:
 
 @cache
 def _compiler() -> tuple[list[str], str]:
-    """Returns the command of the C compiler, and what tells it and this CPU from others.
+    """Returns the command of the C compiler with its options, and what tells it and this CPU from others.
 
     Raises:
         CompileError: there is none.
@@ -148,13 +150,16 @@ def _compiler() -> tuple[list[str], str]:
         raise CompileError(f"the C compiler does not run: {error}") from error
     cpu = Path("/proc/cpuinfo")
     features = re.search(r"^(?:flags|Features)\s*:.*", cpu.read_text(), re.MULTILINE) if cpu.exists() else None
+    command += [*OPTIMIZE["clang" if "clang" in version else "gcc"], *FLAGS]
     return command, f"{version} {platform.machine()} {features[0] if features else platform.processor()}"
 
 
 @cache
 def _translator() -> str:
     """Returns what tells this translator from others: its source, and Triton's version."""
-    return triton.__version__ + "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return "".join(
+        [f"{triton.__version__}", *[path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]]
+    )
 
 
 def _compiled(name: str, code: Callable[[], str], key: str) -> str:
@@ -174,7 +179,7 @@ def _compiled(name: str, code: Callable[[], str], key: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
             c, library = Path(folder, f"{name}.c"), Path(folder, f"{name}.so")
             c.write_text(code())
-            command = [*compiler, *FLAGS, str(c), "-o", str(library)]
+            command = [*compiler, str(c), "-o", str(library)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise CompileError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")

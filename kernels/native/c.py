@@ -7,7 +7,7 @@ from fused_lwlr.kernels.native.read import Operation, Type, UnsupportedError
 
 C_TYPES = {
     "i1": "_Bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
-    "f16": "_Float16", "bf16": "bf16", "f32": "float", "f64": "double",
+    "f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double",
 }  # fmt: skip
 FLOATS = ("f32", "f64")
 ORDERS = {
@@ -35,7 +35,7 @@ PRELUDE = """\
 #include <string.h>
 #include <sched.h>
 #include <time.h>
-typedef uint16_t bf16;
+typedef uint16_t bf16, f16;
 #ifdef __clang__
 #define LANES _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -46,11 +46,25 @@ typedef uint16_t bf16;
     static inline TO NAME(FROM x) { TO y; memcpy(&y, &x, sizeof y); return y; }
 BITS(bits_f32_i32, float, int32_t) BITS(bits_i32_f32, int32_t, float)
 BITS(bits_f64_i64, double, int64_t) BITS(bits_i64_f64, int64_t, double)
+/* to the nearest, and to the even one of two; NaN stays NaN. Compilers vectorize these, but not conversions of _Float16 */
 static inline float of_bf16(bf16 x) { return bits_i32_f32((int32_t)((uint32_t)x << 16)); }
-/* to the nearest, and to the even one of two; NaN stays NaN */
 static inline bf16 to_bf16(float x) {
     uint32_t bits = (uint32_t)bits_f32_i32(x), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return (bf16)((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+    return (bf16)(x != x ? 0x7fc0 : rounded);
+}
+static inline float of_f16(f16 x) {
+    int32_t magnitude = (x & 0x7fff) << 13, sign = (int32_t)((uint32_t)(x & 0x8000) << 16);
+    /* with the bias of the exponent of float32; also below the normal numbers */
+    int32_t finite = bits_f32_i32(bits_i32_f32(magnitude) * 0x1p112f);
+    return bits_i32_f32(sign | (magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite));
+}
+static inline f16 to_f16(float x) {
+    int32_t bits = bits_f32_i32(x), magnitude = bits & 0x7fffffff, sign = (int32_t)((uint32_t)bits >> 16) & 0x8000;
+    int32_t normal = (magnitude - (112 << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    /* the last digit of numbers from 1/2 to 1 is the smallest number */
+    int32_t small = bits_f32_i32(bits_i32_f32(magnitude) + 0.5f) - 0x3f000000;
+    int32_t finite = magnitude < 0x38800000 ? small : normal;
+    return (f16)(sign | (x != x ? 0x7e00 : magnitude >= 0x477ff000 ? 0x7c00 : finite));
 }
 static inline int32_t atomic_max(int32_t *p, int32_t x) {
     int32_t old = __atomic_load_n(p, __ATOMIC_RELAXED);
@@ -100,6 +114,8 @@ def literal(text: str, element: str) -> str:
         value = float(text)
     if element == "bf16":
         return f"((bf16){struct.unpack('<I', struct.pack('<f', value))[0] >> 16})"
+    if element == "f16":
+        return f"((f16){struct.unpack('<H', struct.pack('<e', value))[0]})"
     if value != value:
         return f'(({C_TYPES[element]})__builtin_nan(""))'
     if value in (float("inf"), -float("inf")):
@@ -135,12 +151,12 @@ def expression(op: Operation, operands: Sequence[str]) -> str:
             return f"({a} & 1)"
         return f"({C_TYPES[result]}){a}"
     if name == "arith.extf":
-        return f"({C_TYPES[result]})" + (f"of_bf16({a})" if kinds[0] == "bf16" else a)
+        return f"({C_TYPES[result]})" + (a if kinds[0] == "f32" else f"of_{kinds[0]}({a})")
     if name == "arith.truncf":
-        if result != "bf16":
+        if result in FLOATS:
             return f"({C_TYPES[result]}){a}"
         if kinds[0] == "f32":
-            return f"to_bf16({a})"
+            return f"to_{result}({a})"
     if name == "arith.shrui":
         kind = C_TYPES[result]
         return f"({kind})((u{kind}){a} >> {operands[1]})"

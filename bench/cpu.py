@@ -1,0 +1,121 @@
+"""Steps on this machine's CPU: ours, torch's fused ones, compositions of torch's calls, and timm's.
+
+    python -m bench.cpu [--quick] [--out FOLDER]
+
+Contestants of a set share its tensors and take turns. Beside milliseconds there are ratios to torch's fused step and to
+our own plain step, and the percentage of the copy bandwidth that was measured in the same rounds. Writes cpu.json and
+cpu.md.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.cli import RESULTS, about
+from bench.contestants import Contestant, contestants
+from bench.gate import parameters, refusal
+from bench.parameter_sets import Shapes, decoder, numel, shapes_of, tiny
+from bench.peers import peers
+
+SETS = {
+    "ResNet-50": lambda: shapes_of("ResNet-50"),
+    "ViT-S/16": lambda: shapes_of("ViT-S/16"),
+    "two layers of a 1.3 B decoder": lambda: decoder(layers=2)[2:],
+    "16 tiny": lambda: tiny(16),
+}
+METHODS = ("plain", "ELR", "LARS", "NG", "clip", "LAMB", "statistics")
+ROUNDS = {False: 15, True: 3}
+PASSES = {"sgd plain": 5, "adamw plain": 7}
+"""How often a step that needs no norms reads or writes an element."""
+HEAD = ("set", "threads", "step", "ms", "of torch fused", "of our plain step", "% of copy bandwidth")
+Row = dict[str, Any]
+
+
+def chosen() -> list[Contestant]:
+    """Who is timed, if it is right."""
+    device, found = torch.device("cpu"), []
+    for contestant in (*contestants(), *peers()[0]):
+        slow = contestant.who in ("torch foreach", "torch for-loop") and contestant.method == "plain"
+        if contestant.method in METHODS and not slow and refusal(contestant, torch.float32, device) is None:
+            found.append(contestant)
+    return found
+
+
+def measure(name: str, shapes: Shapes, threads: int, every: list[Contestant], rounds: int) -> Iterator[Row]:
+    """Times all contestants on one set of shapes."""
+    torch.set_num_threads(threads)
+    named = parameters(shapes, torch.float32, torch.device("cpu"), 0.01)
+    repeats = max(1, 10**6 // numel(shapes))
+    steps = [contestant.build(named, 1e-6, False) for contestant in every]
+    grads = [param.grad for _, param in named]
+    seconds: list[list[float]] = [[] for _ in steps]
+    for step in steps:
+        step.step()
+    source = torch.ones(max(numel(shapes), 1 << 24))
+    target, copies = torch.empty_like(source), []
+    for _ in range(rounds):
+        for times, step in zip(seconds, steps, strict=True):
+            start = time.perf_counter()
+            for _ in range(repeats):
+                step.step()
+            times.append((time.perf_counter() - start) / repeats)
+            # clipping changes them
+            for (_, param), grad in zip(named, grads, strict=True):
+                param.grad = grad
+        start = time.perf_counter()
+        target.copy_(source)
+        copies.append(time.perf_counter() - start)
+    bandwidth = 8 * source.numel() / statistics.median(copies)
+    medians = {contestant.name: statistics.median(times) for contestant, times in zip(every, seconds, strict=True)}
+    for contestant in every:
+        took, kind = medians[contestant.name], f"{contestant.rule} {contestant.method}"
+        plain, fused = (medians.get(f"{contestant.rule} plain, {who}") for who in ("ours", "torch fused"))
+        base = medians["statistics, foreach"] if contestant.rule == "statistics" else fused
+        share = None if kind not in PASSES else 4 * PASSES[kind] * numel(shapes) / took / bandwidth
+        yield {
+            "set": name, "threads": threads, "step": contestant.name, "seconds": took,
+            "of_fused": base and took / base, "of_plain": plain and took / plain, "of_bandwidth": share,
+        }  # fmt: skip
+
+
+def table(rows: list[Row]) -> str:
+    """Rows as Markdown."""
+
+    def cells(row: Row) -> list[str]:
+        ratios = ["" if row[key] is None else f"{row[key]:.2f}" for key in ("of_fused", "of_plain")]
+        share = "" if row["of_bandwidth"] is None else f"{100 * row['of_bandwidth']:.0f}"
+        return [row["set"], str(row["threads"]), row["step"], f"{1e3 * row['seconds']:.3f}", *ratios, share]
+
+    lines = [HEAD, ["---"] * len(HEAD), *map(cells, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    """Measure, print and save."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="three rounds of the two smaller sets")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for cpu.json and cpu.md")
+    args = parser.parse_args()
+    every, rows = chosen(), []
+    names = ("ViT-S/16", "16 tiny") if args.quick else SETS
+    for name in names:
+        for threads in sorted({1, len(os.sched_getaffinity(0))}):
+            rows += measure(name, SETS[name](), threads, every, ROUNDS[args.quick])
+            print(f"{name}, {threads} threads: done", flush=True)
+    facts = about(None, args.quick)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "cpu.json").write_text(json.dumps({"about": facts, "rows": rows}, indent=1) + "\n")
+    text = f"# Steps on a CPU\n\n{facts['processor']}, torch {torch.__version__}, float32\n\n{table(rows)}\n"
+    (args.out / "cpu.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
