@@ -46,7 +46,7 @@ typedef uint16_t bf16, f16;
     static inline TO NAME(FROM x) { TO y; memcpy(&y, &x, sizeof y); return y; }
 BITS(bits_f32_i32, float, int32_t) BITS(bits_i32_f32, int32_t, float)
 BITS(bits_f64_i64, double, int64_t) BITS(bits_i64_f64, int64_t, double)
-/* to the nearest, and to the even one of two; NaN stays NaN. Compilers vectorize these, but not conversions of _Float16 */
+/* to the nearest, and to the even one of two; NaN stays NaN. Compilers vectorize these, conversions of _Float16 not */
 static inline float of_bf16(bf16 x) { return bits_i32_f32((int32_t)((uint32_t)x << 16)); }
 static inline bf16 to_bf16(float x) {
     uint32_t bits = (uint32_t)bits_f32_i32(x), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
