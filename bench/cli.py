@@ -26,9 +26,9 @@ from fused_lwlr.kernels import constants
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-# of the host, in processes of their own: interpreting and compiling exclude each other
-HOST = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-COMPILE = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "0"}
+# in processes of their own
+HOST = {"CUDA_VISIBLE_DEVICES": ""}
+COMPILE = {"TRITON_DEFAULT_FP_FUSION": "0"}
 SECTIONS: dict[str, dict[str, str]] = {"traffic": HOST, "host": HOST, "scaling": HOST, "codegen": COMPILE}
 QUICK = {"host": ["--quick"], "codegen": ["sm_90:fp32"]}
 QUICK_SETS = ("ResNet-50", "2,000 tiny", "ViT-L/16")

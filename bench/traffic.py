@@ -2,21 +2,16 @@
 
     python -m bench.traffic [--json | FILE]
 
-counts them, through Triton's interpreter where there is no GPU, and writes the table.
+counts them, and writes the table.
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-if not torch.cuda.is_available():
-    # read once, when triton is first imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import fused_lwlr
 from bench.bytes_moved import recorded

@@ -35,6 +35,7 @@ def pick(
 
     Raises:
         ImportError: Triton is asked for, or the tensors are on a GPU, and it is not installed.
+        RuntimeError: Triton is asked for, and kernels cannot be compiled for this CPU.
         ValueError: Triton is asked for and cannot run on such tensors.
     """
     check_backend(backend)
@@ -64,6 +65,8 @@ def pick(
             f"backend={backend!r} cannot work on {dtype} tensors on {device.type}: Triton kernels take float32, "
             "bfloat16 and float16, on GPUs and CPUs; pass backend='torch'"
         )
+    if device.type == "cpu" and (problem := _problem_on_cpu()):
+        raise RuntimeError(f"backend={backend!r} cannot run on this CPU: {problem}; or pass backend='torch'")
     return triton
 
 

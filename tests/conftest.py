@@ -1,4 +1,4 @@
-"""Where the tests run: on the GPU where there is one, else through Triton's interpreter."""
+"""Where kernels run: on the GPU where there is one, else natively on the CPU, or in Triton's interpreter if asked."""
 
 import importlib
 import importlib.util
@@ -9,10 +9,8 @@ import torch
 
 HAS_GPU = torch.cuda.is_available()
 
-NATIVE = os.environ.get("TESTS_NATIVE") == "1"
-if not HAS_GPU and not NATIVE:
-    # read once, when triton is first imported
-    os.environ["TRITON_INTERPRET"] = "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if INTERPRETED:
     import interpreter
 
     interpreter.adapt()
@@ -66,3 +64,5 @@ def _seed():
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not HAS_GPU:
         pytest.skip("needs a GPU")
+    if item.get_closest_marker("interpreter") and not INTERPRETED:
+        pytest.skip("needs TRITON_INTERPRET=1")

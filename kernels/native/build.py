@@ -17,10 +17,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton._C.libtriton import ir
-from triton.backends.compiler import GPUTarget, Language
 from triton.compiler import ASTSource
-from triton.compiler.compiler import make_backend
 from triton.runtime.cache import get_cache_manager
 
 from fused_lwlr.kernels.native.read import read
@@ -37,9 +34,7 @@ FLAGS = (
 OPTIMIZE = {"gcc": ("-O1", "-ftree-vectorize", "-fvect-cost-model=dynamic"), "clang": ("-O2",)}
 """As fast as with -O3, and compiled in less than half of the time."""
 WAIT = 60
-"""Seconds that a program waits for another at most."""
-TARGET = GPUTarget("cuda", 90, 32)
-"""What Triton believes to compile for. Its first intermediate language is the same for all."""
+"""Seconds of computing time that a program waits for another at most."""
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
     torch.int32: "*i32", torch.int64: "*i64",
@@ -58,7 +53,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class CompileError(RuntimeError):
-    """There is no C compiler, or it failed."""
+    """There is no C compiler or no OpenMP, or the compiler failed."""
 
 
 def compile_kernel(
@@ -77,31 +72,36 @@ def compile_kernel(
 
     Raises:
         UnsupportedError: an operation of the kernel cannot be translated.
-        CompileError: there is no C compiler, or it failed.
+        CompileError: there is no C compiler or no OpenMP, or the compiler failed.
     """
-    names = kernel.arg_names
-    passed = [i for i, value in enumerate(arguments) if value is not None]
-    types = {names[i]: _type(arguments[i]) for i in passed}
-    constants = {name: meta.get(name) for name in names if name not in types}
-    source = ASTSource(
-        fn=kernel,
-        signature={name: types.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-    )
-    library = ctypes.CDLL(_compiled(source.name, lambda: write(read(ttir(source)), WAIT), source.hash()))
-    run, parallel = library.run, _parallel()
-    run.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]
-    layout = struct.Struct("@" + "".join({"fp32": "f", "i32": "i"}.get(kind, "P") for kind in types.values()))
+    kinds = tuple([None if value is None else _type(value) for value in arguments])
+    run = _function(kernel, kinds, tuple([meta.get(name) for name in kernel.arg_names]))
+    layout = struct.Struct("@" + "".join([{"fp32": "f", "i32": "i"}.get(kind, "P") for kind in kinds if kind]))
+    parallel = _parallel()
 
     def launch(programs: int, arguments: Sequence[Any], alone: bool) -> None:
-        threads = 1 if alone or _forked or parallel is None else torch.get_num_threads()
-        values = [arguments[i] for i in passed]
-        packed = layout.pack(*[value.data_ptr() if isinstance(value, Tensor) else value for value in values])
+        threads = 1 if alone or _forked else torch.get_num_threads()
+        values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments if value is not None]
         # this gives the interpreter lock to other threads
-        if run(packed, programs, threads, parallel):
+        if run(layout.pack(*values), programs, threads, parallel):
             raise RuntimeError(f"{kernel.__name__}: a thread waited {WAIT} s for another")
 
     return launch
+
+
+@cache
+def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...]) -> Callable[..., int]:
+    """Returns the C function that runs a kernel, of the types of its arguments and its compile-time arguments."""
+    types = dict(zip(kernel.arg_names, kinds, strict=False))
+    source = ASTSource(
+        fn=kernel,
+        signature={name: types.get(name) or "constexpr" for name in kernel.arg_names},
+        constexprs={(i,): value for i, value in enumerate(meta) if types.get(kernel.arg_names[i]) is None},
+    )
+    path = _compiled(source.name, lambda: write(read(ttir(source)), WAIT), f"{source.hash()} {WAIT}")
+    run: Callable[..., int] = ctypes.CDLL(path).run
+    run.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]  # type: ignore[attr-defined]
+    return run
 
 
 def _type(value: Any) -> str:
@@ -111,27 +111,18 @@ def _type(value: Any) -> str:
 
 
 @cache
-def problem() -> str | None:
-    """Why kernels cannot be compiled for this CPU, or run on all of its cores; None if they can."""
-    if _parallel() is None:
-        return "this build of torch has no OpenMP that kernels could use (GOMP_parallel)"
-    try:
-        ctypes.CDLL(_compiled("probe", lambda: "int probe(void) { return 0; }\n", ""))
-    except (CompileError, OSError) as error:
-        return str(error)
-    return None
-
-
-@cache
 def _parallel() -> int | None:
     """Returns the address of the function of OpenMP that runs a function on several threads.
 
-    It is that of the library that torch has loaded, so that there is one pool of threads. None if torch has none.
+    It is that of the library that torch has loaded, so that there is one pool of threads.
+
+    Raises:
+        CompileError: torch has loaded none.
     """
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
-    except (AttributeError, OSError, TypeError):
-        return None
+    except (AttributeError, OSError, TypeError) as error:
+        raise CompileError("this build of torch has no OpenMP that kernels can use (GOMP_parallel)") from error
 
 
 @cache
@@ -192,7 +183,14 @@ def _compiled(name: str, code: Callable[[], str], key: str) -> str:
 
 def ttir(source: ASTSource) -> str:
     """Returns the text of Triton's first intermediate language, after its own simplifications."""
-    backend = make_backend(TARGET)
+    # only a CPU needs these internals of Triton: where they have changed, GPUs still work
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget, Language
+    from triton.compiler.compiler import make_backend
+
+    # what it is said to be for does not matter yet
+    target = GPUTarget("cuda", 90, 32)
+    backend = make_backend(target)
     options = backend.parse_options({"enable_fp_fusion": False})
     context = ir.context()
     ir.load_dialects(context)
@@ -200,5 +198,5 @@ def ttir(source: ASTSource) -> str:
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, Language.TRITON)
     functions = backend.get_codegen_implementation(options), backend.get_module_map()
-    module = stages["ttir"](source.make_ir(TARGET, options, *functions, context), {})
+    module = stages["ttir"](source.make_ir(target, options, *functions, context), {})
     return f"{module}"

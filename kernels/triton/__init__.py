@@ -1,7 +1,8 @@
 """The Triton backend: one launch for all rows of a table."""
 
-from fused_lwlr.kernels.triton.launch import counters, problem_on_cpu, supports
+from fused_lwlr.kernels.triton.launch import counters, supports
 from fused_lwlr.kernels.triton.look import look_at
+from fused_lwlr.kernels.triton.probe import problem_on_cpu
 from fused_lwlr.kernels.triton.statistics import statistics, totals
 from fused_lwlr.kernels.triton.step import prepare, step
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton import knobs
 
 from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, PER_PROCESSOR, Sizes
-from fused_lwlr.kernels.native.build import compile_kernel, problem
+from fused_lwlr.kernels.native.build import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -24,18 +24,13 @@ def is_native(device: torch.device) -> bool:
     return device.type == "cpu" and not knobs.runtime.interpret
 
 
-def problem_on_cpu() -> str | None:
-    """Why kernels do not run as fast as they can on this CPU; None if they do, empty in Triton's interpreter."""
-    return "" if knobs.runtime.interpret else problem()
-
-
 def sizes_of(device: torch.device) -> Sizes:
     """Returns how work is divided on a device."""
     return CPU if is_native(device) else GPU
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels run on such tensors: on a GPU, or with TRITON_INTERPRET=1 on a CPU."""
+    """Whether the kernels run on such tensors: on a GPU or a CPU, and with TRITON_INTERPRET=1 only on a CPU."""
     real_dtype = dtype.to_real() if dtype.is_complex else dtype
     # the interpreter follows addresses in the memory of the CPU
     return real_dtype in DTYPES and device.type in (("cpu",) if knobs.runtime.interpret else ("cuda", "cpu"))

@@ -105,7 +105,8 @@ def _shared(rule: Rule, hyper: Sequence[Any], table: Table) -> tuple[float, ...]
         return ()
     count = taken.item(0)
     found = [(row.lr, *rule.scheduled(row, count)) for row in hyper]
-    return found[0] if all(each == found[0] for each in found) else ()
+    # a kernel that was compiled for floats takes no integers
+    return tuple(map(float, found[0])) if all(each == found[0] for each in found) else ()
 
 
 def _scheduled(rule: Rule, hyper: Sequence[Any], table: Table) -> np.ndarray:

@@ -48,6 +48,7 @@ def test_calls_grow_with_tensors_and_no_faster(name):
     """Of the first step, and of one with new gradients and another rate, whose loops over tensors are in C."""
     # compiled once
     look._compiled()
+    scaling.optimizer_of([64], OPTIONS[name]).step()
     totals = []
     for count in (10, 110, 1110):
         optimizer = scaling.optimizer_of([64] * count, OPTIONS[name])

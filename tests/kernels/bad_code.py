@@ -1,7 +1,7 @@
 """Print the code report of a kernel that has all that the kernels must not have, one target a line; the last
 with fewer registers than it has live values.
 
-A script of its own, since compiling and interpreting exclude each other within one process.
+A script of its own, since an interpreted kernel cannot be compiled.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Run the host functions up to the launch itself: kernels compiled, loaded and called for a GPU that is not there.
 
-A script of its own, since compiling and interpreting exclude each other within one process. Prints one line for
+A script of its own, since it replaces the driver. Prints one line for
 each launch: kernel, programs, warps, whether multiplication and addition are contracted, registers at most.
 """
 
@@ -59,7 +59,11 @@ class Driver:
 
 NAMES = {"i64": torch.int64, "i32": torch.int32, "fp32": torch.float32, "fp64": torch.float64}
 driver.set_active(Driver())
-step, statistics = (importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("step", "statistics"))
+launch, step, statistics = (
+    importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("launch", "step", "statistics")
+)
+# tensors of the CPU stand in for those of the GPU
+launch.is_native = lambda device: False
 
 some, none = [torch.ones(3000), torch.ones(5)], [None, None]
 both = {"param": some, "grad": some}

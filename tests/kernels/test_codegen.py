@@ -51,7 +51,7 @@ looked_at = pytest.mark.skipif(VERSION not in TARGETS, reason=f"what triton {VER
 
 
 def lines(*command):
-    """What a script prints; compiling and interpreting exclude each other within one process."""
+    """What a script prints, in a process of its own, which compiles."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "0", "PYTHONPATH": path}
     result = subprocess.run(

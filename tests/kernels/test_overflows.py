@@ -8,7 +8,7 @@ import triton.language as tl
 from fused_lwlr.kernels.triton.rounding import wrapping_add, wrapping_mul
 
 LARGEST = 2**31 - 1
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="of the interpreter")
+pytestmark = pytest.mark.interpreter
 
 
 @triton.jit

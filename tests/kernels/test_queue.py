@@ -13,8 +13,6 @@ from fused_lwlr.kernels import Gate, Row, reference, triton
 from fused_lwlr.kernels.triton import launch, workspace
 from fused_lwlr.kernels.triton.step import columns_of
 
-# a GPU draws the order of its programs by itself
-interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="needs the interpreter")
 SHAPES = [(5,), (2 * TILE + 9,), (), (3, 700), (0,), (TILE,), (17,)]
 SCALES = {"ELR": ELR(0.01), "LARS": LARS(), "LAMB": LAMB(max_ratio=3.0)}
 
@@ -46,7 +44,7 @@ def test_same_bits_for_any_number_of_programs(operation, scale, device, monkeypa
         same(result, results[0])
 
 
-@interpreted
+@pytest.mark.interpreter
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("operation", "scale"), [("sgd", "LARS"), ("adamw", "ELR")])
 def test_same_bits_for_any_order(operation, scale, seed, monkeypatch):
@@ -70,7 +68,7 @@ def test_same_bits_for_any_order(operation, scale, seed, monkeypatch):
     same(again, result)
 
 
-@interpreted
+@pytest.mark.interpreter
 @pytest.mark.parametrize("seed", range(3))
 def test_statistics_in_any_order(seed, monkeypatch):
     table = make("statistics", [(3 * 16384 + 5,), (7,), (40000,)], torch.float32, torch.device("cpu"))
@@ -110,7 +108,7 @@ def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
     equal(other, third)
 
 
-@interpreted
+@pytest.mark.interpreter
 def test_an_interleaving_that_deadlocks_is_noticed(monkeypatch):
     """The test above can fail: with updates first, a single program waits for what nobody will do."""
     table = scaled("sgd", torch.device("cpu"))

@@ -234,7 +234,7 @@ def test_weights_that_were_changed_are_measured_again(device):
         close(p.detach(), q.detach(), 40)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs the interpreter")
+@pytest.mark.interpreter
 @pytest.mark.parametrize("operation", ["sgd", "adamw"])
 def test_same_bits_for_any_order_of_programs(operation, monkeypatch):
     """Programs that overlap at random leave the norms and the weights that one program leaves; and so does the twin."""

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from cases import SCALINGS, every_case, every_scaling, name_of
+from conftest import INTERPRETED
 from steps import OPTIONS, OURS, gradients, identical, parameters, train
 
 from fused_lwlr import LAMB, LARS
-from fused_lwlr.kernels import triton
 
 SYNCHRONIZING = (
     "item",
@@ -34,7 +34,7 @@ def unsynchronized(monkeypatch):
             return original(self, *args, **kwargs)
 
         monkeypatch.setattr(torch.Tensor, method, guarded)
-    if triton.supports(torch.device("cpu"), torch.float32):
+    if INTERPRETED:
         from triton.runtime import interpreter
 
         original_call = interpreter.GridExecutor.__call__
