@@ -30,6 +30,12 @@ def device() -> torch.device:
     return torch.device("cuda" if HAS_GPU else "cpu")
 
 
+@pytest.fixture
+def torchs_bits(monkeypatch):
+    """Lets backend="auto" take the PyTorch reference on CPUs, which computes the same bits as torch.optim."""
+    monkeypatch.setattr("fused_lwlr.ops._problem_on_cpu", lambda: "")
+
+
 @pytest.fixture(scope="session")
 def third_party():
     """Imports a package that imports torchvision, also if that was built for another torch; skips if not installed."""

@@ -153,21 +153,24 @@ class _Reader:
         result, count, name, rest = match.groups()
         if name == "scf.while":
             operation, types = self._while(rest)
+        elif name == "scf.for":
+            operation, types = self._for(rest)
         elif name == "scf.if":
             operation, types = self._if(rest)
         elif name == "tt.reduce":
             operation, types = self._reduce(rest)
+        elif rest.endswith("{"):
+            raise UnsupportedError(name)
         else:
             operation, types = self._simple(name, rest)
-        for operand in operation.operands:
-            operand.users.append(operation)
         names = [] if result is None else [result] if count is None else [f"{result}#{i}" for i in range(int(count))]
+        if name == "scf.for":
+            # what counts is a result of the loop that this becomes
+            names = ["", *names]
         if len(names) != len(types):
             raise UnsupportedError(line)
         operation.results = [self._define(*pair) for pair in zip(names, types, strict=True)]
-        for value in operation.results:
-            value.source = operation
-        return operation
+        return _connected(operation)
 
     def _operands(self, text: str) -> list[Value]:
         return [self._value(name) for name in re.findall(VALUE, text)]
@@ -215,6 +218,34 @@ class _Reader:
         operation.blocks = [condition, body]
         return operation, _types(match[3])
 
+    def _for(self, rest: str) -> tuple[Operation, list[Type]]:
+        """Reads a loop that counts as one that asks before each turn."""
+        match = re.match(
+            rf" ({VALUE}) = ({VALUE}) to ({VALUE}) step ({VALUE}) (?:iter_args\((.*?)\) -> (\(.*?\)) )? ?: (i\d+) \{{$",
+            rest,
+        )
+        if match is None:
+            raise UnsupportedError(f"scf.for{rest}")
+        name, (start, stop, step) = match[1], map(self._value, match.group(2, 3, 4))
+        pairs, kind = re.findall(rf"({VALUE}) = ({VALUE})", match[5] or ""), type_of(match[7])
+        types = [kind, *_types(match[6] or "")]
+        asked = [Value(each) for each in types]
+        names = [name, *(name for name, _ in pairs)]
+        body, last = self._block([self._define(*pair) for pair in zip(names, types, strict=True)])
+        if last != "}":
+            raise UnsupportedError(last)
+        goes_on = _connected(Operation("arith.cmpi", "slt, ", [asked[0], stop], [Value(Type("i1"))]))
+        condition = _connected(Operation("scf.condition", "", [goes_on.results[0], *asked], []))
+        counted = _connected(Operation("arith.addi", "", [body.arguments[0], step], [Value(kind)]))
+        if not pairs:
+            body.operations.append(Operation("scf.yield", "", [], []))
+        passes_on = body.operations[-1]
+        passes_on.operands.insert(0, counted.results[0])
+        counted.results[0].users.append(passes_on)
+        body.operations.insert(-1, counted)
+        starts = [start, *(self._value(value) for _, value in pairs)]
+        return Operation("scf.while", "", starts, [], [Block(asked, [goes_on, condition]), body]), types
+
     def _if(self, rest: str) -> tuple[Operation, list[Type]]:
         match = re.match(rf" ({VALUE}) (?:-> (.*) )?\{{$", rest)
         if match is None:
@@ -237,6 +268,15 @@ class _Reader:
         combination, last = self._block([])
         operation.blocks = [combination]
         return operation, [type_of(last.rpartition(" -> ")[2])]
+
+
+def _connected(operation: Operation) -> Operation:
+    """Lets the operands and results of an operation know it."""
+    for operand in operation.operands:
+        operand.users.append(operation)
+    for value in operation.results:
+        value.source = operation
+    return operation
 
 
 def _arguments(line: str) -> list[tuple[str, str]]:

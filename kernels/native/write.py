@@ -306,7 +306,8 @@ class _Writer:
             return
         loads, kind = op.name == "tt.load", c_type(pointer.type._replace(shape=()))
         mask = self._mask(op.operands[1 if loads else 2 :])
-        elsewhere = mask is not None and (not loads or self._forms.get(op.operands[2]) == _zero(op.operands[2].type))
+        others = op.operands[2:] if loads else []
+        elsewhere = mask is not None and all(self._forms.get(other) == _zero(other.type) for other in others)
         text, name = form.first, self._name()
         if elsewhere and mask.where is not None:  # type: ignore[union-attr]
             text = f"{mask.where} ? {text} : ({kind}){'zeros' if loads else 'unused'}"  # type: ignore[union-attr]

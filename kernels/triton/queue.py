@@ -182,7 +182,7 @@ def leave(
 ):  # fmt: skip
     """Count the step, store the totals of the new weights, and reset the counters; the last program does this."""
     if RESCALE:
-        largest = tl.atomic_xchg(peak, 0)
+        largest = tl.atomic_xchg(peak, 0, sem="relaxed")
         if not skipped:
             tl.store(next_totals + 2, largest.to(tl.float32, bitcast=True).to(tl.float64))
     if row_sums is not None and not skipped:

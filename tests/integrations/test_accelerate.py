@@ -78,6 +78,7 @@ def check(run, other):
 @pytest.mark.parametrize("mixed_precision", ["no", "bf16"])
 @pytest.mark.parametrize(("accumulation", "clip"), [(1, None), (1, 0.1), (3, None), (3, 0.1)])
 @every_name
+@pytest.mark.usefixtures("torchs_bits")
 def test_prepared(name, accumulation, clip, mixed_precision, accelerate):
     """The wrapper takes no step while gradients accumulate, and five batches are no multiple of three."""
     settings = {"gradient_accumulation_steps": accumulation, "mixed_precision": mixed_precision, "clip": clip}

@@ -119,6 +119,7 @@ def check(module, other, check=same):
     ],
 )  # fmt: skip
 @every_name
+@pytest.mark.usefixtures("torchs_bits")
 def test_automatic_optimization(name, options, every_step, module, fit):
     """Lightning gives `step` a closure that does forward, backward and clipping."""
     ours = module(lambda named: OURS[name](named, **OPTIONS[name]), every_step=every_step)
@@ -132,6 +133,7 @@ def test_automatic_optimization(name, options, every_step, module, fit):
 
 
 @every_name
+@pytest.mark.usefixtures("torchs_bits")
 def test_manual_optimization(name, module, fit):
     ours = module(lambda named: OURS[name](named, **OPTIONS[name]), manual=True)
     torchs = module(lambda named: TORCH[name](named, **OPTIONS[name], foreach=False), manual=True)
@@ -156,6 +158,7 @@ def test_clipping_of_ours_instead_of_lightnings(name, module, fit):
 
 
 @every_name
+@pytest.mark.usefixtures("torchs_bits")
 def test_float16_with_loss_scaling(name, module, fit, lightning):
     """The scale is a power of two, and too large at first: some steps are skipped."""
     runs, scalers = [], []

@@ -91,6 +91,7 @@ def overridden(trainer, make, model, optimizer_class, options, arguments):
 @pytest.mark.parametrize(("accumulation", "max_grad_norm"), [(1, 0.05), (2, 0.0)])
 @pytest.mark.parametrize("way", [given, named_class, overridden])
 @every_name
+@pytest.mark.usefixtures("torchs_bits")
 def test_trainer(name, way, accumulation, max_grad_norm, transformers, trainer, model):
     arguments = {
         "gradient_accumulation_steps": accumulation, "max_grad_norm": max_grad_norm, "save_strategy": "no"

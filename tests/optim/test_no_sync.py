@@ -3,8 +3,8 @@
 import pytest
 import torch
 from cases import SCALINGS, every_case, every_scaling, name_of
-from conftest import INTERPRETED
 from steps import OPTIONS, OURS, gradients, identical, parameters, train
+from triton import knobs
 
 from fused_lwlr import LAMB, LARS
 
@@ -34,7 +34,7 @@ def unsynchronized(monkeypatch):
             return original(self, *args, **kwargs)
 
         monkeypatch.setattr(torch.Tensor, method, guarded)
-    if INTERPRETED:
+    if knobs.runtime.interpret:
         from triton.runtime import interpreter
 
         original_call = interpreter.GridExecutor.__call__

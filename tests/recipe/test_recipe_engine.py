@@ -60,6 +60,7 @@ def by_hand(recipe, data, steps):
 
 
 @pytest.mark.parametrize("options", [{}, {"optimizer": "adamw", "lr": 1e-3}, {"model": "vit", "label_smoothing": 0.1}])
+@pytest.mark.usefixtures("torchs_bits")
 def test_a_plain_loop_gets_the_same_bits(options, data):
     recipe = dataclasses.replace(BASE, **options)
     trainer, losses = trained(recipe, data)

@@ -1,0 +1,312 @@
+"""Kernels compiled for this CPU: the translator, what it relies on, and threads and processes."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from tables import HYPER, RULES, equal, make, twin
+from tolerances import same
+
+import fused_lwlr
+from fused_lwlr.kernels import Gate, reference
+from fused_lwlr.kernels import triton as backend
+from fused_lwlr.kernels.native import build, c, write
+from fused_lwlr.kernels.native.read import UnsupportedError
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="of the CPU"),
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="of compiled kernels"),
+]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CPU = torch.device("cpu")
+HALVES = (torch.bfloat16, torch.float16)
+LAMB = fused_lwlr.LAMB().scale(RULES["adamw"])
+
+
+def run(kernel, *arguments, programs=1, **meta):
+    build.compile_kernel(kernel, arguments, meta)(programs, arguments, False)
+
+
+@triton.jit
+def convert(source, target, count, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + offsets, tl.load(source + offsets, mask=offsets < count), mask=offsets < count)
+
+
+def same_numbers(found, expected):
+    """Bit for bit; a NaN is any NaN."""
+    integer = {2: torch.int16, 4: torch.int32}[expected.itemsize]
+    nan = expected.isnan()
+    assert torch.equal(found.isnan(), nan)
+    assert torch.equal(found[~nan].view(integer), expected[~nan].view(integer))
+
+
+def converted(source, dtype):
+    target = torch.empty(source.shape, dtype=dtype)
+    run(convert, source, target, source.numel(), programs=-(-source.numel() // 4096), BLOCK=4096)
+    return target
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_half_precision_number_is_read_exactly(dtype):
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
+    same_numbers(converted(every, torch.float32), every.float())
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_single_precision_is_rounded_to_the_nearest_and_to_even(dtype):
+    """Of all numbers that could be rounded otherwise: between two neighbours, and one digit to either side of that."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    low, high = every[:-1], every[1:]
+    middle = ((low.double() + high.double()) / 2).float()
+    bits = torch.cat([every, middle]).view(torch.int32)
+    source = torch.cat([bits, bits + 1, bits - 1, bits + 3]).view(torch.float32)
+    assert source.numel() > 300_000
+    same_numbers(converted(source, dtype), source.to(dtype))
+
+
+@triton.jit
+def sine(x, y):
+    tl.store(y, tl.sin(tl.load(x)))
+
+
+@triton.jit
+def prefix_sums(x, y, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(y + offsets, tl.cumsum(tl.load(x + offsets), 0))
+
+
+@triton.jit
+def product(x, y, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    square = tl.load(x + offsets[:, None] * BLOCK + offsets[None, :])
+    tl.store(y + offsets, tl.sum(tl.dot(square, square), axis=1))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "meta", "named"),
+    [(sine, {}, "math.sin"), (prefix_sums, {"BLOCK": 16}, "tt.scan"), (product, {"BLOCK": 16}, "tt.expand_dims")],
+)
+def test_an_unknown_operation_is_refused_by_name(kernel, meta, named):
+    with pytest.raises(UnsupportedError, match=named):
+        build.compile_kernel(kernel, (torch.ones(256), torch.ones(256)), meta)
+
+
+def step(table, threads):
+    """Two steps with everything that sums in parts."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(2):
+            gate = Gate(backend.totals(table, grad=True, weight=True)[0], 3.0, skip=True)
+            found = backend.step(RULES["adamw"], table, HYPER["adamw"], LAMB, gate)
+        return found, backend.statistics(table)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_same_bits_for_any_number_of_threads():
+    first = make("adamw", [(300_000,), (7,), (70_000, 3), ()], torch.bfloat16, CPU)
+    others = {threads: twin(first) for threads in (2, 3, 7)}
+    expected = step(first, 1)
+    for threads, table in others.items():
+        for found, value in zip(step(table, threads), expected, strict=True):
+            same(found, value)
+        equal(table, first, same)
+
+
+def test_two_optimizers_in_two_threads():
+    tables = [make("adamw", [(200_000,), (7,)], torch.float32, CPU) for _ in range(2)]
+    expected, failed = [twin(table) for table in tables], []
+
+    def work(table):
+        try:
+            for _ in range(5):
+                step(table, 2)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(table,)) for table in tables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    for table, alone in zip(tables, expected, strict=True):
+        work(alone)
+        equal(table, alone, same)
+
+
+def python(code, **environment):
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_process_that_is_forked_steps():
+    """The threads of OpenMP stay behind: a child that waited for them would never end."""
+    code = """
+import os, torch, fused_lwlr
+torch.set_num_threads(4)
+p = torch.nn.Parameter(torch.ones(500_000))
+p.grad = torch.ones_like(p)
+optimizer = fused_lwlr.SGD([p], lr=0.1, momentum=0.9, scaling=fused_lwlr.LARS())
+optimizer.step()
+child = os.fork()
+optimizer.step()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+print(hash(p.detach().numpy().tobytes()), flush=True)
+if not child:
+    os._exit(0)
+"""
+    first, second = python(code).split()
+    assert first == second
+
+
+def test_workers_of_a_data_loader_start_after_a_step():
+    code = """
+import torch, fused_lwlr
+torch.set_num_threads(4)
+model = torch.nn.Linear(500, 500)
+optimizer = fused_lwlr.AdamW(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.ones(8, 500))
+for _ in range(2):
+    for batch, in torch.utils.data.DataLoader(data, batch_size=2, num_workers=2):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+print(len(optimizer.state))
+"""
+    assert python(code) == "2\n"
+
+
+@pytest.mark.parametrize(("count", "warnings"), [(999_999, 0), (1_000_000, 1)])
+def test_without_a_compiler_the_reference_steps_and_says_so_once(count, warnings, tmp_path):
+    code = f"""
+import torch, fused_lwlr, warnings
+p = torch.nn.Parameter(torch.ones({count}))
+p.grad = torch.ones_like(p)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        fused_lwlr.SGD([p], lr=0.5).step()
+print(p[0].item(), len(caught), *[w.message for w in caught])
+"""
+    out = python(code, CC="/bin/false", TRITON_CACHE_DIR=str(tmp_path))
+    assert out.startswith(f"0.0 {warnings}")
+    assert not warnings or "PyTorch reference on this CPU" in out
+    assert not warnings or "C compiler" in out
+
+
+def test_triton_without_a_compiler_is_an_error(tmp_path):
+    code = """
+import torch, fused_lwlr
+p = torch.nn.Parameter(torch.ones(3))
+p.grad = torch.ones_like(p)
+try:
+    fused_lwlr.SGD([p], lr=0.5, backend="triton").step()
+except RuntimeError as error:
+    print(p[0].item(), error)
+"""
+    out = python(code, CC="/no/such/compiler", TRITON_CACHE_DIR=str(tmp_path))
+    assert out.startswith("1.0 backend='triton' cannot run on this CPU: the C compiler does not run")
+    assert out.endswith("or pass backend='torch'\n")
+
+
+@triton.jit
+def wait_for_nobody(flag):
+    while tl.atomic_add(flag, 0, sem="acquire") == 0:
+        pass
+
+
+def test_nobody_waits_for_ever(monkeypatch):
+    monkeypatch.setattr(build, "WAIT", 1)
+    with pytest.raises(RuntimeError, match="wait_for_nobody: a thread waited 1 s for another"):
+        run(wait_for_nobody, torch.zeros(1, dtype=torch.int32))
+    run(wait_for_nobody, torch.ones(1, dtype=torch.int32))
+
+
+TSAN = subprocess.run(
+    ["gcc", "-print-file-name=libtsan.so"], capture_output=True, text=True, check=False
+).stdout.strip()
+
+
+@pytest.mark.skipif(not Path(TSAN).is_absolute(), reason="gcc has no libtsan")
+def test_no_race_and_every_memory_order_is_needed(tmp_path):
+    """ThreadSanitizer finds no data race among six threads, and finds one if any order is relaxed."""
+    environment = {**os.environ, "LD_PRELOAD": TSAN, "TSAN_OPTIONS": f"exitcode=0:log_path={tmp_path}/log"}
+    result = subprocess.run(
+        [sys.executable, HERE / "races.py", tmp_path], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    found = [line.split() for line in result.stdout.splitlines()]
+    assert [line[0] for line in found] == 6 * ["queue"] + 2 * ["statistics"] + 3 * ["totals"]
+    assert [line for line in found if (int(line[3]) > 0) != (line[1] != "None")] == []
+
+
+def _first_of_two(writer, block, a, b):
+    return a
+
+
+def _other_value(writer, run, op, before):
+    place, condition = writer._address(run, op, op.operands[1:], before)
+    return place if condition == "1" else "1"
+
+
+# rules of the translator that are wrong, as by a slip
+MUTATIONS = {
+    "difference": (c.PLAIN, "arith.subf", "+"),
+    "product": (c.PLAIN, "arith.mulf", "+"),
+    "quotient": (c.PLAIN, "tt.precise_divf", "*"),
+    "maximum": (c.CHOICES, "arith.maxnumf", "{0} < {1} ? {0} : {1}"),
+    "choice": (c.CHOICES, "arith.select", "{0} ? {2} : {1}"),
+    "above": (c.ORDERED, "ogt", "<"),
+    "rounding": (c, "PRELUDE", c.PRELUDE.replace("+ 0x7fff +", "+")),
+    "reading": (c, "PRELUDE", c.PRELUDE.replace("x << 16", "x << 15")),
+    "reduction": (write._Writer, "_combine", _first_of_two),
+    "lanes without an element": (write._Writer, "_load", _other_value),
+}
+
+
+def values():
+    """Numbers that depend on every rule of `MUTATIONS`, and those of the reference."""
+    found = []
+    for module in (backend, reference):
+        torch.manual_seed(0)
+        table = make("adamw", [(5,), (700,)], torch.bfloat16, CPU)
+        statistics = module.statistics(table)
+        gate = Gate(statistics.new_tensor([4.0, 0.0, 1.0, 0.0, 0.0]), 3.0)
+        measured = module.step(RULES["adamw"], table, HYPER["adamw"], LAMB, gate)
+        columns = [tensor.double().flatten() for column in table.columns.values() for tensor in column]
+        found.append([statistics.flatten(), measured.double().flatten(), *columns])
+    return found
+
+
+def agree(found, expected):
+    return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", [None, *MUTATIONS])
+def test_a_wrong_rule_of_the_translator_is_noticed(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    build._function.cache_clear()
+    if name is not None:
+        owner, key, rule = MUTATIONS[name]
+        (monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr)(owner, key, rule)
+        if key == "PRELUDE":
+            monkeypatch.setattr(write, key, rule)
+    try:
+        assert agree(*values()) == (name is None)
+    finally:
+        build._function.cache_clear()
