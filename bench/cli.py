@@ -29,8 +29,10 @@ RESULTS = Path(__file__).parent / "results"
 # in processes of their own
 HOST = {"CUDA_VISIBLE_DEVICES": ""}
 COMPILE = {"TRITON_DEFAULT_FP_FUSION": "0"}
-SECTIONS: dict[str, dict[str, str]] = {"traffic": HOST, "host": HOST, "scaling": HOST, "codegen": COMPILE}
-QUICK = {"host": ["--quick"], "codegen": ["sm_90:fp32"]}
+SECTIONS: dict[str, dict[str, str]] = {
+    "traffic": HOST, "host": HOST, "scaling": HOST, "cpu": HOST, "codegen": COMPILE
+}  # fmt: skip
+QUICK = {"host": ["--quick"], "cpu": ["--quick"], "codegen": ["sm_90:fp32"]}
 QUICK_SETS = ("ResNet-50", "2,000 tiny", "ViT-L/16")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

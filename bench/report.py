@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from bench import cpu
 from bench.codegen import HEAD, line
 from bench.targets import judge
 
@@ -32,6 +33,9 @@ def markdown(results: dict[str, Any]) -> str:
             for row in results["host"]
         )  # fmt: skip
         lines += _table(head, rows)
+    if results.get("cpu"):
+        lines += ["", "## Steps on the CPU", "", "Medians of rounds in which all take turns, in single precision.", ""]
+        lines += _table(cpu.HEAD, map(cpu.cells, results["cpu"]))
     if results.get("traffic"):
         lines += ["", "## Bytes and launches", ""]
         head = ("step", "dtype", "memory", "floor", "ratio", "again, from L2", "launches")

@@ -117,6 +117,21 @@ def _host(
     return values
 
 
+def _cpu(*pairs: tuple[str, str], tiny: bool = False) -> Callable[[dict[str, Any]], Found]:
+    """Of a step on the CPU to another, in each set and with each number of threads."""
+
+    def values(results: dict[str, Any]) -> Found:
+        rows = results.get("cpu") or ()
+        seconds = {(row["set"], row["threads"], row["step"]): row["seconds"] for row in rows}
+        for name, threads in dict.fromkeys((row["set"], row["threads"]) for row in rows):
+            for step, other in pairs:
+                if (name == "16 tiny") == tiny:
+                    of_other = seconds[name, threads, step] / seconds[name, threads, other]
+                    yield f"{step}, {name}, {threads} threads", of_other
+
+    return values
+
+
 FUSED = ("plain", "torch fused")
 RULES = ("sgd", "adamw")
 TARGETS = [
@@ -142,6 +157,16 @@ TARGETS = [
            _speedups("statistics", "statistics", ("statistics", "foreach"), "cold", _real)),
     Target("2,000 tiny tensors: times faster than torch fused, wall clock", 3.0, True,
            _together(_speedups(r, "multipliers", FUSED, "wall", _tiny) for r in RULES)),
+    Target("CPU, SGD and AdamW / torch fused", 1.00, False,
+           _cpu(*((f"{r} plain, ours", f"{r} plain, torch fused") for r in RULES))),
+    Target("CPU, SGD with ELR, LARS, NG / our plain step", 1.40, False,
+           _cpu(*((f"sgd {m}, ours", "sgd plain, ours") for m in ("ELR", "LARS", "NG")))),
+    Target("CPU, AdamW with LAMB, ELR / our plain step", 1.90, False,
+           _cpu(*((f"adamw {m}, ours", "adamw plain, ours") for m in ("LAMB", "ELR")))),
+    Target("CPU, statistics / the _foreach_norm calls for the same numbers", 0.70, False,
+           _cpu(("statistics, ours", "statistics, foreach"))),
+    Target("CPU, 16 tiny tensors / torch's loop", 1.00, False,
+           _cpu(*((f"{r} plain, ours", f"{r} plain, torch for-loop") for r in RULES), tiny=True)),
     Target("host time of SGD, 161 tensors / torch fused", 0.35, False, _host(("SGD",), (161,))),
     Target("host time of AdamW, 161 tensors / torch fused", 0.20, False, _host(("AdamW",), (161,))),
     Target("host time of SGD, 161 tensors, 5 % without gradients / torch fused", 0.50, False,

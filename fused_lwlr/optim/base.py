@@ -59,8 +59,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             count and the element: the same in every run, and on every rank. Keeps step counts on the device.
         rounding_seed: the seed of that noise.
         state_dtype: the dtype of momentum and moments of float32 and half-precision parameters; theirs when None.
-        backend: "auto" takes Triton on a GPU and the PyTorch reference elsewhere; "triton" and "torch"
-            insist.
+        backend: "auto" takes Triton's kernels on GPUs and CPUs, and the PyTorch reference elsewhere and for float64;
+            "triton" and "torch" insist. "torch" computes the bits of `torch.optim`'s single-tensor path.
 
     Raises:
         ValueError: an argument out of range, one that cannot be honoured, or a multiplier that names no

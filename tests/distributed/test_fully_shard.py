@@ -12,10 +12,11 @@ from sharding import full, mesh
 from steps import OPTIONS, OURS, TORCH
 from tolerances import close, same
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from fused_lwlr import ELR, LAMB, LARS, NormalizedGradient
+from fused_lwlr.kernels import triton
 
 pytestmark = pytest.mark.ranks(4)
 SLICES = {"0.weight[0:3]": 2.0, "0.weight[3:5]": 0.5, "2.weight": 3.0}
@@ -100,6 +101,25 @@ def test_beside_torch(name, clip, half):
         expected.step()
         for p, q in zip(parts(model), parts(other), strict=True):
             close(p.detach(), q.detach(), 2 * (step + 1))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_shards_that_stay_on_the_cpu_are_stepped_by_kernels(name):
+    """With `CPUOffloadPolicy`: one pass for norms, and one for the step. The same bits as without the policy."""
+    policy = CPUOffloadPolicy(pin_memory=False)
+    model, other = sharded(network(), 4, offload_policy=policy), sharded(network(), 4)
+    ours, expected = (
+        OURS[name](net.named_parameters(), **OPTIONS[name], scaling=LAMB(), backend="triton") for net in (model, other)
+    )
+    for step in range(3):
+        for net in (model, other):
+            backward(net, mine(batch(step)))
+        triton.counters.clear()
+        ours.step()
+        assert triton.counters["launches"] == 2
+        expected.step()
+        for p, q in zip(parts(model), parts(other), strict=True):
+            same(p.detach(), q.detach())
 
 
 @nan_arithmetic

@@ -1,6 +1,7 @@
 """Kernels compiled for this CPU: the translator, what it relies on, and threads and processes."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -222,6 +223,32 @@ except RuntimeError as error:
     out = python(code, CC="/no/such/compiler", TRITON_CACHE_DIR=str(tmp_path))
     assert out.startswith("1.0 backend='triton' cannot run on this CPU: the C compiler does not run")
     assert out.endswith("or pass backend='torch'\n")
+
+
+@pytest.mark.skipif("gcc" not in build._compiler()[0][0], reason="asks gcc what it vectorized")
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_every_loop_over_elements_is_vectorized(dtype, monkeypatch, tmp_path):
+    """One expression that the compiler does not vectorize makes a step ten times slower, and changes no value."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    build._function.cache_clear()
+    tables = {name: make(name, [(40_000,)], dtype, CPU) for name in ("sgd", "adamw", "statistics")}
+    backend.statistics(tables["statistics"])
+    backend.step(RULES["sgd"], tables["sgd"], HYPER["sgd"])
+    backend.step(RULES["adamw"], tables["adamw"], HYPER["adamw"], LAMB)
+    build._function.cache_clear()
+    sources = sorted(tmp_path.rglob("*_kernel.c"))
+    assert len(sources) == 3
+    for source in sources:
+        lines = source.read_text().splitlines()
+        starts = [number for number, line in enumerate(lines, 2) if line.strip() == "LANES"]
+        assert starts
+        command = [*build._compiler()[0], "-fopt-info-vec-optimized", source, "-o", tmp_path / "library"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        vectorized = {int(line) for line in re.findall(r":(\d+):\d+: optimized: loop vectorized", said)}
+        for start in set(starts) - vectorized:
+            loop = "\n".join(lines[start - 1 : start + 10])
+            # samples of a tile, which are far from one another
+            assert "bf16 *const" in loop or "f16 *const" in loop or "float *const" in loop, loop
 
 
 @triton.jit
