@@ -2,7 +2,7 @@
 
     python -m bench.cpu [--quick] [--json]
 
-Contestants of a set share its tensors and take turns. Beside milliseconds there are ratios to torch's fused step (of
+Contestants of a set take turns. Beside milliseconds there are ratios to torch's fused step (of
 statistics, to the `_foreach_norm` calls for the same numbers) and to our own plain step, and the percentage of the copy
 bandwidth that was measured in the same rounds.
 """
@@ -33,15 +33,16 @@ ROUNDS = {False: 11, True: 3}
 PASSES = {"sgd plain": 5, "adamw plain": 7}
 """How often a step that needs no norms reads or writes an element."""
 HEAD = ("set", "threads", "step", "ms", "/ torch's", "/ our plain step", "% of copy")
+CPU = torch.device("cpu")
 Row = dict[str, Any]
 
 
 def chosen() -> list[Contestant]:
     """Who is timed, if it is right."""
-    device, found = torch.device("cpu"), []
+    found = []
     for contestant in (*contestants(), *peers()[0]):
         again = contestant.who == "torch foreach" and contestant.method == "plain"
-        if contestant.method in METHODS and not again and refusal(contestant, torch.float32, device) is None:
+        if contestant.method in METHODS and not again and refusal(contestant, torch.float32, CPU) is None:
             found.append(contestant)
     return found
 
@@ -49,10 +50,9 @@ def chosen() -> list[Contestant]:
 def measure(name: str, shapes: Shapes, threads: int, every: list[Contestant], rounds: int) -> Iterator[Row]:
     """Times all contestants on one set of shapes."""
     torch.set_num_threads(threads)
-    named = parameters(shapes, torch.float32, torch.device("cpu"), 0.01)
     repeats = max(1, 10**6 // numel(shapes))
-    steps = [contestant.build(named, 1e-6, False) for contestant in every]
-    grads = [param.grad for _, param in named]
+    # weights of their own: norms that a step leaves for the next one hold while nobody else changes the weights
+    steps = [contestant.build(parameters(shapes, torch.float32, CPU, 1e-4), 1e-6, False) for contestant in every]
     seconds: list[list[float]] = [[] for _ in steps]
     for step in steps:
         step.step()
@@ -64,9 +64,6 @@ def measure(name: str, shapes: Shapes, threads: int, every: list[Contestant], ro
             for _ in range(repeats):
                 step.step()
             times.append((time.perf_counter() - start) / repeats)
-            # clipping changes them
-            for (_, param), grad in zip(named, grads, strict=True):
-                param.grad = grad
         start = time.perf_counter()
         target.copy_(source)
         copies.append(time.perf_counter() - start)

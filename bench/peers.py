@@ -5,6 +5,8 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from bench import reference as numbers
 from bench.contestants import Contestant, Named, options_of
 
@@ -45,7 +47,7 @@ def peers() -> tuple[list[Contestant], dict[str, str]]:
             absent[package] = "not installed"
             continue
         try:
-            modules = {row[3]: importlib.import_module(row[3]) for row in rows}
+            modules = {row[3]: import_beside_torchvision(row[3]) for row in rows}
         except (ImportError, RuntimeError) as error:
             # as of a package that was built for another torch: said in the report
             absent[package] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -54,6 +56,20 @@ def peers() -> tuple[list[Contestant], dict[str, str]]:
             build = _builder(getattr(modules[module], name), options)
             found.append(Contestant(rule, method, who, build, graph=False, mutates=True))
     return found, absent
+
+
+def import_beside_torchvision(name: str) -> Any:
+    """Imports a module that imports torchvision, also if that was built for another torch."""
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass
+    except RuntimeError:
+        # a CPU build of torch beside a torchvision whose compiled operators do not load: give it their schemas
+        schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        for op in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{op}", schema)
+    return importlib.import_module(name)
 
 
 def _builder(cls: Any, options: dict[str, Any]) -> Callable[[Named, float, bool], Any]:

@@ -38,21 +38,14 @@ def torchs_bits(monkeypatch):
 
 @pytest.fixture(scope="session")
 def third_party():
-    """Imports a package that imports torchvision, also if that was built for another torch; skips if not installed."""
+    """Imports a package that may import torchvision; skips if it is not installed."""
 
     def load(name):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
-        try:
-            import torchvision  # noqa: F401
-        except ModuleNotFoundError:
-            pass
-        except RuntimeError:
-            # a CPU build of torch beside a torchvision whose compiled operators do not load: give it their schemas
-            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            for op in ("nms", "qnms"):
-                torch.library.define(f"torchvision::{op}", schema)
-        return importlib.import_module(name)
+        from bench.peers import import_beside_torchvision
+
+        return import_beside_torchvision(name)
 
     return load
 

