@@ -23,7 +23,7 @@ from fused_lwlr.kernels.native.read import Block, Function, Operation, Type, Uns
 
 AHEAD, SHORT = 4096, 1024
 """Bytes ahead of which loops of few lanes fetch memory. The queue goes through a tile in short loops. Where one of them
-reads one column alone, as for norms, the hardware does not keep up: SGD with ELR took 16.3 ms without, and 12.7 with it."""
+reads one column alone, as for norms, the hardware does not keep up: SGD with ELR took 16.3 ms without, 12.7 with it."""
 
 
 class _Uniform(NamedTuple):

@@ -1,5 +1,6 @@
 """Launching kernels, and counting what was launched."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -115,5 +116,5 @@ def grid(programs: int) -> int:
 def residents(device: torch.device) -> int:
     """About as many programs as a device runs at once."""
     if device.type != "cuda":
-        return torch.get_num_threads() if is_native(device) else 1
+        return (os.cpu_count() or 1) if is_native(device) else 1
     return PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
