@@ -57,31 +57,30 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
         read = read + np.where(table.norms.known[table._layout.tensor], 0, sizes["param"])
     launch: Any = sys.modules["fused_lwlr.kernels.triton.launch"]
     window, tile = launch.sizes_of(table.buffer.device).window, meta["BLOCK"] * meta["PASSES"]
-    soon = read_soon(items, table.numel, tile, norms, sum(sizes.values()), window)
+    soon = read_soon(items, table.numel, tile, norms, window)
     cached = int((read * (soon & write)).sum())
     return memory + int(read.sum()) - cached, cached
 
 
-def read_soon(
-    items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray, footprint: np.ndarray, window: int
-) -> np.ndarray:
+def read_soon(items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray, window: int) -> np.ndarray:
     """Returns, for each row, whether what its norm items read is still in L2 when its update items read it again.
 
-    That is if at most twice the window passes in between.
+    That is if norms read at most twice the window in between. What updates move is not counted: it is the first to be
+    evicted.
 
     Args:
         items: of the queue.
         numel: elements of each row.
         tile: elements of an item.
-        norms, footprint: bytes of each row that its norm and update items move.
+        norms: bytes of each row that its norm items read.
         window: see `Sizes`.
     """
     row, kind, slot = items[:, 0].astype(np.int64), items[:, 1] % 2, items[:, 1] // 2
     counts = -(-numel // tile)
     elements = np.minimum(numel[row] - (slot - (np.cumsum(counts) - counts)[row]) * tile, tile)
-    passed = np.cumsum(np.where(kind == 0, norms[row], footprint[row]) * (elements / np.maximum(numel[row], 1)))
+    bytes_read = np.where(kind == 0, norms[row], 0) * (elements / np.maximum(numel[row], 1))
+    passed = np.cumsum(bytes_read)
     begin, end = np.full(len(numel), np.inf), np.zeros(len(numel))
-    before = passed - norms[row] * (elements / np.maximum(numel[row], 1))
-    np.minimum.at(begin, row[kind == 0], before[kind == 0])
+    np.minimum.at(begin, row[kind == 0], (passed - bytes_read)[kind == 0])
     np.maximum.at(end, row[kind == 1], passed[kind == 1])
     return end - begin <= 2 * window

@@ -46,7 +46,7 @@ def candidates() -> Iterator[tuple[str, dict[str, Any]]]:
             yield step, {"PER_PROCESSOR": programs}
         for passes in (1, 2, 8, 16):
             yield step, {"GPU": {"queue_passes": passes}}
-        for window in (8, 12, 24, 32):
+        for window in (12, 24, 32, 48):
             yield step, {"GPU": {"window": window << 20}}
     for step, more in itertools.product((*QUEUED, "statistics"), (-1, 2)):
         # of which fewer or more registers follow

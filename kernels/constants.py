@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
         block: elements that the queue and the statistics load at a time.
         queue_passes, statistics_passes: blocks of an item.
         queue_slots, statistics_slots: partial sums that are read at a time.
-        window: bytes of rows that wait in the queue for their updates.
+        window: bytes that the norms of a group of rows read, see `schedule`.
     """
 
     step_block: int
@@ -57,14 +57,16 @@ class Sizes(NamedTuple):
 
 GPU = Sizes(
     step_block=1024, block=1024, queue_passes=4, queue_slots=1024, statistics_passes=16, statistics_slots=128,
-    window=16 << 20,
+    window=19 << 20,
 )  # fmt: skip
 """The window: of an L2 of 40 MB and up twice as much is counted on."""
 CPU = Sizes(
     step_block=16384, block=128, queue_passes=512, queue_slots=32, statistics_passes=128, statistics_slots=32,
-    window=4 << 20,
+    window=2 << 20,
 )  # fmt: skip
-"""Accumulators of 128 elements stay in the first cache, a window in the last. Measured with `python -m bench.cpu`."""
+"""Accumulators of 128 elements stay in the first cache, and two windows in the last; the window is that of one thread.
+Measured with `python -m bench.cpu` on an AMD EPYC. AdamW with LAMB on ResNet-50: one thread takes 20.0 ms with this
+window and 23.6 without any, two threads 22.9 with it and 13.9 without."""
 GRAIN = 1 << 16
 """Elements of a table that are worth a second thread of a CPU."""
 

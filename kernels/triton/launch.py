@@ -1,15 +1,15 @@
 """Launching kernels, and counting what was launched."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton import knobs
 
-from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, PER_PROCESSOR, Sizes
+from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, Sizes
 from fused_lwlr.kernels.native.build import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
@@ -27,7 +27,10 @@ def is_native(device: torch.device) -> bool:
 
 def sizes_of(device: torch.device) -> Sizes:
     """Returns how work is divided on a device."""
-    return CPU if is_native(device) else GPU
+    if not is_native(device):
+        return GPU
+    # a thread that writes what another has just read waits for the other's cache: all norms first
+    return CPU if torch.get_num_threads() == 1 else CPU._replace(window=1 << 60)
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> bool:
@@ -113,8 +116,14 @@ def grid(programs: int) -> int:
     return programs
 
 
-def residents(device: torch.device) -> int:
-    """About as many programs as a device runs at once."""
+def residents(device: torch.device, per_processor: int) -> int:
+    """Returns the number of programs that a device runs at once, with so many on a multiprocessor."""
     if device.type != "cuda":
-        return (os.cpu_count() or 1) if is_native(device) else 1
-    return PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+        return torch.get_num_threads() if is_native(device) else 1
+    return per_processor * multi_processors(device)
+
+
+@cache
+def multi_processors(device: torch.device) -> int:
+    """Returns the number of multiprocessors of a GPU."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fused_lwlr.kernels.constants import WARPS, most_registers
+from fused_lwlr.kernels.constants import LEAST_RESIDENT, PER_PROCESSOR, WARPS, most_registers
 from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.table import Table
@@ -106,9 +106,11 @@ def _queued(
     known = scale.values.contiguous() if isinstance(scale, Factors) else None
     balance = isinstance(scale, Balance)
     totals, rescale = cached_totals.cached_totals(table), gate.totals is not None and device_table.rescales
-    work, measured = device_table.workspace, isinstance(scale, (Scale, Factors))
-    if work is None or work.measured != measured:
-        work = device_table.workspace = Workspace(device_table, sizes_of(device_table.buffer.device), measured=measured)
+    device, work = device_table.buffer.device, device_table.workspace
+    programs = residents(device, LEAST_RESIDENT[f"{rule.name} queue"])
+    work_key = scale.place if isinstance(scale, (Scale, Factors)) else None, programs
+    if work is None or work.key != work_key:
+        work = device_table.workspace = Workspace(device_table, sizes_of(device), *work_key)
     place = None if scale is None else scale.place
     key = (rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), place, formula)
     kernel, workspace = table.cache.get(key, (None, None))
@@ -149,9 +151,10 @@ def _queue_kernel(
     meta = _common(device_table, rule, on_device=on_device)
     formula = scale if isinstance(scale, Scale) else None
     gated = gate.totals is not None or device_table.dtypes["step"] is not None
-    sizes = sizes_of(device_table.buffer.device)
+    device = device_table.buffer.device
+    sizes = sizes_of(device)
     return BoundKernel(
-        queue.queue_kernel, device_table, most_programs=residents(device_table.buffer.device),
+        queue.queue_kernel, device_table, most_programs=residents(device, PER_PROCESSOR),
         registers=most_registers(f"{rule.name} queue, gated" if gated else f"{rule.name} queue"), **meta,
         STEP=device_table.dtypes["step"], COEFFICIENTS=compiled(rule.coefficients),
         FORMULA=compiled(formula.formula) if formula is not None else None,

@@ -1,30 +1,35 @@
 """The memory of the queue between launches: its items in order, its counters and partial sums."""
 
-from collections import deque
-
 import numpy as np
 import torch
 
 from fused_lwlr.kernels.constants import Sizes
-from fused_lwlr.kernels.control import STEP_STATISTICS
+from fused_lwlr.kernels.control import STEP_STATISTICS, Place
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 
 class Workspace:
     """Items and buffers of `queue_kernel` for one device table.
 
+    Args:
+        place: what norms are of, as in `Scale`; None if there are none.
+        programs: that run at once.
+
     Attributes:
-        measured: whether there are norm items.
+        key: `place` and `programs`, which it was made for.
         tiles: the number of tiles of all rows.
         buffers: counters, partials, prints, factors and statistics, in the order of the kernel's arguments.
         statistics: float64 [rows, 5], what the last launch found.
     """
 
-    def __init__(self, device_table: DeviceTable, sizes: Sizes, *, measured: bool):
-        self.measured, self._tile = measured, sizes.queue_tile
-        footprint = sum(device_table.sizes.values(), np.zeros_like(device_table.numel))
-        self._segments = schedule(footprint, sizes.window, measured=measured)
-        self.tiles = int((-(-device_table.numel // self._tile)).sum())
+    def __init__(self, device_table: DeviceTable, sizes: Sizes, place: Place | None, programs: int):
+        self.key, self._tile, measured = (place, programs), sizes.queue_tile, place is not None
+        counts = -(-device_table.numel // self._tile)
+        # of the gradient alone, or of a direction that all columns but the average decide
+        norms = [size for name, size in device_table.sizes.items() if place == "direction" and name != "ema"]
+        read = sum(norms) if norms else device_table.sizes["grad"]
+        self._segments = schedule(read, counts, sizes.window, programs, measured=measured)
+        self.tiles = int(counts.sum())
         # without norm items nothing is stored for a row
         rows, device = device_table.rows if measured else 0, device_table.buffer.device
         self.statistics = torch.zeros(rows, len(STEP_STATISTICS), dtype=torch.float64, device=device)
@@ -42,7 +47,7 @@ class Workspace:
 
     def items(self, table: DeviceTable, *, norms: bool, updates: bool) -> torch.Tensor:
         """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
-        key = self.measured, norms, updates
+        key = self.key, norms, updates
         found = table.items.get(key)
         if found is not None:
             return found
@@ -50,36 +55,34 @@ class Workspace:
         return table.make_items(key, lambda: item_list(segments, table.numel, self._tile))
 
 
-def schedule(footprint: np.ndarray, window: int, *, measured: bool) -> np.ndarray:
+def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *, measured: bool) -> np.ndarray:
     """Returns the order of the norms (kind 0) and updates (kind 1) of rows in the queue: 2 · row + kind, int64.
 
-    The norms of a row come before its updates, and those of other rows between them, so that nobody waits for
-    long; but no more than `window` bytes of rows have their norms and wait for their updates.
+    Rows are put into groups, in their order. The norms of the next group come between the norms of a group and its
+    updates, so that no program waits for the last norms of a row; and what norms have read is still in the cache when
+    updates read it again, if that holds two groups. A group ends before its norms would read more than `window` bytes,
+    but not before it has items for half of the programs.
 
     Args:
-        footprint: bytes of each row, over all columns.
+        read: bytes of each row that its norms read.
+        counts: items of each row.
+        programs: that run at once.
         measured: whether there are norms at all.
     """
     if not measured:
-        return 2 * np.arange(len(footprint)) + 1
+        return 2 * np.arange(len(read)) + 1
     segments: list[int] = []
-    waiting: deque[int] = deque()
-    large: int | None = None
-    behind, sizes = 0, footprint.tolist()
-    for row, size in enumerate(sizes):
-        while waiting and behind + size > window:
-            oldest = waiting.popleft()
-            behind -= sizes[oldest]
-            segments.append(2 * oldest + 1)
+    before: list[int] = []
+    group: list[int] = []
+    size = count = 0
+    for row, (more, items) in enumerate(zip(read.tolist(), counts.tolist(), strict=True)):
+        if size + more > window and 2 * count >= programs:
+            segments += [2 * other + 1 for other in before]
+            before, group, size, count = group, [], 0, 0
+        group.append(row)
+        size, count = size + more, count + items
         segments.append(2 * row)
-        if large is not None:
-            # it is read from memory again in any case: time for its last norms, instead of waiting for them
-            segments.append(2 * large + 1)
-        large = row if size > window else None
-        if large is None:
-            waiting.append(row)
-            behind += size
-    segments += [2 * row + 1 for row in (*waiting, *([] if large is None else [large]))]
+    segments += [2 * other + 1 for other in (*before, *group)]
     return np.array(segments, dtype=np.int64)
 
 

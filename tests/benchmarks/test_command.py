@@ -90,7 +90,7 @@ def test_constants_are_set_before_kernels_are_imported():
         "step, tile, launch = (importlib.import_module('fused_lwlr.kernels.triton.' + name)\n"
         "    for name in ('step', 'tile', 'launch'))\n"
         "print(launch.GPU.block, step.WARPS, tile.TAIL.value, launch.GPU.queue_tile, launch.GPU.window,\n"
-        "    launch.PER_PROCESSOR, step.most_registers('sgd queue'))\n"
+        "    step.PER_PROCESSOR, step.most_registers('sgd queue'))\n"
         "try: apply({})\n"
         "except RuntimeError as error: print(error)"
     )

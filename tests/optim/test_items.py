@@ -1,5 +1,6 @@
-"""The list of a launch's work: every tile once, and its update soon after the norms of its row."""
+"""The list of a launch's work: every tile once, and updates neither too soon after the norms nor too late."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -10,22 +11,34 @@ from tables import change_sizes
 from tolerances import close
 
 from bench.bytes_moved import read_soon
+from bench.parameter_sets import SETS, shapes_of
 from fused_lwlr import ELR
+from fused_lwlr.kernels.constants import GPU, LEAST_RESIDENT
 from fused_lwlr.kernels.triton import workspace
 
 WINDOW = 16 << 20
 
 
-def items_of(numel, itemsize, measured=True, tile=4096):
+def items_of(numel, itemsize, measured=True, tile=4096, window=WINDOW, programs=8):
     numel = np.array(numel, dtype=np.int64)
-    segments = workspace.schedule(numel * itemsize, WINDOW, measured=measured)
-    items = workspace.item_list(segments, numel, tile)
     counts = -(-numel // tile)
+    segments = workspace.schedule(numel * itemsize, counts, window, programs, measured=measured)
+    items = workspace.item_list(segments, numel, tile)
     assert items.dtype == np.int32
     # nothing wrapped around
     assert (items >= 0).all()
-    within = read_soon(items, numel, tile, numel * 4, numel * itemsize, WINDOW)
+    within = read_soon(items, numel, tile, numel * itemsize, window)
     return items[:, 0].astype(int), items[:, 1] % 2, items[:, 1] // 2, counts, within
+
+
+def places(row, kind, count):
+    """Where the first norm, the last norm, the first update and the last update of each row are in a list."""
+    at = np.arange(len(row))
+    found = [np.full(count, start) for start in (len(row), -1, len(row), -1)]
+    for k in (0, 1):
+        np.minimum.at(found[2 * k], row[kind == k], at[kind == k])
+        np.maximum.at(found[2 * k + 1], row[kind == k], at[kind == k])
+    return found
 
 
 LISTS = [
@@ -49,26 +62,45 @@ def test_items(numel, measured):
             & (slot[kind == k] - first[row[kind == k]] < counts[row[kind == k]])
         ).all()
     if measured:
-        at = np.arange(len(row))
-        last, begin = np.full(len(numel), -1), np.full(len(numel), len(row))
-        np.maximum.at(last, row[kind == 0], at[kind == 0])
-        np.minimum.at(begin, row[kind == 1], at[kind == 1])
+        _, last, begin, _ = places(row, kind, len(numel))
         assert (last < begin).all()
 
 
 @pytest.mark.parametrize("numel", LISTS)
 def test_what_counts_as_read_from_l2_is_read_soon(numel):
-    """Little passes between the norms of such a row and its update, and no row misses without need."""
-    row, kind, _, counts, within = items_of(numel, 12)
-    sizes = np.array(numel) * 12
+    """Norms read little between the norms of such a row and its update, and of small rows all are such rows."""
+    row, kind, _, counts, within = items_of(numel, 4)
+    sizes = np.array(numel) * 4
     # tiles count in full, so rows that are far smaller than one are left out
-    passed = np.cumsum(np.where(kind == 0, 4, 12) * np.minimum(np.array(numel)[row], 4096))
+    passed = np.cumsum(np.where(kind == 0, 4, 0) * np.minimum(np.array(numel)[row], 4096))
+    first, _, _, end = places(row, kind, len(numel))
     for r in np.flatnonzero((counts > 0) & (sizes > 4096))[:60]:
-        begin, end = np.flatnonzero((row == r) & (kind == 0))[0], np.flatnonzero((row == r) & (kind == 1))[-1]
-        between = passed[end] - passed[begin]
+        between = passed[end[r]] - passed[first[r]]
         assert between <= 2.1 * WINDOW if within[r] else between > 1.9 * WINDOW
-        after_large = r > 0 and sizes[r - 1] > WINDOW
-        assert within[r] == (sizes[r] <= WINDOW and not after_large)
+    if max(sizes) <= WINDOW:
+        assert within.all()
+
+
+STEPS = {"sgd queue": 4, "sgd queue, gated": 2, "adamw queue": 16, "adamw queue, gated": 16, "lion queue": 12}
+"""Bytes of an element that norms read: of the gradient, or of all columns of a direction."""
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("name", [name for name in SETS if name != "one of 2^28"])
+def test_updates_are_far_behind_the_norms_of_their_row(name, kind):
+    """At least as many items as programs run at once on 132 multiprocessors, for 95 % of the elements."""
+    numel, programs = np.array([math.prod(shape) for shape in shapes_of(name)]), 132 * LEAST_RESIDENT[kind]
+    row, kinds, _, counts, _ = items_of(numel, STEPS[kind], tile=GPU.queue_tile, window=GPU.window, programs=programs)
+    _, last, begin, _ = places(row, kinds, len(numel))
+    enough = counts.sum() - counts >= programs
+    assert numel[(begin - last < programs) & enough].sum() <= 0.05 * numel.sum()
+
+
+def test_a_single_row_waits():
+    """There is nothing else to do."""
+    row, kind, *_ = items_of([2**28], 4)
+    _, last, begin, _ = places(row, kind, 1)
+    assert begin == last + 1
 
 
 def test_many_tiles_and_rows_for_the_slots(device, monkeypatch):
