@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, KNOWN, POWER
-from fused_lwlr.kernels.triton.norms import add_norms, add_weights, finalize_row, fingerprint
+from fused_lwlr.kernels.triton.norms import add_norms, add_weights, finalize_row, fingerprint, store_statistics
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, reduce_slots
 from fused_lwlr.kernels.triton.tile import FIRST_TILE, NUMEL, STEP_COUNT, TAIL, TRAITS, entry, fold, visit
@@ -92,6 +92,8 @@ def arrive(arrivals, addresses, rows, row, TILE: tl.constexpr):
     # loaded here and not before the loops, where they would take registers
     first = entry(addresses, rows, row, FIRST_TILE).to(tl.int32)
     count = tl.cdiv(entry(addresses, rows, row, NUMEL), TILE).to(tl.int32)
+    # what other threads of this program stored comes before the arrival too
+    tl.debug_barrier()
     last = tl.atomic_add(arrivals + row, 1, sem="acq_rel") == count - 1
     if last:
         tl.store(arrivals + row, 0)
@@ -253,11 +255,13 @@ def queue_kernel(
             last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
             if last:
                 if FORMULA is not None:
-                    finalize_row(
-                        row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
+                    known = finalize_row(
+                        row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows,
                         FORMULA, PLACE, NUMBERS, WIDTH, ON_DEVICE, SLOTS,
                     )  # fmt: skip
-                tl.atomic_xchg(ready + row, 1, sem="release")
+                    # as soon as there are factors: nobody waits for statistics
+                    tl.atomic_xchg(ready + row, 1, sem="release")
+                    store_statistics(row, first, count, known, partials, tiles, statistics, SLOTS)
         elif not skipped:
             factor, scale, ratio = factors_of(
                 row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA, PLACE

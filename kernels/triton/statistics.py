@@ -98,6 +98,8 @@ def statistics_kernel(
             DTYPES, None, False, BLOCK, 2,
         )  # fmt: skip
         count = tl.maximum(tl.cdiv(numel, BLOCK * PASSES), 1).to(tl.int32)
+        # what other threads of this program stored comes before the arrival too
+        tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
         if arrived == count - 1:
             # ready for the next launch
