@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo environments test test-triton-3.6 test-triton-3.7 fuzz lint bench bench-gpu bench-host clean
+.PHONY: demo environments test test-triton-3.6 test-triton-3.7 fuzz lint gpu bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -41,6 +41,10 @@ bench: $(VENV)/.dev
 
 bench-gpu: $(VENV)/.dev
 	$(BIN)/python -m bench --gpu
+
+# the tests and figures of a GPU's first half hour, in stages; also PYTHONPATH=. python -m bench.gpu_day
+gpu: $(VENV)/.dev
+	PYTHONPATH=. $(BIN)/python -m bench.gpu_day
 
 bench-host: $(VENV)/.dev
 	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest bench -p no:xdist --benchmark-autosave --benchmark-compare

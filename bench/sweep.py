@@ -1,6 +1,6 @@
 """Finds launch constants for a device: times each of a list of candidates, in a process of its own.
 
-    python -m bench.sweep [--set NAME] [--out FILE]
+    python -m bench.sweep [--set NAME] [--out FILE] [--seconds N]
 
 A trial sets constants before the kernels are imported, so that everything that depends on them does, and works on
 copies that are restored before every sample: nothing is tuned on live parameters. Prints GPU times with L2 flushed, and
@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,16 +113,23 @@ def main() -> None:
     """Run all trials, or the one of --trial."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--set", default="ViT-L/16", choices=SETS)
-    parser.add_argument("--out", type=Path, help="JSON, one trial a line")
-    parser.add_argument("--cpu", action="store_true", help="on the CPU's reference: a rehearsal, no measurement")
+    parser.add_argument("--out", type=Path, help="JSON, one trial a line; those that are there are not tried again")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no trial after this time")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU: a rehearsal, no measurement")
     parser.add_argument("--trial", nargs=2, metavar=("STEP", "CONSTANTS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.trial:
         step, changes = options.trial
         print(json.dumps(trial(step, json.loads(changes), options.set, options.cpu)))
         return
-    found: list[dict[str, Any]] = []
-    for step, changes in tqdm(list(candidates())):
+    resumed = options.out and options.out.exists()
+    found: list[dict[str, Any]] = list(map(json.loads, options.out.read_text().splitlines())) if resumed else []
+    tried = [(row["set"], row["step"], row["constants"]) for row in found]
+    end = time.monotonic() + options.seconds
+    for step, changes in tqdm([c for c in candidates() if (options.set, *c) not in tried]):
+        if time.monotonic() >= end:
+            print("no time left: the same command goes on from here")
+            break
         command = [sys.executable, "-m", "bench.sweep", "--set", options.set, "--trial", step, json.dumps(changes)]
         command += ["--cpu"] if options.cpu else []
         result = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
