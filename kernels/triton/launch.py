@@ -12,6 +12,7 @@ from triton import knobs
 from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, Sizes
 from fused_lwlr.kernels.native.build import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
+from fused_lwlr.kernels.triton.upload import is_capturing
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -69,8 +70,17 @@ class BoundKernel:
         self.compiled: dict[tuple[type, ...], Any] = {}
 
     def compile(self, items: Tensor, args: Sequence[Any]) -> None:
-        """Compiles and loads the kernel for such arguments, so that a launch cannot fail for want of that."""
+        """Compiles and loads the kernel for such arguments, so that a launch cannot fail for want of that.
+
+        Raises:
+            RuntimeError: during a capture in a CUDA graph, in which nothing can be loaded.
+        """
         if items.shape[0]:
+            if is_capturing():
+                raise RuntimeError(
+                    "step() is captured in a CUDA graph and needs a kernel that was not compiled: take a step with the "
+                    "same options, types of learning rates and loss scale before the capture"
+                )
             with self.device:
                 self.compiled[tuple(map(type, args))] = self._runner_of(self.arguments(items, args))
 

@@ -324,6 +324,31 @@ def agree(found, expected):
     return all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(found, expected, strict=True))
 
 
+def test_lanes_do_not_depend_on_one_another(monkeypatch, tmp_path):
+    """What compilers are promised: the same bits if every loop over lanes runs backwards."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found, backwards = [], 0
+    for turned in (False, True):
+
+        def written(function, most_wait, turned=turned):
+            nonlocal backwards
+            text = write.write(function, most_wait)
+            if turned:
+                loop = r"for \(int64_t i = ([^;]+); i < ([^;]+); i\+\+\)"
+                text, count = re.subn(loop, r"for (int64_t i = \2 - 1; i >= \1; i--)", text)
+                backwards += count
+            return text
+
+        monkeypatch.setattr(build, "write", written)
+        monkeypatch.setattr(build, "_translator", lambda turned=turned: f"{turned}")
+        build._function.cache_clear()
+        found.append(values()[0])
+    build._function.cache_clear()
+    assert backwards > 100
+    for forwards, other in zip(*found, strict=True):
+        same(forwards, other)
+
+
 @pytest.mark.parametrize("name", [None, *MUTATIONS])
 def test_a_wrong_rule_of_the_translator_is_noticed(name, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

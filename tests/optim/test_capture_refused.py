@@ -8,6 +8,7 @@ from cases import every_name, nan_arithmetic
 from graphs import capture as graph_of
 from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train
 
+from fused_lwlr.kernels.triton import launch
 from fused_lwlr.optim import base, capture
 
 SHAPES = [(6, 5), (), (130,)]
@@ -58,6 +59,19 @@ def test_one_group_that_is_not(name, capturing, device):
     gradients(named)
     capturing()
     refused(ours, named, "construct it with capturable=True")
+
+
+@every_name
+def test_a_kernel_that_is_not_compiled(name, capturing, device, monkeypatch):
+    """A step with numbers, and a capture with a rate on the device, which another variant of the kernel reads."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named)
+    train((ours,), (named,), 1)
+    gradients(named)
+    ours.param_groups[0]["lr"] = torch.tensor(0.1, device=device)
+    capturing()
+    monkeypatch.setattr(launch, "is_capturing", lambda: True)
+    refused(ours, named, "needs a kernel that was not compiled")
 
 
 @every_name
