@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 
 Call = Callable[[], Any]
+WARM_UP = 0.5
+"""Seconds of work before the clock rate is measured."""
 
 
 class Clock(Protocol):
@@ -55,9 +57,13 @@ class CudaClock:
     def __init__(self) -> None:
         self.device = torch.device("cuda")
         self._properties = torch.cuda.get_device_properties(self.device)
-        self._flushed = torch.empty(2 * self._properties.L2_cache_size, dtype=torch.uint8, device=self.device)
+        self._flushed = torch.zeros(self._properties.L2_cache_size // 2, dtype=torch.float32, device=self.device)
+        # an idle GPU runs at a fraction of its clock rate
+        warm = time.perf_counter() + WARM_UP
+        while time.perf_counter() < warm:
+            self._flush()
+            torch.cuda.synchronize()
         start, end = self._events()
-        self._sleep(10**6)
         start.record()
         self._sleep(10**7)
         end.record()
@@ -71,6 +77,10 @@ class CudaClock:
     @staticmethod
     def _sleep(cycles: int) -> None:
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call,unused-ignore]
+
+    def _flush(self) -> None:
+        """Reads twice as much as L2 holds: what was written instead would be written back in the time of the call."""
+        self._flushed.sum()
 
     def facts(self) -> dict[str, Any]:
         properties = self._properties
@@ -95,7 +105,7 @@ class CudaClock:
         start, end = self._events()
         torch.cuda.synchronize()
         if flush:
-            self._flushed.zero_()
+            self._flush()
         # the host runs ahead while the device waits: no gaps between kernels, unless the call itself waits
         self._sleep(int(min(2 * host + 100e-6, 0.2) * self._cycles_per_second))
         start.record()

@@ -37,9 +37,9 @@ class Stand:
         assert name == "cuda"
         return torch.device("cpu")
 
-    def empty(self, size, **options):
+    def zeros(self, size, **options):
         self._log.append(f"buffer of {size}")
-        return SimpleNamespace(zero_=lambda: self._log.append("flush"))
+        return SimpleNamespace(sum=lambda: self._log.append("flush"))
 
     def _sleep(self, cycles):
         # of 2 GHz
@@ -70,8 +70,10 @@ def log():
 @pytest.fixture
 def gpu(log, monkeypatch):
     monkeypatch.setattr(clock, "torch", Stand(log))
+    monkeypatch.setattr(clock, "WARM_UP", 0.001)
     made = clock.CudaClock()
-    assert "buffer of 2000" in log
+    # single precision, twice the cache
+    assert log[:3] == ["buffer of 500", "flush", "wait"]
     log.clear()
     return made
 
