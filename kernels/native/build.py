@@ -104,6 +104,19 @@ def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...])
     return run
 
 
+def problem(kernel: Any, types: tuple[str | None, ...], meta: dict[str, Any]) -> str | None:
+    """Returns why a kernel cannot be compiled for arguments of these types, or None if it can.
+
+    Compilers, OpenMP and what Triton writes differ between machines and versions: any failure is an answer.
+    """
+    try:
+        _parallel()
+        _function(kernel, types, tuple([meta.get(name) for name in kernel.arg_names]))
+    except Exception as error:
+        return f"{error}" or type(error).__name__
+    return None
+
+
 def _type(value: Any) -> str:
     if isinstance(value, Tensor):
         return TYPES[value.dtype]

@@ -1,25 +1,25 @@
-"""Whether kernels run on this CPU."""
+"""Whether kernels can be compiled for this CPU."""
 
-import torch
+import triton.language as tl
 from triton import knobs
 
-from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton.launch import counters
-from fused_lwlr.kernels.triton.statistics import statistics
+from fused_lwlr.kernels.constants import CPU
+from fused_lwlr.kernels.native.build import problem
+from fused_lwlr.kernels.triton.statistics import statistics_kernel
+
+# without tensors: what is found out must not depend on modes and defaults of torch at the first step
+TYPES = ("*i64", "*fp32", "*i32", "i32", "i32", "*fp32", "*i32", "*fp64", "*fp64", None)
 
 
 def problem_on_cpu() -> str | None:
-    """Runs a kernel on this CPU. Returns why it cannot be compiled or run, or None if it ran.
+    """Compiles a kernel for this CPU, and returns why that fails, or None if it does not.
 
     Returns an empty text in Triton's interpreter, which is slower than the reference.
     """
     if knobs.runtime.interpret:
         return ""
-    one = torch.ones(1, device="cpu")
-    try:
-        statistics(Table({"param": [one], "grad": [one]}))
-    except Exception as error:
-        # a compiler, OpenMP or something of Triton that is missing or not as expected: users are told
-        return f"{error}" or type(error).__name__
-    counters["launches"] -= 1
-    return None
+    meta = {
+        "DTYPES": (tl.float32, tl.float32), "BLOCK": CPU.block, "PASSES": CPU.statistics_passes,
+        "SLOTS": CPU.statistics_slots, "TOTALS": False,
+    }  # fmt: skip
+    return problem(statistics_kernel, TYPES, meta)

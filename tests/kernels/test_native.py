@@ -13,8 +13,10 @@ import triton
 import triton.language as tl
 from tables import HYPER, RULES, equal, make, twin
 from tolerances import same
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fused_lwlr
+from fused_lwlr import ops
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels import triton as backend
 from fused_lwlr.kernels.native import build, c, write
@@ -249,6 +251,19 @@ def test_every_loop_over_elements_is_vectorized(dtype, monkeypatch, tmp_path):
             loop = "\n".join(lines[start - 1 : start + 10])
             # samples of a tile, which are far from one another
             assert "bf16 *const" in loop or "f16 *const" in loop or "float *const" in loop, loop
+
+
+def test_modes_and_defaults_at_the_first_step_change_nothing():
+    """That kernels can be compiled is found out once, for all steps that follow."""
+    ops._problem_on_cpu.cache_clear()
+    build._function.cache_clear()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"), FakeTensorMode():
+            assert ops._problem_on_cpu() is None
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert ops.pick("auto", CPU, torch.float32) is backend
 
 
 @triton.jit
