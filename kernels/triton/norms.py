@@ -30,24 +30,24 @@ def add_norms(
     at, offs, numel, numbers, sums,
     DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Add Σ|g|, Σg², the count of non-finite g and, if there is a RULE, Σd² of one block to accumulators."""
+    """Add Σ|g|, Σg², the count of non-finite g and Σd² of one block to accumulators; no Σd² if RULE is None."""
     unscale, factor, c1, c2, hyper = numbers
+    abs_sum, sq_sum, nonfinite, direction_sum = sums
     # update items read this again: it should stay in L2
     magnitude = tl.abs(load(at[1], offs, numel, DTYPES[1], FULL, "evict_last")) * unscale
-    abs_sum = sums[0] + fold(magnitude, FULL)
-    sq_sum = sums[1] + fold(magnitude * magnitude, FULL)
+    abs_sum += fold(magnitude, FULL)
+    sq_sum += fold(magnitude * magnitude, FULL)
     # false for NaN as well as for infinity
-    nonfinite = sums[2] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
-    if RULE is None:
-        return abs_sum, sq_sum, nonfinite
-    else:
+    nonfinite += fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
+    if RULE is not None:
         w, d, _, _, _ = new_values(
             at, offs, numel, factor, 1.0, c1, c2, hyper, DTYPES, RULE, ON_DEVICE, FULL, "evict_last"
         )  # fmt: skip
         d += number(hyper, 3, ON_DEVICE) * w
         if not FULL:
             d = tl.where(offs < numel, d, 0.0)
-        return abs_sum, sq_sum, nonfinite, sums[3] + fold(d * d, FULL)
+        direction_sum += fold(d * d, FULL)
+    return abs_sum, sq_sum, nonfinite, direction_sum
 
 
 @triton.jit

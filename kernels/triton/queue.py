@@ -74,7 +74,7 @@ def measure(
     """Store the partial sums of a tile."""
     begin = tl.zeros([], tl.int32)
     visit(
-        add_norms, at, aligned, begin, stop, numbers, partials, slot, tiles, 4 if PLACE == "direction" else 3,
+        add_norms, at, aligned, begin, stop, numbers, partials, slot, tiles, 4,
         DTYPES, RULE if PLACE == "direction" else None, ON_DEVICE, BLOCK,
     )  # fmt: skip
     # the last step left Σw², which is valid unless the weights were changed since
@@ -231,7 +231,7 @@ def queue_kernel(
     addresses: see `DeviceTable`, with columns param, grad, three of state, step, master_weight, and perhaps ema.
     items: see `item_list`. shared_lr, shared_c1, shared_c2: see numbers.py. statistics: [rows, 5].
     counters: ticket, programs that left; for each row norm items done, ready, update items done; the largest Σw².
-    partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd² if that is the norm, Σw². prints: [tiles], of the weights of Σw².
+    partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
     factors: [3, rows], of the gradient, the decayed gradient and the direction. grad_scale, found_inf: see `Gate`.
     known_factors: [rows], see `Factors`. row_sums: [rows, 4], of a `Balance`; the last two are Σw² and the result of
     `add_inverse_norms`, before and after the step. seed: of stochastic rounding.
