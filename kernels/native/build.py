@@ -20,7 +20,7 @@ from torch import Tensor
 from triton.compiler import ASTSource
 from triton.runtime.cache import get_cache_manager
 
-from fused_lwlr.kernels.native.read import read
+from fused_lwlr.kernels.native.read import UnsupportedError, read
 from fused_lwlr.kernels.native.write import write
 
 FLAGS = (
@@ -75,7 +75,13 @@ def compile_kernel(
         CompileError: there is no C compiler or no OpenMP, or the compiler failed.
     """
     kinds = tuple([None if value is None else _type(value) for value in arguments])
-    run = _function(kernel, kinds, tuple([meta.get(name) for name in kernel.arg_names]))
+    try:
+        run = _function(kernel, kinds, tuple([meta.get(name) for name in kernel.arg_names]))
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"{kernel.__name__} cannot be compiled for this CPU, because triton {triton.__version__} writes {error}: "
+            "pass backend='torch'"
+        ) from None
     layout = struct.Struct("@" + "".join([{"fp32": "f", "i32": "i"}.get(kind, "P") for kind in kinds if kind]))
     parallel = _parallel()
 

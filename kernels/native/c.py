@@ -166,7 +166,9 @@ def expression(op: Operation, operands: Sequence[str]) -> str:
         return f"__builtin_fabs{'f' if result == 'f32' else ''}({a})"
     if name in ("math.sqrt", "tt.precise_sqrt"):
         return f"__builtin_sqrt{'f' if result == 'f32' else ''}({a})"
-    if name == "tt.bitcast" and kinds[0] != result:
+    if name == "tt.bitcast":
+        if kinds[0] == result:
+            return a
         if result[0] == "*":
             return f"({C_TYPES[result[1:]]} *){a}"
         return f"bits_{kinds[0]}_{result}({a})"

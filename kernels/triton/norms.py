@@ -62,11 +62,11 @@ def add_weights(
 
 @triton.jit
 def finalize_row(
-    row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows,
+    row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
     FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, WIDTH: tl.constexpr, ON_DEVICE: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Store the factors of a row. Return Σg² and Σw², of all its partials, and its scaling factor."""
+    """Store the factors of a row, and those of its statistics that they come from."""
     sq_sum = reduce_slots(partials + tiles, first, count, SLOTS)
     weight_sq_sum = reduce_slots(partials + 4 * tiles, first, count, SLOTS)
     if PLACE == "direction":
@@ -83,15 +83,13 @@ def finalize_row(
     tl.store(factors + row, clip * scale if PLACE == "gradient" else clip)
     tl.store(factors + rows + row, scale if PLACE == "decayed" else 1.0)
     tl.store(factors + 2 * rows + row, scale if PLACE == "direction" else 1.0)
-    return sq_sum, weight_sq_sum, s
+    tl.store(statistics + 5 * row + 1, sq_sum)
+    tl.store(statistics + 5 * row + 3, weight_sq_sum)
+    tl.store(statistics + 5 * row + 4, s)
 
 
 @triton.jit
-def store_statistics(row, first, count, known, partials, tiles, statistics, SLOTS: tl.constexpr):
-    """Store the statistics of a row, of which `known` is what `finalize_row` returns."""
-    sq_sum, weight_sq_sum, s = known
+def finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS: tl.constexpr):
+    """Store the other statistics of a row: Σ|g| and the count of non-finite g."""
     tl.store(statistics + 5 * row, reduce_slots(partials, first, count, SLOTS))
-    tl.store(statistics + 5 * row + 1, sq_sum)
     tl.store(statistics + 5 * row + 2, reduce_slots(partials + 2 * tiles, first, count, SLOTS))
-    tl.store(statistics + 5 * row + 3, weight_sq_sum)
-    tl.store(statistics + 5 * row + 4, s)

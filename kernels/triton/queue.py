@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, KNOWN, POWER
-from fused_lwlr.kernels.triton.norms import add_norms, add_weights, finalize_row, fingerprint, store_statistics
+from fused_lwlr.kernels.triton.norms import add_norms, add_weights, finalize_row, finalize_statistics, fingerprint
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, reduce_slots
 from fused_lwlr.kernels.triton.tile import FIRST_TILE, NUMEL, STEP_COUNT, TAIL, TRAITS, entry, fold, visit
@@ -255,13 +255,13 @@ def queue_kernel(
             last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
             if last:
                 if FORMULA is not None:
-                    known = finalize_row(
-                        row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows,
+                    finalize_row(
+                        row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
                         FORMULA, PLACE, NUMBERS, WIDTH, ON_DEVICE, SLOTS,
                     )  # fmt: skip
-                    # as soon as there are factors: nobody waits for statistics
+                    # as soon as there are factors: nobody waits for other statistics
                     tl.atomic_xchg(ready + row, 1, sem="release")
-                    store_statistics(row, first, count, known, partials, tiles, statistics, SLOTS)
+                    finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
         elif not skipped:
             factor, scale, ratio = factors_of(
                 row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA, PLACE
