@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,8 @@ def ttir(source: ASTSource) -> str:
     backend.load_dialects(context)
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, Language.TRITON)
-    functions = backend.get_codegen_implementation(options), backend.get_module_map()
-    module = stages["ttir"](source.make_ir(target, options, *functions, context), {})
+    arguments = options, backend.get_codegen_implementation(options), backend.get_module_map(), context
+    # triton 3.4 asks for no target
+    targets = (target,) if "target" in signature(source.make_ir).parameters else ()
+    module = stages["ttir"](source.make_ir(*targets, *arguments), {})
     return f"{module}"

@@ -117,8 +117,7 @@ class _Reader:
         match = re.match(r"tt\.func public @([\w.]+)\((.*)\) attributes", line)
         if match is None:
             raise UnsupportedError(f"a function that starts with {line[:60]!r}")
-        declared = re.sub(r' loc\("\w+"\([^()]*\)\)| \{[^{}]*\}', "", match[2])
-        found = ARGUMENT.findall(declared)
+        found = _arguments(re.sub(r" \{[^{}]*\}", "", match[2]))
         arguments = [self._define(name, type_of(kind)) for name, kind in found]
         body, last = self._block(arguments)
         if last != "}":
