@@ -61,7 +61,7 @@ GPU = Sizes(
 )  # fmt: skip
 """The window: of an L2 of 40 MB and up twice as much is counted on."""
 CPU = Sizes(
-    step_block=16384, block=128, queue_passes=512, queue_slots=32, statistics_passes=128, statistics_slots=32,
+    step_block=16384, block=128, queue_passes=256, queue_slots=32, statistics_passes=128, statistics_slots=32,
     window=2 << 20,
 )  # fmt: skip
 """Accumulators of 128 elements stay in the first cache, and two windows in the last; the window is that of one thread.

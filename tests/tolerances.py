@@ -17,8 +17,7 @@ TOLERANCE = {
 }
 
 # of the sum of the magnitudes of the terms: 16 passes over a tile and a tree of 10 levels round 27 times by
-# half an EPS, in whatever order; beyond a tile it is double precision. On a CPU up to 512 passes round, but errors of
-# 128 lanes do not add up: half an EPS times the square root of 512 is 11 EPS
+# half an EPS, in whatever order; beyond a tile it is double precision
 STATISTICS = 16 * EPS[torch.float32]
 
 
