@@ -16,7 +16,10 @@ import triton
 from bench.machine_code import Job, reports
 from bench.variants import DTYPES, TARGETS, TYPES, variants
 
-HEAD = f"{'kernel':19} {'dtype':5} {'target':7} {'registers':>9} {'resident':>8} {'spilled':>7}  loads / stores"
+HEAD = (
+    f"{'kernel':19} {'dtype':5} {'target':7} {'registers':>9} {'resident':>8} {'spilled':>7} {'barriers':>8} {'code':>5}  "
+    "phases; loads / stores"
+)
 
 
 def facts(selection: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
@@ -40,6 +43,8 @@ def line(found: dict[str, Any]) -> str:
     """One row of the table; accesses are count x bits."""
     widths = " / ".join(", ".join(f"{n}x{bits}" for bits, n in found[key].items()) for key in ("loads", "stores"))
     numbers = f"{found['registers']:9} {found['resident']:8} {found['spilled']:7}"
+    if "phases" in found:
+        numbers += f" {found['barriers']:8} {found['instructions']:5}  {'+'.join(map(str, found['phases']))}; "
     return f"{found['kernel']:19} {found['dtype']:5} {found['target']:7} {numbers}  {widths}"
 
 

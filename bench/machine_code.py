@@ -46,7 +46,9 @@ def reports(jobs: Iterable[Job], target: GPUTarget, threads: int = constants.THR
     Returns:
         For each of them registers: of a thread. spilled: bytes of a thread's memory. resident: programs that a
         multiprocessor holds by their registers. loads, stores: bits of an access -> how many such accesses of global
-        memory there are. divisions: 64-bit integer divisions and remainders.
+        memory there are. divisions: 64-bit integer divisions and remainders. And on NVIDIA's: phases: loads of 128 bits
+        that are under way when the first of them is used, for one batch of loads after the other. instructions: from
+        the first to the last access of 128 bits. barriers: of a program's threads.
     """
     warps = threads // target.warp_size
     compiled = [_compiled(job, target, warps) for job in jobs]
@@ -108,6 +110,7 @@ def _nvidia(cubins: Sequence[bytes], arch: int) -> list[dict[str, Any]]:
         for cubin, code in zip(cubins, _disassembled(list(map(_instructions, cubins)), arch), strict=True):
             Path(file.name).write_bytes(cubin)
             usage = _tool("cuobjdump", "-res-usage", file.name)
+            wide = [i for i, line in enumerate(code.splitlines()) if re.search(r"(LDG|STG)\.E\.\S*128", line)]
             found.append(
                 {
                     "registers": _number(r"REG:(\d+)", usage),
@@ -116,9 +119,37 @@ def _nvidia(cubins: Sequence[bytes], arch: int) -> list[dict[str, Any]]:
                         key: _widths(re.findall(rf"\b{op}\.E(?:\.\w+)*", code))
                         for key, op in (("loads", "LDG"), ("stores", "STG"))
                     },
+                    "phases": phases(code),
+                    "instructions": wide[-1] - wide[0] + 1 if wide else 0,
+                    "barriers": code.count("BAR.SYNC"),
                 }
             )
     return found
+
+
+def phases(listing: str) -> list[int]:
+    """Loads of 128 bits that are under way when one of them is first used, in the order of a listing of NVIDIA's."""
+    found, waiting, count = [], set[int](), 0
+    for line in listing.splitlines():
+        instruction = re.match(r"(?:@!?U?P\w+ )?(\S+) (.*?);", line.strip())
+        if instruction is None:
+            continue
+        name, operands = instruction[1], instruction[2].split(",")
+        # the first operand is written, but of these it is an address
+        read = operands if name.startswith(("ST", "ATOM", "RED")) else operands[1:]
+        used = {
+            int(first) + i
+            for first, pair in re.findall(r"\bR(\d+)\b(\.64)?", ",".join(read))
+            for i in range(1 + bool(pair))
+        }
+        if used & waiting:
+            found.append(count)
+            waiting, count = set(), 0
+        if name.startswith("LDG.E") and ".128" in name:
+            target = int(re.findall(r"\bR(\d+)", operands[0])[0])
+            waiting |= set(range(target, target + 4))
+            count += 1
+    return [*found, count] if count else found
 
 
 def _disassembled(codes: Sequence[bytes], arch: int) -> list[str]:
