@@ -17,7 +17,8 @@ from bench.machine_code import Job, reports
 from bench.variants import DTYPES, TARGETS, TYPES, variants
 
 HEAD = (
-    f"{'kernel':19} {'dtype':5} {'target':7} {'registers':>9} {'resident':>8} {'spilled':>7} {'barriers':>8} {'code':>5}  "
+    f"{'kernel':19} {'dtype':5} {'target':7} {'registers':>9} {'resident':>8} {'spilled':>7} "
+    f"{'barriers':>8} {'code':>5}  "
     "phases; loads / stores"
 )
 
