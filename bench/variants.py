@@ -11,8 +11,9 @@ from fused_lwlr import ELR
 from fused_lwlr.kernels import ADAMW, LION, SGD, constants
 
 # the modules: the package exports functions of these names
-statistics, queue, update, formula = (
-    importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("statistics", "queue", "update", "formula")
+statistics, queue, update, step, formula = (
+    importlib.import_module(f"fused_lwlr.kernels.triton.{n}")
+    for n in ("statistics", "queue", "update", "step", "formula")
 )
 
 TARGETS = {
@@ -60,9 +61,9 @@ class Variant(NamedTuple):
     constants: dict[str, Any]
 
     @property
-    def registers(self) -> int | None:
-        """Those that it is launched with at most, for each thread; None if that is left to the compiler."""
-        return None if self.kernel is update.step_kernel else constants.most_registers(self.kind)
+    def registers(self) -> int:
+        """Those that it is launched with at most, for each thread."""
+        return constants.most_registers(self.kind)
 
 
 def dtypes(dtype: Any, columns: str, single: str = "") -> tuple[Any, ...]:
@@ -81,7 +82,8 @@ def variants(dtype: Any) -> Iterator[Variant]:
     }
     made = {}
     for name, (rule, states, width) in rules.items():
-        meta = {"DTYPES": dtypes(dtype, "WG" + states), "RULE": formula.compiled(rule.update), "ON_DEVICE": False}
+        columns = dtypes(dtype, "WG" + states)
+        meta = {"DTYPES": columns, "RULE": step.rule_of(rule, columns), "ON_DEVICE": False}
         meta |= {"BLOCK": constants.GPU.step_block, "WIDTH": width}
         made[name] = (rule, meta)
         yield Variant(name, name.split()[0], update.step_kernel, meta)
@@ -90,7 +92,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
     if dtype == tl.float32:
         yield Variant("adamw, groups", "adamw", update.step_kernel, {**made["adamw"][1], **own})
     else:
-        exact = {"DTYPES": dtypes(dtype, "WG", "XYM")}
+        exact = {"DTYPES": dtypes(dtype, "WG", "XYM"), "RULE": formula.compiled(ADAMW.update)}
         yield Variant("adamw, master", "adamw", update.step_kernel, {**made["adamw"][1], **exact})
     if dtype == tl.bfloat16:
         yield Variant(
@@ -103,7 +105,8 @@ def variants(dtype: Any) -> Iterator[Variant]:
             **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": meta["WIDTH"] + 2,
             "FORMULA": formula.compiled(ELR.formula), "PLACE": place, "NUMBERS": 2,
             "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
-            "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "SLOTS": constants.GPU.queue_slots,
+            "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
+            "SLOTS": constants.GPU.queue_slots,
         }  # fmt: skip
         absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "row_sums", "seed"))
         yield Variant(f"{name}, ELR", kind, queue.queue_kernel, {**scaled, **absent})
@@ -122,6 +125,9 @@ def variants(dtype: Any) -> Iterator[Variant]:
             del absent["seed"]
             yield Variant(f"{name}, noise", f"{kind}, gated", queue.queue_kernel, {**scaled, **absent, **plain})
     meta = {"DTYPES": (dtype, dtype), "TOTALS": False, "grad_scale": None, "BLOCK": constants.GPU.block}
-    meta |= {"PASSES": constants.GPU.statistics_passes, "SLOTS": constants.GPU.statistics_slots}
+    meta |= {
+        "PASSES": constants.GPU.statistics_passes, "AT_ONCE": constants.GPU.at_once,
+        "SLOTS": constants.GPU.statistics_slots,
+    }  # fmt: skip
     yield Variant("statistics", "statistics", statistics.statistics_kernel, meta)
     yield Variant("totals", "totals", statistics.statistics_kernel, {**meta, "DTYPES": (None, dtype), "TOTALS": True})

@@ -32,6 +32,7 @@ class Sizes(NamedTuple):
         step_block: elements of an item of a step without norms.
         block: elements that the queue and the statistics load at a time.
         queue_passes, statistics_passes: blocks of an item.
+        at_once: blocks that are loaded before the first is used, where few columns are loaded.
         queue_slots, statistics_slots: partial sums that are read at a time.
         window: bytes that the norms of a group of rows read, see `schedule`.
     """
@@ -41,6 +42,7 @@ class Sizes(NamedTuple):
     queue_passes: int
     queue_slots: int
     statistics_passes: int
+    at_once: int
     statistics_slots: int
     window: int
 
@@ -56,13 +58,13 @@ class Sizes(NamedTuple):
 
 
 GPU = Sizes(
-    step_block=1024, block=1024, queue_passes=4, queue_slots=1024, statistics_passes=16, statistics_slots=128,
-    window=19 << 20,
+    step_block=1024, block=1024, queue_passes=4, queue_slots=1024, statistics_passes=16, at_once=4,
+    statistics_slots=128, window=19 << 20,
 )  # fmt: skip
 """The window: of an L2 of 40 MB and up twice as much is counted on."""
 CPU = Sizes(
-    step_block=16384, block=128, queue_passes=256, queue_slots=32, statistics_passes=128, statistics_slots=32,
-    window=2 << 20,
+    step_block=16384, block=128, queue_passes=256, queue_slots=32, statistics_passes=128, at_once=1,
+    statistics_slots=32, window=2 << 20,
 )  # fmt: skip
 """Accumulators of 128 elements stay in the first cache, and two windows in the last; the window is that of one thread.
 Measured with `python -m bench.cpu` on an AMD EPYC. AdamW with LAMB on ResNet-50, in tiles of 65,536: one thread
@@ -72,8 +74,8 @@ GRAIN = 1 << 16
 """Elements of a table that are worth a second thread of a CPU."""
 
 LEAST_RESIDENT = {
-    "sgd": 12, "adamw": 6, "sgd queue": 6, "sgd queue, gated": 5, "adamw queue": 4, "adamw queue, gated": 4,
-    "lion": 8, "lion queue": 5, "lion queue, gated": 5, "statistics": 8, "totals": 8,
+    "sgd": 12, "adamw": 6, "sgd queue": 5, "sgd queue, gated": 5, "adamw queue": 4, "adamw queue, gated": 4,
+    "lion": 8, "lion queue": 5, "lion queue, gated": 5, "statistics": 6, "totals": 6,
 }  # fmt: skip
 """Programs with blocks of 1,024 elements that a multiprocessor must have the registers for, by rule and kernel; a gated
 queue has a gate, or counts steps on the device. Each waits for one block of every column, so of a step at the least 5
@@ -84,8 +86,8 @@ multiprocessors of an H200, at 800 ns of latency, ask for 29 KB; neither was mea
 def most_registers(kind: str) -> int:
     """Registers of a thread with which as much is under way on a multiprocessor of NVIDIA's as `LEAST_RESIDENT` says.
 
-    What compilers may take for queues and statistics, in eights. Left to themselves they take more (Triton 3.6 for
-    AdamW with ELR 141, a program less), or save some that are not short by keeping scalars in memory.
+    What compilers may take, in eights. Left to themselves they take more (Triton 3.6 for AdamW with ELR 141, a program
+    less), or save some that are not short: by keeping scalars in memory, or by loading columns one after the other.
     """
     programs = LEAST_RESIDENT[kind] * 1024 / GPU.block
     return min(int(65536 / (programs * THREADS)) // 8 * 8, 255)

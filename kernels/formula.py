@@ -41,12 +41,12 @@ def sign(a: Tensor) -> Tensor:
 
 
 def sqrt(a: Tensor) -> Tensor:
-    """The square root, rounded correctly."""
+    """The square root, rounded correctly; in kernels that store only half precision, almost."""
     return a.sqrt()
 
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
-    """The quotient, rounded correctly."""
+    """The quotient, rounded correctly; in kernels that store only half precision, almost."""
     return a / b
 
 

@@ -260,13 +260,13 @@ class _Reader:
         return operation, _types(match[2] or "")
 
     def _reduce(self, rest: str) -> tuple[Operation, list[Type]]:
-        match = re.match(rf"\(({VALUE})\) <\{{axis = (\d+) : i32\}}> \(\{{$", rest)
+        match = re.match(rf"\(({VALUE}(?:, {VALUE})*)\) <\{{axis = (\d+) : i32\}}> \(\{{$", rest)
         if match is None:
             raise UnsupportedError(f"tt.reduce{rest}")
-        operation = Operation("tt.reduce", match[2], [self._value(match[1])], [])
+        operation = Operation("tt.reduce", match[2], self._operands(match[1]), [])
         combination, last = self._block([])
         operation.blocks = [combination]
-        return operation, [type_of(last.rpartition(" -> ")[2])]
+        return operation, _types(last.rpartition(" -> ")[2])
 
 
 def _connected(operation: Operation) -> Operation:

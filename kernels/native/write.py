@@ -383,41 +383,45 @@ class _Writer:
         parts = [self._lane(source, f"({width} * i + {k})", {}) for k in range(width)]
         total = parts[0]
         for part in parts[1:]:
-            total = self._combine(op.blocks[0], total, part)
+            (total,) = self._combine(op.blocks[0], [total], [part])
         return total
 
-    def _combine(self, block: Block, a: str, b: str) -> str:
-        """Writes the combination of two elements of a reduction, and returns its name."""
-        for argument, text in zip(block.arguments, (a, b), strict=True):
+    def _combine(self, block: Block, a: Sequence[str], b: Sequence[str]) -> list[str]:
+        """Writes the combination of two elements of every operand of a reduction, and returns its results."""
+        for argument, text in zip(block.arguments, (*a, *b), strict=True):
             self._forms[argument] = _Uniform(text)
         *operations, last = block.operations
         for op in operations:
             if not self._known(op):
                 raise UnsupportedError(f"{op.name} in tt.reduce")
-        return self._number(last.operands[0])
+        return self._numbers(last)
 
     def _reduce(self, op: Operation) -> None:
-        """Writes the reduction of a tensor to a number, in halves."""
-        (source,), (result,) = op.operands, op.results
-        size = source.type.shape[0]
-        if len(source.type.shape) != 1 or size & (size - 1):
-            raise UnsupportedError(f"tt.reduce of {source.type.shape}")
+        """Writes the reduction of tensors to numbers, in halves."""
+        sources, shape = op.operands, op.operands[0].type.shape
+        (size,), half = shape if len(shape) == 1 else (0,), shape[0] // 2
+        if not size or size & (size - 1):
+            raise UnsupportedError(f"tt.reduce of {shape}")
         if size == 1:
-            self._forms[result] = _Uniform(self._variable(result.type, self._lane(source, "0", {})))
+            for source, result in zip(sources, op.results, strict=True):
+                self._forms[result] = _Uniform(self._variable(result.type, self._lane(source, "0", {})))
             return
-        name, half = self._array(source.type._replace(shape=(size // 2,))), size // 2
-        self._line("LANES")
-        self._open(f"for (int64_t i = 0; i < {half}; i++) {{")
-        pair = self._lane(source, "i", {}), self._lane(source, f"(i + {half})", {})
-        self._line(f"{name}[i] = {self._combine(op.blocks[0], *pair)};")
-        self._close()
+        names = [self._array(source.type._replace(shape=(half,))) for source in sources]
+
+        def combine(lanes: int | str, a: Sequence[str], b: Sequence[str]) -> None:
+            self._line("LANES")
+            self._open(f"for (int64_t i = 0; i < {lanes}; i++) {{")
+            for name, text in zip(names, self._combine(op.blocks[0], a, b), strict=True):
+                self._line(f"{name}[i] = {text};")
+            self._close()
+
+        pairs = [[self._lane(source, lane, {}) for source in sources] for lane in ("i", f"(i + {half})")]
+        combine(half, *pairs)
         self._open(f"for (int64_t half = {half // 2}; half > 0; half /= 2) {{")
-        self._line("LANES")
-        self._open("for (int64_t i = 0; i < half; i++) {")
-        self._line(f"{name}[i] = {self._combine(op.blocks[0], f'{name}[i]', f'{name}[i + half]')};")
+        combine("half", [f"{name}[i]" for name in names], [f"{name}[i + half]" for name in names])
         self._close()
-        self._close()
-        self._forms[result] = _Uniform(self._variable(result.type, f"{name}[0]"))
+        for name, result in zip(names, op.results, strict=True):
+            self._forms[result] = _Uniform(self._variable(result.type, f"{name}[0]"))
 
     def _atomic(self, op: Operation) -> None:
         kind, order, _ = (part.strip() for part in op.text.split(",")[:3])

@@ -83,7 +83,8 @@ def update(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, 
     lerp1, beta2, gain2, eps = option(options, 0), option(options, 1), option(options, 2), option(options, 3)
     g = g * scale
     # the form of lerp that rounds less on either side of 1/2, as torch.lerp chooses
-    m = where(lerp1 < 0.5, m + lerp1 * (g - m), g - (g - m) * (1 - lerp1))
+    near = lerp1 < 0.5
+    m = where(near, m, g) + where(near, lerp1, lerp1 - 1) * (g - m)
     v = v * beta2 + gain2 * g * g
     u = maximum_or_nan(u, v)
     denom = divide(sqrt(where(has_u, u, v)), correction2) + eps

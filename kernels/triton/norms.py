@@ -33,13 +33,8 @@ def add_norms(
     """Add Σ|g|, Σg², the count of non-finite g and Σd² of one block to accumulators; no Σd² if RULE is None."""
     unscale, factor, c1, c2, hyper = numbers
     abs_sum, sq_sum, nonfinite, direction_sum = sums
-    # update items read this again: it should stay in L2
-    magnitude = tl.abs(load(at[1], offs, numel, DTYPES[1], FULL, "evict_last")) * unscale
-    abs_sum += fold(magnitude, FULL)
-    sq_sum += fold(magnitude * magnitude, FULL)
-    # false for NaN as well as for infinity
-    nonfinite += fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
     if RULE is not None:
+        # first, so that all columns are loaded before one is used
         w, d, _, _, _ = new_values(
             at, offs, numel, factor, 1.0, c1, c2, hyper, DTYPES, RULE, ON_DEVICE, FULL, "evict_last"
         )  # fmt: skip
@@ -47,7 +42,19 @@ def add_norms(
         if not FULL:
             d = tl.where(offs < numel, d, 0.0)
         direction_sum += fold(d * d, FULL)
+    # update items read this again: it should stay in L2
+    magnitude = tl.abs(load(at[1], offs, numel, DTYPES[1], FULL, "evict_last")) * unscale
+    abs_sum += fold(magnitude, FULL)
+    sq_sum += fold(magnitude * magnitude, FULL)
+    # false for NaN as well as for infinity
+    nonfinite += fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
     return abs_sum, sq_sum, nonfinite, direction_sum
+
+
+@triton.jit
+def add_four(a, b, c, d, e, f, g, h):
+    """Add two lanes of the accumulators of `add_norms`."""
+    return a + e, b + f, c + g, d + h
 
 
 @triton.jit

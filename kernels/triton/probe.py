@@ -20,6 +20,6 @@ def problem_on_cpu() -> str | None:
         return ""
     meta = {
         "DTYPES": (tl.float32, tl.float32), "BLOCK": CPU.block, "PASSES": CPU.statistics_passes,
-        "SLOTS": CPU.statistics_slots, "TOTALS": False,
+        "AT_ONCE": CPU.at_once, "SLOTS": CPU.statistics_slots, "TOTALS": False,
     }  # fmt: skip
     return problem(statistics_kernel, TYPES, meta)

@@ -12,10 +12,17 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, KNOWN, POWER
-from fused_lwlr.kernels.triton.norms import add_norms, add_weights, finalize_row, finalize_statistics, fingerprint
+from fused_lwlr.kernels.triton.norms import (
+    add_four,
+    add_norms,
+    add_weights,
+    finalize_row,
+    finalize_statistics,
+    fingerprint,
+)
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, reduce_slots
-from fused_lwlr.kernels.triton.tile import FIRST_TILE, NUMEL, STEP_COUNT, TAIL, TRAITS, entry, fold, visit
+from fused_lwlr.kernels.triton.tile import FIRST_TILE, NUMEL, STEP_COUNT, THREADS, TRAITS, entry, fold, visit
 from fused_lwlr.kernels.triton.update import number, read_row, step_block
 
 
@@ -70,19 +77,27 @@ def read_item(
 def measure(
     row, slot, at, aligned, stop, numbers, addresses, rows, tiles, partials, weight_partials, prints,
     DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Store the partial sums of a tile."""
     begin = tl.zeros([], tl.int32)
-    visit(
-        add_norms, at, aligned, begin, stop, numbers, partials, slot, tiles, 4,
-        DTYPES, RULE if PLACE == "direction" else None, ON_DEVICE, BLOCK,
+    # of a direction all columns are loaded: as many bytes at once as registers are left for
+    BLOCKS: tl.constexpr = min(AT_ONCE, 32 // DTYPES[1].primitive_bitwidth) if PLACE == "direction" else AT_ONCE
+    full, rest = visit(
+        add_norms, at, aligned, begin, stop, numbers, 4, DTYPES, RULE if PLACE == "direction" else None, ON_DEVICE,
+        BLOCK, BLOCKS,
     )  # fmt: skip
+    # all sums in one reduction, which has the barriers of one
+    full, rest = tl.reduce(full, 0, add_four), tl.reduce(rest, 0, add_four)
+    for i in tl.static_range(4):
+        tl.store(partials + i * tiles + slot, full[i] + rest[i])
     # the last step left Σw², which is valid unless the weights were changed since
     known = (entry(addresses, rows, row, TRAITS) & KNOWN) != 0
     if known:
         known = tl.load(prints + slot) == fingerprint(at[0], stop, DTYPES[0])
     if not known:
-        visit(add_weights, at, aligned, begin, stop, (), weight_partials, slot, 0, 1, DTYPES, None, False, BLOCK)
+        squares, others = visit(add_weights, at, aligned, begin, stop, (), 1, DTYPES, None, False, BLOCK, AT_ONCE)
+        tl.store(weight_partials + slot, tl.sum(squares[0], axis=0) + tl.sum(others[0], axis=0))
         tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
 
 
@@ -147,11 +162,12 @@ def update(
     rate = lr * ratio
     decay = rate * number(hyper, 3, ON_DEVICE)
     # a None that is assigned to a name first cannot be a member of a tuple
-    visit(
+    squares, others = visit(
         step_and_add, at, aligned, tl.zeros([], tl.int32), stop,
         (rate, decay, factor, scale, divisor, c1, c2, hyper, None if seed is None else key_of(seed, row, taken), start),
-        weight_partials, slot, 0, 1, DTYPES, RULE, ON_DEVICE, BLOCK,
+        1, DTYPES, RULE, ON_DEVICE, BLOCK, 1,
     )  # fmt: skip
+    tl.store(weight_partials + slot, tl.sum(squares[0], axis=0) + tl.sum(others[0], axis=0))
     # other threads wrote the weights that the fingerprint reads
     tl.debug_barrier()
     tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
@@ -188,14 +204,14 @@ def leave(
         if not skipped:
             tl.store(next_totals + 2, largest.to(tl.float32, bitcast=True).to(tl.float64))
     if row_sums is not None and not skipped:
-        inverse_sum, terms = tl.zeros([TAIL], tl.float64), tl.zeros([TAIL], tl.float64)
+        inverse_sum, terms = tl.zeros([THREADS], tl.float64), tl.zeros([THREADS], tl.float64)
         begin = 0
         while begin < rows:
             # one row for each thread, which takes few registers
-            row = begin + tl.arange(0, TAIL)
+            row = begin + tl.arange(0, THREADS)
             traits = entry(addresses, rows, row, TRAITS, row < rows)
             inverse_sum, terms = add_inverse_norms(row_sums + 4 * row + 2, traits, row < rows, inverse_sum, terms)
-            begin += TAIL
+            begin += THREADS
         tl.store(next_totals + 3, tl.sum(inverse_sum, axis=0))
         tl.store(next_totals + 4, tl.sum(terms, axis=0))
     begin = 0
@@ -224,7 +240,7 @@ def queue_kernel(
     DTYPES: tl.constexpr, STEP: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr,
     ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr,
     GATED: tl.constexpr, SKIP: tl.constexpr, RESCALE: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
-    PASSES: tl.constexpr, SLOTS: tl.constexpr,
+    PASSES: tl.constexpr, AT_ONCE: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """One step of a rule, in items of one tile each. Arguments that are None are not used.
 
@@ -250,7 +266,7 @@ def queue_kernel(
         if kind == 0:
             measure(
                 row, slot, at, aligned, stop, (unscale, sign * clip * unscale, c1, c2, hyper), addresses, rows, tiles,
-                partials, weight_partials, prints, DTYPES, RULE, ON_DEVICE, PLACE, BLOCK,
+                partials, weight_partials, prints, DTYPES, RULE, ON_DEVICE, PLACE, BLOCK, AT_ONCE,
             )  # fmt: skip
             last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
             if last:

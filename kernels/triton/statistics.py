@@ -20,7 +20,7 @@ from fused_lwlr.kernels.triton.cached_totals import are_valid, cached_totals
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.launch import BoundKernel, launch, sizes_of
 from fused_lwlr.kernels.triton.layout import ACTIVE, COUNTS_FOR_MAX_NORM, SCALED
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, TAIL, entry, fold, load, visit
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, THREADS, entry, fold, load, visit
 
 COLUMNS = ("param", "grad")
 
@@ -35,8 +35,10 @@ def _add_block(
     g = load(at[1], offs, numel, DTYPES[1], FULL, "") * numbers[0]
     magnitude = tl.abs(g)
     largest = magnitude
-    if FULL and offs.shape[0] > TAIL:
+    if FULL and offs.shape[0] > THREADS:
         largest = tl.max(tl.reshape(magnitude, [offs.shape[0] // FOLD, FOLD]), axis=1)
+    elif offs.shape[0] > THREADS:
+        largest = tl.max(tl.reshape(magnitude, [offs.shape[0] // THREADS, THREADS]), axis=0)
     return (
         sums[0] + fold(magnitude, FULL),
         sums[1] + fold(g * g, FULL),
@@ -46,6 +48,11 @@ def _add_block(
         # false for NaN as well as for infinity
         sums[5] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
     )
+
+
+@triton.jit
+def _combine(a, b, c, d, e, f, g, h, i, j, k, m):
+    return a + g, b + h, tl.maximum(c, i), d + j, e + k, f + m
 
 
 @triton.jit
@@ -78,7 +85,8 @@ def add_inverse_norms(weight_sq_sums, traits, mask, inverse_sum, terms):
 @triton.jit(do_not_specialize=["item_count", "rows"], do_not_specialize_on_alignment=["grad_scale"])
 def statistics_kernel(
     addresses, floats, items, item_count, rows, partials, arrivals, results, totals, grad_scale,
-    DTYPES: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, SLOTS: tl.constexpr, TOTALS: tl.constexpr,
+    DTYPES: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, AT_ONCE: tl.constexpr, SLOTS: tl.constexpr,
+    TOTALS: tl.constexpr,
 ):  # fmt: skip
     """Statistics of every row, or with TOTALS those that `totals` needs. DTYPES: of parameter and gradient."""
     unscale = 1.0
@@ -93,10 +101,16 @@ def statistics_kernel(
         stop = tl.minimum(start + BLOCK * PASSES, numel)
         at = entry(addresses, rows, row, 0), entry(addresses, rows, row, 1)
         aligned = (at[0] | at[1]) % ALIGNMENT == 0
-        visit(
-            _add_block, at, aligned, start, stop, (unscale,), partials, tile, item_count, 6,
-            DTYPES, None, False, BLOCK, 2,
+        full, rest = visit(
+            _add_block, at, aligned, start, stop, (unscale,), 6, DTYPES, None, False, BLOCK,
+            AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else max(AT_ONCE // 2, 1),
         )  # fmt: skip
+        # all sums in one reduction, which has the barriers of one
+        sums = tl.reduce(full, 0, _combine)
+        others = tl.reduce(rest, 0, _combine)
+        for i in tl.static_range(6):
+            both = tl.maximum(sums[i], others[i]) if i == 2 else sums[i] + others[i]
+            tl.store(partials + i * item_count + tile, both)
         count = tl.maximum(tl.cdiv(numel, BLOCK * PASSES), 1).to(tl.int32)
         # what other threads of this program stored comes before the arrival too
         tl.debug_barrier()
@@ -210,7 +224,8 @@ def _launch(
         registers = constants.most_registers("totals" if totals else "statistics")
         table.cache[key] = BoundKernel(
             statistics_kernel, device_table, registers=registers, DTYPES=dtypes, BLOCK=sizes.block,
-            PASSES=sizes.statistics_passes, SLOTS=sizes.statistics_slots, TOTALS=totals, num_warps=constants.WARPS,
+            PASSES=sizes.statistics_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.statistics_slots, TOTALS=totals,
+            num_warps=constants.WARPS,
         )  # fmt: skip
     kernel, arguments = table.cache[key], (*device_table.workspace, *outputs)
     if tuple(map(type, arguments)) not in kernel.compiled:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import triton.language as tl
 from torch import Tensor
 
 from fused_lwlr.kernels.constants import LEAST_RESIDENT, PER_PROCESSOR, WARPS, most_registers
@@ -67,7 +68,10 @@ def prepare(
     if kernel is None or kernel.device_table is not device_table:
         meta = _common(device_table, rule, on_device=numbers.on_device)
         block = sizes_of(device_table.buffer.device).step_block
-        kernel = table.cache[key] = BoundKernel(update.step_kernel, device_table, BLOCK=block, **meta)
+        registers = most_registers(rule.name)
+        kernel = table.cache[key] = BoundKernel(
+            update.step_kernel, device_table, registers=registers, BLOCK=block, **meta
+        )
     items = device_table.items.get("tiles")
     if items is None:
         block = sizes_of(device_table.buffer.device).step_block
@@ -161,14 +165,22 @@ def _queue_kernel(
         PLACE=scale.place if isinstance(scale, (Scale, Factors)) else "gradient",
         NUMBERS=len(formula.numbers) if formula is not None else 0,
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
-        WRITE=write, BLOCK=sizes.block, PASSES=sizes.queue_passes, SLOTS=sizes.queue_slots,
+        WRITE=write, BLOCK=sizes.block, PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once,
+        SLOTS=sizes.queue_slots,
     )  # fmt: skip
 
 
 def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
     names = (*columns_of(rule)[: 2 + STATES], "master_weight", "ema")
+    dtypes = tuple([device_table.dtypes.get(name) for name in names])
     return {
-        "DTYPES": tuple([device_table.dtypes.get(name) for name in names]), "RULE": compiled(rule.update),
-        "ON_DEVICE": on_device, "WIDTH": device_table.hyper_width, "num_warps": WARPS,
+        "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "ON_DEVICE": on_device, "WIDTH": device_table.hyper_width,
+        "num_warps": WARPS,
     }  # fmt: skip
+
+
+def rule_of(rule: Rule, dtypes: Sequence[Any]) -> Any:
+    """Returns the Triton function of a rule: exact to the last bit, unless all that it computes is stored as half."""
+    weight, _, *others, _ = dtypes
+    return compiled(rule.update, exact=tl.float32 in (weight, *others))

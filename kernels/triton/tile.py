@@ -11,8 +11,9 @@ ALIGNMENT = tl.constexpr(16)
 """Bytes of a vectorised access. Addresses of such accesses are multiples of it."""
 FOLD = tl.constexpr(4)
 """Neighbours that are summed before they are added to an accumulator."""
-TAIL = tl.constexpr(constants.THREADS)
-"""Elements of a block that is not full or not aligned: one for each thread, which takes few registers."""
+THREADS = tl.constexpr(constants.THREADS)
+TAIL = tl.constexpr(2 * constants.THREADS)
+"""Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
 # entries of a row in the addresses of a step, behind the parameter, the gradient and three states; see `DeviceTable`
 STEP_COUNT, MASTER, NUMEL, HYPER_ROW, FIRST_TILE, TRAITS, EMA = (tl.constexpr(i) for i in range(5, 12))
 
@@ -34,10 +35,11 @@ def entry(addresses, rows, row, INDEX: tl.constexpr, mask=None):
 @triton.jit
 def tile_at(addresses, rows, row, start, INDEX: tl.constexpr, DTYPE: tl.constexpr):
     """Address of a row's elements from `start` on in a column, 0 if the tensor is absent."""
-    address = entry(addresses, rows, row, INDEX)
-    if DTYPE is not None:
-        address = tl.where(address != 0, address + start * (DTYPE.primitive_bitwidth // 8), 0)
-    return address
+    if DTYPE is None:
+        return tl.zeros([], tl.int64)
+    else:
+        address = entry(addresses, rows, row, INDEX)
+        return tl.where(address != 0, address + start * (DTYPE.primitive_bitwidth // 8), 0)
 
 
 @triton.jit
@@ -74,34 +76,34 @@ def store(address, offs, numel, value, DTYPE: tl.constexpr, FULL: tl.constexpr):
 
 @triton.jit
 def fold(x, FULL: tl.constexpr):
-    """Sums of FOLD neighbours, which one thread holds: accumulators of a full block take a quarter of the registers."""
-    return tl.sum(tl.reshape(x, [x.shape[0] // FOLD, FOLD]), axis=1) if FULL and x.shape[0] > TAIL else x
+    """Sums of elements that one thread holds: of a full block FOLD neighbours, of others one sum for each thread."""
+    COLUMNS: tl.constexpr = FOLD if FULL else THREADS
+    cut = x if x.shape[0] <= THREADS else tl.reshape(x, [x.shape[0] // COLUMNS, COLUMNS])
+    return x if x.shape[0] <= THREADS else tl.sum(cut, axis=1 if FULL else 0)
 
 
 @triton.jit
 def visit(
-    FUNCTION: tl.constexpr, at, aligned, begin, stop, numbers, sums, slot, stride, SUMS: tl.constexpr,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr,
-    MAXIMUM: tl.constexpr = None,
+    FUNCTION: tl.constexpr, at, aligned, begin, stop, numbers, SUMS: tl.constexpr, DTYPES: tl.constexpr,
+    RULE: tl.constexpr, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Apply FUNCTION to the elements from `begin` to `stop` of a tile, and store the totals of its accumulators.
+    """Apply FUNCTION to the elements from `begin` to `stop` of a tile, and return its accumulators.
 
     FUNCTION takes `at`, the offsets of a block, `stop`, `numbers`, a tuple of SUMS accumulators, DTYPES, RULE,
     ON_DEVICE and FULL, and returns the new accumulators. Full blocks of BLOCK elements need `aligned` addresses; other
-    blocks have TAIL elements. Total i is stored at `sums + i * stride + slot`. Accumulator MAXIMUM holds a maximum.
+    blocks have TAIL elements. AT_ONCE full blocks are loaded before the first is used, if FUNCTION stores nothing and
+    there are registers for them. Accumulators of full blocks and of others are returned one after the other.
     """
-    full = (tl.zeros([BLOCK // FOLD if BLOCK > TAIL else BLOCK], tl.float32),) * SUMS
-    rest = (tl.zeros([TAIL], tl.float32),) * SUMS
+    NARROW: tl.constexpr = min(BLOCK, TAIL)
+    full = (tl.zeros([BLOCK // FOLD if BLOCK > THREADS else BLOCK], tl.float32),) * SUMS
+    rest = (tl.zeros([THREADS if NARROW > THREADS else NARROW], tl.float32),) * SUMS
     while begin < stop:
-        if (begin + BLOCK <= stop) & aligned:
-            full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
-            begin += BLOCK
+        if (begin + BLOCK * AT_ONCE <= stop) & aligned:
+            for i in tl.static_range(AT_ONCE):
+                offs = begin + i * BLOCK + tl.arange(0, BLOCK)
+                full = FUNCTION(at, offs, stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
+            begin += BLOCK * AT_ONCE
         else:
-            rest = FUNCTION(at, begin + tl.arange(0, TAIL), stop, numbers, rest, DTYPES, RULE, ON_DEVICE, False)
-            begin += TAIL
-    for i in tl.static_range(SUMS):
-        if i == MAXIMUM:
-            total = tl.maximum(tl.max(full[i], axis=0), tl.max(rest[i], axis=0))
-        else:
-            total = tl.sum(full[i], axis=0) + tl.sum(rest[i], axis=0)
-        tl.store(sums + i * stride + slot, total)
+            rest = FUNCTION(at, begin + tl.arange(0, NARROW), stop, numbers, rest, DTYPES, RULE, ON_DEVICE, False)
+            begin += NARROW
+    return full, rest

@@ -40,7 +40,7 @@ def read_row(
         tile_at(addresses, rows, row, start, 3, DTYPES[3]),
         tile_at(addresses, rows, row, start, 4, DTYPES[4]),
         tile_at(addresses, rows, row, start, MASTER, DTYPES[5]),
-        tl.zeros([], tl.int64) if DTYPES[6] is None else tile_at(addresses, rows, row, start, EMA, DTYPES[6]),
+        tile_at(addresses, rows, row, start, EMA, DTYPES[6]),
     )
     aligned = (at[0] | at[1] | at[2] | at[3] | at[4] | at[5] | at[6]) % ALIGNMENT == 0
     padded = rows + rows % 2
@@ -88,8 +88,8 @@ def step_block(
     stochastic rounding or None, `start` the position of the tile.
     """
     rate, decay, factor, scale, shrink, c1, c2, hyper, key, start = numbers
-    e = load(at[6], offs, numel, DTYPES[6], FULL, EVICT)
     w, d, x, y, z = new_values(at, offs, numel, factor, scale, c1, c2, hyper, DTYPES, RULE, ON_DEVICE, FULL, EVICT)
+    e = load(at[6], offs, numel, DTYPES[6], FULL, EVICT)
     w = (w * (1 - decay) - rate * d) * shrink
     store(at[5], offs, numel, w, DTYPES[5], FULL)
     if (DTYPES[5] is not None) and (DTYPES[6] is not None):
@@ -113,6 +113,7 @@ def step_kernel(
     addresses, floats, items, item_count, rows, shared_lr, shared_c1, shared_c2,
     DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    NARROW: tl.constexpr = min(BLOCK, TAIL)
     tile = tl.program_id(0)
     while tile < item_count:
         row = tl.load(items + 2 * tile)
@@ -131,8 +132,8 @@ def step_kernel(
             begin = tl.zeros([], tl.int32)
             while begin < stop:
                 step_block(
-                    at, begin + tl.arange(0, TAIL), stop,
+                    at, begin + tl.arange(0, NARROW), stop,
                     (rate, decay, factor, 1.0, 1.0, c1, c2, hyper, None, start), DTYPES, RULE, ON_DEVICE, False, "",
                 )  # fmt: skip
-                begin += TAIL
+                begin += NARROW
         tile += tl.num_programs(0)

@@ -310,7 +310,7 @@ def _other_value(writer, run, op, before):
 MUTATIONS = {
     "difference": (c.PLAIN, "arith.subf", "+"),
     "product": (c.PLAIN, "arith.mulf", "+"),
-    "quotient": (c.PLAIN, "tt.precise_divf", "*"),
+    "quotient": (c.PLAIN, "arith.divf", "*"),
     "maximum": (c.CHOICES, "arith.maxnumf", "{0} < {1} ? {0} : {1}"),
     "choice": (c.CHOICES, "arith.select", "{0} ? {2} : {1}"),
     "above": (c.ORDERED, "ogt", "<"),
