@@ -74,7 +74,7 @@ GRAIN = 1 << 16
 """Elements of a table that are worth a second thread of a CPU."""
 
 LEAST_RESIDENT = {
-    "sgd": 12, "adamw": 6, "sgd queue": 5, "sgd queue, gated": 5, "adamw queue": 4, "adamw queue, gated": 4,
+    "sgd": 10, "adamw": 6, "sgd queue": 5, "sgd queue, gated": 5, "adamw queue": 4, "adamw queue, gated": 4,
     "lion": 8, "lion queue": 5, "lion queue, gated": 5, "statistics": 6, "totals": 6,
 }  # fmt: skip
 """Programs with blocks of 1,024 elements that a multiprocessor must have the registers for, by rule and kernel; a gated

@@ -13,7 +13,6 @@ import triton.language as tl
 
 from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, KNOWN, POWER
 from fused_lwlr.kernels.triton.norms import (
-    add_four,
     add_norms,
     add_weights,
     finalize_row,
@@ -80,24 +79,20 @@ def measure(
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Store the partial sums of a tile."""
-    begin = tl.zeros([], tl.int32)
-    # of a direction all columns are loaded: as many bytes at once as registers are left for
-    BLOCKS: tl.constexpr = min(AT_ONCE, 32 // DTYPES[1].primitive_bitwidth) if PLACE == "direction" else AT_ONCE
-    full, rest = visit(
-        add_norms, at, aligned, begin, stop, numbers, 4, DTYPES, RULE if PLACE == "direction" else None, ON_DEVICE,
-        BLOCK, BLOCKS,
+    # of a direction all columns are loaded, which are enough from one block
+    sums = visit(
+        add_norms, at, aligned, stop, numbers, 4, DTYPES, RULE if PLACE == "direction" else None, ON_DEVICE, BLOCK,
+        1 if PLACE == "direction" else AT_ONCE,
     )  # fmt: skip
-    # all sums in one reduction, which has the barriers of one
-    full, rest = tl.reduce(full, 0, add_four), tl.reduce(rest, 0, add_four)
     for i in tl.static_range(4):
-        tl.store(partials + i * tiles + slot, full[i] + rest[i])
+        tl.store(partials + i * tiles + slot, sums[i])
     # the last step left Σw², which is valid unless the weights were changed since
     known = (entry(addresses, rows, row, TRAITS) & KNOWN) != 0
     if known:
         known = tl.load(prints + slot) == fingerprint(at[0], stop, DTYPES[0])
     if not known:
-        squares, others = visit(add_weights, at, aligned, begin, stop, (), 1, DTYPES, None, False, BLOCK, AT_ONCE)
-        tl.store(weight_partials + slot, tl.sum(squares[0], axis=0) + tl.sum(others[0], axis=0))
+        squares = visit(add_weights, at, aligned, stop, (), 1, DTYPES, None, False, BLOCK, AT_ONCE)
+        tl.store(weight_partials + slot, squares[0])
         tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
 
 
@@ -162,12 +157,12 @@ def update(
     rate = lr * ratio
     decay = rate * number(hyper, 3, ON_DEVICE)
     # a None that is assigned to a name first cannot be a member of a tuple
-    squares, others = visit(
-        step_and_add, at, aligned, tl.zeros([], tl.int32), stop,
+    squares = visit(
+        step_and_add, at, aligned, stop,
         (rate, decay, factor, scale, divisor, c1, c2, hyper, None if seed is None else key_of(seed, row, taken), start),
         1, DTYPES, RULE, ON_DEVICE, BLOCK, 1,
     )  # fmt: skip
-    tl.store(weight_partials + slot, tl.sum(squares[0], axis=0) + tl.sum(others[0], axis=0))
+    tl.store(weight_partials + slot, squares[0])
     # other threads wrote the weights that the fingerprint reads
     tl.debug_barrier()
     tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
@@ -265,7 +260,7 @@ def queue_kernel(
         )  # fmt: skip
         if kind == 0:
             measure(
-                row, slot, at, aligned, stop, (unscale, sign * clip * unscale, c1, c2, hyper), addresses, rows, tiles,
+                row, slot, at, aligned, stop, (sign * unscale, sign * clip * unscale, c1, c2, hyper), addresses, rows, tiles,
                 partials, weight_partials, prints, DTYPES, RULE, ON_DEVICE, PLACE, BLOCK, AT_ONCE,
             )  # fmt: skip
             last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)

@@ -20,7 +20,7 @@ from fused_lwlr.kernels.triton.cached_totals import are_valid, cached_totals
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.launch import BoundKernel, launch, sizes_of
 from fused_lwlr.kernels.triton.layout import ACTIVE, COUNTS_FOR_MAX_NORM, SCALED
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, THREADS, entry, fold, load, visit
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, THREADS, entry, fold, load, tile_at, visit
 
 COLUMNS = ("param", "grad")
 
@@ -48,11 +48,6 @@ def _add_block(
         # false for NaN as well as for infinity
         sums[5] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
     )
-
-
-@triton.jit
-def _combine(a, b, c, d, e, f, g, h, i, j, k, m):
-    return a + g, b + h, tl.maximum(c, i), d + j, e + k, f + m
 
 
 @triton.jit
@@ -98,19 +93,18 @@ def statistics_kernel(
         index = tl.load(items + 2 * tile + 1)
         numel = entry(addresses, rows, row, 2)
         start = index.to(tl.int64) * (BLOCK * PASSES)
-        stop = tl.minimum(start + BLOCK * PASSES, numel)
-        at = entry(addresses, rows, row, 0), entry(addresses, rows, row, 1)
-        aligned = (at[0] | at[1]) % ALIGNMENT == 0
-        full, rest = visit(
-            _add_block, at, aligned, start, stop, (unscale,), 6, DTYPES, None, False, BLOCK,
-            AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else max(AT_ONCE // 2, 1),
+        # within a tile 32 bits are enough
+        stop = tl.minimum(numel - start, BLOCK * PASSES).to(tl.int32)
+        at = (
+            tile_at(addresses, rows, row, start, 0, DTYPES[0]),
+            tile_at(addresses, rows, row, start, 1, DTYPES[1]),
+        )
+        sums = visit(
+            _add_block, at, (at[0] | at[1]) % ALIGNMENT == 0, stop, (unscale,), 6, DTYPES, None, False,
+            BLOCK, AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else max(AT_ONCE // 2, 1),
         )  # fmt: skip
-        # all sums in one reduction, which has the barriers of one
-        sums = tl.reduce(full, 0, _combine)
-        others = tl.reduce(rest, 0, _combine)
         for i in tl.static_range(6):
-            both = tl.maximum(sums[i], others[i]) if i == 2 else sums[i] + others[i]
-            tl.store(partials + i * item_count + tile, both)
+            tl.store(partials + i * item_count + tile, sums[i])
         count = tl.maximum(tl.cdiv(numel, BLOCK * PASSES), 1).to(tl.int32)
         # what other threads of this program stored comes before the arrival too
         tl.debug_barrier()

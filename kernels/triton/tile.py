@@ -83,27 +83,60 @@ def fold(x, FULL: tl.constexpr):
 
 
 @triton.jit
-def visit(
-    FUNCTION: tl.constexpr, at, aligned, begin, stop, numbers, SUMS: tl.constexpr, DTYPES: tl.constexpr,
-    RULE: tl.constexpr, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    """Apply FUNCTION to the elements from `begin` to `stop` of a tile, and return its accumulators.
+def _add(a, b):
+    return (a + b,)
 
-    FUNCTION takes `at`, the offsets of a block, `stop`, `numbers`, a tuple of SUMS accumulators, DTYPES, RULE,
-    ON_DEVICE and FULL, and returns the new accumulators. Full blocks of BLOCK elements need `aligned` addresses; other
-    blocks have TAIL elements. AT_ONCE full blocks are loaded before the first is used, if FUNCTION stores nothing and
-    there are registers for them. Accumulators of full blocks and of others are returned one after the other.
+
+@triton.jit
+def _add_four(a, b, c, d, e, f, g, h):
+    return a + e, b + f, c + g, d + h
+
+
+@triton.jit
+def _add_six(a, b, c, d, e, f, g, h, i, j, k, m):
+    return a + g, b + h, tl.maximum(c, i), d + j, e + k, f + m
+
+
+@triton.jit
+def total(sums):
+    """The totals of 1, 4 or 6 accumulators, of 6 the maximum of the third, in one reduction, with the barriers of one."""
+    if len(sums) == 1:
+        return tl.reduce(sums, 0, _add)
+    elif len(sums) == 4:
+        return tl.reduce(sums, 0, _add_four)
+    else:
+        return tl.reduce(sums, 0, _add_six)
+
+
+@triton.jit
+def visit(
+    FUNCTION: tl.constexpr, at, aligned, stop, numbers, SUMS: tl.constexpr,
+    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Apply FUNCTION to the first `stop` elements of a tile, and return the totals of its SUMS accumulators.
+
+    FUNCTION takes `at`, the offsets of a block, `stop`, `numbers`, a tuple of accumulators, DTYPES, RULE, ON_DEVICE and
+    FULL, and returns the new accumulators. Full blocks of BLOCK elements need `aligned` addresses; other blocks have
+    TAIL elements. AT_ONCE full blocks are loaded before the first is used, if FUNCTION stores nothing and there are
+    registers for them.
     """
     NARROW: tl.constexpr = min(BLOCK, TAIL)
+    begin = tl.zeros([], tl.int32)
     full = (tl.zeros([BLOCK // FOLD if BLOCK > THREADS else BLOCK], tl.float32),) * SUMS
-    rest = (tl.zeros([THREADS if NARROW > THREADS else NARROW], tl.float32),) * SUMS
-    while begin < stop:
-        if (begin + BLOCK * AT_ONCE <= stop) & aligned:
-            for i in tl.static_range(AT_ONCE):
-                offs = begin + i * BLOCK + tl.arange(0, BLOCK)
-                full = FUNCTION(at, offs, stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
-            begin += BLOCK * AT_ONCE
-        else:
+    while (begin + BLOCK * AT_ONCE <= stop) & aligned:
+        for i in tl.static_range(AT_ONCE):
+            offs = begin + i * BLOCK + tl.arange(0, BLOCK)
+            full = FUNCTION(at, offs, stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
+        begin += BLOCK * AT_ONCE
+    totals = total(full)
+    if begin < stop:
+        rest = (tl.zeros([THREADS if NARROW > THREADS else NARROW], tl.float32),) * SUMS
+        while begin < stop:
             rest = FUNCTION(at, begin + tl.arange(0, NARROW), stop, numbers, rest, DTYPES, RULE, ON_DEVICE, False)
             begin += NARROW
-    return full, rest
+        others = total(rest)
+        both = ()
+        for i in tl.static_range(SUMS):
+            both += (tl.maximum(totals[i], others[i]) if SUMS == 6 and i == 2 else totals[i] + others[i],)
+        totals = both
+    return totals

@@ -1,0 +1,318 @@
+"""Predicts the time of a step on a GPU that is not at hand. Nothing here is a measurement.
+
+    python -m bench.model [--json] [--set NAME ...] [--dtype fp32|bf16] [--passes N] [--window MIB]
+
+An event model: programs take items from the real list in order, wait for loads in the phases that the compiled code
+has, and share the bandwidth of memory, of L2 and of the instruction schedulers. Its order of alternatives is more
+reliable than its absolute times. The assumptions are the fields of `Device` and the docstrings below.
+"""
+
+import argparse
+import heapq
+import json
+import math
+from collections.abc import Generator, Iterator, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.bytes_moved import read_soon
+from bench.machine_code import Job, reports
+from bench.parameter_sets import SETS, shapes_of
+from bench.variants import DTYPES, TARGETS, TYPES, variants
+from fused_lwlr.kernels import constants
+from fused_lwlr.kernels.triton.device_table import tile_list
+
+from fused_lwlr.kernels.triton.workspace import item_list, schedule
+
+STEPS = {
+    "SGD": ("sgd momentum", None, 3, 2),
+    "SGD, ELR": ("sgd momentum", "gradient", 3, 2),
+    "AdamW": ("adamw", None, 4, 3),
+    "AdamW, LAMB": ("adamw", "direction", 4, 3),
+}
+"""Step -> variant of the plain kernel, what its norms are of, columns that an update reads, and columns that it writes.
+"""
+TARGET_RATIOS = {"SGD, ELR": 1.25, "AdamW, LAMB": 1.5}
+"""Step -> predicted time as a multiple of the plain step's that is aimed at, on ResNet-50 and ViT-S/16."""
+PREDICTED = ("ResNet-50", "ViT-S/16", "ViT-L/16", "decoder 1.3B")
+
+
+class Device(NamedTuple):
+    """A GPU, by numbers that do not come from this project's kernels.
+
+    Attributes:
+        processors: multiprocessors.
+        clock: cycles a second.
+        copy: bytes that a copy reads and writes a second.
+        l2: bytes that hits in L2 read a second.
+        kept: bytes that L2 holds of what norms read, while updates stream through it.
+        memory_latency, l2_latency: seconds of a load that nothing else delays.
+        ticket: seconds of an atomic whose result all threads of a program get.
+        block_start: seconds until a program of a grid runs.
+        launch: seconds between the end of one kernel and the start of the next.
+    """
+
+    name: str = "H200"
+    processors: int = 132
+    clock: float = 1.7e9
+    copy: float = 4.3e12
+    l2: float = 5.5e12
+    kept: int = 38 << 20
+    memory_latency: float = 650e-9
+    l2_latency: float = 300e-9
+    ticket: float = 700e-9
+    block_start: float = 300e-9
+    launch: float = 1.5e-6
+
+
+class Code(NamedTuple):
+    """What matters of a compiled kernel.
+
+    Attributes:
+        resident: programs of a multiprocessor.
+        norms, update: 128-bit loads of a thread that are in flight together, for one batch after the other.
+        instructions: of a thread, for one block.
+    """
+
+    resident: int
+    norms: Sequence[int]
+    update: Sequence[int]
+    instructions: int
+
+
+class Item(NamedTuple):
+    """One item of work.
+
+    Attributes:
+        row: its row.
+        norms: whether it is for norms, of which the row's updates wait.
+        memory, cached, written: bytes read from memory, read from L2, and written.
+        blocks: blocks of elements, each of which waits for its loads.
+    """
+
+    row: int
+    norms: bool
+    memory: float
+    cached: float
+    written: float
+    blocks: int
+
+
+@cache
+def code_of(step: str, dtype: str) -> tuple[Code, Code]:
+    """Returns the code of the plain step and of the queue, compiled for sm_90.
+
+    An update or a direction of the queue is taken to have as many instructions as the plain step, and the norm of a
+    gradient to have none to speak of.
+    """
+    name, place, reads, _ = STEPS[step]
+    queued = name if place is None else f"{name}, ELR"
+    wanted = {v.name: v for v in variants(DTYPES[dtype]) if v.name in (name, queued)}
+    jobs = [Job(v.kernel, v.constants, TYPES, v.registers) for v in wanted.values()]
+    found = dict(zip(wanted, reports(jobs, TARGETS["sm_90"]), strict=True))
+    plain = found[name]
+    vectors = constants.GPU.block * DTYPES[dtype].primitive_bitwidth // 8 // (constants.THREADS * 16)
+    code = Code(plain["resident"], (), plain["phases"], plain["instructions"])
+    if place is None:
+        return code, code
+    # in the order of the listing: norms, the weights where their sum is not carried, updates
+    phases = list(found[queued]["phases"])
+    update = _last(phases, reads * vectors)
+    _last(phases, vectors * constants.GPU.at_once)
+    resident = min(found[queued]["resident"], constants.PER_PROCESSOR)
+    return code, Code(resident, phases, update, plain["instructions"])
+
+
+def _last(phases: list[int], loads: int) -> list[int]:
+    """Removes the last phases that have this many loads, and returns them."""
+    taken: list[int] = []
+    while sum(taken) < loads:
+        taken.insert(0, phases.pop())
+    return taken
+
+
+def plain_items(numel: np.ndarray, reads: int, writes: int, itemsize: int) -> list[Item]:
+    """Returns the items of a step without norms, in the order of the launch."""
+    block = constants.GPU.step_block
+    tiles = tile_list(numel, block)
+    elements = np.minimum(numel[tiles[:, 0]] - tiles[:, 1].astype(np.int64) * block, block) * itemsize
+    return [
+        Item(row, False, reads * size, 0.0, writes * size, 1)
+        for row, size in zip(tiles[:, 0].tolist(), elements.tolist(), strict=True)
+    ]
+
+
+def queue_items(
+    numel: np.ndarray, place: str, reads: int, writes: int, itemsize: int, device: Device, sizes: constants.Sizes, programs: int
+) -> list[Item]:
+    """Returns the items of a step with norms, in the order of the queue; `programs` run at once."""
+    first = reads if place == "direction" else 1
+    norm_bytes = numel * itemsize * first
+    segments = schedule(norm_bytes, -(-numel // sizes.queue_tile), sizes.window, programs, measured=True)
+    items = item_list(segments, numel, sizes.queue_tile)
+    soon = read_soon(items, numel, sizes.queue_tile, norm_bytes, device.kept // 2)
+    row, kind, slot = items[:, 0], items[:, 1] % 2, items[:, 1].astype(np.int64) // 2
+    counts = -(-numel // sizes.queue_tile)
+    begin = (slot - (np.cumsum(counts) - counts)[row]) * sizes.queue_tile
+    elements = np.minimum(numel[row] - begin, sizes.queue_tile)
+    found = []
+    for at, is_update, count, hit in zip(row.tolist(), kind.tolist(), elements.tolist(), soon[row].tolist(), strict=True):
+        size, blocks = count * itemsize, math.ceil(count / sizes.block)
+        again = first * size if is_update and hit else 0
+        if is_update:
+            found.append(Item(at, False, reads * size - again, again, writes * size, blocks))
+        else:
+            together = sizes.at_once if place == "gradient" else 1
+            found.append(Item(at, True, first * size, 0.0, 0.0, math.ceil(blocks / together)))
+    return found
+
+
+def seconds(items: Sequence[Item], code: Code, device: Device, tiles: int, *, queued: bool) -> float:
+    """Returns when the last program of a launch ends.
+
+    Args:
+        items: in the order in which programs take them.
+        code: of the kernel.
+        device: what it runs on.
+        tiles: the largest number of partial sums of a row.
+        queued: whether programs take tickets; else each item has a program of its own.
+
+    Raises:
+        RuntimeError: the items wait for one another.
+    """
+    norms_left: dict[int, int] = {}
+    for item in items:
+        if item.norms:
+            norms_left[item.row] = norms_left.get(item.row, 0) + 1
+    waiting: dict[int, list[Any]] = {}
+    free = {"memory": 0.0, "l2": 0.0}
+    rates = {"memory": (device.copy, device.memory_latency), "l2": (device.l2, device.l2_latency)}
+    schedulers = [0.0] * device.processors
+    order = iter(items)
+    # item, addresses and hyper-parameters are loaded one after the other
+    chain = (device.ticket if queued else device.block_start) + 3 * device.l2_latency
+    work = code.instructions * constants.WARPS / 4 / device.clock
+
+    def program(number: int) -> Generator[Any, float, None]:
+        processor = number % device.processors
+        for item in order:
+            yield chain
+            if not item.norms and norms_left.get(item.row, 0) != 0:
+                yield item.row
+            loads = code.norms if item.norms else code.update
+            for _ in range(item.blocks):
+                for count in loads:
+                    share = count / sum(loads) / item.blocks
+                    yield "memory", item.memory * share
+                    if item.cached:
+                        yield "l2", item.cached * share
+                now = yield 0.0
+                begin = max(schedulers[processor], now)
+                schedulers[processor] = begin + work * (0 if item.norms and len(code.norms) == 1 else 1)
+                yield schedulers[processor] - now
+                free["memory"] = max(free["memory"], now) + item.written / item.blocks / device.copy
+            if item.norms:
+                # an arrival; the last one sums two or three columns of partials, 1,024 at a time
+                yield device.ticket
+                norms_left[item.row] -= 1
+                if norms_left[item.row] == 0:
+                    norms_left[item.row] = 1
+                    yield 3 * math.ceil(tiles / constants.GPU.queue_slots) * 2 * device.l2_latency
+                    now = yield device.ticket
+                    norms_left[item.row] = 0
+                    for at, other in waiting.pop(item.row, ()):
+                        heapq.heappush(events, (now + device.ticket, at, other))
+
+    resident = min(code.resident * device.processors, len(items))
+    events: list[tuple[float, int, Any]] = [(0.0, number, program(number)) for number in range(resident)]
+    started, now = set[int](), 0.0
+    while events:
+        now, number, running = heapq.heappop(events)
+        try:
+            what = running.send(now) if number in started else next(running)
+        except StopIteration:
+            continue
+        started.add(number)
+        if isinstance(what, tuple):
+            where, size = what
+            bandwidth, latency = rates[where]
+            free[where] = max(free[where], now) + size / bandwidth
+            heapq.heappush(events, (free[where] + latency, number, running))
+        elif isinstance(what, int):
+            waiting.setdefault(what, []).append((number, running))
+        else:
+            heapq.heappush(events, (now + what, number, running))
+    if waiting:
+        raise RuntimeError(f"updates of rows {sorted(waiting)[:5]} wait for norms that no program takes")
+    return max(now, free["memory"])
+
+
+def predict(name: str, step: str, dtype: str, device: Device, sizes: constants.Sizes) -> dict[str, Any]:
+    """Returns the predicted time of a step of a parameter set, and of the same work in two launches."""
+    _, place, reads, writes = STEPS[step]
+    numel = np.array([math.prod(shape) for shape in shapes_of(name)])
+    itemsize = DTYPES[dtype].primitive_bitwidth // 8
+    plain, code = code_of(step, dtype)
+    found: dict[str, Any] = {"set": name, "dtype": dtype, "step": step, "device": device.name}
+    floor = int(numel.sum()) * itemsize * (reads + writes) / device.copy
+    base = seconds(plain_items(numel, reads, writes, itemsize), plain, device, 1, queued=False)
+    if place is None:
+        return {**found, "seconds": base, "floor": floor, "of_plain": 1.0}
+    programs = constants.LEAST_RESIDENT[f"{step.split(',')[0].lower()} queue"] * device.processors
+    items = queue_items(numel, place, reads, writes, itemsize, device, sizes, programs)
+    tiles = int(-(-numel.max() // sizes.queue_tile))
+    time = seconds(items, code, device, tiles, queued=True)
+    apart = [[item for item in items if item.norms is norms] for norms in (True, False)]
+    # nothing that the first launch reads is still in L2 in the second
+    apart[1] = [item._replace(memory=item.memory + item.cached, cached=0.0) for item in apart[1]]
+    two = device.launch + sum(seconds(part, code, device, tiles, queued=True) for part in apart)
+    return {**found, "seconds": time, "floor": floor, "of_plain": time / base, "two_launches": two}
+
+
+def rows(sets: Sequence[str], dtypes: Sequence[str], device: Device, sizes: constants.Sizes) -> Iterator[dict[str, Any]]:
+    """Yields a prediction for every step of every set."""
+    for name in sets:
+        for dtype in dtypes:
+            for step in STEPS:
+                yield predict(name, step, dtype, device, sizes)
+
+
+def line(row: dict[str, Any]) -> str:
+    """Returns one row of the printed table."""
+    two = f"{row['two_launches'] * 1e6:10.0f}" if "two_launches" in row else ""
+    share = 100 * row["floor"] / row["seconds"]
+    return (
+        f"{row['set']:13} {row['dtype']:5} {row['step']:12} {row['seconds'] * 1e6:9.0f} {share:7.0f} "
+        f"{row['of_plain']:8.2f} {two}"
+    )
+
+
+HEAD = f"{'set':13} {'dtype':5} {'step':12} {'predicted µs':>9} {'% copy':>6} {'/ plain':>8} {'two launches µs':>10}"
+
+
+def main() -> None:
+    """Predict, and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--set", action="append", choices=SETS, help="again for each; four by default")
+    parser.add_argument("--dtype", action="append", choices=("fp32", "bf16"), help="again for each; both by default")
+    parser.add_argument("--passes", type=int, help="blocks of an item of the queue")
+    parser.add_argument("--window", type=int, help="MiB that the norms of a group of rows read")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    options = parser.parse_args()
+    sizes = constants.GPU
+    if options.passes is not None:
+        sizes = sizes._replace(queue_passes=options.passes)
+    if options.window is not None:
+        sizes = sizes._replace(window=options.window << 20)
+    device = Device()
+    if not options.json:
+        print(f"PREDICTED for an {device.name}, not measured: {device}")
+        print(HEAD)
+    for row in rows(options.set or PREDICTED, options.dtype or ("fp32", "bf16"), device, sizes):
+        print(json.dumps(row) if options.json else line(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
