@@ -52,13 +52,16 @@ class Options(NamedTuple):
 class Entry:
     """One contestant of a case, ready to step."""
 
-    def __init__(self, contestant: Contestant, case: Case, grads: Sequence[Tensor], clock: Clock):
+    def __init__(
+        self, contestant: Contestant, case: Case, grads: Sequence[Tensor], moved: Sequence[Tensor], clock: Clock
+    ):
         self.contestant = contestant
         self._clock = clock
         self._kept = grads
+        sets = (grads, moved)
+        self._sets = [[g.clone() for g in some] for some in sets] if contestant.mutates else list(sets)
         self.named: Named = parameters(case.shapes, DTYPES[case.dtype], clock.device)
-        for (_, param), grad in zip(self.named, grads, strict=True):
-            param.grad = grad.clone() if contestant.mutates else grad
+        self._move()
         self.peak = 0
         self.replay: Any = None
         self.optimizer = self._made(capturable=False)
@@ -86,9 +89,19 @@ class Entry:
         self.restore()
         host, wall = self._clock.wall_seconds(self.optimizer.step)
         self._add(host=host, wall=wall)
+        self._move()
+        host_moved, wall_moved = self._clock.wall_seconds(self.optimizer.step)
+        self._add(host_moved=host_moved, wall_moved=wall_moved)
         for name, flush in (("cold", True), ("warm", False)):
             self.restore()
             self._add(**{name: self._clock.device_seconds(self.optimizer.step, flush=flush, host=host)})
+
+    def _move(self) -> None:
+        """Give every gradient its other address, as a backward pass after `zero_grad()` does; not timed."""
+        self._sets.reverse()
+        for (_, param), grad in zip(self.named, self._sets[0], strict=True):
+            param.grad = grad
+        self.restore()
 
     def capture(self) -> None:
         """Take a graph of a step, instead of what was there."""
@@ -121,8 +134,8 @@ def counted(entry: Entry) -> tuple[float, float] | None:
 def batches(case: Case, entrants: Sequence[Contestant], free: int) -> Iterator[list[Contestant]]:
     """As many contestants at a time as fit into memory, with the first two in every batch."""
     column = numel(case.shapes) * DTYPES[case.dtype].itemsize
-    # gradients and what is there for a while are needed once; a contestant may have gradients of its own
-    room = 0.85 * free - (1 + TEMPORARY) * column
+    # two sets of gradients and what is there for a while are needed once; a contestant may have gradients of its own
+    room = 0.85 * free - (2 + TEMPORARY) * column
     most = max(3, int(room // (COLUMNS[case.rule] * column)))
     if most >= len(entrants):
         yield list(entrants)
@@ -151,7 +164,9 @@ def _run_batch(
     case: Case, batch: Sequence[Contestant], clock: Clock, end: float, rounds: int, options: "Options"
 ) -> list[dict[str, Any]]:
     torch.manual_seed(0)
-    grads = [param.grad for _, param in parameters(case.shapes, DTYPES[case.dtype], clock.device)]
+    found = [param.grad for _, param in parameters(case.shapes, DTYPES[case.dtype], clock.device)]
+    grads = [grad for grad in found if grad is not None]
+    moved = [grad.clone() for grad in grads]
     entries: list[Entry] = []
     late: list[Contestant] = []
     for contestant in batch:
@@ -159,24 +174,28 @@ def _run_batch(
         if time.monotonic() > end and len(entries) >= 2:
             late.append(contestant)
         else:
-            entries.append(Entry(contestant, case, [g for g in grads if g is not None], clock))
+            entries.append(Entry(contestant, case, grads, moved, clock))
     # of the time that is left, two thirds for steps and one for replays
     now = time.monotonic()
     _rounds(entries, Entry.sample, rounds, now + (end - now) * 2 / 3)
-    extras = [(clock.launches(e.optimizer.step) if options.profile else None, counted(e)) for e in entries]
+    extras = []
+    for at, entry in enumerate(entries):
+        # the profiler takes longer than a step
+        profiled = options.profile and (time.monotonic() < end or at < 2)
+        extras.append((clock.launches(entry.optimizer.step) if profiled else None, counted(entry)))
     captured = [e for e in entries if e.contestant.graph and e.contestant.method in options.captured]
     for at, entry in enumerate(captured):
         if time.monotonic() < end or at < 2:
             entry.capture()
     _rounds([e for e in captured if e.replay is not None], Entry.sample_replay, rounds, end)
-    found = [
+    rows = [
         {**_head(case, entry.contestant), **_row(case, entry, *extra)}
         for entry, extra in zip(entries, extras, strict=True)
     ]
-    for row in found:
+    for row in rows:
         # of the same batch, so that what drifts between batches drops out
-        row["of_first"] = row["wall"] / found[0]["wall"]
-    return found + [{**_head(case, contestant), "skipped": "no time left"} for contestant in late]
+        row["of_first"] = row["wall"] / rows[0]["wall"]
+    return rows + [{**_head(case, contestant), "skipped": "no time left"} for contestant in late]
 
 
 def _rounds(entries: Sequence[Entry], sample: Any, rounds: int, end: float) -> None:

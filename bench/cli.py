@@ -30,9 +30,14 @@ RESULTS = Path(__file__).parent / "results"
 HOST = {"CUDA_VISIBLE_DEVICES": ""}
 COMPILE = {"TRITON_DEFAULT_FP_FUSION": "0"}
 SECTIONS: dict[str, dict[str, str]] = {
-    "traffic": HOST, "host": HOST, "scaling": HOST, "cpu": HOST, "codegen": COMPILE
+    "traffic": HOST, "host": HOST, "scaling": HOST, "cpu": HOST, "model": COMPILE, "codegen": COMPILE
 }  # fmt: skip
-QUICK = {"host": ["--quick"], "cpu": ["--quick"], "codegen": ["sm_90:fp32"]}
+QUICK = {
+    "host": ["--quick"],
+    "cpu": ["--quick"],
+    "model": ["--set", "ResNet-50", "--dtype", "fp32"],
+    "codegen": ["sm_90:fp32"],
+}
 QUICK_SETS = ("ResNet-50", "2,000 tiny", "ViT-L/16")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import fused_lwlr
 from bench import reference as numbers
 from bench.compositions import ForeachELR, ForeachLARS, ForeachNorms
+from bench.two_launches import TwoLaunches
 from fused_lwlr.layers import named_layers
 from fused_lwlr.ops import Backend
 from fused_lwlr.scaling import everything
@@ -120,6 +121,12 @@ class OurStatistics:
         return self._pass()
 
 
+def _two_launches(rule: str, method: str) -> Callable[[Named, float, bool], Any]:
+    return lambda named, lr, _: TwoLaunches(named, lr, rule, SCALINGS[method])
+
+
+TWO = "ours, two launches"
+"""Norms and updates apart, beside the queue."""
 # of foreach, for-loop: weight decay added to a copy 3, momentum 2 + 3, parameter 3; AdamW: decay 2, lerp 3, v 2 + 3,
 # √v 2, two of the denominator 2 + 2, parameter 4
 PASSES = {("sgd", "fused"): 5, ("sgd", "foreach"): 11, ("adamw", "fused"): 7, ("adamw", "foreach"): 20}
@@ -140,6 +147,8 @@ def contestants() -> list[Contestant]:
     found += [
         Contestant("sgd", "LARS", "foreach", lambda named, lr, _: ForeachLARS(named, lr), 2 + 3 + 2 + 5, graph=False)
     ]
+    for rule, method in (("sgd", "ELR"), ("adamw", "LAMB")):
+        found += [Contestant(rule, method, TWO, _two_launches(rule, method), graph=False)]
     found += [Contestant("statistics", "statistics", "ours", lambda named, *_: OurStatistics(named))]
     found += [Contestant("statistics", "statistics", "foreach", lambda named, *_: ForeachNorms(named), 4)]
     return found

@@ -23,7 +23,6 @@ from bench.parameter_sets import SETS, shapes_of
 from bench.variants import DTYPES, TARGETS, TYPES, variants
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.triton.device_table import tile_list
-
 from fused_lwlr.kernels.triton.workspace import item_list, schedule
 
 STEPS = {
@@ -145,7 +144,14 @@ def plain_items(numel: np.ndarray, reads: int, writes: int, itemsize: int) -> li
 
 
 def queue_items(
-    numel: np.ndarray, place: str, reads: int, writes: int, itemsize: int, device: Device, sizes: constants.Sizes, programs: int
+    numel: np.ndarray,
+    place: str,
+    reads: int,
+    writes: int,
+    itemsize: int,
+    device: Device,
+    sizes: constants.Sizes,
+    programs: int,
 ) -> list[Item]:
     """Returns the items of a step with norms, in the order of the queue; `programs` run at once."""
     first = reads if place == "direction" else 1
@@ -158,7 +164,9 @@ def queue_items(
     begin = (slot - (np.cumsum(counts) - counts)[row]) * sizes.queue_tile
     elements = np.minimum(numel[row] - begin, sizes.queue_tile)
     found = []
-    for at, is_update, count, hit in zip(row.tolist(), kind.tolist(), elements.tolist(), soon[row].tolist(), strict=True):
+    for at, is_update, count, hit in zip(
+        row.tolist(), kind.tolist(), elements.tolist(), soon[row].tolist(), strict=True
+    ):
         size, blocks = count * itemsize, math.ceil(count / sizes.block)
         again = first * size if is_update and hit else 0
         if is_update:
@@ -271,7 +279,9 @@ def predict(name: str, step: str, dtype: str, device: Device, sizes: constants.S
     return {**found, "seconds": time, "floor": floor, "of_plain": time / base, "two_launches": two}
 
 
-def rows(sets: Sequence[str], dtypes: Sequence[str], device: Device, sizes: constants.Sizes) -> Iterator[dict[str, Any]]:
+def rows(
+    sets: Sequence[str], dtypes: Sequence[str], device: Device, sizes: constants.Sizes
+) -> Iterator[dict[str, Any]]:
     """Yields a prediction for every step of every set."""
     for name in sets:
         for dtype in dtypes:

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bench import cpu
+from bench import cpu, model
 from bench.codegen import HEAD, line
 from bench.targets import judge
 
 STEP_HEAD = (
     "step", "whose", "GPU µs, L2 flushed", "not flushed", "± %", "replay µs", "host µs", "whole step µs",
+    "with moved gradients µs",
     "kernels (copies)", "bytes a parameter", "GB/s", "% of copy", "peak bytes a parameter",
 )  # fmt: skip
 
@@ -54,6 +55,9 @@ def markdown(results: dict[str, Any]) -> str:
             for r in results["scaling"]
         )  # fmt: skip
         lines += _table(head, rows)
+    if results.get("model"):
+        lines += ["", "## Predictions", "", "By an event model of an H200 (`python -m bench.model`); not measured.", ""]
+        lines += ["```", model.HEAD, *map(model.line, results["model"]), "```"]
     if results.get("codegen"):
         lines += ["", "## Code generation", "", "```", HEAD, *map(line, results["codegen"]), "```"]
     return "\n".join(lines) + "\n"
@@ -86,7 +90,7 @@ def _cells(row: dict[str, Any], bandwidth: float) -> tuple[str, ...]:
     return (
         row["method"], row["who"], f"{row['cold'] * 1e6:.1f}", f"{row['warm'] * 1e6:.1f}",
         f"{100 * row['cold_spread'] / 2:.1f}", f"{row['replay'] * 1e6:.1f}" if "replay" in row else "",
-        f"{row['host'] * 1e6:.0f}", f"{row['wall'] * 1e6:.0f}",
+        f"{row['host'] * 1e6:.0f}", f"{row['wall'] * 1e6:.0f}", f"{row['wall_moved'] * 1e6:.0f}",
         f"{launches['kernels']} ({launches['copies']})" if launches else "",
         "" if row["bytes_per_parameter"] is None else f"{row['bytes_per_parameter']:.2f}",
         "" if speed is None else f"{speed / 1e9:.0f}", "" if speed is None else f"{100 * speed / bandwidth:.1f}",

@@ -27,10 +27,10 @@ from fused_lwlr.kernels.constants import LEAST_RESIDENT
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = 15
-# names of constants -> what is tried; blocks and threads together, for 16 bytes a thread and more
+# names of constants -> what is tried; blocks and threads together, for 16 bytes a thread and more in single precision
 GEOMETRY = [
     {"GPU": {"step_block": block, "block": block}, "THREADS": threads}
-    for block, threads in ((1024, 128), (2048, 128), (2048, 256))
+    for block, threads in ((1024, 128), (2048, 128), (2048, 256), (512, 128), (1024, 256))
 ]
 STEPS = ("sgd plain", "adamw plain")
 QUEUED = ("sgd ELR", "adamw LAMB")

@@ -15,7 +15,7 @@ from fused_lwlr.kernels.triton.known_norms import KnownNorms
 from fused_lwlr.kernels.triton.layout import KNOWN, layout_of
 from fused_lwlr.kernels.triton.numbers import NO_NUMBERS, Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
-from fused_lwlr.kernels.triton.upload import Upload, is_capturing, upload
+from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of, upload
 
 ONLY_STEPPED = ("step", "ema")
 """Columns that a row without a gradient does not have in a step."""
@@ -42,6 +42,7 @@ class DeviceTable:
         active: for each row, whether it is active.
         norms: which Σw² of the last step are still right.
         rescales: whether the power of any row is not 0.
+        stream: the handle of the stream that the buffer was made on, 0 on a CPU.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
         workspace: what an operation keeps from launch to launch.
     """
@@ -69,6 +70,7 @@ class DeviceTable:
         often = slice(padded // 2, integers + (names.index("grad") + 1) * self.rows)
         self._upload = Upload(integers + (len(names) + 4) * self.rows, often, params[0].device)
         self.buffer = self._upload.device
+        self.stream = stream_of(self.buffer.device)
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
         fixed = len(columns)
@@ -233,9 +235,11 @@ def device_table_of(
 def tile_list(numel: np.ndarray, block: int, *, at_least_one: bool = False) -> np.ndarray:
     """Returns (row, index) of every run of `block` elements of rows of these sizes, int32 [n, 2].
 
-    `at_least_one` gives an empty row a tile of its own, for a kernel that writes a result for every row.
+    `at_least_one` gives an empty row a tile of its own, for a kernel that writes a result for every row. Its tiles are
+    in order; else those with fewer elements come first, since their loops take longest and would end alone.
     """
     counts = np.maximum(-(-numel // block), 1 if at_least_one else 0)
     row = np.repeat(np.arange(len(numel)), counts)
     index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return np.stack((row, index), axis=1).astype(np.int32)
+    items = np.stack((row, index), axis=1).astype(np.int32)
+    return items if at_least_one else items[np.argsort((index + 1) * block <= numel[row], kind="stable")]

@@ -12,7 +12,7 @@ from triton import knobs
 from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, Sizes
 from fused_lwlr.kernels.native.build import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
-from fused_lwlr.kernels.triton.upload import is_capturing
+from fused_lwlr.kernels.triton.upload import is_capturing, stream_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -116,9 +116,19 @@ def launch(kernel: BoundKernel, items: Tensor, args: Sequence[Any]) -> None:
     if not count:
         return
     programs = count if kernel.most_programs is None else min(count, kernel.most_programs)
+    arguments = kernel.arguments(items, args)
     with kernel.device:
-        kernel.compiled[tuple(map(type, args))]((grid(programs), 1, 1), kernel.arguments(items, args))
+        kernel.compiled[tuple(map(type, args))]((grid(programs), 1, 1), arguments)
+        if stream_of(kernel.device_table.buffer.device) != kernel.device_table.stream:
+            keep_for_stream(arguments)
     counters["launches"] += 1
+
+
+def keep_for_stream(arguments: Sequence[Any]) -> None:
+    """Keeps memory of tensors from being reused before the current stream, which did not allocate it, is done."""
+    for argument in arguments:
+        if isinstance(argument, Tensor) and argument.is_cuda:
+            argument.record_stream(torch.cuda.current_stream(argument.device))
 
 
 def grid(programs: int) -> int:

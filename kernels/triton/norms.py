@@ -44,8 +44,8 @@ def add_norms(
         direction_sum += fold(d * d, FULL)
     # update items read this again: it should stay in L2
     g = load(at[1], offs, numel, DTYPES[1], FULL, "evict_last")
-    # The machine code decides which comes first. Of gradients alone in half precision, compilers move the absolute value
-    # before the conversion, and then wait for one load after the other; beside a direction, a product delays loads.
+    # The order of product and absolute value is for the machine code. Without a product first, compilers take the
+    # absolute value in half precision, and then wait for each load; beside a direction, a product first delays loads.
     magnitude = tl.abs(g * unscale) if RULE is None else tl.abs(g) * unscale
     abs_sum += fold(magnitude, FULL)
     sq_sum += fold(magnitude * magnitude, FULL)

@@ -260,8 +260,8 @@ def queue_kernel(
         )  # fmt: skip
         if kind == 0:
             measure(
-                row, slot, at, aligned, stop, (sign * unscale, sign * clip * unscale, c1, c2, hyper), addresses, rows, tiles,
-                partials, weight_partials, prints, DTYPES, RULE, ON_DEVICE, PLACE, BLOCK, AT_ONCE,
+                row, slot, at, aligned, stop, (sign * unscale, sign * clip * unscale, c1, c2, hyper), addresses, rows,
+                tiles, partials, weight_partials, prints, DTYPES, RULE, ON_DEVICE, PLACE, BLOCK, AT_ONCE,
             )  # fmt: skip
             last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
             if last:

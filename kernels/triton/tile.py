@@ -99,7 +99,7 @@ def _add_six(a, b, c, d, e, f, g, h, i, j, k, m):
 
 @triton.jit
 def total(sums):
-    """The totals of 1, 4 or 6 accumulators, of 6 the maximum of the third, in one reduction, with the barriers of one."""
+    """Totals of 1, 4 or 6 accumulators; the third of 6 is a maximum. One reduction has the barriers of one."""
     if len(sums) == 1:
         return tl.reduce(sums, 0, _add)
     elif len(sums) == 4:
@@ -137,6 +137,6 @@ def visit(
         others = total(rest)
         both = ()
         for i in tl.static_range(SUMS):
-            both += (tl.maximum(totals[i], others[i]) if SUMS == 6 and i == 2 else totals[i] + others[i],)
+            both += (tl.maximum(totals[i], others[i]) if SUMS == 6 and i == 2 else totals[i] + others[i],)  # type: ignore[assignment]
         totals = both
     return totals

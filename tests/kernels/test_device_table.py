@@ -1,5 +1,7 @@
 """The device image of a table: tiles of huge tensors, stale addresses, and what is uploaded when."""
 
+import gc
+import importlib
 import sys
 
 import numpy as np
@@ -12,6 +14,8 @@ from fused_lwlr.kernels import Row, SGDHyper, Table, triton
 from fused_lwlr.kernels.triton.device_table import device_table_of, tile_list
 from fused_lwlr.kernels.triton.numbers import Numbers
 
+# the modules: the package exports functions of these names
+step, launch = (importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "launch"))
 BLOCK = 1024
 
 
@@ -20,9 +24,8 @@ BLOCK = 1024
 def test_tiles_of_huge_tensors(numel, block):
     tiles = tile_list(np.array(numel, dtype=np.int64), block)
     assert tiles.dtype == np.int32
-    assert (np.diff(tiles[:, 0]) >= 0).all()
     for row, size in enumerate(numel):
-        index = tiles[tiles[:, 0] == row, 1].astype(np.int64)
+        index = np.sort(tiles[tiles[:, 0] == row, 1].astype(np.int64))
         # consecutive from 0, and the last one is the first to reach the end: covered exactly once
         assert (index == np.arange(len(index))).all()
         assert len(index) * block >= size > (len(index) - 1) * block or size == len(index) == 0
@@ -193,3 +196,44 @@ def test_numbers_on_the_device(device):
     floats = np.array([*columns, 0.1, 1e10, 2 / 3, 0.0], dtype=np.float32)
     assert image.floats.dtype == torch.float32
     assert (image.floats[:16].cpu().numpy() == floats).all()
+
+
+def test_tiles_with_fewer_elements_come_first():
+    """Their loops take longest, and no program is to end alone with one."""
+    items = tile_list(np.array([10, 3, 0, 8]), 4)
+    assert items.tolist() == [[0, 2], [1, 0], [0, 0], [0, 1], [3, 0], [3, 1]]
+    assert tile_list(np.array([5, 0]), 4, at_least_one=True).tolist() == [[0, 0], [0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(("current", "kept"), [(0, False), (7, True)])
+def test_memory_is_kept_for_another_stream(monkeypatch, current, kept):
+    """Tables that were made on one stream may be freed while a launch on another stream still reads them."""
+    table = make("sgd", [(5,)], torch.float32, torch.device("cpu"))
+    step.step(SGD, table, HYPER["sgd"])
+    seen = []
+    monkeypatch.setattr(launch, "stream_of", lambda device: current)
+    monkeypatch.setattr(launch, "keep_for_stream", seen.append)
+    step.step(SGD, table, HYPER["sgd"])
+    assert len(seen) == kept
+    if kept:
+        device_table = table.cache[step.columns_of(SGD)]
+        assert {t.data_ptr() for t in seen[0] if isinstance(t, torch.Tensor)} >= {
+            device_table.addresses.data_ptr(), device_table.items["tiles"].data_ptr(),
+        }  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_memory_of_a_table_outlives_a_launch_on_another_stream():
+    """It is freed while the other stream sleeps, and what is allocated next must not take its place."""
+    table = make("sgd", [(1000,)], torch.float32, torch.device("cuda"))
+    step.step(SGD, table, HYPER["sgd"])
+    torch.cuda.synchronize()
+    address = table.cache[step.columns_of(SGD)].buffer.data_ptr()
+    size = table.cache[step.columns_of(SGD)].buffer.numel()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10**8)
+        step.step(SGD, table, HYPER["sgd"])
+    table.cache.clear()
+    gc.collect()
+    assert torch.zeros(size, dtype=torch.int64, device="cuda").data_ptr() != address
