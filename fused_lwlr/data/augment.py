@@ -1,0 +1,57 @@
+"""From a picture to a tensor: random crops and the like for training, the middle of it for validation."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from fused_lwlr.data.decode import central_square, normalized
+from fused_lwlr.extras import import_timm
+
+Transform = Callable[[Any], Tensor]  # a Pillow image in RGB -> (3, image_size, image_size), float32
+
+# RandAugment's layers and magnitude as in the LWLR paper, in timm's spelling; timm applies a layer half of the time
+POLICIES = {"basic": None, "strong": "rand-m10-n2"}
+
+
+def training_transform(augmentation: str, image_size: int, random_erasing: float) -> Transform:
+    """What a training image goes through; with `augmentation` other than "none" it draws random numbers.
+
+    Raises:
+        ImportError: an augmentation is asked for and timm cannot be imported.
+    """
+    if augmentation == "none":
+        return partial(_central, image_size=image_size)
+    timm = import_timm(f"augmentation={augmentation!r}")
+    transform: Transform = timm.data.create_transform(
+        image_size,
+        is_training=True,
+        color_jitter=None,
+        auto_augment=POLICIES[augmentation],
+        interpolation="bicubic",
+        re_prob=random_erasing,
+        re_mode="pixel",
+    )
+    return transform
+
+
+def validation_transform(image_size: int, crop_pct: float) -> Transform:
+    """Resize the shorter side to `image_size / crop_pct` pixels and crop the middle; timm's, to the bit."""
+    from PIL import Image  # if it is not installed, then better known here than in a worker
+
+    return partial(
+        _resized, image_size=image_size, shorter=int(image_size / crop_pct), resample=Image.Resampling.BICUBIC
+    )
+
+
+def _central(image: Any, image_size: int) -> Tensor:
+    return normalized(central_square(image, image_size))
+
+
+def _resized(image: Any, image_size: int, shorter: int, resample: Any) -> Tensor:
+    width, height = image.size
+    size = (shorter, int(shorter * height / width)) if width <= height else (int(shorter * width / height), shorter)
+    left, top = (round((side - image_size) / 2) for side in size)
+    resized = image.resize(size, resample)
+    return normalized(resized.crop((left, top, left + image_size, top + image_size)))

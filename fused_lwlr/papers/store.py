@@ -1,0 +1,117 @@
+"""The folder of a study: its settings, a file for each finished job, and the report."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fused_lwlr.papers.framework import Job, Result, Results, Settings
+from fused_lwlr.papers.tables import Report
+
+NOT_COMPARED = {"device"}
+
+
+class Store:
+    """The folder `out`, made for these settings.
+
+    Raises:
+        ValueError: it holds results of other settings, or files that are not those of a study.
+    """
+
+    def __init__(self, out: Path, settings: Settings) -> None:
+        self.out, self.jobs, self.settings = out, out / "jobs", settings
+        path = out / "settings.json"
+        # without results there is nothing to mix up: a mistyped option can be put right
+        if path.exists() and any(self.jobs.glob("*.json")):
+            mine, theirs = asdict(settings), _read(path)
+            changed = [
+                f"{key} {theirs.get(key)} -> {value}"
+                for key, value in mine.items()
+                if key not in NOT_COMPARED and theirs.get(key) != value
+            ]
+            if changed:
+                raise ValueError(
+                    f"{out} holds a run with other settings: {', '.join(changed)}; choose another folder (--out), or "
+                    "repeat its settings to go on with it"
+                )
+        self.jobs.mkdir(parents=True, exist_ok=True)
+        write(path, asdict(settings))
+
+    def path(self, job: Job) -> Path:
+        """Where the result of a job is."""
+        return self.jobs / f"{job.name}.json"
+
+    def load(self, job: Job) -> Result | None:
+        """The result of a job, or None if it has none yet.
+
+        Raises:
+            ValueError: it has one, but of other parameters, or the file is not a result.
+        """
+        path = self.path(job)
+        if not path.exists():
+            return None
+        content = _read(path)
+        try:
+            found = Result(**content)
+        except TypeError as error:
+            raise ValueError(f"{path} is not the result of a job: delete it to run the job anew") from error
+        wanted = json.loads(json.dumps(job.parameters))
+        if found.parameters != wanted:
+            changed = [
+                f"{key} {found.parameters.get(key)} -> {wanted.get(key)}"
+                for key in sorted({*found.parameters, *wanted})
+                if found.parameters.get(key) != wanted.get(key)
+            ]
+            raise ValueError(f"{path} is of a job with other parameters: {', '.join(changed)}; choose another --out")
+        return found
+
+    def save_report(self, report: Report, results: Results, device: str) -> list[Path]:
+        """Write results.json, table.md and the picture; returns where."""
+        paths = [self.out / "results.json", self.out / "table.md", self.out / f"{self.settings.study}.png"]
+        about = {
+            "settings": asdict(self.settings),
+            "torch": torch.__version__,
+            "device": device,
+            "seconds": round(sum(result.seconds for result in results), 1),
+        }
+        # a line for each job
+        jobs = ",\n".join(f"  {json.dumps(asdict(result), allow_nan=False)}" for result in results)
+        _replace(paths[0], f'{json.dumps(about, indent=1)[:-2]},\n "jobs": [\n{jobs}\n ]\n}}\n')
+        _replace(paths[1], "\n".join(table.markdown() for table in report.tables))
+        report.figure.savefig(paths[2], dpi=100)
+        return paths
+
+
+def write(path: Path, content: Any) -> None:
+    """Replace a file of JSON: after a crash there is the old one or the new one, whole.
+
+    Raises:
+        ValueError: a number that is not finite, which JSON does not have.
+        TypeError: something else that JSON does not have.
+    """
+    _replace(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def finished(store: Store, jobs: Sequence[Job]) -> Results:
+    """The results of all jobs that have one, in the order of the jobs."""
+    return Results([result for job in jobs if (result := store.load(job)) is not None])
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}): delete it, or choose another folder (--out)") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a file of a study: choose another folder (--out)")
+    return content

@@ -1,0 +1,149 @@
+"""A training from the first step to the report, in a folder that it can be continued from."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fused_lwlr import files
+from fused_lwlr.data import Splits, open_data
+from fused_lwlr.runs.html_report import write_report
+from fused_lwlr.runs.metrics import Metrics
+from fused_lwlr.runs.provenance import record_facts, record_start
+from fused_lwlr.runs.screen import Screen
+from fused_lwlr.runs.tensorboard import Dashboard
+from fused_lwlr.training import state_dicts as states
+from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.collectives import from_first, process_group
+from fused_lwlr.training.loop import Loop, Sink
+from fused_lwlr.training.processes import world_of
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.signals import StopFlag
+from fused_lwlr.training.trainer import Trainer
+
+
+def run(recipe: Recipe) -> int:
+    """Train by a recipe, or go on with it where its folder has a checkpoint.
+
+    The folder gets `run.json` (what ran), `rates.json`, `metrics.jsonl`, `layers.jsonl`, checkpoints, and at the end
+    `model.pt`, with `ema` also `model_ema.pt`, and `report.html`.
+
+    Returns:
+        0, or after a signal what the process should exit with; a checkpoint was written then.
+
+    Raises:
+        ValueError, FileNotFoundError: what the recipe asks for cannot be had, or the folder has a run of another one.
+        DivergedError: the loss is not finite any more. The last checkpoint is from before.
+    """
+    with reproducible(recipe.deterministic), world_of(recipe.device) as world, StopFlag() as flag, ExitStack() as held:
+        trainer = Trainer(recipe, world, load_data(recipe))
+        screen = Screen(world.first)
+        from_first(lambda: _lock(Path(recipe.out), held), process_group())
+        checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
+
+        def sinks(after: int | None) -> list[Sink]:
+            found: list[Sink] = [Metrics(recipe.out, after=after)]
+            if recipe.tensorboard:
+                dashboard = Dashboard(recipe.out, after=after)
+                held.callback(dashboard.close)
+                found.append(dashboard)
+            return [*found, screen]
+
+        loop = Loop(trainer, checkpoints, flag, sinks, screen.advance)
+        restored = loop.restore() if from_first(lambda: bool(checkpoints.paths()), process_group()) else None
+        if restored == trainer.total:
+            screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
+            finish(trainer, screen)
+            return 0
+        record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
+        if restored is None:
+            trainer.prepare()
+            loop.begin()
+        else:
+            screen.say(f"Going on after step {restored} of {trainer.total}.")
+        with screen.progress(trainer.total, trainer.step):
+            loop.train()
+        finish(trainer, screen)
+        return flag.exit_code
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Let no other run write to the folder: processes of torchrun can outlive it, and go on when nobody knows."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held.enter_context(files.locked(folder / "lock"))
+    except OSError as error:
+        raise OSError(f"no run can be written to {folder} ({error.strerror}): choose another folder (--out)") from error
+
+
+def finish(trainer: Trainer, screen: Screen) -> None:
+    """Write what a run ends with: that it did, its weights if it is done, and the report."""
+    recipe, device = trainer.recipe, trainer.world.device
+    done = trainer.step == trainer.total
+    record_facts(
+        recipe.out,
+        end="finished" if done else "stopped by a signal",
+        end_step=trainer.step,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    )
+    if done:
+        save_weights(trainer, Path(recipe.out))
+    else:
+        screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
+    report = from_first(lambda: str(write_report(recipe.out)), process_group())
+    screen.say(f"Everything is in {recipe.out}; {report} shows it.")
+
+
+def load_data(recipe: Recipe) -> Splits:
+    """The images of a recipe.
+
+    Raises:
+        FileNotFoundError, ValueError: as of `open_data`.
+    """
+    return open_data(
+        recipe.data,
+        image_size=recipe.side,
+        augmentation=recipe.augmentation,
+        corrupt=recipe.corrupt,
+        random_erasing=recipe.random_erasing,
+    )
+
+
+def save_weights(trainer: Trainer, folder: Path) -> None:
+    """Write the weights at the end, and their averages, as `model.load_state_dict` takes them."""
+
+    def write(name: str) -> None:
+        content = states.of_model(trainer.model)
+        from_first(lambda: files.replace(folder / name, lambda file: torch.save(content, file)), process_group())
+
+    write("model.pt")
+    if trainer.averages is not None:
+        with trainer.optimizer.averaged(trainer.model), trainer.averages.applied(trainer.model):
+            write("model_ema.pt")
+
+
+@contextmanager
+def reproducible(wanted: bool) -> Iterator[None]:
+    """Only algorithms that give the same bits each time, while this lasts; a warning where there is none.
+
+    Without, convolutions on a GPU take the fastest algorithm, found by trying.
+    """
+    cudnn: Any = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill, modes = memory.fill_uninitialized_memory, (cudnn.deterministic, cudnn.benchmark)
+    if wanted:
+        # read when the first matrix product runs
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    memory.fill_uninitialized_memory = False
+    cudnn.deterministic, cudnn.benchmark = wanted, not wanted
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = fill
+        cudnn.deterministic, cudnn.benchmark = modes

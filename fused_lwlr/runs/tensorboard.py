@@ -1,0 +1,89 @@
+"""TensorBoard: the metrics of a run, and its layers in a chart for each quantity instead of one for each layer."""
+
+from pathlib import Path
+from typing import Any
+
+from fused_lwlr.runs.metrics import plain
+from fused_lwlr.training.collectives import is_first
+from fused_lwlr.training.records import Interval, LayerValues, Record, Validation
+
+QUANTITIES = {"elr": "ELR ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multiplier": "multiplier η"}
+LAYOUT = {"Layers": {title: ["Multiline", [f"^{name}/"]] for name, title in QUANTITIES.items()}}
+"""Of TensorBoard's page Custom Scalars: all layers in one chart."""
+
+
+class Dashboard:
+    """Writes what is added to `Metrics` also for TensorBoard, in the folder `tensorboard` of a run, on rank 0.
+
+    Scalars have the step as their x: `train/loss`, `train/lr`, `train/images_per_second`, ...; `validation/top1_model`,
+    `validation/top1_ema`, ...; of each layer `elr/<layer>`, `trust_ratio/<layer>` and `multiplier/<layer>`, which are
+    in one chart each on the page Custom Scalars. On the page Images is each of the three against depth.
+
+    Args:
+        folder: of the run.
+        after: the step of the checkpoint that the run goes on from, after which earlier events are hidden; None for a
+            run that begins.
+
+    Raises:
+        ImportError: tensorboard is not installed; matplotlib is likewise asked for when layers are added.
+    """
+
+    def __init__(self, folder: str | Path, *, after: int | None = None):
+        self._writer: Any = None
+        if is_first():
+            self._writer = _writer(Path(folder) / "tensorboard", 0 if after is None else after + 1)
+            self._writer.add_custom_scalars(LAYOUT)
+
+    def add(self, record: Record) -> None:
+        """Write a record."""
+        if self._writer is None:
+            return
+        content = plain(record)
+        step = content.pop("step")
+        if isinstance(record, LayerValues):
+            self._layers(content, step)
+        elif isinstance(record, Validation):
+            self._scalars(
+                {f"validation/{name}_{record.weights}": content[name] for name in ("top1", "top5", "loss")}, step
+            )
+        elif isinstance(record, Interval):
+            names = (
+                "loss",
+                "lr",
+                "epoch",
+                "images_per_second",
+                "loader_seconds",
+                "step_seconds",
+                "grad_norm",
+                "skipped",
+            )
+            self._scalars({f"train/{name}": content[name] for name in names}, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _layers(self, content: dict[str, Any], step: int) -> None:
+        from fused_lwlr.runs.figures import by_depth
+
+        for name in QUANTITIES:
+            values = dict(zip(content["names"], content[name], strict=True))
+            self._scalars({f"{name}/{layer}": value for layer, value in values.items()}, step)
+            if any(value is not None for value in values.values()):
+                self._writer.add_figure(f"{name}_by_depth", by_depth(content, name), step)
+
+    def _scalars(self, values: dict[str, float | None], step: int) -> None:
+        for tag, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(tag, value, step)
+
+
+def _writer(folder: Path, purge_step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        # not ModuleNotFoundError, which is shown as a bug
+        raise ImportError("tensorboard is not installed: pip install 'fused_lwlr[tensorboard]'") from error
+    return SummaryWriter(str(folder), purge_step=purge_step)

@@ -1,0 +1,250 @@
+"""The loop over steps: what is measured and saved between them, and given to those that record it."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from fused_lwlr.data import Batch
+from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.collectives import from_first, gathered, process_group
+from fused_lwlr.training.evaluate import Evaluation
+from fused_lwlr.training.layer_values import LayerProbe
+from fused_lwlr.training.recipe import FREE, Recipe
+from fused_lwlr.training.records import Interval, Record, Validation
+from fused_lwlr.training.schedule import peak_lr
+from fused_lwlr.training.signals import StopFlag
+from fused_lwlr.training.trainer import Trainer
+
+
+class DivergedError(RuntimeError):
+    """The training loss is not finite any more."""
+
+
+class Sink(Protocol):
+    """What records of a training are given to."""
+
+    def add(self, record: Record) -> None:
+        """Take a record."""
+
+
+class Loop:
+    """Trains, and keeps in the folder of the run what came of it.
+
+    Args:
+        trainer: made, but not prepared.
+        checkpoints: of the run.
+        flag: entered.
+        open_sinks: makes what records go to, from the step that the run goes on after, or None.
+        advance: called with the number of each step that is done.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        checkpoints: Checkpoints,
+        flag: StopFlag,
+        open_sinks: Callable[[int | None], Sequence[Sink]],
+        advance: Callable[[int], object],
+    ) -> None:
+        self.trainer, self.checkpoints, self.flag = trainer, checkpoints, flag
+        self.open_sinks, self.advance = open_sinks, advance
+        self.recipe: Recipe = trainer.recipe
+        self.folder = Path(self.recipe.out)
+        self.config = {
+            **self.recipe.to_dict(),
+            "world_size": trainer.world.size,
+            # their order follows from their number
+            "images": [len(trainer.data.train), len(trainer.data.val)],
+        }
+        self.every = self.recipe.log_every or min(50, trainer.steps_per_epoch)
+        self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
+        # since the last record
+        self.loss = torch.zeros((), device=trainer.world.device)
+        self.steps = 0
+        self.skipped: list[str] = []
+
+    def restore(self) -> int | None:
+        """Load the latest checkpoint; the number of its step, or None where there is none.
+
+        Raises:
+            ValueError: it is of another configuration, or damaged.
+        """
+        trainer = self.trainer
+        trainer.adopt()
+        found = self.checkpoints.restore(
+            models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=FREE
+        )  # fmt: skip
+        if found is None:
+            return None
+        trainer.step = found.step
+        trainer.scaler.load_state_dict(found.state["scaler"])
+        if found.own is not None:
+            self.loss = found.own["loss"].to(self.loss.device)
+            self.steps, self.skipped = found.own["steps"], list(found.own["skipped"])
+        self._open(found.step)
+        return found.step
+
+    def begin(self) -> None:
+        """Record the rates of a training that begins, and what was measured for them in a first checkpoint."""
+        rates = self.trainer.rates
+        if rates is not None:
+            from_first(lambda: rates.to_json(self.folder / "rates.json"), process_group())
+        self._open(None)
+        if self.recipe.rates == "layerwise" or self.recipe.init == "gradinit":
+            self._save()
+
+    def _open(self, after: int | None) -> None:
+        self.sinks = self.open_sinks(after)
+        self.probe = LayerProbe(self.trainer.model, self.trainer.optimizer, backend=self.recipe.backend)
+
+    def train(self) -> None:
+        """Take the steps that are left, or as many as a signal leaves time for.
+
+        Raises:
+            DivergedError: the loss is not finite.
+        """
+        trainer, per_epoch = self.trainer, self.trainer.steps_per_epoch
+        passes = _Timed(trainer.batches())
+        began = time.perf_counter()
+        while trainer.step < trainer.total:
+            if (trainer.step + 1) % self.every_layer == 0:
+                self.probe.arm()
+            lr = trainer.lr
+            loss, skipped = trainer.gradients(passes)
+            trainer.update()
+            self.loss += loss
+            self.steps += 1
+            self.skipped += skipped
+            last = trainer.step == trainer.total
+            layers = self.probe.take(trainer.step)
+            if layers is not None:
+                self._add(layers)
+            if trainer.step % self.every == 0 or last:
+                now = time.perf_counter()
+                self._interval(lr, now - began, passes.take())
+                began = now
+            if trainer.step % per_epoch == 0 or last:
+                paused = time.perf_counter()
+                self._validate()
+                began += time.perf_counter() - paused
+            self.advance(trainer.step)
+            stop, save = self.flag.agree(self.checkpoints.due())
+            if save or last:
+                self._save()
+            if stop:
+                break
+
+    def _add(self, record: Record) -> None:
+        for sink in self.sinks:
+            sink.add(record)
+
+    def _interval(self, lr: float, seconds: float, waited: float) -> None:
+        """Record the steps since the last record, over all processes."""
+        trainer = self.trainer
+        mean, skipped = self._mean_loss(), self._note(self.skipped)
+        interval = Interval(
+            step=trainer.step,
+            epoch=trainer.step / trainer.steps_per_epoch,
+            lr=lr,
+            loss=mean,
+            images=self.steps * self.recipe.batch_size,
+            seconds=seconds,
+            loader_seconds=waited,
+            step_seconds=seconds - waited,
+            grad_norm=self._grad_norm(),
+            skipped=skipped,
+        )
+        self._add(interval)
+        self.loss.zero_()
+        self.steps, self.skipped = 0, []
+
+    def _mean_loss(self) -> float:
+        world = self.trainer.world
+        mean = world.sum(self.loss.clone()).item() / (world.size * max(self.steps, 1))
+        if not math.isfinite(mean):
+            raise DivergedError(
+                f"the training loss became {mean} by step {self.trainer.step} (peak lr {peak_lr(self.recipe):.3g}): "
+                "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
+            )
+        return mean
+
+    def _grad_norm(self) -> float | None:
+        """‖g‖ of the last step, of all layers; None where the step had no need of norms."""
+        if self.trainer.optimizer.scaling is None:
+            return None
+        norm: torch.Tensor = self.trainer.optimizer.layer_stats().grad_norm
+        return norm.square().sum().sqrt().item()
+
+    def _note(self, skipped: Sequence[str]) -> int:
+        """Add images that could not be read to skipped.txt, each once; how many they are in all processes."""
+        if self.recipe.corrupt != "skip":
+            return 0
+        group = process_group()
+        lists = gathered(tuple(skipped), group)
+
+        def write() -> int:
+            names = sorted({name for of_rank in lists for name in of_rank})
+            path = self.folder / "skipped.txt"
+            known = set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(f"{name}\n" for name in names if name not in known)
+            return sum(map(len, lists))
+
+        return from_first(write, group)
+
+    def _validate(self) -> None:
+        for weights, test in (("model", self.trainer.test), ("ema", self.trainer.test_average)):
+            start = time.perf_counter()
+            found: Evaluation | None = test()
+            if found is None:
+                continue
+            self._note(found.skipped)
+            record = Validation(
+                step=self.trainer.step,
+                epoch=self.trainer.step / self.trainer.steps_per_epoch,
+                weights=weights,
+                top1=found.top1,
+                top5=found.top5,
+                loss=found.loss,
+                images=found.images,
+                seconds=time.perf_counter() - start,
+            )
+            self._add(record)
+
+    def _save(self) -> None:
+        self._mean_loss()  # what has diverged is not to replace what has not
+        trainer = self.trainer
+        self.checkpoints.save(
+            trainer.step,
+            models=trainer.models,
+            optimizer=trainer.optimizer,
+            config=self.config,
+            state={"scaler": trainer.scaler.state_dict()},
+            own={"loss": self.loss.cpu(), "steps": self.steps, "skipped": self.skipped},
+        )
+
+
+class _Timed:
+    """Batches, and how long was waited for them."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.batches, self.seconds = batches, 0.0
+
+    def __iter__(self) -> "Iterator[Batch]":
+        return self
+
+    def __next__(self) -> Batch:
+        start = time.perf_counter()
+        try:
+            return next(self.batches)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds

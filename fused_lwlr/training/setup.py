@@ -1,0 +1,79 @@
+"""A model and an optimizer from a recipe."""
+
+import ast
+from typing import Any
+
+import torch
+from torch import nn
+
+import fused_lwlr
+from fused_lwlr import SGD, AdamW, LayerRates
+from fused_lwlr.models.build import build
+from fused_lwlr.scaling import Scaling
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.schedule import peak_lr
+
+
+def new_model(recipe: Recipe, *, image_size: int, channels: int, classes: int) -> nn.Module:
+    """The model that training starts from, on the CPU, drawn from the seed; GradInit has not run yet.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be initialized in this way.
+    """
+    torch.manual_seed(recipe.seed)
+    arguments = dict(map(_argument, recipe.model_args))
+    model = build(recipe.model, image_size=image_size, channels=channels, classes=classes, **arguments)
+    if recipe.init == "lwlr":
+        fused_lwlr.lwlr_init_(model)
+    if recipe.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"model_args {text!r} is not of the form NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> SGD | AdamW:
+    """The optimizer of a recipe at its peak rate, with multipliers and scaling.
+
+    Args:
+        model: whose parameters are those to step; where it is sharded, after that.
+    """
+    named = list(model.named_parameters())
+    groups: list[dict[str, Any]] = [{"params": named}]
+    if recipe.decay == "matrices":
+        thin = [pair for pair in named if pair[1].dim() < 2]
+        groups = [{"params": [pair for pair in named if pair[1].dim() >= 2]}]
+        groups += [{"params": thin, "weight_decay": 0.0}] if thin else []
+    common: dict[str, Any] = {
+        "lr": peak_lr(recipe),
+        "weight_decay": recipe.weight_decay,
+        "multipliers": rates,
+        "scaling": new_scaling(recipe),
+        "clip_global_norm": recipe.clip_global_norm,
+        "ema": recipe.ema,
+        "backend": recipe.backend,
+    }
+    if recipe.optimizer == "sgd":
+        return SGD(groups, momentum=recipe.momentum, **common)
+    return AdamW(groups, **common)
+
+
+def new_scaling(recipe: Recipe) -> Scaling | None:
+    """The layer-wise scaling of a recipe."""
+    if recipe.scaling == "elr":
+        assert recipe.goal is not None, "a recipe with ELR has a goal"
+        return fused_lwlr.ELR(recipe.goal)
+    if recipe.scaling in ("lars", "larc"):
+        kind = fused_lwlr.LARS if recipe.scaling == "lars" else fused_lwlr.LARC
+        return kind(trust_coefficient=recipe.trust_coefficient)
+    if recipe.scaling == "lamb":
+        return fused_lwlr.LAMB()
+    return fused_lwlr.NormalizedGradient() if recipe.scaling == "ng" else None

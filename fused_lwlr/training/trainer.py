@@ -1,0 +1,224 @@
+"""A training under way: model, optimizer and step count, and what one step of the optimizer is made of."""
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr import LayerRates
+from fused_lwlr.data import (
+    Batch,
+    MicroBatchSampler,
+    Mixing,
+    Splits,
+    mixed_cross_entropy,
+    train_batches,
+    val_batches,
+)
+from fused_lwlr.data.randomness import DROPOUT, sequence
+from fused_lwlr.training.buffer_averages import BufferAverages
+from fused_lwlr.training.evaluate import Evaluation, evaluate
+from fused_lwlr.training.prepare import gradinit, gradinit_batches, rates_of
+from fused_lwlr.training.processes import World, spread, unsynchronized
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.schedule import factor, peak_lr, total_steps, warmup_steps
+from fused_lwlr.training.setup import new_model, new_optimizer
+
+CALIBRATION = 100
+"""Minibatches that rates are measured on where a recipe does not say and an epoch has more."""
+
+
+class Trainer:
+    """A model that is trained by a recipe, in one of the processes that do so.
+
+    All that is random follows from the seed, the step and the rank, so that nothing but weights, buffers and the state
+    of the optimizer is to be kept of what came before a step.
+
+    Args:
+        recipe: what to do.
+        world: the processes.
+        data: what `open_data` found.
+
+    Raises:
+        ValueError: a batch that does not fit the data or the processes, or a model that cannot be had.
+        FileNotFoundError: `rates` is neither single nor layerwise nor a file.
+
+    Attributes:
+        model: the network itself, sharded with `fsdp`.
+        called: what is called in its place, to synchronize gradients and compiled.
+        optimizer: there after `prepare` or `adopt`.
+        step: how many steps were taken.
+        rates: layer-wise rates, or None.
+    """
+
+    optimizer: Any
+
+    def __init__(self, recipe: Recipe, world: World, data: Splits) -> None:
+        self.recipe, self.world, self.data = recipe, world, data
+        if recipe.fsdp and world.size == 1:
+            raise ValueError("fsdp shards a model over processes, of which there is one: start several with torchrun")
+        if recipe.rates not in ("single", "layerwise") and not Path(recipe.rates).is_file():
+            raise FileNotFoundError(f"rates must be single, layerwise or a file of rates, not {recipe.rates!r}")
+        self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
+        self.steps_per_epoch = self._sampler(0, 1).steps_per_epoch
+        self.total = total_steps(recipe, self.steps_per_epoch)
+        self.warmup = warmup_steps(recipe, self.steps_per_epoch)
+        self.mixing = None
+        if recipe.mixup or recipe.cutmix:
+            if self.micro % 2:
+                raise ValueError(f"mixup and cutmix pair images: micro_batch {self.micro} must be even")
+            self.mixing = Mixing(
+                classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
+                smoothing=recipe.label_smoothing, seed=recipe.seed,
+            )  # fmt: skip
+        self.model = new_model(
+            recipe, image_size=data.image_size, channels=data.channels, classes=len(data.classes)
+        ).to(world.device)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
+        self.rates: LayerRates | None = None
+        self.step = 0
+
+    def prepare(self) -> None:
+        """Take GradInit's steps and measure layer-wise rates, where the recipe has them; then the optimizer is there.
+
+        Raises:
+            ValueError: the model cannot be calibrated on these images, or the file of rates is none.
+        """
+        recipe = self.recipe
+        if recipe.init == "gradinit":
+            passes = self._pairs(gradinit_batches(recipe), alone=True)
+            gradinit(recipe, self.model, passes, self.loss, world=self.world)
+        called = spread(self.model, recipe, self.world)
+        steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
+        self.rates = rates_of(recipe, called, self._pairs(steps), self.loss, world=self.world, steps=steps)
+        self._start(called)
+
+    def adopt(self) -> None:
+        """Be ready to load a checkpoint, which has the multipliers: nothing is measured."""
+        self._start(spread(self.model, self.recipe, self.world))
+
+    def _start(self, called: nn.Module) -> None:
+        self.called: Any = torch.compile(called) if self.recipe.compile else called
+        self.optimizer = new_optimizer(self.recipe, self.model, self.rates)
+        self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """What a checkpoint holds by its name; the optimizer steps the first."""
+        if self.averages is None or not any(True for _ in self.averages.buffers()):
+            return {"model": self.model}
+        return {"model": self.model, "averages": self.averages}
+
+    def batches(self) -> Iterator[Batch]:
+        """The passes of this process from the next step to the end of the training."""
+        return self._passes(self._sampler(self.step, self.total))
+
+    def _sampler(self, start: int, stop: int, *, alone: bool = False) -> MicroBatchSampler:
+        """Which images are in which pass; `alone`: in every process those of the first pass of each step."""
+        size, rank = (1, 0) if alone else (self.world.size, self.world.rank)
+        return MicroBatchSampler(
+            len(self.data.train),
+            seed=self.recipe.seed,
+            batch_size=self.micro if alone else self.recipe.batch_size,
+            micro_batch=self.micro,
+            world_size=size,
+            rank=rank,
+            start_step=start,
+            steps=stop,
+        )
+
+    def _passes(self, sampler: MicroBatchSampler) -> Iterator[Batch]:
+        return train_batches(self.data.train, sampler, device=self.world.device, workers=self.recipe.loaders)
+
+    def _pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets as training has them from its first step on, to measure with."""
+        sampler = self._sampler(0, steps, alone=alone)
+        for i, batch in enumerate(self._passes(sampler)):
+            step, micro = divmod(i, sampler.micro_batches)
+            yield self._mixed(batch, step, micro)
+
+    def _mixed(self, batch: Batch, step: int, micro: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch.inputs, batch.targets
+        if self.recipe.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if self.mixing is None:
+            return inputs, targets
+        return self.mixing(inputs, targets, step=step, rank=self.world.rank, micro=micro)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy of a pass, averaged over its images."""
+        return mixed_cross_entropy(outputs, targets, smoothing=self.recipe.label_smoothing)
+
+    def mixed_precision(self) -> AbstractContextManager[Any]:
+        """The context that a pass computes in."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.amp)
+        return nullcontext() if dtype is None else torch.autocast(self.world.device.type, dtype)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return peak_lr(self.recipe) * factor(self.step, total=self.total, warmup=self.warmup, kind=self.recipe.schedule)
+
+    def gradients(self, passes: Iterator[Batch]) -> tuple[Tensor, list[str]]:
+        """Gradients of the next step, averaged over its passes and processes.
+
+        Returns:
+            The mean loss of this process, on the device; and the files that were skipped.
+        """
+        self._seed()
+        total = torch.zeros((), device=self.world.device)
+        skipped: list[str] = []
+        self.model.train()
+        for micro in range(self.accumulation):
+            batch = next(passes)
+            inputs, targets = self._mixed(batch, self.step, micro)
+            with unsynchronized(self.called, micro + 1 < self.accumulation):
+                with self.mixed_precision():
+                    loss = self.loss(self.called(inputs), targets) / self.accumulation
+                self.scaler.scale(loss).backward()
+            total += loss.detach()
+            skipped += batch.skipped
+        return total, skipped
+
+    def update(self) -> None:
+        """Step the optimizer with the gradients that are there, and let go of them."""
+        lr = self.lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+            if self.recipe.ema is not None:
+                # few steps make a young average
+                group["ema"] = min(self.recipe.ema, (1 + self.step) / (10 + self.step))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        if self.averages is not None:
+            self.averages.update(self.model, self.optimizer.param_groups[0]["ema"])
+        self.step += 1
+
+    def _seed(self) -> None:
+        """Dropout and stochastic depth draw from generators that every step seeds anew."""
+        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, self.world.rank).generate_state(1, "uint64")
+        torch.manual_seed(int(seed))
+
+    def test(self) -> Evaluation:
+        """Test the weights as they are."""
+        images = val_batches(
+            self.data.val,
+            batch_size=min(2 * self.micro, max(1, math.ceil(len(self.data.val) / self.world.size))),
+            device=self.world.device,
+            workers=self.recipe.loaders,
+            world_size=self.world.size,
+            rank=self.world.rank,
+        )
+        return evaluate(self.model, images, self.world, self.mixed_precision)
+
+    def test_average(self) -> Evaluation | None:
+        """Test the averaged weights, with averaged statistics of normalizations; None without `ema`."""
+        if self.averages is None:
+            return None
+        with self.optimizer.averaged(self.model), self.averages.applied(self.model):
+            return self.test()

@@ -1,0 +1,229 @@
+"""What a training computes, beside a plain loop with torch.optim, and however a batch is split."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fused_lwlr import calibrate, gradinit_, lwlr_init_
+from fused_lwlr.data import open_data
+from fused_lwlr.data.sampler import permutation
+from fused_lwlr.models.build import build
+from fused_lwlr.training.processes import World
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.schedule import factor
+from fused_lwlr.training.trainer import Trainer
+
+ALONE = World(0, 1, torch.device("cpu"))
+BASE = Recipe(rates="single", lr=0.05, steps=4, batch_size=32, device="cpu", workers=0, weight_decay=1e-3)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return open_data("digits", image_size=8, augmentation="none")
+
+
+def trained(recipe, data, steps=None):
+    trainer = Trainer(recipe, ALONE, data)
+    trainer.prepare()
+    passes = trainer.batches()
+    losses = []
+    for _ in range(steps or trainer.total):
+        losses.append(trainer.gradients(passes)[0].item())
+        trainer.update()
+    return trainer, losses
+
+
+def by_hand(recipe, data, steps):
+    """A loop without anything of ours but the order of images and the initialization."""
+    torch.manual_seed(recipe.seed)
+    model = build(recipe.model, image_size=8, channels=1, classes=10)
+    lwlr_init_(model)
+    kinds = {"sgd": lambda p, **k: torch.optim.SGD(p, momentum=0.9, **k), "adamw": torch.optim.AdamW}
+    optimizer = kinds[recipe.optimizer](model.parameters(), lr=1.0, weight_decay=recipe.weight_decay)
+    order = permutation(len(data.train), recipe.seed, 0)
+    losses = []
+    for step in range(steps):
+        indices = torch.from_numpy(order[step * recipe.batch_size : (step + 1) * recipe.batch_size])
+        optimizer.param_groups[0]["lr"] = recipe.lr * factor(step, total=steps, warmup=0)
+        model.train()
+        loss = cross_entropy(
+            model(data.train.inputs[indices]), data.train.targets[indices], label_smoothing=recipe.label_smoothing
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model, losses
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": "adamw", "lr": 1e-3}, {"model": "vit", "label_smoothing": 0.1}])
+@pytest.mark.usefixtures("torchs_bits")
+def test_a_plain_loop_gets_the_same_bits(options, data):
+    recipe = dataclasses.replace(BASE, **options)
+    trainer, losses = trained(recipe, data)
+    model, expected = by_hand(recipe, data, 4)
+    assert losses == expected
+    for (name, ours), theirs in zip(trainer.model.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_passes_are_averaged(data):
+    """Without batch normalization the split of a batch is a matter of rounding, calibration included."""
+    recipe = dataclasses.replace(BASE, model="vit", rates="layerwise", calibration_steps=2, steps=2)
+    whole, parts = (trained(dataclasses.replace(recipe, micro_batch=size), data)[0] for size in (32, 8))
+    assert parts.accumulation == 4
+    for name, eta in whole.rates.items():
+        assert parts.rates[name] == pytest.approx(eta, rel=1e-4), name
+    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
+def test_rates_are_those_of_calibrate(amp, data):
+    """In the precision of the training, but for fp16, which would need a scale."""
+    recipe = dataclasses.replace(BASE, rates="layerwise", calibration_steps=3, amp=amp)
+    trainer, _ = trained(recipe, data, 1)
+    torch.manual_seed(0)
+    model = build("resnet", image_size=8, channels=1, classes=10)
+    lwlr_init_(model)
+    order = torch.from_numpy(permutation(len(data.train), 0, 0))
+    batches = [(data.train.inputs[part], data.train.targets[part]) for part in order[:96].split(32)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp == "bf16"):
+        expected = calibrate(model, batches, cross_entropy, init=False)
+    assert dict(trainer.rates) == dict(expected)
+
+
+def test_gradinit_scales_the_weights_of_the_model_itself(data):
+    recipe = dataclasses.replace(BASE, init="gradinit", gradinit_steps=2, model="vit")
+    trainer = Trainer(recipe, ALONE, data)
+    trainer.prepare()
+    torch.manual_seed(0)
+    model = build("vit", image_size=8, channels=1, classes=10)
+    own = {name: param.detach().clone() for name, param in model.named_parameters()}
+    order = torch.from_numpy(permutation(len(data.train), 0, 0))
+    batches = [(data.train.inputs[part], data.train.targets[part]) for part in order[: 6 * 32].split(32)]
+    gradinit_(model, batches, cross_entropy, optimizer="sgd", lr=0.05, steps=2)
+    for name, param in trainer.model.named_parameters():
+        assert torch.equal(param, model.get_parameter(name)), name
+    assert any(not torch.equal(param, own[name]) for name, param in model.named_parameters())
+
+
+@pytest.mark.parametrize(("amp", "error"), [("bf16", 0.05), ("fp16", 0.01)])
+def test_mixed_precision(amp, error, data):
+    """Gradients are those of single precision but for rounding, and a step takes the scale of the loss out again."""
+    trainers = [Trainer(dataclasses.replace(BASE, model="vit", amp=name), ALONE, data) for name in ("none", amp)]
+    for trainer in trainers:
+        trainer.prepare()
+        if amp == "fp16":
+            # low enough for no overflow on the first step, with which scaling begins otherwise
+            trainer.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=trainer.recipe.amp == "fp16")
+        trainer.gradients(trainer.batches())
+    exact, mixed = ([param.grad.clone() for param in trainer.model.parameters()] for trainer in trainers)
+    scale = trainers[1].scaler.get_scale()
+    assert scale == (256.0 if amp == "fp16" else 1.0)
+    apart = sum((a - b / scale).square().sum().item() for a, b in zip(exact, mixed, strict=True))
+    assert 0 < apart < error**2 * sum(a.square().sum().item() for a in exact)
+    start = copy.deepcopy(trainers[0].model)
+    for trainer in trainers:
+        trainer.update()
+    assert all(param.dtype == torch.float32 for param in trainers[1].model.parameters())
+    moved = [[a - b for a, b in zip(t.model.parameters(), start.parameters(), strict=True)] for t in trainers]
+    apart = sum((a - b).square().sum().item() for a, b in zip(*moved, strict=True))
+    assert 0 < apart < error**2 * sum(a.square().sum().item() for a in moved[0])
+
+
+def test_channels_last_changes_strides_alone(data):
+    plain, _ = trained(dataclasses.replace(BASE, steps=2), data)
+    last, _ = trained(dataclasses.replace(BASE, steps=2, channels_last=True), data)
+    conv = next(param for param in last.model.parameters() if param.dim() == 4 and param.shape[1] > 1)
+    assert conv.is_contiguous(memory_format=torch.channels_last)
+    assert not conv.is_contiguous()
+    for a, b in zip(plain.model.parameters(), last.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_compiled(data, monkeypatch):
+    compiler = torch.compile
+    # by dynamo alone: what inductor makes of the graph is not ours
+    monkeypatch.setattr(torch, "compile", lambda model: compiler(model, backend="eager"))
+    recipe = dataclasses.replace(BASE, model="vit", steps=2)
+    plain, _ = trained(recipe, data)
+    compiled, _ = trained(dataclasses.replace(recipe, compile=True), data)
+    assert compiled.called is not compiled.model
+    for a, b in zip(plain.model.parameters(), compiled.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_weight_decay_of_matrices_alone(data):
+    trainer = Trainer(dataclasses.replace(BASE, decay="matrices"), ALONE, data)
+    trainer.prepare()
+    for group in trainer.optimizer.param_groups:
+        assert {param.dim() >= 2 for param in group["params"]} == {group["weight_decay"] > 0}
+    held = [param for group in trainer.optimizer.param_groups for param in group["params"]]
+    assert {id(param) for param in held} == {id(param) for param in trainer.model.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"scaling": "elr", "goal": 0.3}, "ELR(select"), ({"scaling": "lars", "trust_coefficient": 0.01}, "LARS("),
+        ({"scaling": "larc"}, "LARC("), ({"scaling": "lamb", "optimizer": "adamw"}, "LAMB("),
+        ({"scaling": "ng"}, "NormalizedGradient("), ({"clip_global_norm": 2.0}, "None"),
+    ],
+)  # fmt: skip
+def test_scalings(options, shown, data):
+    trainer, losses = trained(dataclasses.replace(BASE, steps=1, **options), data)
+    assert repr(trainer.optimizer.scaling).startswith(shown)
+    assert losses[0] == pytest.approx(by_hand(BASE, data, 1)[1][0])
+
+
+def test_the_average_is_tested_with_averaged_statistics(data):
+    """Against swa_utils, weights and running statistics, at the decay that few steps make."""
+    from torch.optim.swa_utils import AveragedModel
+
+    recipe = dataclasses.replace(BASE, ema=0.5, steps=6)
+    trainer = Trainer(recipe, ALONE, data)
+    trainer.prepare()
+    decays = [min(0.5, (1 + t) / (10 + t)) for t in range(6)]
+
+    def moved(averaged, current, count):
+        return torch.lerp(averaged, current, 1 - decays[int(count) - 1]) if averaged.is_floating_point() else current
+
+    theirs = AveragedModel(trainer.model, avg_fn=moved, use_buffers=True)
+    theirs.n_averaged.fill_(1)  # our average has the weights before the first step
+    passes = trainer.batches()
+    for _ in range(6):
+        trainer.gradients(passes)
+        trainer.update()
+        theirs.update_parameters(trainer.model)
+    trained_state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    found = trainer.test_average()
+    assert all(torch.equal(value, trained_state[name]) for name, value in trainer.model.state_dict().items())
+    theirs.module.eval()
+    with torch.no_grad():
+        logits = theirs.module(data.val.inputs)
+    assert found.loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-4)
+    assert found.top1 == pytest.approx((logits.argmax(1) == data.val.targets).double().mean().item(), abs=0.006)
+    assert found != trainer.test()
+
+
+def test_tests_count_every_image_once(data):
+    trainer, _ = trained(dataclasses.replace(BASE, batch_size=100, micro_batch=50, steps=1), data)
+    found = trainer.test()
+    with torch.no_grad():
+        logits = trainer.model.eval()(data.val.inputs)
+    assert found.images == 360
+    assert found.top1 == (logits.argmax(1) == data.val.targets).double().mean().item()
+    right = (logits.topk(5).indices == data.val.targets[:, None]).any(1)
+    assert found.top5 == right.double().mean().item()
+    assert found.loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-5)
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_is_made(data):
+    with pytest.raises(FileNotFoundError, match="rates must be single, layerwise or a file of rates, not 'nofile'"):
+        Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data)
+    with pytest.raises(ValueError, match="fsdp shards a model over processes, of which there is one"):
+        Trainer(dataclasses.replace(BASE, fsdp=True), ALONE, data)
