@@ -52,7 +52,7 @@ def run(recipe: Recipe) -> int:
                 found.append(dashboard)
             return [*found, screen]
 
-        loop = Loop(trainer, checkpoints, flag, sinks, screen.advance)
+        loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
         restored = loop.restore() if from_first(lambda: bool(checkpoints.paths()), process_group()) else None
         if restored == trainer.total:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
@@ -60,7 +60,7 @@ def run(recipe: Recipe) -> int:
             return 0
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
         if restored is None:
-            trainer.prepare()
+            trainer.prepare(progress=True)
             loop.begin()
         else:
             screen.say(f"Going on after step {restored} of {trainer.total}.")

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from fused_lwlr.ops import Backend
-
 FREE = ("device", "out", "workers", "checkpoint_minutes", "log_every", "tensorboard", "stats_every", "corrupt")
 """Fields that a run may go on with others of. They change no bit of a training; but devices of another kind do, and by
 `corrupt` it goes on past an image that ended it."""
@@ -73,7 +71,7 @@ class Recipe:
     seed: int = 0
     deterministic: bool = True
     device: str = "auto"
-    backend: Backend = "auto"
+    backend: Literal["auto", "triton", "torch"] = "auto"
     out: str = "runs/train"
     checkpoint_minutes: float = 10.0
     log_every: int | None = None
