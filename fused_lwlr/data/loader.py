@@ -36,8 +36,8 @@ def train_batches(
 ) -> Iterator[Batch]:
     """The micro-batches of a run, in the order of the sampler.
 
-    Pixels travel as uint8, and are normalized on the device. The bits of a batch depend neither on the number of workers
-    nor on the step that the sampler begins with. Workers start at the first `next()` and end with the iterator.
+    Pixels travel as uint8, and are normalized on the device. The bits of a batch depend neither on the number of
+    workers nor on the step that the sampler begins with. Workers start at the first `next()` and end with the iterator.
 
     Args:
         images: of `Splits.train`.

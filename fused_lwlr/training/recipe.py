@@ -22,6 +22,9 @@ FREE = (
 """Fields that a run may go on with others of. They change no bit of a training; but devices of another kind do, and by
 `corrupt` it goes on past an image that ended it."""
 
+SPREAD = ("world_size", "fsdp", "micro_batch")
+"""What a run may go on with others of as well, since a step has the same images: but not to the same bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -81,7 +84,7 @@ class Recipe:
 
     # run
     seed: int = 0
-    deterministic: bool = True
+    deterministic: bool | None = None
     device: str = "auto"
     backend: Backend = "auto"
     out: str = "runs/train"

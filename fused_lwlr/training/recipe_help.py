@@ -49,7 +49,7 @@ HELP: dict[str, dict[str, str]] = {
     },
     "Run": {
         "seed": "Seed of weights, order of images, augmentation and dropout.",
-        "deterministic": "Only algorithms that give the same bits each time; on a GPU they can be slower.",
+        "deterministic": "Only algorithms that give the same bits each time; on a GPU they are slower.",
         "device": "cpu, cuda, cuda:1, ...; auto takes the GPU where there is one.",
         "backend": "Implementation of the fused steps: auto takes Triton on a GPU and PyTorch elsewhere.",
         "out": "Folder of the run. The same command again goes on with what is in it.",
@@ -64,6 +64,7 @@ SUITED: dict[str, str] = {
     "image_size": "224 for timm, 8 for digits, else 64",
     "log_every": "50, but at least once an epoch",
     "workers": "the cores of the machine by the processes that train on it, at most 8; none for digits",
+    "deterministic": "on a CPU, where it costs nothing; not on a GPU",
     "lr": "what suits model and optimizer",
     "weight_decay": "1e-4 for sgd, 0.1 for adamw",
     "warmup_epochs": "a tenth of the epochs",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fused_lwlr.data import (
 )
 from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.buffer_averages import BufferAverages
-from fused_lwlr.training.evaluate import Evaluation, evaluate
+from fused_lwlr.training.evaluate import Context, Evaluation, evaluate
 from fused_lwlr.training.prepare import gradinit, gradinit_batches, rates_of
 from fused_lwlr.training.processes import World, spread, unsynchronized
 from fused_lwlr.training.recipe import Recipe
@@ -35,7 +35,7 @@ CALIBRATION = 100
 class Trainer:
     """A model that is trained by a recipe, in one of the processes that do so.
 
-    All that is random follows from the seed, the step and the rank, so that nothing but weights, buffers and the state
+    All that is random follows from the seed, the step and the pass, so that nothing but weights, buffers and the state
     of the optimizer is to be kept of what came before a step.
 
     Args:
@@ -143,15 +143,15 @@ class Trainer:
         sampler = self._sampler(0, steps, alone=alone)
         for i, batch in enumerate(self._passes(sampler)):
             step, micro = divmod(i, sampler.micro_batches)
-            yield self._mixed(batch, step, micro)
+            yield self._mixed(batch, step, micro * sampler.world_size + sampler.rank)
 
-    def _mixed(self, batch: Batch, step: int, micro: int) -> tuple[Tensor, Tensor]:
+    def _mixed(self, batch: Batch, step: int, number: int) -> tuple[Tensor, Tensor]:
         inputs, targets = batch.inputs, batch.targets
         if self.recipe.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         if self.mixing is None:
             return inputs, targets
-        return self.mixing(inputs, targets, step=step, rank=self.world.rank, micro=micro)
+        return self.mixing(inputs, targets, step=step, micro=number)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy of a pass, averaged over its images."""
@@ -173,13 +173,15 @@ class Trainer:
         Returns:
             The mean loss of this process, on the device; and the files that were skipped.
         """
-        self._seed()
         total = torch.zeros((), device=self.world.device)
         skipped: list[str] = []
         self.model.train()
         for micro in range(self.accumulation):
             batch = next(passes)
-            inputs, targets = self._mixed(batch, self.step, micro)
+            # of the passes of all processes: what is drawn for a pass does not depend on which process has it
+            number = micro * self.world.size + self.world.rank
+            inputs, targets = self._mixed(batch, self.step, number)
+            self._seed(number)
             with unsynchronized(self.called, micro + 1 < self.accumulation):
                 with self.mixed_precision():
                     loss = self.loss(self.called(inputs), targets) / self.accumulation
@@ -203,13 +205,17 @@ class Trainer:
             self.averages.update(self.model, self.optimizer.param_groups[0]["ema"])
         self.step += 1
 
-    def _seed(self) -> None:
-        """Dropout and stochastic depth draw from generators that every step seeds anew."""
-        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, self.world.rank).generate_state(1, "uint64")
+    def _seed(self, number: int) -> None:
+        """Dropout and stochastic depth draw from generators that every pass seeds anew."""
+        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
         torch.manual_seed(int(seed))
 
-    def test(self) -> Evaluation:
-        """Test the weights as they are."""
+    def test(self) -> dict[str, Evaluation]:
+        """Test the weights as they are ("model"), and their averages ("ema"), in one pass over the images.
+
+        Averaged weights go with averaged statistics of normalizations. Without `ema`, or before the first step, there
+        are none.
+        """
         images = val_batches(
             self.data.val,
             batch_size=self.val_batch,
@@ -219,11 +225,16 @@ class Trainer:
             world_size=self.world.size,
             rank=self.world.rank,
         )
-        return evaluate(self.model, images, self.world, self.mixed_precision)
+        self.world.from_first(self.model)
+        weights: dict[str, Context] = {"model": nullcontext}
+        if self.averages is not None and self.step:
+            self.world.from_first(self.averages)
+            weights["ema"] = self.averaged
+        return evaluate(self.model, images, self.world, self.mixed_precision, weights)
 
-    def test_average(self) -> Evaluation | None:
-        """Test the averaged weights, with averaged statistics of normalizations; None without `ema`."""
-        if self.averages is None:
-            return None
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Averages of weights and of statistics in their place, while this lasts; there are some with `ema`."""
+        assert self.averages is not None, "a recipe with ema has averages"
         with self.optimizer.averaged(self.model), self.averages.applied(self.model):
-            return self.test()
+            yield
