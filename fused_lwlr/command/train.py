@@ -98,6 +98,8 @@ METAVARS = {
     "model": "NAME",
     "model_args": "NAME=VALUE",
     "data": "FOLDER|digits",
+    "val_data": "FILES",
+    "loader": "MODULE:FUNCTION",
     "rates": "layerwise|single|FILE",
     "out": "FOLDER",
     "device": "DEVICE",

@@ -1,7 +1,7 @@
 """A training from the first step to the report, in a folder that it can be continued from."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ import torch
 from filelock import FileLock, Timeout
 
 from fused_lwlr import files
-from fused_lwlr.data import Splits, open_data
+from fused_lwlr.data import Splits, Stream, open_data
+from fused_lwlr.data.streams import imported
 from fused_lwlr.runs.html_report import write_report
 from fused_lwlr.runs.metrics import Metrics
 from fused_lwlr.runs.provenance import record_facts, record_start
@@ -44,6 +45,11 @@ def run(recipe: Recipe) -> int:
         trainer = Trainer(recipe, world, load_data(recipe))
         screen = Screen(world.first)
         from_first(lambda: _lock(Path(recipe.out), held), process_group())
+        if isinstance(trainer.data.train, Stream):
+            screen.say(
+                f"--loader {recipe.loader} has an order and an augmentation of its own: a run that was killed goes on "
+                "from its last checkpoint, but not to the same bits."
+            )
         checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
 
         def sinks(after: int | None) -> list[Sink]:
@@ -113,13 +119,17 @@ def load_data(recipe: Recipe) -> Splits:
         FileNotFoundError, ValueError: as of `open_data`; or processes found different images, as on machines with
             copies of their own.
     """
-    found = open_data(
+    opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
+    found = opener(
         recipe.data,
+        val_data=recipe.val_data,
         image_size=recipe.side,
         augmentation=recipe.augmentation,
         corrupt=recipe.corrupt,
         random_erasing=recipe.random_erasing,
     )
+    if not isinstance(found, Splits):
+        raise ValueError(f"--loader {recipe.loader} returned {type(found).__name__}, and not fused_lwlr.data.Splits")
     group = process_group()
     sizes = gathered((len(found.train), len(found.val), len(found.classes)), group)
     from_first(lambda: _check_alike(sizes, recipe.data), group)

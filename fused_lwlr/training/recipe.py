@@ -46,6 +46,8 @@ class Recipe:
 
     # data
     data: str = "digits"
+    val_data: str | None = None
+    loader: str | None = None
     image_size: int | None = None
     augmentation: Literal["none", "basic", "strong"] = "none"
     random_erasing: float = 0.0

@@ -10,7 +10,10 @@ HELP: dict[str, dict[str, str]] = {
         "compile": "Compile the model with torch.compile.",
     },
     "Data": {
-        "data": "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn).",
+        "data": "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn), or tar "
+        "files of WebDataset, 'train-{000..146}.tar'.",
+        "val_data": "With tar files: those to test on. Without, it is every fifth image of a class.",
+        "loader": "Function that opens the data with another loader (DALI, FFCV, ...), in place of open_data.",
         "image_size": "Side of images in pixels.",
         "augmentation": "basic: random crops and flips; strong: RandAugment as well.",
         "random_erasing": "Part of the training images in which a rectangle is erased.",

@@ -15,6 +15,7 @@ from fused_lwlr.data import (
     MicroBatchSampler,
     Mixing,
     Splits,
+    Stream,
     mixed_cross_entropy,
     train_batches,
     val_batches,
@@ -230,7 +231,13 @@ class Trainer:
         if self.averages is not None and self.step:
             self.world.from_first(self.averages)
             weights["ema"] = self.averaged
-        return evaluate(self.model, images, self.world, self.mixed_precision, weights)
+        found = evaluate(self.model, images, self.world, self.mixed_precision, weights)
+        if isinstance(self.data.val, Stream) and found["model"].images != len(self.data.val):
+            raise ValueError(
+                f"the loader made {found['model'].images} images to test, and not {len(self.data.val)}: each counts once, and "
+                "one that comes again needs the target -1"
+            )
+        return found
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
