@@ -12,7 +12,7 @@ from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.recipe_help import HELP, SUITED
 
 
-def train(preset: str | None, dry_run: bool, presets: bool, **options: Any) -> None:
+def train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> None:
     """Train a model: small ones on the embedded images, or ImageNet with large batches.
 
     Without a preset it trains a small model in a minute. A preset is a whole
@@ -29,18 +29,20 @@ def train(preset: str | None, dry_run: bool, presets: bool, **options: Any) -> N
 
       fused-lwlr train --preset resnet50-sgd --data imagenet/ --amp bf16 --ema 0.9999
 
+      fused-lwlr train --eval-only --out runs/train
+
       torchrun --nproc-per-node 8 -m fused_lwlr train --preset resnet50-lars --data imagenet/
     """
     code = 0
     try:
         with errors_in_red():
-            code = _train(preset, dry_run, presets, options)
+            code = _train(preset, dry_run, eval_only, presets, options)
     except typer.Exit as refused:
         code = refused.exit_code
     _leave(code)
 
 
-def _train(preset: str | None, dry_run: bool, presets: bool, options: dict[str, Any]) -> int:
+def _train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, options: dict[str, Any]) -> int:
     from rich.console import Console
 
     from fused_lwlr.training.presets import PRESETS, resolve
@@ -51,6 +53,11 @@ def _train(preset: str | None, dry_run: bool, presets: bool, options: dict[str, 
             typer.echo(f"{name:{width}}  {text}")
         return 0
     asked = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if v is not None and v != []}
+    if eval_only:
+        from fused_lwlr.runs.evaluation import evaluate_only
+
+        evaluate_only(preset, asked, Console())
+        return 0
     recipe = resolve(preset, asked)
     if dry_run:
         from fused_lwlr.runs.dry_run import dry_run as show
@@ -111,10 +118,17 @@ def _signature() -> list[inspect.Parameter]:
     kw = inspect.Parameter.KEYWORD_ONLY
     preset = Annotated[str | None, typer.Option(help="A recipe to start from.", metavar="NAME", show_default=False)]
     dry = Annotated[bool, typer.Option("--dry-run", help="Show memory, steps and learning rates, and train nothing.")]
+    tested = Annotated[
+        bool,
+        typer.Option(
+            "--eval-only", help="Test the run in --out at its last checkpoint, or without --out the model as it comes."
+        ),
+    ]
     listed = Annotated[bool, typer.Option("--presets", help="List the presets and exit.")]
     return [
         inspect.Parameter("preset", kw, default=None, annotation=preset),
         inspect.Parameter("dry_run", kw, default=False, annotation=dry),
+        inspect.Parameter("eval_only", kw, default=False, annotation=tested),
         inspect.Parameter("presets", kw, default=False, annotation=listed),
         *(
             _parameter(name, hints[name], getattr(Recipe, name), group, text)

@@ -17,6 +17,7 @@ from fused_lwlr.runs.metrics import Metrics
 from fused_lwlr.runs.provenance import record_facts, record_start
 from fused_lwlr.runs.screen import Screen
 from fused_lwlr.runs.tensorboard import Dashboard
+from fused_lwlr.runs.weights_and_biases import WandbRun
 from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered, process_group
@@ -58,6 +59,10 @@ def run(recipe: Recipe) -> int:
                 dashboard = Dashboard(recipe.out, after=after)
                 held.callback(dashboard.close)
                 found.append(dashboard)
+            if recipe.wandb:
+                there = WandbRun(recipe.out, loop.config)
+                held.callback(there.close)
+                found.append(there)
             return [*found, screen]
 
         loop = Loop(trainer, checkpoints, flag, sinks, screen.advance)

@@ -133,7 +133,7 @@ class Checkpoints:
         *,
         models: Mapping[str, nn.Module],
         optimizer: torch.optim.Optimizer,
-        config: Mapping[str, Any],
+        config: Mapping[str, Any] | None = None,
         free: Collection[str] = (),
     ) -> Checkpoint | None:
         """Load the latest checkpoint that is whole, if it fits; None where there is none.
@@ -143,7 +143,7 @@ class Checkpoints:
         Args:
             models: as given to `save`, sharded in the same way, in another, or not at all.
             optimizer: of the same kind, with the same parameters in the same groups.
-            config: that of this run.
+            config: that of this run; None to take any.
             free: fields of it that may differ from that of the checkpoint, as in `config_diff.difference`.
 
         Raises:
@@ -159,7 +159,8 @@ class Checkpoints:
             if found is None:
                 return None
             path, whole = found
-            check_config(whole["config"], config, free=free, where=path)
+            if config is not None:
+                check_config(whole["config"], config, free=free, where=path)
             states.check_models(whole["models"], wanted, where=path)
             states.check_optimizer(whole["optimizer"], next(iter(models.values())), optimizer, where=path)
             content.update(whole)

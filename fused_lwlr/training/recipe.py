@@ -16,6 +16,7 @@ FREE = (
     "checkpoint_minutes",
     "log_every",
     "tensorboard",
+    "wandb",
     "stats_every",
     "corrupt",
 )
@@ -94,6 +95,7 @@ class Recipe:
     log_every: int | None = None
     stats_every: int = 0
     tensorboard: bool = False
+    wandb: bool = False
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

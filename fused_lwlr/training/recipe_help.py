@@ -60,6 +60,7 @@ HELP: dict[str, dict[str, str]] = {
         "log_every": "Steps between two lines of metrics.",
         "stats_every": "Steps between two records of all layers; 0 for one each epoch.",
         "tensorboard": "Write curves and layers for TensorBoard.",
+        "wandb": "Log them to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.",
     },
 }
 

@@ -234,8 +234,8 @@ class Trainer:
         found = evaluate(self.model, images, self.world, self.mixed_precision, weights)
         if isinstance(self.data.val, Stream) and found["model"].images != len(self.data.val):
             raise ValueError(
-                f"the loader made {found['model'].images} images to test, and not {len(self.data.val)}: each counts once, and "
-                "one that comes again needs the target -1"
+                f"the loader made {found['model'].images} images to test, and not {len(self.data.val)}: each counts "
+                "once, and one that comes again needs the target -1"
             )
         return found
 
