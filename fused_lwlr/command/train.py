@@ -9,7 +9,7 @@ from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.recipe_help import HELP, SUITED
 
 
-def train(preset: str | None, dry_run: bool, presets: bool, **options: Any) -> int:
+def train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> int:
     """Train a model, small or of ImageNet's size.
 
     Without a preset it trains a small model in a minute. A preset is a whole
@@ -26,6 +26,8 @@ def train(preset: str | None, dry_run: bool, presets: bool, **options: Any) -> i
 
       fused-lwlr train --preset resnet50-sgd --data imagenet/ --amp bf16 --ema 0.9999
 
+      fused-lwlr train --eval-only --out runs/train
+
       torchrun --nproc-per-node 8 -m fused_lwlr train --preset resnet50-lars --data imagenet/
     """
     from rich.console import Console
@@ -38,6 +40,11 @@ def train(preset: str | None, dry_run: bool, presets: bool, **options: Any) -> i
             typer.echo(f"{name:{width}}  {text}")
         return 0
     asked = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if v is not None and v != []}
+    if eval_only:
+        from fused_lwlr.runs.evaluation import evaluate_only
+
+        evaluate_only(preset, asked, Console())
+        return 0
     recipe = resolve(preset, asked)
     if dry_run:
         from fused_lwlr.runs.dry_run import dry_run as show
@@ -75,6 +82,8 @@ METAVARS = {
     "model": "NAME",
     "model_args": "NAME=VALUE",
     "data": "FOLDER|digits",
+    "val_data": "FILES",
+    "loader": "MODULE:FUNCTION",
     "rates": "layerwise|single|FILE",
     "out": "FOLDER",
     "device": "DEVICE",
@@ -86,10 +95,17 @@ def _signature() -> list[inspect.Parameter]:
     kw = inspect.Parameter.KEYWORD_ONLY
     preset = Annotated[str | None, typer.Option(help="A recipe to start from.", metavar="NAME", show_default=False)]
     dry = Annotated[bool, typer.Option("--dry-run", help="Show memory, steps and learning rates, and train nothing.")]
+    tested = Annotated[
+        bool,
+        typer.Option(
+            "--eval-only", help="Test the run in --out at its last checkpoint, or without --out the model as it comes."
+        ),
+    ]
     listed = Annotated[bool, typer.Option("--presets", help="List the presets and exit.")]
     return [
         inspect.Parameter("preset", kw, default=None, annotation=preset),
         inspect.Parameter("dry_run", kw, default=False, annotation=dry),
+        inspect.Parameter("eval_only", kw, default=False, annotation=tested),
         inspect.Parameter("presets", kw, default=False, annotation=listed),
         *(
             _parameter(name, hints[name], getattr(Recipe, name), group, text)

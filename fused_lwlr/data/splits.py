@@ -7,6 +7,7 @@ from fused_lwlr.data.augment import POLICIES, training_transform, validation_tra
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.sources import Files, Images, Noise, Pictures, Transformed
+from fused_lwlr.data.tar_files import Members, scan_shards
 
 AUGMENTATIONS = ("none", *POLICIES)
 CORRUPT = ("refuse", "skip")
@@ -29,37 +30,42 @@ def open_data(
     source: str | Path,
     *,
     image_size: int,
+    val_data: str | None = None,
     augmentation: str = "basic",
     corrupt: str = "refuse",
     random_erasing: float = 0.0,
     crop_pct: float = 0.875,
     synthetic: tuple[int, int, int] = IMAGENET,
 ) -> Splits:
-    """The data set "digits" or "synthetic", or a folder of images as `fused_lwlr.data.folder.scan` describes it.
+    """The data set "digits" or "synthetic", a folder of images as `fused_lwlr.data.folder.scan` has it, or tar files.
 
-    Nothing but names of files is read here. Images come in RGB and float32, with ImageNet's mean and deviation taken
-    out; those of validation are resized to `image_size / crop_pct` on the shorter side, and their middle is cropped.
-    The digits (8 x 8 pixels, one channel) are only enlarged.
+    No image is read here, but names of files, and headers in tar files. Images are in RGB, and normalized with
+    ImageNet's mean and deviation by what loads batches; those of validation are resized to `image_size / crop_pct` on
+    the shorter side, and their middle is cropped. The digits (8 x 8 pixels, one channel) are only enlarged.
 
     Args:
-        source: "digits", "synthetic" (random images and classes, made when asked for), or the path of a folder with
-            `train/<class>/` and `val/<class>/`, or with the classes alone.
+        source: "digits", "synthetic" (random images and classes, made when asked for), the path of a folder with
+            `train/<class>/` and `val/<class>/`, or with the classes alone, or tar files, `images-{000..146}.tar`, of
+            WebDataset (see `fused_lwlr.data.tar_files`).
         image_size: side of the images in pixels.
+        val_data: with tar files, those for validation.
         augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area (0.08 to 1)
             and aspect ratio (3/4 to 4/3), resized, and flipped half of the time. "strong": that, and RandAugment with 2
             layers and magnitude 10 (timm's rand-m10-n2, whose layers act half of the time). The last two need timm.
         corrupt: what to do about files that cannot be read. "refuse": raise ValueError where one is met. "skip": when
             training, put the next readable image in its place; in validation, leave it out (target -1).
-        random_erasing: probability that a rectangle of a training image is replaced by noise.
+        random_erasing: probability that a rectangle of a training image is replaced by noise, of 8 bits as the image.
         crop_pct: the part of a side that validation keeps.
         synthetic: images for training and for validation, and classes, of "synthetic"; by default those of ImageNet.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: the folder does not hold what it must, or an argument is out of range.
+        FileNotFoundError: there is no such folder or file.
+        ValueError: it does not hold what it must, or an argument is out of range.
         ImportError: an augmentation is asked for and timm cannot be imported.
     """
     _check(image_size, augmentation, corrupt, random_erasing, crop_pct, synthetic)
+    if val_data is not None and not str(source).endswith(".tar"):
+        raise ValueError(f"val_data={val_data!r} goes with tar files, but the data are {source}: leave it out")
     if str(source) == "digits":
         if augmentation != "none":
             raise ValueError(f"augmentation={augmentation!r} is for photographs: the digits take augmentation='none'")
@@ -69,6 +75,9 @@ def open_data(
     if str(source) == "synthetic":
         name, classes = "synthetic (random images and labels)", tuple(f"random label {i}" for i in range(synthetic[2]))
         train, val = (Noise(count, len(classes), image_size, part) for part, count in enumerate(synthetic[:2]))
+    elif str(source).endswith(".tar"):
+        classes, *members = scan_shards(str(source), val_data)
+        name, train, val = str(source), *map(Members, members)
     else:
         found = scan(Path(source), ("digits", "synthetic"))
         name, classes, train, val = str(source), found.classes, Files(found.train), Files(found.test)

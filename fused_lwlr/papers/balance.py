@@ -20,7 +20,8 @@ from fused_lwlr.data import val_batches
 from fused_lwlr.papers.figures import band
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Report, Table, cell
-from fused_lwlr.papers.training import images_of, recipe_of
+from fused_lwlr.papers.training import recipe_of
+from fused_lwlr.training.setup import load_data
 
 WIDTH = 1000
 """Of the paper's figures."""
@@ -124,7 +125,7 @@ def schedule(steps: int, schedule_seed: int, data: str) -> dict[str, Any]:
     """
     torch.manual_seed(schedule_seed)
     one, two, teacher = (nn.init.orthogonal_(torch.empty(12, 12)) * scale for scale in (2.0, 0.5, 6.0))
-    source = images_of(recipe_of(data=data, epochs=steps))
+    source = load_data(recipe_of(data=data, epochs=steps))
     count = min(2000, len(source.train))
     pixels, labels, _ = next(val_batches(source.train, batch_size=count, device=torch.device("cpu")))
     images = pixels.flatten(1)

@@ -90,14 +90,14 @@ def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any
         kaiming_init_(model)
         found["before"] = gradient_std(model, trainer.pairs(MEASURED))
         # minibatches that training does not have in this order
-        source, device, seed = trainer.data.train, trainer.world.device, recipe.seed + 1000
+        of: dict[str, Any] = {"device": trainer.world.device, "seed": recipe.seed + 1000, "workers": trainer.workers}
         steps = 3 if quick else max(STEPS.get(init, 0), trainer.steps_per_epoch)
         if init == "metainit":
-            batches = minibatches(source, recipe.batch_size, device, seed=seed, steps=steps)
+            batches = minibatches(trainer.data.train, recipe.batch_size, steps=steps, **of)
             metainit_(model, batches, cross_entropy, steps=steps)
         elif init != "kaiming":
             # GradInit joins two
-            halves = minibatches(source, recipe.batch_size // 2, device, seed=seed, steps=3 * steps)
+            halves = minibatches(trainer.data.train, recipe.batch_size // 2, steps=3 * steps, **of)
             normalize = init == "gradinit-normalized"
             gradinit_(model, halves, cross_entropy, lr=recipe.lr, steps=steps, normalize=normalize)
         found["after"] = gradient_std(model, trainer.pairs(MEASURED))

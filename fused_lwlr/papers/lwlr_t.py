@@ -13,10 +13,9 @@ from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.papers.figures import band
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Report, Table, cell
-from fused_lwlr.papers.training import images_of, recipe_of, train
+from fused_lwlr.papers.training import recipe_of, train, trainer_of
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
-from fused_lwlr.training.processes import pick_device
-from fused_lwlr.training.setup import new_model, new_optimizer
+from fused_lwlr.training.setup import load_data, new_optimizer
 
 MODELS = ("resnet", "vit")
 BATCH_SIZE = 64
@@ -35,7 +34,7 @@ PAPER_ACCURACY = 77.15
 def jobs(settings: Settings) -> list[Job]:
     """A calibration for every model, number and size of minibatches; some train with what it found."""
     models = [settings.model] if settings.model else ["resnet"] if settings.quick else list(MODELS)
-    epoch = len(images_of(recipe_of(model=models[0], **settings.common)).train) // BATCH_SIZE
+    epoch = len(load_data(recipe_of(model=models[0], **settings.common)).train) // BATCH_SIZE
     most = 4 if settings.quick else max(MOST, epoch)
     steps = [t for t in (10**i for i in range(9)) if t < most] + [most]
     cells = [(t, BATCH_SIZE, not settings.quick or t == most) for t in steps]
@@ -60,12 +59,11 @@ def jobs(settings: Settings) -> list[Job]:
 def measure(model: str, steps: int, batch_size: int, trained: bool, **common: Any) -> dict[str, Any]:
     """Multipliers after `steps` minibatches, and the test accuracy in % of SGD with them."""
     recipe = recipe_of(model=model, lr=learning_rate(model, "sgd"), weight_decay=WEIGHT_DECAY["sgd"], **common)
-    data, device = images_of(recipe), pick_device(recipe.device)
-    network = new_model(
-        recipe, image_size=data.image_size, channels=data.channels, classes=len(data.classes)
-    ).to(device)  # fmt: skip
-    batches = minibatches(data.train, batch_size, device, seed=recipe.seed, steps=steps, workers=recipe.loaders)
-    rates = calibrate(network, batches, cross_entropy, steps=steps, init=False)
+    trainer = trainer_of(recipe)
+    batches = minibatches(
+        trainer.data.train, batch_size, trainer.world.device, seed=recipe.seed, steps=steps, workers=trainer.workers
+    )  # fmt: skip
+    rates = calibrate(trainer.model, batches, cross_entropy, steps=steps, init=False)
     found: dict[str, Any] = {"eta": list(rates.values())}
     if trained:
         of = train(recipe, optimizer=lambda trainer: new_optimizer(recipe, trainer.model, rates))

@@ -15,9 +15,10 @@ from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.mlp import MLP, drawn, drawn_for_mup
 from fused_lwlr.papers.tables import Report, Table, cell
-from fused_lwlr.papers.training import images_of, recipe_of, train
+from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.defaults import WEIGHT_DECAY
+from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
 
 SIZES = ((2, 32), (2, 128), (2, 512), (6, 128))
@@ -115,9 +116,9 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
     given: dict[str, float] | None = None
     if model is None:
         depth, width = map(int, size.split("x"))
-        network = drawn(images_of(recipe), depth, width, recipe.seed)
+        network = drawn(load_data(recipe), depth, width, recipe.seed)
     if network is not None and method in MUP:
-        network, given = for_mup(method, images_of(recipe), depth, width, recipe.seed)
+        network, given = for_mup(method, load_data(recipe), depth, width, recipe.seed)
 
     def optimizer(trainer: Trainer) -> SGD | AdamW:
         by_depth = chosen.multipliers(trainer.model) if chosen.multipliers is not None else None

@@ -8,12 +8,11 @@ from typing import Any
 from torch import nn
 
 from fused_lwlr import LayerRates
-from fused_lwlr.data import open_data
-from fused_lwlr.data.splits import Splits
 from fused_lwlr.training.loop import DivergedError, Loop
 from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
+from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
 
 
@@ -64,20 +63,9 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
     return Recipe.from_dict({**own, **fields, "deterministic": False, **asked})
 
 
-def images_of(recipe: Recipe) -> Splits:
-    """The images that a recipe trains on."""
-    return open_data(
-        recipe.data,
-        image_size=recipe.side,
-        augmentation=recipe.augmentation,
-        corrupt=recipe.corrupt,
-        random_erasing=recipe.random_erasing,
-    )
-
-
 def trainer_of(recipe: Recipe, model: nn.Module | None = None) -> Trainer:
     """What trains by a recipe, in this process alone."""
-    return Trainer(recipe, World(0, 1, pick_device(recipe.device)), images_of(recipe), model=model)
+    return Trainer(recipe, World(0, 1, pick_device(recipe.device)), load_data(recipe), model=model)
 
 
 def train(

@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 
 from fused_lwlr.data import Batch
-from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.checkpoints import Checkpoint, Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered, process_group
-from fused_lwlr.training.evaluate import Evaluation
+from fused_lwlr.training.config_diff import difference
 from fused_lwlr.training.layer_values import LayerProbe
-from fused_lwlr.training.recipe import FREE, Recipe
+from fused_lwlr.training.recipe import FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.schedule import peak_lr
 from fused_lwlr.training.signals import StopFlag
@@ -86,17 +86,40 @@ class Loop:
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
         trainer.adopt()
         found = self.checkpoints.restore(
-            models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=FREE
+            models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=(*FREE, *SPREAD)
         )  # fmt: skip
         if found is None:
             return None
         trainer.step = found.step
         trainer.scaler.load_state_dict(found.state["scaler"])
-        if found.own is not None:
-            self.loss = found.own["loss"].to(self.loss.device)
-            self.steps, self.skipped = found.own["steps"], list(found.own["skipped"])
+        self._tell_of_another_spread(found)
+        # with as many processes as before each goes on with its own; else all with the mean, and the first with names
+        world, own = trainer.world, found.own
+        mine = [own[world.rank]] if len(own) == world.size else own
+        self.loss = (sum(each["loss"] for each in mine) / len(mine)).to(self.loss.device)
+        self.steps = mine[0]["steps"]
+        self.skipped = [name for each in mine for name in each["skipped"]] if len(mine) == 1 or world.first else []
         self._open(found.step)
         return found.step
+
+    def _tell_of_another_spread(self, found: Checkpoint) -> None:
+        fixed = [name for name in self.config if name not in SPREAD]
+        changed = difference(found.config, self.config, free=fixed)
+        passes = found.state["pass_images"], self.trainer.micro
+        if not changed or not self.trainer.world.first:
+            return
+        more = ""
+        if passes[0] != passes[1]:
+            more = (
+                f"A pass has {passes[1]} images instead of {passes[0]}, so that batch normalization, Mixup, CutMix and "
+                "dropout differ as well. "
+            )
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
+        self.checkpoints.notice(
+            f"The run was spread in another way before ({'; '.join(changed)}). Its steps go on with the same images in "
+            f"the same order; sums are added up in another order, so that the last digits differ. {more}"
+            "Spread as before it would go on to the same bits."
+        )
 
     def begin(self) -> None:
         """Record the rates of a training that begins, and what was measured for them in a first checkpoint."""
@@ -209,11 +232,10 @@ class Loop:
         return from_first(write, group)
 
     def _validate(self) -> None:
-        for weights, test in (("model", self.trainer.test), ("ema", self.trainer.test_average)):
-            start = time.perf_counter()
-            found: Evaluation | None = test()
-            if found is None:
-                continue
+        start = time.perf_counter()
+        tested = self.trainer.test()
+        seconds = time.perf_counter() - start
+        for weights, found in tested.items():
             self._note(found.skipped)
             record = Validation(
                 step=self.trainer.step,
@@ -223,7 +245,7 @@ class Loop:
                 top5=found.top5,
                 loss=found.loss,
                 images=found.images,
-                seconds=time.perf_counter() - start,
+                seconds=seconds,
             )
             self._add(record)
 
@@ -236,7 +258,7 @@ class Loop:
             models=trainer.models,
             optimizer=trainer.optimizer,
             config=self.config,
-            state={"scaler": trainer.scaler.state_dict()},
+            state={"scaler": trainer.scaler.state_dict(), "pass_images": trainer.micro},
             own={"loss": self.loss.cpu(), "steps": self.steps, "skipped": self.skipped},
         )
 

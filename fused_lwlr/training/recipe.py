@@ -2,14 +2,27 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-FREE = ("device", "out", "workers", "checkpoint_minutes", "log_every", "tensorboard", "stats_every", "corrupt")
+FREE = (
+    "device",
+    "out",
+    "workers",
+    "prefetch",
+    "checkpoint_minutes",
+    "log_every",
+    "tensorboard",
+    "wandb",
+    "stats_every",
+    "corrupt",
+)
 """Fields that a run may go on with others of. They change no bit of a training; but devices of another kind do, and by
 `corrupt` it goes on past an image that ended it."""
+
+SPREAD = ("world_size", "fsdp", "micro_batch")
+"""What a run may go on with others of as well, since a step has the same images: but not to the same bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +45,8 @@ class Recipe:
 
     # data
     data: str = "digits"
+    val_data: str | None = None
+    loader: str | None = None
     image_size: int | None = None
     augmentation: Literal["none", "basic", "strong"] = "none"
     random_erasing: float = 0.0
@@ -40,6 +55,7 @@ class Recipe:
     label_smoothing: float = 0.0
     corrupt: Literal["refuse", "skip"] = "refuse"
     workers: int | None = None
+    prefetch: int = 2
 
     # optimizer
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -69,7 +85,7 @@ class Recipe:
 
     # run
     seed: int = 0
-    deterministic: bool = True
+    deterministic: bool | None = None
     device: str = "auto"
     backend: Literal["auto", "triton", "torch"] = "auto"
     out: str = "runs/train"
@@ -77,6 +93,7 @@ class Recipe:
     log_every: int | None = None
     stats_every: int = 0
     tensorboard: bool = False
+    wandb: bool = False
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
@@ -126,14 +143,6 @@ class Recipe:
             return self.image_size
         return 224 if self.model.startswith("timm:") else 8 if self.data == "digits" else 64
 
-    @property
-    def loaders(self) -> int:
-        """Processes that load images: `workers`, or what the machine has cores for; images in memory need none."""
-        if self.workers is not None:
-            return self.workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return 0 if self.data == "digits" else min(8, cores)
-
     def to_dict(self) -> dict[str, Any]:
         """Field -> value, as JSON has it."""
         found = dataclasses.asdict(self)
@@ -159,6 +168,7 @@ LOWEST: dict[str, float] = {
     "mixup": 0,
     "cutmix": 0,
     "workers": 0,
+    "prefetch": 1,
     "lr": 0,
     "lr_batch_size": 1,
     "weight_decay": 0,

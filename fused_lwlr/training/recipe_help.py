@@ -10,7 +10,10 @@ HELP: dict[str, dict[str, str]] = {
         "compile": "Compile the model with torch.compile.",
     },
     "Data": {
-        "data": "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn).",
+        "data": "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn), or tar "
+        "files of WebDataset, 'train-{000..146}.tar'.",
+        "val_data": "With tar files: those to test on. Without, it is every fifth image of a class.",
+        "loader": "Function that opens the data with another loader (DALI, FFCV, ...), in place of open_data.",
         "image_size": "Side of images in pixels.",
         "augmentation": "basic: random crops and flips; strong: RandAugment as well.",
         "random_erasing": "Part of the training images in which a rectangle is erased.",
@@ -19,6 +22,7 @@ HELP: dict[str, dict[str, str]] = {
         "label_smoothing": "Part of each label that is spread over all classes.",
         "corrupt": "An image that cannot be read: refuse to go on, or skip and count it.",
         "workers": "Processes that load images, for each process that trains.",
+        "prefetch": "Passes that each of them loads ahead; --dry-run shows the memory that this takes.",
     },
     "Optimizer": {
         "optimizer": "SGD with momentum, or AdamW.",
@@ -48,7 +52,7 @@ HELP: dict[str, dict[str, str]] = {
     },
     "Run": {
         "seed": "Seed of weights, order of images, augmentation and dropout.",
-        "deterministic": "Only algorithms that give the same bits each time; on a GPU they can be slower.",
+        "deterministic": "Only algorithms that give the same bits each time; on a GPU they are slower.",
         "device": "cpu, cuda, cuda:1, ...; auto takes the GPU where there is one.",
         "backend": "Implementation of the fused steps: auto takes Triton on a GPU and PyTorch elsewhere.",
         "out": "Folder of the run. The same command again goes on with what is in it.",
@@ -56,13 +60,15 @@ HELP: dict[str, dict[str, str]] = {
         "log_every": "Steps between two lines of metrics.",
         "stats_every": "Steps between two records of all layers; 0 for one each epoch.",
         "tensorboard": "Write curves and layers for TensorBoard.",
+        "wandb": "Log them to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.",
     },
 }
 
 SUITED: dict[str, str] = {
     "image_size": "224 for timm, 8 for digits, else 64",
     "log_every": "50, but at least once an epoch",
-    "workers": "one for each core, at most 8; none for digits",
+    "workers": "the cores of the machine by the processes that train on it, at most 8; none for digits",
+    "deterministic": "on a CPU, where it costs nothing; not on a GPU",
     "lr": "what suits model and optimizer",
     "weight_decay": "1e-4 for sgd, 0.1 for adamw",
     "warmup_epochs": "a tenth of the epochs",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from fused_lwlr.data import (
     MicroBatchSampler,
     Mixing,
     Splits,
+    Stream,
     mixed_cross_entropy,
     train_batches,
     val_batches,
 )
 from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.buffer_averages import BufferAverages
-from fused_lwlr.training.evaluate import Evaluation, evaluate
+from fused_lwlr.training.evaluate import Context, Evaluation, evaluate
 from fused_lwlr.training.prepare import gradinit, gradinit_batches, rates_of
 from fused_lwlr.training.processes import World, spread, unsynchronized
 from fused_lwlr.training.recipe import Recipe
@@ -35,7 +36,7 @@ CALIBRATION = 100
 class Trainer:
     """A model that is trained by a recipe, in one of the processes that do so.
 
-    All that is random follows from the seed, the step and the rank, so that nothing but weights, buffers and the state
+    All that is random follows from the seed, the step and the pass, so that nothing but weights, buffers and the state
     of the optimizer is to be kept of what came before a step.
 
     Args:
@@ -65,6 +66,8 @@ class Trainer:
         if recipe.rates not in ("single", "layerwise") and not Path(recipe.rates).is_file():
             raise FileNotFoundError(f"rates must be single, layerwise or a file of rates, not {recipe.rates!r}")
         self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
+        self.workers = world.workers(recipe)
+        self.val_batch = min(2 * self.micro, max(1, math.ceil(len(data.val) / world.size)))
         self.steps_per_epoch = self._sampler(0, 1).steps_per_epoch
         self.total = total_steps(recipe, self.steps_per_epoch)
         self.warmup = warmup_steps(recipe, self.steps_per_epoch)
@@ -139,22 +142,24 @@ class Trainer:
         )
 
     def _passes(self, sampler: MicroBatchSampler) -> Iterator[Batch]:
-        return train_batches(self.data.train, sampler, device=self.world.device, workers=self.recipe.loaders)
+        return train_batches(
+            self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch
+        )
 
     def pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets as training has them from its first step on, to measure with."""
         sampler = self._sampler(0, steps, alone=alone)
         for i, batch in enumerate(self._passes(sampler)):
             step, micro = divmod(i, sampler.micro_batches)
-            yield self._mixed(batch, step, micro)
+            yield self._mixed(batch, step, micro * sampler.world_size + sampler.rank)
 
-    def _mixed(self, batch: Batch, step: int, micro: int) -> tuple[Tensor, Tensor]:
+    def _mixed(self, batch: Batch, step: int, number: int) -> tuple[Tensor, Tensor]:
         inputs, targets = batch.inputs, batch.targets
         if self.recipe.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         if self.mixing is None:
             return inputs, targets
-        return self.mixing(inputs, targets, step=step, rank=self.world.rank, micro=micro)
+        return self.mixing(inputs, targets, step=step, micro=number)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy of a pass, averaged over its images."""
@@ -176,13 +181,15 @@ class Trainer:
         Returns:
             The mean loss of this process, on the device; and the files that were skipped.
         """
-        self._seed()
         total = torch.zeros((), device=self.world.device)
         skipped: list[str] = []
         self.model.train()
         for micro in range(self.accumulation):
             batch = next(passes)
-            inputs, targets = self._mixed(batch, self.step, micro)
+            # of the passes of all processes: what is drawn for a pass does not depend on which process has it
+            number = micro * self.world.size + self.world.rank
+            inputs, targets = self._mixed(batch, self.step, number)
+            self._seed(number)
             with unsynchronized(self.called, micro + 1 < self.accumulation):
                 with self.mixed_precision():
                     loss = self.loss(self.called(inputs), targets) / self.accumulation
@@ -206,26 +213,42 @@ class Trainer:
             self.averages.update(self.model, self.optimizer.param_groups[0]["ema"])
         self.step += 1
 
-    def _seed(self) -> None:
-        """Dropout and stochastic depth draw from generators that every step seeds anew."""
-        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, self.world.rank).generate_state(1, "uint64")
+    def _seed(self, number: int) -> None:
+        """Dropout and stochastic depth draw from generators that every pass seeds anew."""
+        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
         torch.manual_seed(int(seed))
 
-    def test(self) -> Evaluation:
-        """Test the weights as they are."""
+    def test(self) -> dict[str, Evaluation]:
+        """Test the weights as they are ("model"), and their averages ("ema"), in one pass over the images.
+
+        Averaged weights go with averaged statistics of normalizations. Without `ema`, or before the first step, there
+        are none.
+        """
         images = val_batches(
             self.data.val,
-            batch_size=min(2 * self.micro, max(1, math.ceil(len(self.data.val) / self.world.size))),
+            batch_size=self.val_batch,
             device=self.world.device,
-            workers=self.recipe.loaders,
+            workers=self.workers,
+            prefetch=self.recipe.prefetch,
             world_size=self.world.size,
             rank=self.world.rank,
         )
-        return evaluate(self.model, images, self.world, self.mixed_precision)
+        self.world.from_first(self.model)
+        weights: dict[str, Context] = {"model": nullcontext}
+        if self.averages is not None and self.step:
+            self.world.from_first(self.averages)
+            weights["ema"] = self.averaged
+        found = evaluate(self.model, images, self.world, self.mixed_precision, weights)
+        if isinstance(self.data.val, Stream) and found["model"].images != len(self.data.val):
+            raise ValueError(
+                f"the loader made {found['model'].images} images to test, and not {len(self.data.val)}: each counts "
+                "once, and one that comes again needs the target -1"
+            )
+        return found
 
-    def test_average(self) -> Evaluation | None:
-        """Test the averaged weights, with averaged statistics of normalizations; None without `ema`."""
-        if self.averages is None:
-            return None
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Averages of weights and of statistics in their place, while this lasts; there are some with `ema`."""
+        assert self.averages is not None, "a recipe with ema has averages"
         with self.optimizer.averaged(self.model), self.averages.applied(self.model):
-            return self.test()
+            yield

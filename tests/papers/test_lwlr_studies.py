@@ -160,7 +160,7 @@ def test_mup_draws_and_multiplies():
 @pytest.mark.parametrize("name", ["lwlr-T", "lwlr-vs-single", "methods"])
 def test_jobs_of_a_model_of_timm(name, monkeypatch):
     digits = open_data("digits", image_size=8, augmentation="none")
-    monkeypatch.setattr(lwlr_t, "images_of", lambda recipe: {("photos", 224): digits}[recipe.data, recipe.side])
+    monkeypatch.setattr(lwlr_t, "load_data", lambda recipe: {("photos", 224): digits}[recipe.data, recipe.side])
     study = find(name)
     jobs = study.jobs(study.settings(model="timm:resnet50", data="photos", epochs=90))
     for job in jobs:

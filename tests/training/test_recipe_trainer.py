@@ -8,9 +8,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr import calibrate, gradinit_, lwlr_init_
-from fused_lwlr.data import open_data
+from fused_lwlr.data import open_data, val_batches
 from fused_lwlr.data.sampler import permutation
 from fused_lwlr.models.build import build
+from fused_lwlr.training import trainer as trainer_module
 from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import factor
@@ -180,7 +181,7 @@ def test_scalings(options, shown, data):
     assert losses[0] == pytest.approx(by_hand(BASE, data, 1)[1][0])
 
 
-def test_the_average_is_tested_with_averaged_statistics(data):
+def test_averages_are_tested_in_the_same_pass_with_averaged_statistics(data, monkeypatch):
     """Against swa_utils, weights and running statistics, at the decay that few steps make."""
     from torch.optim.swa_utils import AveragedModel
 
@@ -200,19 +201,27 @@ def test_the_average_is_tested_with_averaged_statistics(data):
         trainer.update()
         theirs.update_parameters(trainer.model)
     trained_state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    found = trainer.test_average()
+    passes = []
+    monkeypatch.setattr(
+        trainer_module, "val_batches", lambda *args, **more: passes.append(1) or val_batches(*args, **more)
+    )
+    found = trainer.test()
+    assert passes == [1]
     assert all(torch.equal(value, trained_state[name]) for name, value in trainer.model.state_dict().items())
     theirs.module.eval()
     with torch.no_grad():
         logits = theirs.module(data.val.inputs)
-    assert found.loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-4)
-    assert found.top1 == pytest.approx((logits.argmax(1) == data.val.targets).double().mean().item(), abs=0.006)
-    assert found != trainer.test()
+    assert found["ema"].loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-4)
+    assert found["ema"].top1 == pytest.approx((logits.argmax(1) == data.val.targets).double().mean().item(), abs=0.006)
+    with torch.no_grad():
+        logits = trainer.model(data.val.inputs)
+    assert found["model"].loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-5)
+    assert found["model"].images == found["ema"].images == 360
 
 
 def test_tests_count_every_image_once(data):
     trainer, _ = trained(dataclasses.replace(BASE, batch_size=100, micro_batch=50, steps=1), data)
-    found = trainer.test()
+    found = trainer.test()["model"]
     with torch.no_grad():
         logits = trainer.model.eval()(data.val.inputs)
     assert found.images == 360
