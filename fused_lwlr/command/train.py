@@ -1,19 +1,16 @@
 """`fused-lwlr train`, whose options are the fields of a recipe."""
 
 import inspect
-import os
-import sys
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from fused_lwlr.command.errors import errors_in_red
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.recipe_help import HELP, SUITED
 
 
-def train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> None:
-    """Train a model: small ones on the embedded images, or ImageNet with large batches.
+def train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> int:
+    """Train a model, small or of ImageNet's size.
 
     Without a preset it trains a small model in a minute. A preset is a whole
     recipe of the LWLR paper, or one for large batches (--presets lists them);
@@ -33,16 +30,6 @@ def train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, **o
 
       torchrun --nproc-per-node 8 -m fused_lwlr train --preset resnet50-lars --data imagenet/
     """
-    code = 0
-    try:
-        with errors_in_red():
-            code = _train(preset, dry_run, eval_only, presets, options)
-    except typer.Exit as refused:
-        code = refused.exit_code
-    _leave(code)
-
-
-def _train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, options: dict[str, Any]) -> int:
     from rich.console import Console
 
     from fused_lwlr.training.presets import PRESETS, resolve
@@ -67,16 +54,6 @@ def _train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, op
     from fused_lwlr.runs.run import run
 
     return run(recipe)
-
-
-def _leave(code: int) -> None:
-    """End the command; one of several processes at once, which threads of gloo may abort while Python takes it down."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    if code:
-        raise typer.Exit(code)
 
 
 def _parameter(name: str, hint: Any, default: Any, group: str, text: str) -> inspect.Parameter:

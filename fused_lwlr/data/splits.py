@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.utils.data import TensorDataset
-
 from fused_lwlr.data.augment import POLICIES, training_transform, validation_transform
-from fused_lwlr.data.datasets import digits
+from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
-from fused_lwlr.data.sources import Files, Images, Noise, Pictures, Tensors, Transformed
+from fused_lwlr.data.sources import Files, Images, Noise, Pictures, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
 AUGMENTATIONS = ("none", *POLICIES)
@@ -71,8 +69,7 @@ def open_data(
     if str(source) == "digits":
         if augmentation != "none":
             raise ValueError(f"augmentation={augmentation!r} is for photographs: the digits take augmentation='none'")
-        data = digits(image_size)
-        return Splits("digits", _tensors(data.train), _tensors(data.test), data.classes, data.channels, image_size)
+        return Splits("digits", *digits(image_size), tuple("0123456789"), channels=1, image_size=image_size)
     train: Pictures
     val: Pictures
     if str(source) == "synthetic":
@@ -118,8 +115,3 @@ def _check(
         raise ValueError(f"random_erasing={random_erasing} needs augmentation='basic' or 'strong', which it is part of")
     if min(synthetic) < 1 or synthetic[2] < 2:
         raise ValueError(f"synthetic={synthetic} is too few: give images for training, for validation, and 2 classes")
-
-
-def _tensors(data: object) -> Tensors:
-    assert isinstance(data, TensorDataset)
-    return Tensors(*data.tensors)

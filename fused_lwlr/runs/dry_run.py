@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from fused_lwlr import LayerRates
 from fused_lwlr.data import Batch, Stream, bytes_ahead, loader_throughput
 from fused_lwlr.methods.lwlr.init import kinds_of
-from fused_lwlr.runs.run import load_data
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import peak_lr
+from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
 
 PROBE = 4

@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fused_lwlr.runs.provenance import read_starts
-from fused_lwlr.runs.run import load_data
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
 
 

@@ -1,7 +1,7 @@
 """A training from the first step to the report, in a folder that it can be continued from."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from fused_lwlr import files
-from fused_lwlr.data import Splits, Stream, open_data
-from fused_lwlr.data.streams import imported
+from fused_lwlr.data import Stream
 from fused_lwlr.runs.html_report import write_report
 from fused_lwlr.runs.metrics import Metrics
 from fused_lwlr.runs.provenance import record_facts, record_start
@@ -20,10 +19,11 @@ from fused_lwlr.runs.tensorboard import Dashboard
 from fused_lwlr.runs.weights_and_biases import WandbRun
 from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import from_first, gathered, process_group
+from fused_lwlr.training.collectives import from_first, process_group
 from fused_lwlr.training.loop import Loop, Sink
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.trainer import Trainer
 
@@ -65,7 +65,7 @@ def run(recipe: Recipe) -> int:
                 found.append(there)
             return [*found, screen]
 
-        loop = Loop(trainer, checkpoints, flag, sinks, screen.advance)
+        loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
         restored = loop.restore() if from_first(lambda: bool(checkpoints.paths()), process_group()) else None
         if restored == trainer.total:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
@@ -73,7 +73,7 @@ def run(recipe: Recipe) -> int:
             return 0
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
         if restored is None:
-            trainer.prepare()
+            trainer.prepare(progress=True)
             loop.begin()
         else:
             screen.say(f"Going on after step {restored} of {trainer.total}.")
@@ -115,39 +115,6 @@ def finish(trainer: Trainer, screen: Screen) -> None:
         screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
     report = from_first(lambda: str(write_report(recipe.out)), process_group())
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
-
-
-def load_data(recipe: Recipe) -> Splits:
-    """The images of a recipe, which all processes must find alike.
-
-    Raises:
-        FileNotFoundError, ValueError: as of `open_data`; or processes found different images, as on machines with
-            copies of their own.
-    """
-    opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
-    found = opener(
-        recipe.data,
-        val_data=recipe.val_data,
-        image_size=recipe.side,
-        augmentation=recipe.augmentation,
-        corrupt=recipe.corrupt,
-        random_erasing=recipe.random_erasing,
-    )
-    if not isinstance(found, Splits):
-        raise ValueError(f"--loader {recipe.loader} returned {type(found).__name__}, and not fused_lwlr.data.Splits")
-    group = process_group()
-    sizes = gathered((len(found.train), len(found.val), len(found.classes)), group)
-    from_first(lambda: _check_alike(sizes, recipe.data), group)
-    return found
-
-
-def _check_alike(sizes: list[tuple[int, int, int]], data: str) -> None:
-    for rank, size in enumerate(sizes):
-        if size != sizes[0]:
-            raise ValueError(
-                f"process {rank} found {size[0]} images to train, {size[1]} to test and {size[2]} classes in {data}, "
-                f"but process 0 {sizes[0][0]}, {sizes[0][1]} and {sizes[0][2]}: all machines need the same images"
-            )
 
 
 def save_weights(trainer: Trainer, folder: Path) -> None:

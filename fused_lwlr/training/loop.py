@@ -32,26 +32,35 @@ class Sink(Protocol):
 
 
 class Loop:
-    """Trains, and keeps in the folder of the run what came of it.
+    """Takes the steps of a training, and gives what it measures to sinks.
+
+    With checkpoints it belongs to a run in a folder: it saves itself there, records layers, and stops at a signal.
+    Without, `trainer` is prepared, and nothing is written.
 
     Args:
-        trainer: made, but not prepared.
-        checkpoints: of the run.
-        flag: entered.
+        trainer: made; of a run in a folder not prepared.
         open_sinks: makes what records go to, from the step that the run goes on after, or None.
+        every: steps between two records of training; by default what the recipe says.
+        checkpoints: of the run.
+        flag: entered; goes with `checkpoints`.
         advance: called with the number of each step that is done.
     """
+
+    probe: LayerProbe | None = None
 
     def __init__(
         self,
         trainer: Trainer,
-        checkpoints: Checkpoints,
-        flag: StopFlag,
         open_sinks: Callable[[int | None], Sequence[Sink]],
-        advance: Callable[[int], object],
+        *,
+        every: int | None = None,
+        checkpoints: Checkpoints | None = None,
+        flag: StopFlag | None = None,
+        advance: Callable[[int], object] = lambda step: None,
     ) -> None:
         self.trainer, self.checkpoints, self.flag = trainer, checkpoints, flag
         self.open_sinks, self.advance = open_sinks, advance
+        self.sinks: Sequence[Sink] = [] if checkpoints is not None else open_sinks(None)
         self.recipe: Recipe = trainer.recipe
         self.folder = Path(self.recipe.out)
         self.config = {
@@ -60,7 +69,7 @@ class Loop:
             # their order follows from their number
             "images": [len(trainer.data.train), len(trainer.data.val)],
         }
-        self.every = self.recipe.log_every or min(50, trainer.steps_per_epoch)
+        self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
         self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
         # since the last record
         self.loss = torch.zeros((), device=trainer.world.device)
@@ -74,6 +83,7 @@ class Loop:
             ValueError: it is of another configuration, or damaged.
         """
         trainer = self.trainer
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
         trainer.adopt()
         found = self.checkpoints.restore(
             models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=(*FREE, *SPREAD)
@@ -104,6 +114,7 @@ class Loop:
                 f"A pass has {passes[1]} images instead of {passes[0]}, so that batch normalization, Mixup, CutMix and "
                 "dropout differ as well. "
             )
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
         self.checkpoints.notice(
             f"The run was spread in another way before ({'; '.join(changed)}). Its steps go on with the same images in "
             f"the same order; sums are added up in another order, so that the last digits differ. {more}"
@@ -133,7 +144,7 @@ class Loop:
         passes = _Timed(trainer.batches())
         began = time.perf_counter()
         while trainer.step < trainer.total:
-            if (trainer.step + 1) % self.every_layer == 0:
+            if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
                 self.probe.arm()
             lr = trainer.lr
             loss, skipped = trainer.gradients(passes)
@@ -142,7 +153,7 @@ class Loop:
             self.steps += 1
             self.skipped += skipped
             last = trainer.step == trainer.total
-            layers = self.probe.take(trainer.step)
+            layers = self.probe.take(trainer.step) if self.probe is not None else None
             if layers is not None:
                 self._add(layers)
             if trainer.step % self.every == 0 or last:
@@ -154,6 +165,8 @@ class Loop:
                 self._validate()
                 began += time.perf_counter() - paused
             self.advance(trainer.step)
+            if self.checkpoints is None or self.flag is None:
+                continue
             stop, save = self.flag.agree(self.checkpoints.due())
             if save or last:
                 self._save()
@@ -239,6 +252,7 @@ class Loop:
     def _save(self) -> None:
         self._mean_loss()  # what has diverged is not to replace what has not
         trainer = self.trainer
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
         self.checkpoints.save(
             trainer.step,
             models=trainer.models,

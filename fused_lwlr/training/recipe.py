@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from fused_lwlr.ops import Backend
-
 FREE = (
     "device",
     "out",
@@ -89,7 +87,7 @@ class Recipe:
     seed: int = 0
     deterministic: bool | None = None
     device: str = "auto"
-    backend: Backend = "auto"
+    backend: Literal["auto", "triton", "torch"] = "auto"
     out: str = "runs/train"
     checkpoint_minutes: float = 10.0
     log_every: int | None = None

@@ -1,7 +1,7 @@
 """A training under way: model, optimizer and step count, and what one step of the optimizer is made of."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class Trainer:
         recipe: what to do.
         world: the processes.
         data: what `open_data` found.
+        model: a network to train, with the weights that it has, instead of the one that the recipe names.
 
     Raises:
         ValueError: a batch that does not fit the data or the processes, or a model that cannot be had.
@@ -58,7 +59,7 @@ class Trainer:
 
     optimizer: Any
 
-    def __init__(self, recipe: Recipe, world: World, data: Splits) -> None:
+    def __init__(self, recipe: Recipe, world: World, data: Splits, *, model: nn.Module | None = None) -> None:
         self.recipe, self.world, self.data = recipe, world, data
         if recipe.fsdp and world.size == 1:
             raise ValueError("fsdp shards a model over processes, of which there is one: start several with torchrun")
@@ -78,35 +79,41 @@ class Trainer:
                 classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
                 smoothing=recipe.label_smoothing, seed=recipe.seed,
             )  # fmt: skip
-        self.model = new_model(
-            recipe, image_size=data.image_size, channels=data.channels, classes=len(data.classes)
-        ).to(world.device)
+        if model is None:
+            model = new_model(recipe, image_size=data.image_size, channels=data.channels, classes=len(data.classes))
+        self.model = model.to(world.device)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
         self.rates: LayerRates | None = None
         self.step = 0
 
-    def prepare(self) -> None:
+    def prepare(self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False) -> None:
         """Take GradInit's steps and measure layer-wise rates, where the recipe has them; then the optimizer is there.
+
+        Args:
+            optimizer: makes the optimizer, of this training with its rates, instead of what the recipe says.
+            progress: show a progress bar.
 
         Raises:
             ValueError: the model cannot be calibrated on these images, or the file of rates is none.
         """
         recipe = self.recipe
         if recipe.init == "gradinit":
-            passes = self._pairs(gradinit_batches(recipe), alone=True)
-            gradinit(recipe, self.model, passes, self.loss, world=self.world)
+            passes = self.pairs(gradinit_batches(recipe), alone=True)
+            gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
         called = spread(self.model, recipe, self.world)
         steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
-        self.rates = rates_of(recipe, called, self._pairs(steps), self.loss, world=self.world, steps=steps)
-        self._start(called)
+        self.rates = rates_of(
+            recipe, called, self.pairs(steps), self.loss, world=self.world, steps=steps, progress=progress
+        )
+        self._start(called, optimizer)
 
     def adopt(self) -> None:
         """Be ready to load a checkpoint, which has the multipliers: nothing is measured."""
         self._start(spread(self.model, self.recipe, self.world))
 
-    def _start(self, called: nn.Module) -> None:
+    def _start(self, called: nn.Module, optimizer: "Callable[[Trainer], Any] | None" = None) -> None:
         self.called: Any = torch.compile(called) if self.recipe.compile else called
-        self.optimizer = new_optimizer(self.recipe, self.model, self.rates)
+        self.optimizer = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates)
         self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
 
     @property
@@ -139,7 +146,7 @@ class Trainer:
             self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch
         )
 
-    def _pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets as training has them from its first step on, to measure with."""
         sampler = self._sampler(0, steps, alone=alone)
         for i, batch in enumerate(self._passes(sampler)):

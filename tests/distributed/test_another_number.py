@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
+from fused_lwlr.training import setup
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.trainer import Trainer
 
@@ -107,15 +108,15 @@ def test_passes_of_another_size_are_told():
 
 
 def test_all_machines_need_the_same_images():
-    found = running.open_data
+    found = setup.open_data
 
     def fewer(*arguments, **options):
         data = found(*arguments, **options)
         return dataclasses.replace(data, classes=data.classes[:9]) if dist.get_rank() == 3 else data
 
-    running.open_data = fewer
+    setup.open_data = fewer
     try:
         with pytest.raises(ValueError, match=r"process 3 found 1437 images to train, 360 to test and 9 classes in dig"):
-            running.load_data(BASE)
+            setup.load_data(BASE)
     finally:
-        running.open_data = found
+        setup.open_data = found

@@ -12,7 +12,7 @@ from fused_lwlr.data import open_data, val_batches
 from fused_lwlr.data.sampler import permutation
 from fused_lwlr.models.build import build
 from fused_lwlr.training import trainer as trainer_module
-from fused_lwlr.training.processes import World
+from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import factor
 from fused_lwlr.training.trainer import Trainer
@@ -236,3 +236,28 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_made(data):
         Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data)
     with pytest.raises(ValueError, match="fsdp shards a model over processes, of which there is one"):
         Trainer(dataclasses.replace(BASE, fsdp=True), ALONE, data)
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "vit", "optimizer": "adamw"}], ids=str)
+def test_with_a_single_rate_and_layerwise_ones_all_else_is_the_same(options, data):
+    single, layerwise, other = (
+        Trainer(dataclasses.replace(BASE, **options, rates=rates, seed=seed), ALONE, data)
+        for rates, seed in (("single", 5), ("layerwise", 5), ("single", 6))
+    )
+    for trainer in (single, layerwise, other):
+        trainer.prepare()
+    pairs = list(zip(single.model.parameters(), layerwise.model.parameters(), other.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b, _ in pairs)
+    assert not all(torch.equal(a, c) for a, _, c in pairs)
+    groups = [trainer.optimizer.state_dict()["param_groups"][0] for trainer in (single, layerwise)]
+    assert groups[0].pop("multipliers") is None
+    assert groups[1].pop("multipliers") is not None
+    assert groups[0] == groups[1]
+    assert torch.equal(next(single.batches()).targets, next(layerwise.batches()).targets)
+
+
+def test_devices():
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ValueError, match="device 'toaster' cannot be used here"):
+        pick_device("toaster")
