@@ -65,6 +65,7 @@ def normalized(pixels: Tensor, mean: Tensor = RGB_MEAN, std: Tensor = RGB_STD) -
         pixels: uint8.
         mean, std: of the pixels of each channel, which are counted from 0 to 1; by default those of ImageNet.
     """
-    mean, std = (channels.to(pixels.device)[:, None, None] for channels in (mean, std))
+    # a copy that blocks would have the host wait for all that the GPU has to do
+    mean, std = (channels.to(pixels.device, non_blocking=True)[:, None, None] for channels in (mean, std))
     # the operations of torchvision's ToTensor and Normalize, in their order: the bits are the same
     return pixels.contiguous().float().div_(255).sub_(mean).div_(std)

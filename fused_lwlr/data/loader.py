@@ -54,7 +54,7 @@ def train_batches(
     if sampler.count != len(images):
         raise ValueError(f"the sampler is made for {sampler.count} images, but there are {len(images)}: count=")
     if isinstance(images, Stream):
-        return (_ready(*pair, (), device) for pair in images.train(sampler, device, workers))
+        return (_ready(images, *pair, (), device) for pair in images.train(sampler, device, workers))
     return _batches(images, sampler, device, workers, prefetch)
 
 
@@ -91,7 +91,7 @@ def val_batches(
         raise ValueError(f"rank={rank} is not one of {world_size} processes, which count from 0")
     if isinstance(images, Stream):
         part = Part(batch_size, 0, 0, rank, world_size, device, workers)
-        return (_ready(*pair, (), device) for pair in images.batches(part))
+        return (_ready(images, *pair, (), device) for pair in images.batches(part))
     shard = padded_shard(len(images), batch_size=batch_size, world_size=world_size, rank=rank)
     return _batches(images, list(shard), device, workers, prefetch)
 
@@ -159,19 +159,22 @@ def _batches(
         # of its own: DataLoader would draw from torch's global one
         generator=torch.Generator(),
     )
-    return _on_device(loader, device)
+    return _on_device(images, loader, device)
 
 
-def _on_device(loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
+def _on_device(images: Images, loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
     for loaded in loader:
         if loaded.error is not None:
             raise ValueError(loaded.error)
-        yield _ready(loaded.inputs, loaded.targets, tuple(loaded.skipped), device)  # of which pinning makes a list
+        skipped = tuple(loaded.skipped)  # of which pinning makes a list
+        yield _ready(images, loaded.inputs, loaded.targets, skipped, device)
 
 
-def _ready(inputs: Tensor, targets: Tensor, skipped: tuple[str, ...], device: torch.device) -> Batch:
+def _ready(images: Images, inputs: Tensor, targets: Tensor, skipped: tuple[str, ...], device: torch.device) -> Batch:
     inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (inputs, targets))
-    return Batch(normalized(inputs) if inputs.dtype == torch.uint8 else inputs, targets, skipped)
+    if inputs.dtype == torch.uint8:
+        inputs = normalized(inputs, *images.statistics)
+    return Batch(inputs, targets, skipped)
 
 
 def _as_it_is(loaded: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fused_lwlr.data.augment import Transform
-from fused_lwlr.data.decode import open_rgb
+from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, open_rgb
 from fused_lwlr.data.randomness import IMAGE, SYNTHETIC, globals_restored, seed_globals, sequence
 from fused_lwlr.data.sampler import MicroBatch
 
@@ -29,7 +29,13 @@ class Loaded(NamedTuple):
 
 
 class Images(Dataset[Loaded]):
-    """A split of a data set: `len()` images, loaded by the micro-batch."""
+    """A split of a data set: `len()` images, loaded by the micro-batch.
+
+    Attributes:
+        statistics: mean and standard deviation of the channels, by which pixels of uint8 are to be normalized.
+    """
+
+    statistics: tuple[Tensor, Tensor] = (RGB_MEAN, RGB_STD)
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -1,6 +1,5 @@
 """The command line under torchrun on two machines, both of which are this one."""
 
-import dataclasses
 import json
 import os
 import socket
@@ -13,10 +12,10 @@ import torch
 from fused_lwlr.runs import run as running
 from fused_lwlr.training.recipe import Recipe
 
-RECIPE = Recipe(
-    model="vit", lr=0.01, steps=4, batch_size=48, micro_batch=12, device="cpu", workers=0, rates="single"
-)  # fmt: skip
-OPTIONS = "--model vit --lr 0.01 --steps 4 --batch-size 48 --micro-batch 12 --device cpu --workers 0 --rates single"
+FIELDS = {
+    "model": "vit", "lr": 0.01, "steps": 4, "batch_size": 48, "micro_batch": 12, "device": "cpu", "workers": 0,
+    "rates": "single", "backend": "torch", "warmup_epochs": 0.0, "weight_decay": 1e-4,
+}  # fmt: skip
 
 
 def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
@@ -26,7 +25,7 @@ def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
         port = free.getsockname()[1]
     launch = f"--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id run"
     command = [sys.executable, "-m", "torch.distributed.run", *launch.split(), "--local-addr", "127.0.0.1"]
-    command += ["-m", "fused_lwlr", "train", *OPTIONS.split(), "--warmup-epochs", "0", "--weight-decay", "1e-4"]
+    command += ["-m", "fused_lwlr", "train", *(f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items())]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     nodes = []
@@ -49,7 +48,7 @@ def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
     assert (start["world_size"], start["devices"], start["end"]) == (2, ["cpu", "cpu"], "finished")
     assert sum("Everything is in runs/train" in text for text in said) == 1
     monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
-    assert running.run(dataclasses.replace(RECIPE, out=str(tmp_path / "alone"))) == 0
+    assert running.run(Recipe(**FIELDS, out=str(tmp_path / "alone"))) == 0
     ends = [torch.load(folder / "model.pt", weights_only=True) for folder in (out, tmp_path / "alone")]
     for name, weights in ends[0].items():
         torch.testing.assert_close(weights, ends[1][name], rtol=1e-3, atol=2e-5, msg=name)
