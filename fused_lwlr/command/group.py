@@ -113,7 +113,7 @@ class Group(TyperGroup):
         message = re.sub(
             rf"(?<![\w.-])(?<!--set )({names})='?([^\s,;:')]+)'?", lambda m: f"{options[m[1]]} {m[2]}", message
         )
-        message = re.sub(rf"(?<![\w./-])({spaced})\b", lambda m: options[m[1]], message)
+        message = re.sub(rf"(?<![\w./'-])({spaced})\b", lambda m: options[m[1]], message)
         # what a message, or the line for a field, begins with
         return re.sub(rf"(\A|\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
 
