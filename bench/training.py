@@ -102,7 +102,7 @@ def of_files(recipe: Recipe, data: Splits, steps: int) -> Iterator[dict[str, Any
                 trainer.optimizer.zero_grad()
                 trainer.step += 1
             whole = (_now(world.device) - start) / steps
-            yield _row(recipe, trainer, f"from files, {recipe.loaders} workers", name, whole, updates / steps)
+            yield _row(recipe, trainer, f"from files, {trainer.workers} workers", name, whole, updates / steps)
 
 
 def _row(recipe: Recipe, trainer: Trainer, images: str, name: str, whole: float, update: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Images for training: folders and other sources, augmentation, order, and the loader that feeds the device."""
 
-from fused_lwlr.data.loader import Batch, loader_throughput, train_batches, val_batches
+from fused_lwlr.data.loader import Batch, bytes_ahead, loader_throughput, train_batches, val_batches
 from fused_lwlr.data.mixing import Mixing, mixed_cross_entropy
 from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler
 from fused_lwlr.data.sources import Images
@@ -15,6 +15,7 @@ __all__ = [
     "MicroBatchSampler",
     "Mixing",
     "Splits",
+    "bytes_ahead",
     "loader_throughput",
     "mixed_cross_entropy",
     "open_data",

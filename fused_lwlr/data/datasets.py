@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fused_lwlr.data.decode import central_square, normalized, open_rgb
+from fused_lwlr.data.decode import central_square, normalized, open_rgb, pixels_of
 from fused_lwlr.data.folder import scan
 
 Batch = tuple[Tensor, Tensor]
@@ -94,7 +94,7 @@ class ImageFiles(Dataset[tuple[Tensor, ...]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         file, target = self.samples[index]
-        return normalized(central_square(open_rgb(file), self.image_size)), torch.tensor(target)
+        return normalized(pixels_of(central_square(open_rgb(file), self.image_size))), torch.tensor(target)
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         # what DataLoader calls for a minibatch; Pillow decodes outside the interpreter lock

@@ -1,4 +1,4 @@
-"""Files of images as tensors: decoded, cropped to the middle, normalized."""
+"""Files of images as tensors: decoded, cropped to the middle, and what normalizes them."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ def open_rgb(file: str | Path) -> Any:
 
     try:
         with Image.open(file) as image:
-            return _eight_bits(ImageOps.exif_transpose(image), image.format).convert("RGB")
+            image.load()
+            ImageOps.exif_transpose(image, in_place=True)
+            found = _eight_bits(image, image.format)
+            return found if found.mode == "RGB" else found.convert("RGB")
     except Exception as error:  # decoders of Pillow that are fed with garbage raise nearly anything
         raise ValueError(f"cannot read the image {file}: {error}") from error
 
@@ -46,7 +49,18 @@ def central_square(image: Any, size: int) -> Any:
     return ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
 
 
-def normalized(image: Any) -> Tensor:
-    """An image of Pillow in RGB as float32 of (3, height, width), with ImageNet's mean and deviation taken out."""
-    pixels = torch.from_numpy(np.array(image)).float() / 255  # (height, width, 3)
-    return ((pixels - RGB_MEAN) / RGB_STD).permute(2, 0, 1).contiguous()
+def pixels_of(image: Any) -> Tensor:
+    """An image of Pillow in RGB as uint8 of (3, height, width); in memory the channels come last."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def normalized(pixels: Tensor, mean: Tensor = RGB_MEAN, std: Tensor = RGB_STD) -> Tensor:
+    """Images of (..., 3, height, width) as float32 with mean 0 and deviation 1, on their device.
+
+    Args:
+        pixels: uint8.
+        mean, std: of the pixels of each channel, which are counted from 0 to 1; by default those of ImageNet.
+    """
+    mean, std = (channels.to(pixels.device)[:, None, None] for channels in (mean, std))
+    # the operations of torchvision's ToTensor and Normalize, in their order: the bits are the same
+    return pixels.contiguous().float().div_(255).sub_(mean).div_(std)

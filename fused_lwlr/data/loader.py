@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
+from fused_lwlr.data.decode import normalized
 from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler, padded_shard
 from fused_lwlr.data.sources import Images, Loaded
 
@@ -21,7 +22,7 @@ class Batch(NamedTuple):
 
     Attributes:
         inputs: (images, channels, image_size, image_size), float32.
-        targets: (images,), int64, indices of classes; in validation -1 where there is no image (and inputs are 0).
+        targets: (images,), int64, indices of classes; in validation -1 where there is no image (which is black then).
         skipped: paths of files that could not be read and were left out, with corrupt="skip".
     """
 
@@ -31,12 +32,12 @@ class Batch(NamedTuple):
 
 
 def train_batches(
-    images: Images, sampler: MicroBatchSampler, *, device: torch.device, workers: int = 0, prefetch: int = 4
+    images: Images, sampler: MicroBatchSampler, *, device: torch.device, workers: int = 0, prefetch: int = 2
 ) -> Iterator[Batch]:
     """The micro-batches of a run, in the order of the sampler.
 
-    Their bits do not depend on the number of workers, nor on the step that the sampler begins with. Workers start at
-    the first `next()` and end with the iterator.
+    Pixels travel as uint8, and are normalized on the device. The bits of a batch depend neither on the number of workers
+    nor on the step that the sampler begins with. Workers start at the first `next()` and end with the iterator.
 
     Args:
         images: of `Splits.train`.
@@ -60,7 +61,7 @@ def val_batches(
     batch_size: int,
     device: torch.device,
     workers: int = 0,
-    prefetch: int = 4,
+    prefetch: int = 2,
     world_size: int = 1,
     rank: int = 0,
 ) -> Iterator[Batch]:
@@ -87,6 +88,17 @@ def val_batches(
         raise ValueError(f"rank={rank} is not one of {world_size} processes, which count from 0")
     shard = padded_shard(len(images), batch_size=batch_size, world_size=world_size, rank=rank)
     return _batches(images, list(shard), device, workers, prefetch)
+
+
+def bytes_ahead(images: Images, *, batch_size: int, workers: int, prefetch: int) -> int:
+    """The most memory of the host that batches take at a time: those that are ready or being made, and one in use.
+
+    Args:
+        images, batch_size, workers, prefetch: as for `val_batches`.
+    """
+    padding = images[MicroBatch(0, 0, 0, 0, (-1,))]
+    image = sum(tensor.numel() * tensor.element_size() for tensor in padding[:2])
+    return batch_size * image * (workers * prefetch + 1)
 
 
 def loader_throughput(images: Images, *, batch_size: int, workers: int, batches: int = 20, seed: int = 0) -> float:
@@ -149,6 +161,8 @@ def _on_device(loader: DataLoader[Loaded], device: torch.device) -> Iterator[Bat
         if loaded.error is not None:
             raise ValueError(loaded.error)
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in loaded[:2])
+        if inputs.dtype == torch.uint8:
+            inputs = normalized(inputs)
         yield Batch(inputs, targets, tuple(loaded.skipped))  # of which pinning makes a list
 
 

@@ -22,7 +22,7 @@ HOPELESS = 100
 class Loaded(NamedTuple):
     """A micro-batch on the host, or why there is none: what a worker raises would come with its traceback."""
 
-    inputs: Tensor  # (images, channels, image_size, image_size), float32
+    inputs: Tensor  # (images, channels, image_size, image_size), uint8 to be normalized, or float32
     targets: Tensor  # (images,), int64; -1 where there is no image
     skipped: tuple[str, ...]  # paths that could not be read
     error: str | None
@@ -103,7 +103,7 @@ class Transformed(Images):
 
     Args:
         pictures: where the images come from.
-        transform: to float32 of (3, image_size, image_size).
+        transform: to uint8 of (3, image_size, image_size).
         skip: leave out what cannot be read, rather than fail.
         replace: put the next readable image in its place, as training does; without, its target is -1.
     """
@@ -116,7 +116,9 @@ class Transformed(Images):
         return len(self.pictures)
 
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
-        inputs = torch.zeros(len(wanted.indices), 3, self.image_size, self.image_size)
+        # channels last in memory, as decoders have them: to move them is left to the device
+        inputs = torch.zeros(len(wanted.indices), self.image_size, self.image_size, 3, dtype=torch.uint8)
+        inputs = inputs.permute(0, 3, 1, 2)
         targets = torch.full((len(wanted.indices),), -1)
         skipped: list[str] = []
         with globals_restored(), warnings.catch_warnings():

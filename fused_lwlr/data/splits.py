@@ -39,9 +39,9 @@ def open_data(
 ) -> Splits:
     """The data set "digits" or "synthetic", or a folder of images as `fused_lwlr.data.folder.scan` describes it.
 
-    Nothing but names of files is read here. Images come in RGB and float32, with ImageNet's mean and deviation taken
-    out; those of validation are resized to `image_size / crop_pct` on the shorter side, and their middle is cropped.
-    The digits (8 x 8 pixels, one channel) are only enlarged.
+    Nothing but names of files is read here. Images are in RGB, and normalized with ImageNet's mean and deviation by
+    what loads batches; those of validation are resized to `image_size / crop_pct` on the shorter side, and their middle
+    is cropped. The digits (8 x 8 pixels, one channel) are only enlarged.
 
     Args:
         source: "digits", "synthetic" (random images and classes, made when asked for), or the path of a folder with
@@ -52,7 +52,7 @@ def open_data(
             layers and magnitude 10 (timm's rand-m10-n2, whose layers act half of the time). The last two need timm.
         corrupt: what to do about files that cannot be read. "refuse": raise ValueError where one is met. "skip": when
             training, put the next readable image in its place; in validation, leave it out (target -1).
-        random_erasing: probability that a rectangle of a training image is replaced by noise.
+        random_erasing: probability that a rectangle of a training image is replaced by noise, of 8 bits as the image.
         crop_pct: the part of a side that validation keeps.
         synthetic: images for training and for validation, and classes, of "synthetic"; by default those of ImageNet.
 

@@ -1,10 +1,12 @@
 """What a recipe comes to, before anything is trained: steps, memory, learning rates, and how fast it goes."""
 
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby, repeat
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fused_lwlr import LayerRates
-from fused_lwlr.data import Batch, loader_throughput
+from fused_lwlr.data import Batch, bytes_ahead, loader_throughput
 from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.runs.run import load_data
 from fused_lwlr.shards import local
@@ -25,6 +27,7 @@ from fused_lwlr.training.trainer import Trainer
 PROBE = 4
 """Images of a pass that is measured on a CPU: the whole of a large one would take minutes."""
 GIB = 2**30
+SHARED = "/dev/shm"
 
 
 def dry_run(recipe: Recipe, console: Console) -> None:
@@ -54,6 +57,7 @@ def dry_run(recipe: Recipe, console: Console) -> None:
         tables = (
             _memory(small, saved[0] / probe * trainer.micro, trainer.micro, probe),
             rates_by_group(recipe, small.model, small.rates),
+            _waiting(trainer),
             _throughput(trainer, small, batch),  # in all processes: a step waits for the gradients of the others
         )
         if world.first:
@@ -123,6 +127,24 @@ def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Tab
     return _table(f"Memory of a process{note}", ("", "GiB"), rows)
 
 
+def _waiting(trainer: Trainer) -> Table:
+    """What batches take that workers have made ahead, at most: those of training wait while validation has its own."""
+    recipe, world, data = trainer.recipe, trainer.world, trainer.data
+    ahead = {"workers": trainer.workers, "prefetch": recipe.prefetch}
+    loaders = f"{world.local_size} x {_count(trainer.workers, 'worker', 'workers')}, {recipe.prefetch} passes each"
+    each = {
+        f"training, {loaders} of {trainer.micro} images": bytes_ahead(data.train, batch_size=trainer.micro, **ahead),
+        f"validation, {loaders} of {trainer.val_batch} images": bytes_ahead(
+            data.val, batch_size=trainer.val_batch, **ahead
+        ),
+    }
+    rows = [(name, f"{world.local_size * size / GIB:.3f}") for name, size in each.items()]
+    rows.append(("together", f"{world.local_size * sum(each.values()) / GIB:.3f}"))
+    if Path(SHARED).is_dir():
+        rows.append((f"free in {SHARED}, where they are", f"{shutil.disk_usage(SHARED).free / GIB:.3f}"))
+    return _table("Batches loaded ahead on this machine, at most", ("", "GiB"), rows)
+
+
 def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> Table:
     """Peak learning rates of the layers of each kind."""
     peak, kinds = peak_lr(recipe), kinds_of(model)
@@ -146,8 +168,8 @@ def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -
 
 def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
     """The loader without the step, and the step without the loader."""
-    data, recipe, probe = trainer.data, trainer.recipe, small.micro
-    loading = loader_throughput(data.train, batch_size=probe, workers=recipe.loaders, batches=max(4, 64 // probe))
+    data, workers, probe = trainer.data, trainer.workers, small.micro
+    loading = loader_throughput(data.train, batch_size=probe, workers=workers, batches=max(4, 64 // probe))
     rounds = 3
     _wait(small)
     start = time.perf_counter()
@@ -157,7 +179,7 @@ def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
     _wait(small)
     stepping = rounds * probe / (time.perf_counter() - start)
     rows = [
-        (f"loader alone, {recipe.loaders} workers", f"{loading:,.1f}"),
+        (f"loader alone, {workers} workers", f"{loading:,.1f}"),
         (f"steps alone, passes of {probe} images", f"{stepping:,.1f}"),
     ]
     return _table("Images a second of a process", ("", "images/s"), rows)

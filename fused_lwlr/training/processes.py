@@ -15,11 +15,16 @@ from fused_lwlr.training.recipe import Recipe
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a training, of which this is number `rank`."""
+    """The processes of a training, of which this is number `rank`.
+
+    Attributes:
+        local_size: how many of them are on this machine.
+    """
 
     rank: int
     size: int
     device: torch.device
+    local_size: int = 1
 
     @property
     def first(self) -> bool:
@@ -50,6 +55,13 @@ class World:
         """Passes of each process in one step."""
         return recipe.batch_size // (self.size * self.micro_batch(recipe))
 
+    def workers(self, recipe: Recipe) -> int:
+        """Processes that load images for this one: as asked for, or its share of the cores; 0 for images in memory."""
+        if recipe.workers is not None:
+            return recipe.workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return 0 if recipe.data == "digits" else min(8, max(1, cores // self.local_size))
+
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if self.size > 1:
@@ -71,7 +83,7 @@ def world_of(device: str) -> Iterator[World]:
         ValueError: there is no such device here.
     """
     if dist.is_available() and dist.is_initialized():
-        yield World(dist.get_rank(), dist.get_world_size(), pick_device(device))
+        yield World(dist.get_rank(), dist.get_world_size(), pick_device(device), _local(dist.get_world_size()))
         return
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -83,9 +95,14 @@ def world_of(device: str) -> Iterator[World]:
         torch.cuda.set_device(place)
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
-        yield World(dist.get_rank(), size, place)
+        yield World(dist.get_rank(), size, place, _local(size))
     finally:
         dist.destroy_process_group()
+
+
+def _local(size: int) -> int:
+    """Processes on this machine, by the word of `torchrun`; without it, all of them."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
 
 def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:

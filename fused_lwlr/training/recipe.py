@@ -2,14 +2,23 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fused_lwlr.ops import Backend
 
-FREE = ("device", "out", "workers", "checkpoint_minutes", "log_every", "tensorboard", "stats_every", "corrupt")
+FREE = (
+    "device",
+    "out",
+    "workers",
+    "prefetch",
+    "checkpoint_minutes",
+    "log_every",
+    "tensorboard",
+    "stats_every",
+    "corrupt",
+)
 """Fields that a run may go on with others of. They change no bit of a training; but devices of another kind do, and by
 `corrupt` it goes on past an image that ended it."""
 
@@ -42,6 +51,7 @@ class Recipe:
     label_smoothing: float = 0.0
     corrupt: Literal["refuse", "skip"] = "refuse"
     workers: int | None = None
+    prefetch: int = 2
 
     # optimizer
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -128,14 +138,6 @@ class Recipe:
             return self.image_size
         return 224 if self.model.startswith("timm:") else 8 if self.data == "digits" else 64
 
-    @property
-    def loaders(self) -> int:
-        """Processes that load images: `workers`, or what the machine has cores for; images in memory need none."""
-        if self.workers is not None:
-            return self.workers
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return 0 if self.data == "digits" else min(8, cores)
-
     def to_dict(self) -> dict[str, Any]:
         """Field -> value, as JSON has it."""
         found = dataclasses.asdict(self)
@@ -161,6 +163,7 @@ LOWEST: dict[str, float] = {
     "mixup": 0,
     "cutmix": 0,
     "workers": 0,
+    "prefetch": 1,
     "lr": 0,
     "lr_batch_size": 1,
     "weight_decay": 0,

@@ -19,6 +19,7 @@ HELP: dict[str, dict[str, str]] = {
         "label_smoothing": "Part of each label that is spread over all classes.",
         "corrupt": "An image that cannot be read: refuse to go on, or skip and count it.",
         "workers": "Processes that load images, for each process that trains.",
+        "prefetch": "Passes that each of them loads ahead; --dry-run shows the memory that this takes.",
     },
     "Optimizer": {
         "optimizer": "SGD with momentum, or AdamW.",
@@ -62,7 +63,7 @@ HELP: dict[str, dict[str, str]] = {
 SUITED: dict[str, str] = {
     "image_size": "224 for timm, 8 for digits, else 64",
     "log_every": "50, but at least once an epoch",
-    "workers": "one for each core, at most 8; none for digits",
+    "workers": "the cores of the machine by the processes that train on it, at most 8; none for digits",
     "lr": "what suits model and optimizer",
     "weight_decay": "1e-4 for sgd, 0.1 for adamw",
     "warmup_epochs": "a tenth of the epochs",

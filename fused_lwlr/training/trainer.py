@@ -64,6 +64,8 @@ class Trainer:
         if recipe.rates not in ("single", "layerwise") and not Path(recipe.rates).is_file():
             raise FileNotFoundError(f"rates must be single, layerwise or a file of rates, not {recipe.rates!r}")
         self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
+        self.workers = world.workers(recipe)
+        self.val_batch = min(2 * self.micro, max(1, math.ceil(len(data.val) / world.size)))
         self.steps_per_epoch = self._sampler(0, 1).steps_per_epoch
         self.total = total_steps(recipe, self.steps_per_epoch)
         self.warmup = warmup_steps(recipe, self.steps_per_epoch)
@@ -132,7 +134,9 @@ class Trainer:
         )
 
     def _passes(self, sampler: MicroBatchSampler) -> Iterator[Batch]:
-        return train_batches(self.data.train, sampler, device=self.world.device, workers=self.recipe.loaders)
+        return train_batches(
+            self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch
+        )
 
     def _pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets as training has them from its first step on, to measure with."""
@@ -208,9 +212,10 @@ class Trainer:
         """Test the weights as they are."""
         images = val_batches(
             self.data.val,
-            batch_size=min(2 * self.micro, max(1, math.ceil(len(self.data.val) / self.world.size))),
+            batch_size=self.val_batch,
             device=self.world.device,
-            workers=self.recipe.loaders,
+            workers=self.workers,
+            prefetch=self.recipe.prefetch,
             world_size=self.world.size,
             rank=self.world.rank,
         )

@@ -13,7 +13,7 @@ from sklearn.datasets import load_sample_image
 
 from fused_lwlr.data import open_data
 from fused_lwlr.data.augment import training_transform, validation_transform
-from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
+from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, normalized
 from fused_lwlr.data.randomness import globals_restored, seed_globals, sequence
 
 
@@ -32,7 +32,7 @@ def drawn(transform, image, *where):
 def test_validation_is_timms_to_the_bit(size, crop_pct, timm):
     image = photo(*size)
     theirs = timm.data.create_transform(32, is_training=False, crop_pct=crop_pct, interpolation="bicubic")(image)
-    assert torch.equal(validation_transform(32, crop_pct)(image), theirs)
+    assert torch.equal(normalized(validation_transform(32, crop_pct)(image)), theirs)
 
 
 def inception_crop(image, size):
@@ -56,7 +56,7 @@ def inception_crop(image, size):
 @pytest.mark.parametrize("where", [(1, 0, 0, 0), (1, 5, 2, 7), (1, 5, 3, 7), (1, 2**40, 0, 1_281_166)])
 def test_basic_is_inceptions_crop_and_a_flip(where, timm):
     image = photo(90, 80)
-    ours = drawn(training_transform("basic", 24, 0.0), image, *where)
+    ours = normalized(drawn(training_transform("basic", 24, 0.0), image, *where))
     assert torch.equal(ours, drawn(lambda image: inception_crop(image, 24), image, *where))
 
 
@@ -71,15 +71,22 @@ def test_strong_adds_randaugment_of_two_layers_and_magnitude_ten(timm):
     assert {"Rotate", "Equalize", "Solarize", "ShearX"} < {op.name for op in augment.ops}
 
 
-def test_random_erasing_replaces_one_rectangle_by_noise(timm):
+@pytest.mark.parametrize("probability", [0.5, 1.0])
+def test_random_erasing_is_timms_in_8_bits(probability, timm):
+    """The same rectangles, and in them the same noise but for rounding and what no pixel can be."""
     image = photo(90, 80)
-    for index in range(5):
-        plain, erased = (drawn(training_transform("basic", 32, p), image, 1, 0, 0, index) for p in (0.0, 1.0))
-        changed = (plain != erased).all(0)
-        rows, columns = changed.any(1).nonzero(), changed.any(0).nonzero()
-        assert len(rows) * len(columns) == changed.sum() >= 0.02 * 32**2 - 32
-        assert changed[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
-        assert len(erased[:, changed].unique()) > changed.sum()
+    theirs = timm.data.create_transform(
+        32, is_training=True, color_jitter=None, auto_augment=None, interpolation="bicubic", re_prob=probability,
+        re_mode="pixel",
+    )  # fmt: skip
+    mean, std = RGB_MEAN[:, None, None], RGB_STD[:, None, None]
+    erased = 0
+    for index in range(8):
+        ours = drawn(training_transform("basic", 32, probability), image, 1, 0, 0, index)
+        wanted = drawn(theirs, image, 1, 0, 0, index) * std + mean
+        assert (ours / 255 - wanted.clamp(0, 1)).abs().max() <= 0.5001 / 255
+        erased += bool((wanted < 0).any())
+    assert erased == 8 if probability == 1 else 0 < erased < 8
 
 
 def test_augmentation_needs_timm_and_the_rest_does_not(monkeypatch):

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from itertools import islice
 
 import numpy as np
@@ -12,7 +13,15 @@ import pytest
 import torch
 
 from bench import pictures
-from fused_lwlr.data import MicroBatchSampler, loader, loader_throughput, open_data, train_batches, val_batches
+from fused_lwlr.data import (
+    MicroBatchSampler,
+    bytes_ahead,
+    loader,
+    loader_throughput,
+    open_data,
+    train_batches,
+    val_batches,
+)
 from fused_lwlr.data.sources import Images, Loaded
 
 # from Python 3.12 on, where another test has started a thread
@@ -115,6 +124,48 @@ def test_the_same_workers_load_all_epochs():
     assert [int(batch.targets) for batch in loaded] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len({int(batch.inputs) for batch in loaded}) == 2
     assert os.getpid() not in {int(batch.inputs) for batch in loaded}
+
+
+class Counted(Images):
+    """How many micro-batches were made so far."""
+
+    def __init__(self):
+        self.made = multiprocessing.Value("i", 0)
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, wanted):
+        with self.made.get_lock():
+            self.made.value += 1
+        return Loaded(torch.zeros(1), torch.zeros(1), (), None)
+
+
+@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (2, 3)])
+def test_no_more_is_made_ahead_than_was_said(workers, prefetch):
+    images, used = Counted(), 3
+    sampler = MicroBatchSampler(8, seed=0, batch_size=1, micro_batch=1, steps=100)
+    loading = train_batches(images, sampler, device=CPU, workers=workers, prefetch=prefetch)
+    for _ in range(used):
+        next(loading)
+    limit = time.monotonic() + 20
+    while images.made.value < used + workers * prefetch and time.monotonic() < limit:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert images.made.value == used + workers * prefetch  # and one of those used is in use
+
+
+@pytest.mark.parametrize(("source", "image"), [("synthetic", 3 * 20 * 20 + 8), ("digits", 4 * 20 * 20 + 8)])
+def test_memory_of_batches_ahead(source, image):
+    images = open_data(source, image_size=20, augmentation="none").val
+    (batch,) = loader.DataLoader(images, batch_size=None, sampler=[next(iter(sampler_of(images)))])
+    assert sum(tensor.nbytes for tensor in batch[:2]) == 5 * image
+    assert bytes_ahead(images, batch_size=5, workers=3, prefetch=2) == 7 * 5 * image
+    assert bytes_ahead(images, batch_size=5, workers=0, prefetch=2) == 5 * image
+
+
+def sampler_of(images):
+    return MicroBatchSampler(len(images), seed=0, batch_size=5, micro_batch=5, steps=1)
 
 
 def test_workers_end_with_the_iterator():

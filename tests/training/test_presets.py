@@ -87,6 +87,9 @@ def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
         "0.01953 at its peak (10 at 8192, linear)",
         "kept for the backward pass, 2 images",
         "Learning rates at the peak, calibrated on one minibatch",
+        "Batches loaded ahead on this machine, at most",
+        "training, 1 x 0 workers, 2 passes each of 2 images",
+        "validation, 1 x 0 workers, 2 passes each of 3 images",
         "loader alone, 0 workers",
         "steps alone, passes of 2 images",
     ):

@@ -3,13 +3,14 @@
 import dataclasses
 import itertools
 import math
+import os
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from fused_lwlr.training.presets import PRESETS, resolve
-from fused_lwlr.training.processes import World
+from fused_lwlr.training.processes import World, world_of
 from fused_lwlr.training.recipe import FREE, Recipe
 from fused_lwlr.training.recipe_help import HELP, SUITED
 from fused_lwlr.training.schedule import factor, peak_lr, total_steps, warmup_steps
@@ -176,3 +177,32 @@ def test_a_batch_that_cannot_be_split_is_refused(batch, micro, size, message):
     world = World(0, size, torch.device("cpu"))
     with pytest.raises(ValueError, match=message):
         world.micro_batch(Recipe(batch_size=batch, micro_batch=micro))
+
+
+@pytest.mark.parametrize(
+    ("cores", "local", "options", "workers"),
+    [
+        (96, 8, {}, 8),
+        (64, 8, {}, 8),
+        (16, 8, {}, 2),
+        (8, 8, {}, 1),
+        (2, 4, {}, 1),
+        (12, 1, {}, 8),
+        (12, 2, {"workers": 5}, 5),
+        (12, 2, {"data": "digits"}, 0),
+    ],
+)
+def test_processes_of_a_machine_share_its_cores(cores, local, options, workers, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores), raising=False)
+    world = World(0, 16, torch.device("cpu"), local_size=local)
+    assert world.workers(Recipe(**{"data": "pictures", **options})) == workers
+
+
+def test_the_launcher_says_how_many_processes_a_machine_has(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    for environment, local in (({"LOCAL_WORLD_SIZE": "4"}, 4), ({}, 8)):
+        monkeypatch.setattr(os, "environ", environment)
+        with world_of("cpu") as world:
+            assert (world.rank, world.size, world.local_size) == (3, 8, local)
