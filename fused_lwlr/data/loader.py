@@ -36,8 +36,8 @@ def train_batches(
 ) -> Iterator[Batch]:
     """The micro-batches of a run, in the order of the sampler.
 
-    Pixels travel as uint8, and are normalized on the device. The bits of a batch depend neither on the number of workers
-    nor on the step that the sampler begins with. Workers start at the first `next()` and end with the iterator.
+    Pixels travel as uint8, and are normalized on the device. The bits of a batch depend neither on the number of
+    workers nor on the step that the sampler begins with. Workers start at the first `next()` and end with the iterator.
 
     Args:
         images: of `Splits.train`.
@@ -153,16 +153,16 @@ def _batches(
         # of its own: DataLoader would draw from torch's global one
         generator=torch.Generator(),
     )
-    return _on_device(loader, device)
+    return _on_device(images, loader, device)
 
 
-def _on_device(loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
+def _on_device(images: Images, loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
     for loaded in loader:
         if loaded.error is not None:
             raise ValueError(loaded.error)
         inputs, targets = (tensor.to(device, non_blocking=True) for tensor in loaded[:2])
         if inputs.dtype == torch.uint8:
-            inputs = normalized(inputs)
+            inputs = normalized(inputs, *images.statistics)
         yield Batch(inputs, targets, tuple(loaded.skipped))  # of which pinning makes a list
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fused_lwlr.data.augment import Transform
-from fused_lwlr.data.decode import open_rgb
+from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, open_rgb
 from fused_lwlr.data.randomness import IMAGE, SYNTHETIC, globals_restored, seed_globals, sequence
 from fused_lwlr.data.sampler import MicroBatch
 
@@ -29,7 +29,13 @@ class Loaded(NamedTuple):
 
 
 class Images(Dataset[Loaded]):
-    """A split of a data set: `len()` images, loaded by the micro-batch."""
+    """A split of a data set: `len()` images, loaded by the micro-batch.
+
+    Attributes:
+        statistics: mean and standard deviation of the channels, by which pixels of uint8 are to be normalized.
+    """
+
+    statistics: tuple[Tensor, Tensor] = (RGB_MEAN, RGB_STD)
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -99,17 +105,28 @@ class Noise:
 
 
 class Transformed(Images):
-    """Pictures through a transform, whose random numbers follow from (seed, epoch, index).
+    """Pictures through a transform, whose random numbers follow from (seed, epoch, index) and the number of the copy.
 
     Args:
         pictures: where the images come from.
         transform: to uint8 of (3, image_size, image_size).
         skip: leave out what cannot be read, rather than fail.
         replace: put the next readable image in its place, as training does; without, its target is -1.
+        statistics: as of `Images`.
     """
 
-    def __init__(self, pictures: Pictures, transform: Transform, image_size: int, *, skip: bool, replace: bool) -> None:
+    def __init__(
+        self,
+        pictures: Pictures,
+        transform: Transform,
+        image_size: int,
+        *,
+        skip: bool,
+        replace: bool,
+        statistics: tuple[Tensor, Tensor] = Images.statistics,
+    ) -> None:
         self.pictures, self.transform, self.image_size = pictures, transform, image_size
+        self.statistics = statistics
         self.skip, self.replace = skip, replace
 
     def __len__(self) -> int:
@@ -129,7 +146,8 @@ class Transformed(Images):
                 except ValueError as error:
                     return Loaded(inputs, targets, tuple(skipped), str(error))
                 if image is not None:
-                    seed_globals(sequence(IMAGE, wanted.seed, wanted.epoch, index))
+                    copy = wanted.copies[at] if wanted.copies else 0
+                    seed_globals(sequence(IMAGE, wanted.seed, wanted.epoch, index, *([copy] if copy else [])))
                     inputs[at], targets[at] = self.transform(image), self.pictures.target(found)
         return Loaded(inputs, targets, tuple(skipped), None)
 

@@ -28,8 +28,8 @@ from fused_lwlr.training.trainer import Trainer
 def run(recipe: Recipe) -> int:
     """Train by a recipe, or go on with it where its folder has a checkpoint.
 
-    The folder gets `run.json` (what ran), `rates.json`, `metrics.jsonl`, `layers.jsonl`, checkpoints, and at the end
-    `model.pt`, with `ema` also `model_ema.pt`, and `report.html`.
+    The folder gets `recipe.toml`, `run.json` (what ran), `rates.json`, `metrics.jsonl`, `layers.jsonl`, checkpoints,
+    and at the end `model.pt`, with `ema` also `model_ema.pt`, and `report.html`.
 
     Returns:
         0, or after a signal what the process should exit with; a checkpoint was written then.
@@ -59,6 +59,7 @@ def run(recipe: Recipe) -> int:
             finish(trainer, screen)
             return 0
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
+        write_recipe(recipe)
         if restored is None:
             trainer.prepare()
             loop.begin()
@@ -68,6 +69,12 @@ def run(recipe: Recipe) -> int:
             loop.train()
         finish(trainer, screen)
         return flag.exit_code
+
+
+def write_recipe(recipe: Recipe) -> None:
+    """Write `recipe.toml`, with which `--config` trains the same again."""
+    path = Path(recipe.out) / "recipe.toml"
+    from_first(lambda: files.replace_text(path, recipe.to_toml()), process_group())
 
 
 def _lock(folder: Path, held: ExitStack) -> None:
@@ -109,6 +116,13 @@ def load_data(recipe: Recipe) -> Splits:
         augmentation=recipe.augmentation,
         corrupt=recipe.corrupt,
         random_erasing=recipe.random_erasing,
+        crop_scale=recipe.crop_scale,
+        color_jitter=recipe.color_jitter,
+        interpolation=recipe.interpolation,
+        crop_pct=recipe.crop_pct,
+        test_size=recipe.test_size,
+        mean=recipe.mean,
+        std=recipe.std,
     )
 
 

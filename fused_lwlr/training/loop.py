@@ -13,7 +13,7 @@ from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.evaluate import Evaluation
 from fused_lwlr.training.layer_values import LayerProbe
-from fused_lwlr.training.recipe import FREE, Recipe
+from fused_lwlr.training.recipe import FIELDS, FREE, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.schedule import peak_lr
 from fused_lwlr.training.signals import StopFlag
@@ -76,8 +76,12 @@ class Loop:
         trainer = self.trainer
         trainer.adopt()
         found = self.checkpoints.restore(
-            models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=FREE
-        )  # fmt: skip
+            models=trainer.models,
+            optimizer=trainer.optimizer,
+            config=self.config,
+            free=FREE,
+            defaults={name: field.default for name, field in FIELDS.items()},
+        )
         if found is None:
             return None
         trainer.step = found.step
