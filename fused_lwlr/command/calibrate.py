@@ -2,27 +2,60 @@
 
 import importlib
 from pathlib import Path
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from fused_lwlr.command import options as option
-from fused_lwlr.command.errors import errors_in_red
 
 
 def calibrate(
     model: option.Model = "resnet",
-    data: option.CalibrationData = "digits",
-    image_size: option.ImageSize = None,
-    batch_size: option.BatchSize = 64,
-    steps: option.Steps = 10,
-    seed: option.Seed = 0,
-    init: option.Init = True,
-    out: option.RatesFile = Path("rates.json"),
-    plot: option.Plot = None,
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, a folder of images with one sub-folder per class, or synthetic (random images, to try out).",
+            metavar="NAME|PATH",
+        ),
+    ] = "digits",
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Side of the square images in pixels.",
+            min=1,
+            metavar="PIXELS",
+            show_default="224 for timm, 8 for digits, else 64",
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Images in a minibatch.", min=2, metavar="N")] = 64,
+    steps: Annotated[
+        int,
+        typer.Option(
+            help="Minibatches to measure gradients on; the more, the steadier the result.", min=1, metavar="N"
+        ),
+    ] = 10,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the initial weights and of the order of images.", min=0, metavar="N")
+    ] = 0,
+    init: Annotated[
+        bool,
+        typer.Option(
+            "--init/--no-init", help="Measure at weights drawn as the paper does, or at those the model comes with."
+        ),
+    ] = True,
+    out: Annotated[Path, typer.Option(help="JSON file for the result; train --rates takes it.", metavar="FILE")] = Path(
+        "rates.json"
+    ),
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the multipliers against depth to this PNG, PDF or SVG file.", metavar="FILE"),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that load images.", min=0, metavar="N")] = 0,
     device: option.Device = "auto",
-    backend: option.Backend = option.Backends.auto,
+    backend: Annotated[
+        option.Backends,
+        typer.Option(help="Implementation of the fused operations: auto takes Triton on a GPU and PyTorch elsewhere."),
+    ] = option.Backends.auto,
 ) -> None:
     """Measure the learning-rate multiplier of every layer of a model.
 
@@ -35,40 +68,33 @@ def calibrate(
 
       fused-lwlr calibrate --model timm:resnet50 --data photos/ --steps 4
     """
-    with errors_in_red():
-        if plot is not None:
-            importlib.import_module("matplotlib")
-        import torch
-        from torch.nn.functional import cross_entropy
+    for path in (out, plot):
+        option.check_file(path)
+    if plot is not None:
+        importlib.import_module("matplotlib")
+    import torch
+    from torch.nn.functional import cross_entropy
 
-        import fused_lwlr
-        from fused_lwlr.data import datasets
-        from fused_lwlr.models.build import build
-        from fused_lwlr.training.processes import pick_device
+    import fused_lwlr
+    from fused_lwlr.data import open_data
+    from fused_lwlr.data.minibatches import minibatches
+    from fused_lwlr.models.build import build
+    from fused_lwlr.training.processes import pick_device
 
-        console = Console()
-        place = pick_device(device)
-        size = _image_size(model, image_size)
-        if data == "synthetic":
-            source = datasets.synthetic(steps * batch_size, size or 224)
-        else:
-            source = datasets.load(data, size)
-        torch.manual_seed(seed)
-        network = build(model, image_size=source.image_size, channels=source.channels, classes=len(source.classes))
-        batches = datasets.Batches(source.train, batch_size, place, seed=seed)
-        rates = fused_lwlr.calibrate(
-            network.to(place), batches, cross_entropy, steps=steps, init=init, progress=True, backend=backend.value
-        )
-        typer.echo(str(rates))
-        what = f"{model} on {source.name}, {steps} minibatches of {batches.size}"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        rates.to_json(out)
-        if plot is not None:
-            plot.parent.mkdir(parents=True, exist_ok=True)
-            rates.plot(plot, title=what)
-        written = f"{out} and {plot}" if plot is not None else str(out)
-        console.print(Text(f"{what}. Wrote {written}."), soft_wrap=True)
-
-
-def _image_size(model: str, asked: int | None) -> int | None:
-    return 224 if asked is None and model.startswith("timm:") else asked
+    place = pick_device(device)
+    side = image_size or (224 if model.startswith("timm:") or data == "synthetic" else 8 if data == "digits" else 64)
+    source = open_data(data, image_size=side, augmentation="none")
+    batches = minibatches(source.train, batch_size, place, seed=seed, steps=steps, workers=workers)
+    torch.manual_seed(seed)
+    network = build(model, image_size=side, channels=source.channels, classes=len(source.classes))
+    rates = fused_lwlr.calibrate(
+        network.to(place), batches, cross_entropy, steps=steps, init=init, progress=True, backend=backend.value
+    )
+    typer.echo(str(rates))
+    what = f"{model} on {source.name}, {steps} minibatches of {batch_size}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rates.to_json(out)
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        rates.plot(plot, title=what)
+    typer.echo(f"{what}. Wrote {f'{out} and {plot}' if plot is not None else out}.")

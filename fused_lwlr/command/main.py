@@ -3,7 +3,6 @@
 What takes long to import is imported inside the commands, so that --help is quick.
 """
 
-from importlib.metadata import version
 from typing import Annotated
 
 try:
@@ -11,22 +10,19 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("fused-lwlr needs typer, which is not installed: pip install 'fused_lwlr[cli]'") from None
 
-from fused_lwlr.command import balance, calibrate, demo, elr, report, study, train
+from fused_lwlr.command import calibrate, report, study, train
+from fused_lwlr.command.group import Command, Group
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_show_locals=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-app.command()(calibrate.calibrate)
-app.command()(demo.demo)
-app.add_typer(elr.app, name="elr")
-app.command()(balance.balance)
-app.command()(study.study)
-app.command()(train.train)
-app.command()(report.report)
+for command in (calibrate.calibrate, study.demo, train.train, report.report, study.study):
+    app.command(cls=Command)(command)
 
 
 def main() -> None:
@@ -36,6 +32,8 @@ def main() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"fused-lwlr {version('fused_lwlr')}")
         raise typer.Exit
 
@@ -51,6 +49,6 @@ def _common(
     Each layer gets a multiplier on the learning rate: the smaller its gradient
     is at initialization, the higher.
 
-    Start with [bold]fused-lwlr demo[/bold]: it trains three small models on real images
-    in a few minutes.
+    Start with fused-lwlr demo: it trains three small models on real images in
+    a few minutes.
     """

@@ -1,16 +1,52 @@
-"""The command `fused-lwlr study`."""
+"""The commands `fused-lwlr study` and `fused-lwlr demo`, which is one of the studies."""
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from fused_lwlr.command import options as option
-from fused_lwlr.command.errors import errors_in_red
 from fused_lwlr.papers.studies import STUDIES
+
+Seeds = Annotated[
+    int | None, typer.Option(help="Seeds 0, 1, ...", min=1, metavar="N", show_default="what the study has")
+]
+Epochs = Annotated[
+    int | None,
+    typer.Option(help="Passes over the data.", min=1, metavar="N", show_default="what the study has"),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        help="Trainings at a time.",
+        min=1,
+        metavar="N",
+        show_default="number of cores; 1 on a GPU",
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: seconds, and no meaning.")]
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the run.", metavar="FOLDER")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(help="Seeds 0, 1, ...; 3 show spreads.", min=1, metavar="N")] = 1,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.", min=1, metavar="N")] = 10,
+    jobs: Jobs = None,
+    quick: Quick = False,
+    device: option.Device = "auto",
+) -> None:
+    """Compare layer-wise rates with a single one, in minutes.
+
+    Trains a small ResNet and a small ViT with SGD and with AdamW on the 1797
+    handwritten digits that come with scikit-learn: at the learning rate that
+    suits a single rate best and at three times that. Then a deep network
+    without shortcuts (noshort) with plain SGD, and with every layer at one
+    effective learning rate. Ends with tables and a picture.
+    """
+    # a smoke test has its own
+    chosen = {} if quick else {"seeds": seeds, "epochs": epochs}
+    _run("demo", out, jobs, quick=quick, device=device, **chosen)
 
 
 def study(
@@ -18,9 +54,7 @@ def study(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER", show_default="runs/study/NAME")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Seeds 0, 1, ...", min=2, metavar="N", show_default="what the study has")
-    ] = None,
+    seeds: Seeds = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -37,20 +71,24 @@ def study(
             show_default="the models of the study",
         ),
     ] = None,
-    epochs: Annotated[
-        int | None,
-        typer.Option(help="Passes over the data.", min=1, metavar="N", show_default="what the study has"),
+    epochs: Epochs = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="An option of fused-lwlr train for all trainings, such as amp=bf16, augmentation=basic or workers=8; "
+            "may be repeated.",
+            metavar="NAME=VALUE",
+            show_default=False,
+        ),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(help="Jobs at a time.", min=1, metavar="N", show_default="number of cores; 1 on a GPU"),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke test: seconds, and no meaning.")] = False,
+    jobs: Jobs = None,
+    quick: Quick = False,
     device: option.Device = "auto",
 ) -> None:
-    """Reproduce a figure or table of a paper, at the size of this machine.
+    """Reproduce a figure or table of a paper.
 
-    Runs the trainings of the study with several seeds, then prints a table of
+    At the size of this machine. Runs the trainings of the study with several seeds, then prints a table of
     mean ± standard deviation with the paper's own figures beside, and draws a
     picture. Each result is written as it comes: after an interruption the same
     command goes on where it was.
@@ -59,39 +97,38 @@ def study(
 
       fused-lwlr study lwlr-T
 
-      fused-lwlr study lwlr-vs-single --data imagenet/ --model timm:resnet50 --epochs 90
+      fused-lwlr study lwlr-vs-single --data imagenet/ --model timm:resnet50 --epochs 90 --set amp=bf16
     """
-    with errors_in_red():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    chosen = {"seeds": seeds, "epochs": epochs, "data": data, "model": model, "training": set_ or ()}
+    _run(name, out or Path("runs/study") / f"{name}{'-quick' * quick}", jobs, quick=quick, device=device, **chosen)
 
-        from fused_lwlr.papers.runner import JobError, run
-        from fused_lwlr.papers.store import Store
-        from fused_lwlr.papers.studies import find
-        from fused_lwlr.training.processes import pick_device
 
-        console = Console()
-        chosen = find(name)
-        settings = chosen.settings(seeds=seeds, epochs=epochs, data=data, model=model, quick=quick, device=device)
-        place = pick_device(device)
-        jobs = chosen.jobs(settings)
-        store = Store(out or Path("runs/study") / f"{name}{'-quick' * quick}", settings)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "jobs", TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task(name, total=len(jobs))
+def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
-            def show(job: str) -> None:
-                progress.update(task, advance=1, description=job)
+    from fused_lwlr.papers import studies
+    from fused_lwlr.papers.runner import run
+    from fused_lwlr.papers.store import Store, frame
+    from fused_lwlr.papers.training import recipe_of
+    from fused_lwlr.training.processes import pick_device
 
-            count = workers or (1 if place.type == "cuda" else os.cpu_count() or 1)
-            try:
-                results = run(store, jobs, count, show)
-            except JobError as error:
-                progress.stop()
-                Console(stderr=True).print(Text(f"Error: {error}", style="red"), soft_wrap=True)
-                raise typer.Exit(1) from error
-        report = chosen.report(settings, results)
-        console.print(Text(chosen.doc), soft_wrap=True)
-        for table in report.tables:
-            console.print(table.rich())
-        paths = store.save_report(report, results, str(place))
-        console.print(Text(f"Wrote {', '.join(map(str, paths))}."), soft_wrap=True)
+    console = Console()
+    found = studies.find(name)
+    settings = found.settings(**chosen)
+    place = pick_device(settings.device)
+    recipe_of(**settings.common)  # what it refuses, every training would
+    wanted = found.jobs(settings)
+    store = Store(out, settings)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "jobs", TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(name, total=len(wanted))
+        count = jobs or (1 if place.type == "cuda" else os.cpu_count() or 1)
+        results = run(store, wanted, count, lambda job: progress.update(task, advance=1, description=job))
+    report = found.report(settings, frame(results))
+    console.print(Text(found.doc), soft_wrap=True)
+    for table in report.tables:
+        console.print(table.rich())
+    paths = store.save_report(report, results, str(place))
+    console.print(Text(f"Wrote {', '.join(map(str, paths))}."), soft_wrap=True)

@@ -2,18 +2,16 @@
 
 import inspect
 import os
-import sys
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from fused_lwlr.command.errors import errors_in_red
 from fused_lwlr.training.recipe import FIELDS, Recipe
 
 
-def train(preset: str | None, config: str | None, dry_run: bool, presets: bool, **options: Any) -> None:
-    """Train a model: small ones on the embedded images, or ImageNet with large batches.
+def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> int:
+    """Train a model, small or of ImageNet's size.
 
     Without a preset it trains a small model in a minute. A preset is a whole
     recipe of a paper or a reference (--presets lists them with their sources);
@@ -30,21 +28,13 @@ def train(preset: str | None, config: str | None, dry_run: bool, presets: bool, 
 
       fused-lwlr train --preset resnet50-sgd --data imagenet/ --amp bf16 --ema 0.9999
 
+      fused-lwlr train --eval-only --out runs/train
+
       torchrun --nproc-per-node 8 -m fused_lwlr train --preset resnet50-lars --data imagenet/
     """
-    code = 0
-    try:
-        with errors_in_red():
-            code = _train(preset, config, dry_run, presets, options)
-    except typer.Exit as refused:
-        code = refused.exit_code
-    _leave(code)
-
-
-def _train(preset: str | None, config: str | None, dry_run: bool, presets: bool, options: dict[str, Any]) -> int:
     from rich.console import Console
 
-    from fused_lwlr.training.presets import listing, resolve
+    from fused_lwlr.training.presets import PRESETS, listing, resolve
     from fused_lwlr.training.recipe_file import read_recipe
 
     if presets:
@@ -57,7 +47,12 @@ def _train(preset: str | None, config: str | None, dry_run: bool, presets: bool,
     typed = {name: value for name, value in options.items() if value is not None and value != []}
     where = {name: str(config) for name in asked if name not in typed}
     asked |= typed
-    if preset is not None and "data" not in asked:
+    if eval_only:
+        from fused_lwlr.runs.evaluation import evaluate_only
+
+        evaluate_only(preset, asked, Console())
+        return 0
+    if preset in PRESETS and "data" not in asked:
         raise ValueError(f"--data is missing: --preset {preset} is for photographs, in a folder with train/ and val/")
     first = os.environ.get("RANK", "0") == "0"
     recipe = resolve(preset, asked, where=where, note=typer.echo if first else lambda text: None)
@@ -69,16 +64,6 @@ def _train(preset: str | None, config: str | None, dry_run: bool, presets: bool,
     from fused_lwlr.runs.run import run
 
     return run(recipe)
-
-
-def _leave(code: int) -> None:
-    """End the command; one of several processes at once, which threads of gloo may abort while Python takes it down."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    if code:
-        raise typer.Exit(code)
 
 
 def _parameter(name: str, hint: Any) -> inspect.Parameter:
@@ -122,11 +107,18 @@ def _signature() -> list[inspect.Parameter]:
         ),
     ]  # fmt: skip
     dry = Annotated[bool, typer.Option("--dry-run", help="Show memory, steps and learning rates, and train nothing.")]
+    tested = Annotated[
+        bool,
+        typer.Option(
+            "--eval-only", help="Test the run in --out at its last checkpoint, or without --out the model as it comes."
+        ),
+    ]
     listed = Annotated[bool, typer.Option("--presets", help="List the presets and exit.")]
     return [
         inspect.Parameter("preset", kw, default=None, annotation=preset),
         inspect.Parameter("config", kw, default=None, annotation=config),
         inspect.Parameter("dry_run", kw, default=False, annotation=dry),
+        inspect.Parameter("eval_only", kw, default=False, annotation=tested),
         inspect.Parameter("presets", kw, default=False, annotation=listed),
         *(_parameter(name, hints[name]) for name in FIELDS),
     ]

@@ -5,6 +5,7 @@ from fused_lwlr.data.mixing import Mixing, mixed_binary_cross_entropy, mixed_cro
 from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler
 from fused_lwlr.data.sources import Images
 from fused_lwlr.data.splits import AUGMENTATIONS, CORRUPT, Splits, open_data
+from fused_lwlr.data.streams import Part, Stream
 
 __all__ = [
     "AUGMENTATIONS",
@@ -14,7 +15,9 @@ __all__ = [
     "MicroBatch",
     "MicroBatchSampler",
     "Mixing",
+    "Part",
     "Splits",
+    "Stream",
     "bytes_ahead",
     "loader_throughput",
     "mixed_binary_cross_entropy",

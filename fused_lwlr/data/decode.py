@@ -1,7 +1,7 @@
 """Files of images as tensors: decoded, cropped to the middle, and what normalizes them."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -11,10 +11,14 @@ from torch import Tensor
 RGB_MEAN, RGB_STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
-def open_rgb(file: str | Path) -> Any:
+def open_rgb(file: str | Path | BinaryIO, name: str | None = None) -> Any:
     """An image of Pillow in RGB, with 8 bits a channel, and turned as its EXIF data say.
 
     Of 16 bits the upper 8 are kept; transparency is dropped; of an animation the first picture is taken.
+
+    Args:
+        file: the file, or where it is.
+        name: what errors call it; by default where it is.
 
     Raises:
         ValueError: the file is no image that can be read.
@@ -28,7 +32,7 @@ def open_rgb(file: str | Path) -> Any:
             found = _eight_bits(image, image.format)
             return found if found.mode == "RGB" else found.convert("RGB")
     except Exception as error:  # decoders of Pillow that are fed with garbage raise nearly anything
-        raise ValueError(f"cannot read the image {file}: {error}") from error
+        raise ValueError(f"cannot read the image {name or file}: {error}") from error
 
 
 def _eight_bits(image: Any, file_format: str | None) -> Any:
@@ -61,6 +65,7 @@ def normalized(pixels: Tensor, mean: Tensor = RGB_MEAN, std: Tensor = RGB_STD) -
         pixels: uint8.
         mean, std: of the pixels of each channel, which are counted from 0 to 1; by default those of ImageNet.
     """
-    mean, std = (channels.to(pixels.device)[:, None, None] for channels in (mean, std))
+    # a copy that blocks would have the host wait for all that the GPU has to do
+    mean, std = (channels.to(pixels.device, non_blocking=True)[:, None, None] for channels in (mean, std))
     # the operations of torchvision's ToTensor and Normalize, in their order: the bits are the same
     return pixels.contiguous().float().div_(255).sub_(mean).div_(std)

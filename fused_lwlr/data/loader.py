@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Sampler
 from fused_lwlr.data.decode import normalized
 from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler, padded_shard
 from fused_lwlr.data.sources import Images, Loaded
+from fused_lwlr.data.streams import Part, Stream
 
 
 class Batch(NamedTuple):
@@ -52,6 +53,8 @@ def train_batches(
     """
     if sampler.count != len(images):
         raise ValueError(f"the sampler is made for {sampler.count} images, but there are {len(images)}: count=")
+    if isinstance(images, Stream):
+        return (_ready(images, *pair, (), device) for pair in images.train(sampler, device, workers))
     return _batches(images, sampler, device, workers, prefetch)
 
 
@@ -86,6 +89,9 @@ def val_batches(
         raise ValueError(f"batch_size={batch_size} is not positive: give 1 or more")
     if not 0 <= rank < world_size:
         raise ValueError(f"rank={rank} is not one of {world_size} processes, which count from 0")
+    if isinstance(images, Stream):
+        part = Part(batch_size, 0, 0, rank, world_size, device, workers)
+        return (_ready(images, *pair, (), device) for pair in images.batches(part))
     shard = padded_shard(len(images), batch_size=batch_size, world_size=world_size, rank=rank)
     return _batches(images, list(shard), device, workers, prefetch)
 
@@ -124,7 +130,7 @@ def loader_throughput(images: Images, *, batch_size: int, workers: int, batches:
     sampler = MicroBatchSampler(
         len(images), seed=seed, batch_size=batch_size, micro_batch=batch_size, steps=warm + batches + ahead
     )
-    loaded = _batches(images, sampler, torch.device("cpu"), workers, prefetch)
+    loaded = train_batches(images, sampler, device=torch.device("cpu"), workers=workers, prefetch=prefetch)
     for _ in islice(loaded, warm):
         pass
     start = time.perf_counter()
@@ -160,10 +166,15 @@ def _on_device(images: Images, loader: DataLoader[Loaded], device: torch.device)
     for loaded in loader:
         if loaded.error is not None:
             raise ValueError(loaded.error)
-        inputs, targets = (tensor.to(device, non_blocking=True) for tensor in loaded[:2])
-        if inputs.dtype == torch.uint8:
-            inputs = normalized(inputs, *images.statistics)
-        yield Batch(inputs, targets, tuple(loaded.skipped))  # of which pinning makes a list
+        skipped = tuple(loaded.skipped)  # of which pinning makes a list
+        yield _ready(images, loaded.inputs, loaded.targets, skipped, device)
+
+
+def _ready(images: Images, inputs: Tensor, targets: Tensor, skipped: tuple[str, ...], device: torch.device) -> Batch:
+    inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (inputs, targets))
+    if inputs.dtype == torch.uint8:
+        inputs = normalized(inputs, *images.statistics)
+    return Batch(inputs, targets, skipped)
 
 
 def _as_it_is(loaded: Any) -> Any:

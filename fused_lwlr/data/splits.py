@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils.data import TensorDataset
 
 from fused_lwlr.data.augment import POLICIES, training_transform, validation_transform
-from fused_lwlr.data.datasets import digits
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
+from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
-from fused_lwlr.data.sources import Files, Images, Noise, Pictures, Tensors, Transformed
+from fused_lwlr.data.sources import Files, Images, Noise, Pictures, Transformed
+from fused_lwlr.data.tar_files import Members, scan_shards
 
 AUGMENTATIONS = ("none", *POLICIES)
 CORRUPT = ("refuse", "skip")
@@ -33,6 +33,7 @@ def open_data(
     source: str | Path,
     *,
     image_size: int,
+    val_data: str | None = None,
     augmentation: str = "basic",
     corrupt: str = "refuse",
     random_erasing: float = 0.0,
@@ -45,16 +46,18 @@ def open_data(
     std: tuple[float, ...] = tuple(RGB_STD.tolist()),
     synthetic: tuple[int, int, int] = IMAGENET,
 ) -> Splits:
-    """The data set "digits" or "synthetic", or a folder of images as `fused_lwlr.data.folder.scan` describes it.
+    """The data set "digits" or "synthetic", a folder of images as `fused_lwlr.data.folder.scan` has it, or tar files.
 
-    Nothing but names of files is read here. Images are in RGB, and normalized by what loads batches; those of
-    validation are resized to `test_size / crop_pct` on the shorter side, and their middle is cropped. The digits (8 x 8
-    pixels, one channel) are only enlarged.
+    No image is read here, but names of files, and headers in tar files. Images are in RGB, and normalized by what loads
+    batches; those of validation are resized to `test_size / crop_pct` on the shorter side, and their middle is cropped.
+    The digits (8 x 8 pixels, one channel) are only enlarged.
 
     Args:
-        source: "digits", "synthetic" (random images and classes, made when asked for), or the path of a folder with
-            `train/<class>/` and `val/<class>/`, or with the classes alone.
+        source: "digits", "synthetic" (random images and classes, made when asked for), the path of a folder with
+            `train/<class>/` and `val/<class>/`, or with the classes alone, or tar files, `images-{000..146}.tar`, of
+            WebDataset (see `fused_lwlr.data.tar_files`).
         image_size: side of the images in pixels.
+        val_data: with tar files, those for validation.
         augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area
             (`crop_scale` to 1) and aspect ratio (3/4 to 4/3), resized, and flipped half of the time. "strong": basic,
             and RandAugment with 2 layers and magnitude 10 (timm's rand-m10-n2, whose layers act half of the time).
@@ -73,25 +76,29 @@ def open_data(
         synthetic: images for training and for validation, and classes, of "synthetic"; by default those of ImageNet.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: the folder does not hold what it must, or an argument is out of range.
+        FileNotFoundError: there is no such folder or file.
+        ValueError: it does not hold what it must, or an argument is out of range.
         ImportError: an augmentation is asked for and timm cannot be imported.
     """
     needing = {"random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0)}
     needing["crop_scale"] = (crop_scale, 0.08)
     _check(image_size, augmentation, corrupt, random_erasing, crop_pct, synthetic, needing)
+    if val_data is not None and not str(source).endswith(".tar"):
+        raise ValueError(f"val_data={val_data!r} goes with tar files, but the data are {source}: leave it out")
     if str(source) == "digits":
         if augmentation != "none":
             raise ValueError(f"augmentation={augmentation!r} is for photographs: the digits take augmentation='none'")
         if test_size not in (None, image_size):
             raise ValueError(f"test_size={test_size} is for photographs: the digits are tested at {image_size} pixels")
-        data = digits(image_size)
-        return Splits("digits", _tensors(data.train), _tensors(data.test), data.classes, data.channels, image_size)
+        return Splits("digits", *digits(image_size), tuple("0123456789"), channels=1, image_size=image_size)
     train: Pictures
     val: Pictures
     if str(source) == "synthetic":
         name, classes = "synthetic (random images and labels)", tuple(f"random label {i}" for i in range(synthetic[2]))
         train, val = (Noise(count, len(classes), image_size, part) for part, count in enumerate(synthetic[:2]))
+    elif str(source).endswith(".tar"):
+        classes, *members = scan_shards(str(source), val_data)
+        name, train, val = str(source), *map(Members, members)
     else:
         found = scan(Path(source), ("digits", "synthetic"))
         name, classes, train, val = str(source), found.classes, Files(found.train), Files(found.test)
@@ -142,8 +149,3 @@ def _check(
         raise ValueError("color_jitter goes with augmentation='basic' or 'three': beside RandAugment timm has none")
     if min(synthetic) < 1 or synthetic[2] < 2:
         raise ValueError(f"synthetic={synthetic} is too few: give images for training, for validation, and 2 classes")
-
-
-def _tensors(data: object) -> Tensors:
-    assert isinstance(data, TensorDataset)
-    return Tensors(*data.tensors)

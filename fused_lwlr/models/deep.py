@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 NAME = re.compile(r"(resnet|noshort)(\d+)(?:x(\d+))?(-noaffine|-nobn)?")
+TOY = re.compile(r"toynet(\d+)x(\d+)")
 
 
 class DeepBlock(nn.Module):
@@ -69,12 +70,38 @@ class DeepNet(nn.Module):
         return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def deepnet(name: str, *, image_size: int, channels: int, classes: int) -> DeepNet | None:
-    """The net of that name, such as "resnet56", "noshort110", "noshort32x8" or "noshort20-nobn", or None.
+class ToyNet(nn.Module):
+    """Convolutions of one width, each with batch normalization without parameters and ReLU, and a linear head.
+
+    The net that the model of effective learning rates is compared with (Spreads in ELR, Appendix C): there is nothing
+    but convolutions that could be learned.
+
+    Weights of convolutions are normally distributed with variance 2 / fan_in (He).
+    """
+
+    def __init__(self, *, depth: int, width: int, channels: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i in range(depth):
+            conv = nn.Conv2d(width if i else channels, width, 3, padding=1, bias=False)
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+            layers += [conv, nn.BatchNorm2d(width, affine=False), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def deepnet(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module | None:
+    """The net of that name, such as resnet56, noshort110, noshort32x8, noshort20-nobn or toynet50x16; or None.
 
     Raises:
         ValueError: a depth that is not 6 n + 2, or images below 4 pixels.
     """
+    toy = TOY.fullmatch(name)
+    if toy is not None:
+        return ToyNet(depth=int(toy[1]), width=int(toy[2]), channels=channels, classes=classes)
     found = NAME.fullmatch(name)
     if found is None:
         return None

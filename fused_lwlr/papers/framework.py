@@ -1,21 +1,21 @@
 """What a study is: jobs that do not depend on each other, and a report of all their results."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from fused_lwlr.papers.tables import Report
 
-OPTIONS = frozenset({"data", "model", "epochs"})
+OPTIONS = frozenset({"data", "model", "epochs", "seeds", "set"})
 
 
 @dataclass(frozen=True)
 class Settings:
     """What was asked for on the command line; part of every result, except for the device.
 
-    `model` is None where the study's own models are wanted. `quick` asks for a smoke test of seconds: as few values
-    of everything as the report can do with.
+    `model` is None where the study's own models are wanted. `training` has fields of the recipes of all trainings, as
+    text. `quick` asks for a smoke test of seconds: as few values of everything as the report can do with.
     """
 
     study: str
@@ -23,8 +23,21 @@ class Settings:
     epochs: int
     data: str = "digits"
     model: str | None = None
+    training: dict[str, str] = field(default_factory=dict)
     quick: bool = False
     device: str = "auto"
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What all jobs that train have among their parameters."""
+        found = {"data": self.data, "epochs": self.epochs, "device": self.device}
+        return {**found, "training": self.training} if self.training else found
+
+    @property
+    def over(self) -> str:
+        """What the numbers of a table are, for its notes."""
+        spread = f", mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else ", one seed"
+        return f"{self.data}, {self.epochs} epoch{'s' * (self.epochs > 1)}{spread}"
 
 
 @dataclass(frozen=True)
@@ -48,49 +61,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Result:
-    """A finished job: what it was given, what came out, and the seconds it took."""
-
-    name: str
-    parameters: dict[str, Any]
-    values: dict[str, Any]
-    seconds: float
-
-
-class Results(Sequence[Result]):
-    """Results in the order of their jobs, and ways to choose among them."""
-
-    def __init__(self, results: Sequence[Result]) -> None:
-        self._results = tuple(results)
-
-    @overload
-    def __getitem__(self, index: int) -> Result: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Results": ...
-    def __getitem__(self, index: int | slice) -> "Result | Results":
-        return Results(self._results[index]) if isinstance(index, slice) else self._results[index]
-
-    def __len__(self) -> int:
-        return len(self._results)
-
-    def __iter__(self) -> Iterator[Result]:
-        return iter(self._results)
-
-    def where(self, **parameters: Any) -> "Results":
-        """Those of jobs with these parameters; a job without the parameter is not among them."""
-        wanted = parameters.items()
-        return Results([r for r in self if all(k in r.parameters and r.parameters[k] == v for k, v in wanted)])
-
-    def distinct(self, parameter: str) -> list[Any]:
-        """The values of a parameter, each once, in the order of the jobs."""
-        return list(dict.fromkeys(r.parameters[parameter] for r in self if parameter in r.parameters))
-
-    def of(self, value: str) -> list[Any]:
-        """One value of every result."""
-        return [r.values[value] for r in self]
-
-
-@dataclass(frozen=True)
 class Study:
     """A figure or table of a paper, at the size of this machine.
 
@@ -98,18 +68,21 @@ class Study:
         name: on the command line.
         doc: a sentence: what is compared, and in which figure or table of which paper.
         jobs: the work, as settings have it.
-        report: tables, with the paper's own figures beside, and a picture, from the results of all jobs.
+        report: tables, with the paper's own figures beside, and a picture. It gets a data frame of pandas with a row
+            for each job, in their order: its name, parameters and values, of which None has become NaN among numbers.
         epochs: by default. `quick` has 1.
-        seeds: by default, 0, 1, ...; a spread needs 2. `quick` has 2.
-        options: those of --data, --model and --epochs that have a meaning for it; others are refused.
+        seeds: by default, 0, 1, ... `quick` has 2.
+        least_seeds: below which there is nothing to show; a spread needs 2.
+        options: those of --data, --model, --epochs, --seeds and --set that have a meaning for it; others are refused.
     """
 
     name: str
     doc: str
     jobs: Callable[[Settings], Sequence[Job]]
-    report: Callable[[Settings, Results], Report]
+    report: Callable[[Settings, Any], Report]
     epochs: int = 10
     seeds: int = 3
+    least_seeds: int = 2
     options: frozenset[str] = OPTIONS
 
     def settings(
@@ -119,27 +92,33 @@ class Study:
         epochs: int | None = None,
         data: str | None = None,
         model: str | None = None,
+        training: Sequence[str] = (),
         quick: bool = False,
         device: str = "auto",
     ) -> Settings:
         """Settings, with the study's own values for what is None.
 
         Raises:
-            ValueError: an option that this study does not have, or fewer than two seeds.
+            ValueError: an option that this study does not have, fewer seeds than it needs, or a field of the recipe
+                that is not of the form NAME=VALUE.
         """
-        given = {"data": data, "model": model, "epochs": epochs}
+        given = {"data": data, "model": model, "epochs": epochs, "seeds": seeds, "set": " ".join(training) or None}
         for option in sorted(OPTIONS - self.options):
             if given[option] is not None:
                 raise ValueError(f"--{option} {given[option]} has no meaning for {self.name}: leave it out")
-        count = seeds if seeds is not None else 2 if quick else self.seeds
-        if count < 2:
-            raise ValueError(f"--seeds {count}: a study shows a spread over seeds, which takes two at least")
+        count = seeds if seeds is not None else min(2, self.seeds) if quick else self.seeds
+        if count < self.least_seeds:
+            raise ValueError(f"--seeds {count}: {self.name} shows a spread over seeds, which takes two at least")
+        pairs = [text.partition("=") for text in training]
+        if bad := [name for name, equals, _ in pairs if not equals]:
+            raise ValueError(f"--set {bad[0]} is not of the form NAME=VALUE, such as --set amp=bf16")
         return Settings(
             study=self.name,
             seeds=count,
             epochs=epochs if epochs is not None else 1 if quick else self.epochs,
             data=data or "digits",
             model=model,
+            training={name.lstrip("-").replace("-", "_"): value for name, _, value in pairs},
             quick=quick,
             device=device,
         )

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr import lwlr_init_
-from fused_lwlr.data.datasets import Data
+from fused_lwlr.data.splits import Splits
 
 
 class MLP(nn.Module):
     """`depth` linear layers with ReLUs between them, all hidden ones of one width."""
 
-    def __init__(self, data: Data, depth: int, width: int) -> None:
+    def __init__(self, data: Splits, depth: int, width: int) -> None:
         super().__init__()
         sizes = [data.channels * data.image_size**2, *[width] * (depth - 1), len(data.classes)]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
@@ -24,7 +24,7 @@ class MLP(nn.Module):
         return self.layers[-1](x)  # type: ignore[no-any-return]
 
 
-def drawn(data: Data, depth: int, width: int, seed: int) -> MLP:
+def drawn(data: Splits, depth: int, width: int, seed: int) -> MLP:
     """With the initialization of LWLR."""
     torch.manual_seed(seed)
     model = MLP(data, depth, width)
@@ -33,7 +33,7 @@ def drawn(data: Data, depth: int, width: int, seed: int) -> MLP:
 
 
 @torch.no_grad()
-def drawn_for_mup(data: Data, depth: int, width: int, base: int, seed: int) -> MLP:
+def drawn_for_mup(data: Splits, depth: int, width: int, base: int, seed: int) -> MLP:
     """Weights of variance 1 / fan_in, those of the output base / fan_in² (Tensor Programs V, Table 3); biases 0."""
     torch.manual_seed(seed)
     model = MLP(data, depth, width)

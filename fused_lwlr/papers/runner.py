@@ -11,22 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fused_lwlr.papers.framework import Job, Result, Results
-from fused_lwlr.papers.store import Store, finished, write
+from fused_lwlr.papers.framework import Job
+from fused_lwlr.papers.store import Store, write
 
 
 class JobError(RuntimeError):
     """Jobs of a study failed; the results of the others are kept."""
 
 
-def run(store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str], None] = lambda name: None) -> Results:
+def run(
+    store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str], None] = lambda name: None
+) -> list[dict[str, Any]]:
     """The results of all jobs: what the folder has already is read, the rest is run.
 
     With one worker jobs run in this process; with more in as many processes, of one thread each. The worker itself
@@ -45,7 +46,7 @@ def run(store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str],
         twice = next((name for name in names if names.count(name) > 1), None)
         raise ValueError("the study has no jobs" if twice is None else f"the study has two jobs called {twice!r}")
     shutil.rmtree(store.out / "failures", ignore_errors=True)
-    done = {result.name for result in finished(store, jobs)}
+    done = {result["name"] for result in store.finished(jobs)}
     for name in done:
         on_job(name)
     todo = [job for job in jobs if job.name not in done]
@@ -58,7 +59,7 @@ def run(store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str],
             f"job {name} of {store.settings.study} failed: {type(error).__name__}: {error}{more}. Tracebacks are in "
             f"{store.out / 'failures'}; the same command runs them again and keeps what is done"
         )
-    return finished(store, jobs)
+    return store.finished(jobs)
 
 
 def _one_by_one(store: Store, jobs: Sequence[Job], on_job: Callable[[str], None]) -> list[tuple[str, BaseException]]:
@@ -89,8 +90,8 @@ def _in_a_pool(
                 future.result()
             except BrokenProcessPool as error:
                 raise JobError(
-                    f"a worker of {store.settings.study} died (out of memory?): the same command goes on; fewer "
-                    "--workers need less memory"
+                    f"a process of {store.settings.study} died (out of memory?): the same command goes on; fewer "
+                    "--jobs need less memory"
                 ) from error
             except Exception as error:
                 failures.append((name, _keep(store.out, name, error)))
@@ -104,8 +105,8 @@ def _in_a_pool(
 def _work(job: Job, path: Path) -> None:
     start = time.perf_counter()
     values = job.function(**job.parameters)
-    result = Result(job.name, job.parameters, finite(values), time.perf_counter() - start)
-    write(path, asdict(result))
+    seconds = time.perf_counter() - start
+    write(path, {"name": job.name, "parameters": job.parameters, "values": finite(values), "seconds": seconds})
 
 
 def finite(values: Any) -> Any:

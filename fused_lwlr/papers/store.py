@@ -1,18 +1,20 @@
 """The folder of a study: its settings, a file for each finished job, and the report."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas
 import torch
 
-from fused_lwlr.papers.framework import Job, Result, Results, Settings
+from fused_lwlr import files
+from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.tables import Report
 
-NOT_COMPARED = {"device"}
+RESULT = {"name", "parameters", "values", "seconds"}
+"""What the file of a job has: the job, what came out, and the seconds that it took."""
 
 
 class Store:
@@ -27,16 +29,11 @@ class Store:
         path = out / "settings.json"
         # without results there is nothing to mix up: a mistyped option can be put right
         if path.exists() and any(self.jobs.glob("*.json")):
-            mine, theirs = asdict(settings), _read(path)
-            changed = [
-                f"{key} {theirs.get(key)} -> {value}"
-                for key, value in mine.items()
-                if key not in NOT_COMPARED and theirs.get(key) != value
-            ]
+            changed = _changed(_read(path) | {"device": settings.device}, asdict(settings))
             if changed:
                 raise ValueError(
-                    f"{out} holds a run with other settings: {', '.join(changed)}; choose another folder (--out), or "
-                    "repeat its settings to go on with it"
+                    f"{out} holds a run with other settings: {changed}; choose another folder (--out), or repeat its "
+                    "settings to go on with it"
                 )
         self.jobs.mkdir(parents=True, exist_ok=True)
         write(path, asdict(settings))
@@ -45,7 +42,7 @@ class Store:
         """Where the result of a job is."""
         return self.jobs / f"{job.name}.json"
 
-    def load(self, job: Job) -> Result | None:
+    def load(self, job: Job) -> dict[str, Any] | None:
         """The result of a job, or None if it has none yet.
 
         Raises:
@@ -54,36 +51,38 @@ class Store:
         path = self.path(job)
         if not path.exists():
             return None
-        content = _read(path)
-        try:
-            found = Result(**content)
-        except TypeError as error:
-            raise ValueError(f"{path} is not the result of a job: delete it to run the job anew") from error
-        wanted = json.loads(json.dumps(job.parameters))
-        if found.parameters != wanted:
-            changed = [
-                f"{key} {found.parameters.get(key)} -> {wanted.get(key)}"
-                for key in sorted({*found.parameters, *wanted})
-                if found.parameters.get(key) != wanted.get(key)
-            ]
-            raise ValueError(f"{path} is of a job with other parameters: {', '.join(changed)}; choose another --out")
+        found = _read(path)
+        if found.keys() != RESULT:
+            raise ValueError(f"{path} is not the result of a job: delete it to run the job anew")
+        changed = _changed(found["parameters"], json.loads(json.dumps(job.parameters)))
+        if changed:
+            raise ValueError(f"{path} is of a job with other parameters: {changed}; choose another --out")
         return found
 
-    def save_report(self, report: Report, results: Results, device: str) -> list[Path]:
+    def finished(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        """The results of all jobs that have one, in the order of the jobs."""
+        return [result for job in jobs if (result := self.load(job)) is not None]
+
+    def save_report(self, report: Report, results: Sequence[dict[str, Any]], device: str) -> list[Path]:
         """Write results.json, table.md and the picture; returns where."""
         paths = [self.out / "results.json", self.out / "table.md", self.out / f"{self.settings.study}.png"]
         about = {
             "settings": asdict(self.settings),
             "torch": torch.__version__,
             "device": device,
-            "seconds": round(sum(result.seconds for result in results), 1),
+            "seconds": round(sum(result["seconds"] for result in results), 1),
         }
         # a line for each job
-        jobs = ",\n".join(f"  {json.dumps(asdict(result), allow_nan=False)}" for result in results)
-        _replace(paths[0], f'{json.dumps(about, indent=1)[:-2]},\n "jobs": [\n{jobs}\n ]\n}}\n')
-        _replace(paths[1], "\n".join(table.markdown() for table in report.tables))
+        jobs = ",\n".join(f"  {json.dumps(result, allow_nan=False)}" for result in results)
+        files.replace_text(paths[0], f'{json.dumps(about, indent=1)[:-2]},\n "jobs": [\n{jobs}\n ]\n}}\n')
+        files.replace_text(paths[1], "\n".join(table.markdown() for table in report.tables))
         report.figure.savefig(paths[2], dpi=100)
         return paths
+
+
+def frame(results: Sequence[dict[str, Any]]) -> Any:
+    """A data frame with a row for each result: parameters and values by name."""
+    return pandas.DataFrame([{"name": r["name"], **r["parameters"], **r["values"]} for r in results])
 
 
 def write(path: Path, content: Any) -> None:
@@ -93,18 +92,12 @@ def write(path: Path, content: Any) -> None:
         ValueError: a number that is not finite, which JSON does not have.
         TypeError: something else that JSON does not have.
     """
-    _replace(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    files.replace_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def finished(store: Store, jobs: Sequence[Job]) -> Results:
-    """The results of all jobs that have one, in the order of the jobs."""
-    return Results([result for job in jobs if (result := store.load(job)) is not None])
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
+    names = [name for name in dict.fromkeys([*new, *old]) if old.get(name) != new.get(name)]
+    return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in names)
 
 
 def _read(path: Path) -> dict[str, Any]:

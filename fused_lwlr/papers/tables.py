@@ -1,14 +1,14 @@
 """What a study shows: tables, as text and as Markdown, and a picture."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
-
-from fused_lwlr.papers.arms import spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,11 +59,14 @@ class Report:
     figure: "Figure"
 
 
-def cell(values: Sequence[float | None], form: str = "{:.3f}") -> str:
-    """Mean ± standard deviation of what is finite, and how many are not: None stands for them."""
-    finite = [value for value in values if value is not None]
-    failed = len(values) - len(finite)
-    note = f"{failed} of {len(values)} diverged"
+def cell(values: Iterable[float | None], form: str = "{:.3f}") -> str:
+    """Mean ± standard deviation of what is finite, and how many are not: None and NaN stand for them."""
+    values = list(values)
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    note = f"{len(values) - len(finite)} of {len(values)} diverged"
     if not finite:
         return note
-    return f"{spread(finite, form)} ({note})" if failed else spread(finite, form)
+    text = form.format(mean(finite))
+    if len(finite) > 1:
+        text += f" ± {form.replace('+', '').format(stdev(finite))}"
+    return f"{text} ({note})" if len(finite) < len(values) else text

@@ -15,13 +15,13 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fused_lwlr import LayerRates
-from fused_lwlr.data import Batch, bytes_ahead, loader_throughput
+from fused_lwlr.data import Batch, Stream, bytes_ahead, loader_throughput
 from fused_lwlr.methods.lwlr.init import kinds_of
-from fused_lwlr.runs.run import load_data
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import peak_lr
+from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
 
 PROBE = 4
@@ -130,6 +130,8 @@ def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Tab
 
 def _waiting(trainer: Trainer) -> Table:
     """What batches take that workers have made ahead, at most: those of training wait while validation has its own."""
+    if isinstance(trainer.data.train, Stream):
+        return _table("Batches loaded ahead: as many as the loader has", ("", "GiB"), [])
     recipe, world, data = trainer.recipe, trainer.world, trainer.data
     ahead = {"workers": trainer.workers, "prefetch": recipe.prefetch}
     loaders = f"{world.local_size} x {_count(trainer.workers, 'worker', 'workers')}, {recipe.prefetch} passes each"

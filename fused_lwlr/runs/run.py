@@ -7,20 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from fused_lwlr import files
-from fused_lwlr.data import Splits, open_data
+from fused_lwlr.data import Stream
 from fused_lwlr.runs.html_report import write_report
 from fused_lwlr.runs.metrics import Metrics
 from fused_lwlr.runs.provenance import record_facts, record_start
 from fused_lwlr.runs.screen import Screen
 from fused_lwlr.runs.tensorboard import Dashboard
+from fused_lwlr.runs.weights_and_biases import WandbRun
 from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, process_group
 from fused_lwlr.training.loop import Loop, Sink
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.trainer import Trainer
 
@@ -38,10 +41,16 @@ def run(recipe: Recipe) -> int:
         ValueError, FileNotFoundError: what the recipe asks for cannot be had, or the folder has a run of another one.
         DivergedError: the loss is not finite any more. The last checkpoint is from before.
     """
-    with reproducible(recipe.deterministic), world_of(recipe.device) as world, StopFlag() as flag, ExitStack() as held:
+    with world_of(recipe.device) as world, StopFlag() as flag, ExitStack() as held:
+        held.enter_context(reproducible(recipe.deterministic, world.device))
         trainer = Trainer(recipe, world, load_data(recipe))
         screen = Screen(world.first)
         from_first(lambda: _lock(Path(recipe.out), held), process_group())
+        if isinstance(trainer.data.train, Stream):
+            screen.say(
+                f"--loader {recipe.loader} has an order and an augmentation of its own: a run that was killed goes on "
+                "from its last checkpoint, but not to the same bits."
+            )
         checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
 
         def sinks(after: int | None) -> list[Sink]:
@@ -50,9 +59,13 @@ def run(recipe: Recipe) -> int:
                 dashboard = Dashboard(recipe.out, after=after)
                 held.callback(dashboard.close)
                 found.append(dashboard)
+            if recipe.wandb:
+                there = WandbRun(recipe.out, loop.config)
+                held.callback(there.close)
+                found.append(there)
             return [*found, screen]
 
-        loop = Loop(trainer, checkpoints, flag, sinks, screen.advance)
+        loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
         restored = loop.restore() if from_first(lambda: bool(checkpoints.paths()), process_group()) else None
         if restored == trainer.total:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
@@ -61,7 +74,7 @@ def run(recipe: Recipe) -> int:
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
         write_recipe(recipe)
         if restored is None:
-            trainer.prepare()
+            trainer.prepare(progress=True)
             loop.begin()
         else:
             screen.say(f"Going on after step {restored} of {trainer.total}.")
@@ -79,9 +92,16 @@ def write_recipe(recipe: Recipe) -> None:
 
 def _lock(folder: Path, held: ExitStack) -> None:
     """Let no other run write to the folder: processes of torchrun can outlive it, and go on when nobody knows."""
+    path = folder / "lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held.enter_context(files.locked(folder / "lock"))
+        held.enter_context(FileLock(path, timeout=0))
+        path.write_text(str(os.getpid()), encoding="utf-8")
+    except Timeout as error:
+        raise ValueError(
+            f"process {path.read_text(encoding='utf-8')} is at work in {folder}: wait for it, end it, or choose "
+            "another folder (--out)"
+        ) from error
     except OSError as error:
         raise OSError(f"no run can be written to {folder} ({error.strerror}): choose another folder (--out)") from error
 
@@ -104,28 +124,6 @@ def finish(trainer: Trainer, screen: Screen) -> None:
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
 
 
-def load_data(recipe: Recipe) -> Splits:
-    """The images of a recipe.
-
-    Raises:
-        FileNotFoundError, ValueError: as of `open_data`.
-    """
-    return open_data(
-        recipe.data,
-        image_size=recipe.side,
-        augmentation=recipe.augmentation,
-        corrupt=recipe.corrupt,
-        random_erasing=recipe.random_erasing,
-        crop_scale=recipe.crop_scale,
-        color_jitter=recipe.color_jitter,
-        interpolation=recipe.interpolation,
-        crop_pct=recipe.crop_pct,
-        test_size=recipe.test_size,
-        mean=recipe.mean,
-        std=recipe.std,
-    )
-
-
 def save_weights(trainer: Trainer, folder: Path) -> None:
     """Write the weights at the end, and their averages, as `model.load_state_dict` takes them."""
 
@@ -135,16 +133,23 @@ def save_weights(trainer: Trainer, folder: Path) -> None:
 
     write("model.pt")
     if trainer.averages is not None:
-        with trainer.optimizer.averaged(trainer.model), trainer.averages.applied(trainer.model):
+        with trainer.averaged():
             write("model_ema.pt")
 
 
 @contextmanager
-def reproducible(wanted: bool) -> Iterator[None]:
+def reproducible(wanted: bool | None, device: torch.device) -> Iterator[None]:
     """Only algorithms that give the same bits each time, while this lasts; a warning where there is none.
 
-    Without, convolutions on a GPU take the fastest algorithm, found by trying.
+    Without, convolutions on a GPU take the fastest algorithm, found by trying, and sums of atomic additions have the
+    order of the moment.
+
+    Args:
+        wanted: whether to; None for yes on a CPU, where they are as fast, and no on a GPU.
+        device: of the training.
     """
+    if wanted is None:
+        wanted = device.type == "cpu"
     cudnn: Any = torch.backends.cudnn
     memory: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from fused_lwlr.runs.metrics import plain
+from fused_lwlr.runs.scalars import LAYERS, scalars
 from fused_lwlr.training.collectives import is_first
-from fused_lwlr.training.records import Interval, LayerValues, Record, Validation
+from fused_lwlr.training.records import LayerValues, Record
 
-QUANTITIES = {"elr": "ELR ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multiplier": "multiplier η"}
-LAYOUT = {"Layers": {title: ["Multiline", [f"^{name}/"]] for name, title in QUANTITIES.items()}}
+TITLES = ("ELR ‖g‖ / ‖w‖", "trust ratio", "multiplier η")
+LAYOUT = {"Layers": {title: ["Multiline", [f"^{name}/"]] for name, title in zip(LAYERS, TITLES, strict=True)}}
 """Of TensorBoard's page Custom Scalars: all layers in one chart."""
 
 
@@ -38,26 +39,10 @@ class Dashboard:
         """Write a record."""
         if self._writer is None:
             return
-        content = plain(record)
-        step = content.pop("step")
+        for tag, value in scalars(record).items():
+            self._writer.add_scalar(tag, value, record.step)
         if isinstance(record, LayerValues):
-            self._layers(content, step)
-        elif isinstance(record, Validation):
-            self._scalars(
-                {f"validation/{name}_{record.weights}": content[name] for name in ("top1", "top5", "loss")}, step
-            )
-        elif isinstance(record, Interval):
-            names = (
-                "loss",
-                "lr",
-                "epoch",
-                "images_per_second",
-                "loader_seconds",
-                "step_seconds",
-                "grad_norm",
-                "skipped",
-            )
-            self._scalars({f"train/{name}": content[name] for name in names}, step)
+            self._pictures(plain(record), record.step)
         self._writer.flush()
 
     def close(self) -> None:
@@ -65,19 +50,12 @@ class Dashboard:
         if self._writer is not None:
             self._writer.close()
 
-    def _layers(self, content: dict[str, Any], step: int) -> None:
+    def _pictures(self, content: dict[str, Any], step: int) -> None:
         from fused_lwlr.runs.figures import by_depth
 
-        for name in QUANTITIES:
-            values = dict(zip(content["names"], content[name], strict=True))
-            self._scalars({f"{name}/{layer}": value for layer, value in values.items()}, step)
-            if any(value is not None for value in values.values()):
+        for name in LAYERS:
+            if any(value is not None for value in content[name]):
                 self._writer.add_figure(f"{name}_by_depth", by_depth(content, name), step)
-
-    def _scalars(self, values: dict[str, float | None], step: int) -> None:
-        for tag, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(tag, value, step)
 
 
 def _writer(folder: Path, purge_step: int) -> Any:

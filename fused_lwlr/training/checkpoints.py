@@ -14,7 +14,7 @@ from torch import nn
 
 from fused_lwlr import files
 from fused_lwlr.training import state_dicts as states
-from fused_lwlr.training.collectives import from_first, gathered, process_group, rank, shared, world_size
+from fused_lwlr.training.collectives import from_first, gathered, process_group, shared
 from fused_lwlr.training.config_diff import check_config, json_values
 
 FORMAT = 1
@@ -31,14 +31,14 @@ class Checkpoint:
         path: the file.
         config: the configuration that it was written with.
         state: as given to `save`; tensors are on the CPU.
-        own: what this rank gave to `save`; None where the number of processes is another one now.
+        own: what each of the ranks gave to `save`, by rank: there may have been more or fewer than now.
     """
 
     step: int
     path: Path
     config: dict[str, Any]
     state: dict[str, Any]
-    own: dict[str, Any] | None
+    own: list[dict[str, Any]]
 
 
 class Checkpoints:
@@ -73,7 +73,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self._seconds = 60 * minutes
         self._keep = keep
-        self._notice = notice
+        self.notice = notice
         self._last = time.monotonic()
 
     def paths(self) -> list[Path]:
@@ -133,7 +133,7 @@ class Checkpoints:
         *,
         models: Mapping[str, nn.Module],
         optimizer: torch.optim.Optimizer,
-        config: Mapping[str, Any],
+        config: Mapping[str, Any] | None = None,
         free: Collection[str] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> Checkpoint | None:
@@ -144,7 +144,7 @@ class Checkpoints:
         Args:
             models: as given to `save`, sharded in the same way, in another, or not at all.
             optimizer: of the same kind, with the same parameters in the same groups.
-            config: that of this run.
+            config: that of this run; None to take any.
             free: fields of it that may differ from that of the checkpoint, as in `config_diff.difference`.
             defaults: of fields that older checkpoints do not have, as in `config_diff.difference`.
 
@@ -161,7 +161,8 @@ class Checkpoints:
             if found is None:
                 return None
             path, whole = found
-            check_config(whole["config"], config, free=free, defaults=defaults, where=path)
+            if config is not None:
+                check_config(whole["config"], config, free=free, defaults=defaults, where=path)
             states.check_models(whole["models"], wanted, where=path)
             states.check_optimizer(whole["optimizer"], next(iter(models.values())), optimizer, where=path)
             content.update(whole)
@@ -179,9 +180,7 @@ class Checkpoints:
             raise ValueError(f"{where} does not fit the optimizer: {error}") from error
         for name, model in models.items():
             states.load_model(model, tensors["models"].get(name, {}), group)
-        own = content["own"]
-        mine = own[rank()] if len(own) == world_size() else None
-        return Checkpoint(content["step"], Path(where), content["config"], content["state"], mine)
+        return Checkpoint(content["step"], Path(where), content["config"], content["state"], content["own"])
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         states.check_readable(content)
@@ -212,7 +211,7 @@ class Checkpoints:
             for bad, reason in damaged:
                 # under its own name it would count as the latest once more
                 os.replace(bad, bad.with_suffix(".damaged"))
-                self._notice(f"{bad} is damaged ({reason}): renamed to *.damaged; going back to {path.name}")
+                self.notice(f"{bad} is damaged ({reason}): renamed to *.damaged; going back to {path.name}")
             return path, content
         if damaged:
             told = ", ".join(f"{path.name} ({reason})" for path, reason in damaged)

@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 
 from fused_lwlr.data import Batch
-from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.checkpoints import Checkpoint, Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered, process_group
-from fused_lwlr.training.evaluate import Evaluation
+from fused_lwlr.training.config_diff import difference
 from fused_lwlr.training.layer_values import LayerProbe
-from fused_lwlr.training.recipe import FIELDS, FREE, Recipe
+from fused_lwlr.training.recipe import FIELDS, FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.schedule import peak_lr
 from fused_lwlr.training.signals import StopFlag
@@ -32,26 +32,35 @@ class Sink(Protocol):
 
 
 class Loop:
-    """Trains, and keeps in the folder of the run what came of it.
+    """Takes the steps of a training, and gives what it measures to sinks.
+
+    With checkpoints it belongs to a run in a folder: it saves itself there, records layers, and stops at a signal.
+    Without, `trainer` is prepared, and nothing is written.
 
     Args:
-        trainer: made, but not prepared.
-        checkpoints: of the run.
-        flag: entered.
+        trainer: made; of a run in a folder not prepared.
         open_sinks: makes what records go to, from the step that the run goes on after, or None.
+        every: steps between two records of training; by default what the recipe says.
+        checkpoints: of the run.
+        flag: entered; goes with `checkpoints`.
         advance: called with the number of each step that is done.
     """
+
+    probe: LayerProbe | None = None
 
     def __init__(
         self,
         trainer: Trainer,
-        checkpoints: Checkpoints,
-        flag: StopFlag,
         open_sinks: Callable[[int | None], Sequence[Sink]],
-        advance: Callable[[int], object],
+        *,
+        every: int | None = None,
+        checkpoints: Checkpoints | None = None,
+        flag: StopFlag | None = None,
+        advance: Callable[[int], object] = lambda step: None,
     ) -> None:
         self.trainer, self.checkpoints, self.flag = trainer, checkpoints, flag
         self.open_sinks, self.advance = open_sinks, advance
+        self.sinks: Sequence[Sink] = [] if checkpoints is not None else open_sinks(None)
         self.recipe: Recipe = trainer.recipe
         self.folder = Path(self.recipe.out)
         self.config = {
@@ -60,7 +69,7 @@ class Loop:
             # their order follows from their number
             "images": [len(trainer.data.train), len(trainer.data.val)],
         }
-        self.every = self.recipe.log_every or min(50, trainer.steps_per_epoch)
+        self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
         self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
         # since the last record
         self.loss = torch.zeros((), device=trainer.world.device)
@@ -74,23 +83,47 @@ class Loop:
             ValueError: it is of another configuration, or damaged.
         """
         trainer = self.trainer
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
         trainer.adopt()
         found = self.checkpoints.restore(
             models=trainer.models,
             optimizer=trainer.optimizer,
             config=self.config,
-            free=FREE,
+            free=(*FREE, *SPREAD),
             defaults={name: field.default for name, field in FIELDS.items()},
         )
         if found is None:
             return None
         trainer.step = found.step
         trainer.scaler.load_state_dict(found.state["scaler"])
-        if found.own is not None:
-            self.loss = found.own["loss"].to(self.loss.device)
-            self.steps, self.skipped = found.own["steps"], list(found.own["skipped"])
+        self._tell_of_another_spread(found)
+        # with as many processes as before each goes on with its own; else all with the mean, and the first with names
+        world, own = trainer.world, found.own
+        mine = [own[world.rank]] if len(own) == world.size else own
+        self.loss = (sum(each["loss"] for each in mine) / len(mine)).to(self.loss.device)
+        self.steps = mine[0]["steps"]
+        self.skipped = [name for each in mine for name in each["skipped"]] if len(mine) == 1 or world.first else []
         self._open(found.step)
         return found.step
+
+    def _tell_of_another_spread(self, found: Checkpoint) -> None:
+        fixed = [name for name in self.config if name not in SPREAD]
+        changed = difference(found.config, self.config, free=fixed)
+        passes = found.state["pass_images"], self.trainer.micro
+        if not changed or not self.trainer.world.first:
+            return
+        more = ""
+        if passes[0] != passes[1]:
+            more = (
+                f"A pass has {passes[1]} images instead of {passes[0]}, so that batch normalization, Mixup, CutMix and "
+                "dropout differ as well. "
+            )
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
+        self.checkpoints.notice(
+            f"The run was spread in another way before ({'; '.join(changed)}). Its steps go on with the same images in "
+            f"the same order; sums are added up in another order, so that the last digits differ. {more}"
+            "Spread as before it would go on to the same bits."
+        )
 
     def begin(self) -> None:
         """Record the rates of a training that begins, and what was measured for them in a first checkpoint."""
@@ -115,7 +148,7 @@ class Loop:
         passes = _Timed(trainer.batches())
         began = time.perf_counter()
         while trainer.step < trainer.total:
-            if (trainer.step + 1) % self.every_layer == 0:
+            if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
                 self.probe.arm()
             lr = trainer.lr
             loss, skipped = trainer.gradients(passes)
@@ -124,7 +157,7 @@ class Loop:
             self.steps += 1
             self.skipped += skipped
             last = trainer.step == trainer.total
-            layers = self.probe.take(trainer.step)
+            layers = self.probe.take(trainer.step) if self.probe is not None else None
             if layers is not None:
                 self._add(layers)
             if trainer.step % self.every == 0 or last:
@@ -136,6 +169,8 @@ class Loop:
                 self._validate()
                 began += time.perf_counter() - paused
             self.advance(trainer.step)
+            if self.checkpoints is None or self.flag is None:
+                continue
             stop, save = self.flag.agree(self.checkpoints.due())
             if save or last:
                 self._save()
@@ -201,11 +236,10 @@ class Loop:
         return from_first(write, group)
 
     def _validate(self) -> None:
-        for weights, test in (("model", self.trainer.test), ("ema", self.trainer.test_average)):
-            start = time.perf_counter()
-            found: Evaluation | None = test()
-            if found is None:
-                continue
+        start = time.perf_counter()
+        tested = self.trainer.test()
+        seconds = time.perf_counter() - start
+        for weights, found in tested.items():
             self._note(found.skipped)
             record = Validation(
                 step=self.trainer.step,
@@ -215,19 +249,20 @@ class Loop:
                 top5=found.top5,
                 loss=found.loss,
                 images=found.images,
-                seconds=time.perf_counter() - start,
+                seconds=seconds,
             )
             self._add(record)
 
     def _save(self) -> None:
         self._mean_loss()  # what has diverged is not to replace what has not
         trainer = self.trainer
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
         self.checkpoints.save(
             trainer.step,
             models=trainer.models,
             optimizer=trainer.optimizer,
             config=self.config,
-            state={"scaler": trainer.scaler.state_dict()},
+            state={"scaler": trainer.scaler.state_dict(), "pass_images": trainer.micro},
             own={"loss": self.loss.cpu(), "steps": self.steps, "skipped": self.skipped},
         )
 

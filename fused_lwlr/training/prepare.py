@@ -17,12 +17,13 @@ Pairs = Iterable[tuple[Tensor, Tensor]]
 Loss = Callable[[Any, Any], Tensor]
 
 
-def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, world: World) -> None:
+def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, world: World, progress: bool) -> None:
     """Scale the weights for the first step of the optimizer (GradInit, Algorithm 1), the same in every process.
 
     Args:
         batches: as many as `gradinit_batches`; the same in every process, since the second derivatives that GradInit
             goes by are no averages of those of the processes.
+        progress: show a progress bar.
     """
     gradinit_(
         model,
@@ -31,7 +32,7 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
         optimizer="sgd" if recipe.optimizer == "sgd" else "adam",
         lr=peak_lr(recipe),
         steps=recipe.gradinit_steps,
-        progress=world.first,
+        progress=progress and world.first,
     )
     world.from_first(model, params=True)
 
@@ -42,7 +43,7 @@ def gradinit_batches(recipe: Recipe) -> int:
 
 
 def rates_of(
-    recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, world: World, steps: int
+    recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, world: World, steps: int, progress: bool
 ) -> LayerRates | None:
     """The layer-wise rates of a recipe: none, those of a file, or calibrated at the weights that training starts from.
 
@@ -53,6 +54,7 @@ def rates_of(
         model: what `parallel.spread` returned.
         batches: passes of this process, `steps` times as many as make a step.
         steps: minibatches to calibrate on.
+        progress: show a progress bar.
     """
     if recipe.rates == "single":
         return None
@@ -68,7 +70,7 @@ def rates_of(
             steps=steps,
             accumulate=world.accumulation(recipe),
             init=False,
-            progress=world.first,
+            progress=progress and world.first,
             backend=recipe.backend,
         )
     return LayerRates([replace(layer, name=layer.name.removeprefix("module.")) for layer in found.layers], found.steps)

@@ -41,13 +41,13 @@ class World:
         if rest or share == 0:
             fix = max(1, round(recipe.batch_size / self.size)) * self.size
             raise ValueError(
-                f"--batch-size {recipe.batch_size} does not divide among {self.size} processes: take {fix}, for example"
+                f"batch_size {recipe.batch_size} does not divide among {self.size} processes: take {fix}, for example"
             )
         micro = min(recipe.micro_batch or share, share)
         if share % micro:
             fits = max(size for size in range(1, micro) if share % size == 0)
             raise ValueError(
-                f"--micro-batch {micro} does not divide the {share} images of each process in a batch: take {fits}"
+                f"micro_batch {micro} does not divide the {share} images that each process has of a batch: take {fits}"
             )
         return micro
 

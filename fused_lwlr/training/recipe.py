@@ -10,13 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
-from fused_lwlr.ops import Backend
-
 FREE = (
-    "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "tensorboard", "stats_every", "corrupt",
+    "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "tensorboard", "wandb", "stats_every",
+    "corrupt",
 )  # fmt: skip
 """Fields that a run may go on with others of. They change no bit of a training; but devices of another kind do, and by
 `corrupt` it goes on past an image that ended it."""
+
+SPREAD = ("world_size", "fsdp", "micro_batch")
+"""What a run may go on with others of as well, since a step has the same images: but not to the same bits."""
 
 ONLY: dict[str, tuple[str, str]] = {
     "momentum": ("optimizer", "sgd"),
@@ -94,8 +96,17 @@ class Recipe:
 
     data: str = _data(
         "digits",
-        "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn).",
-        metavar="FOLDER|digits",
+        "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn), or tar files of "
+        "WebDataset, 'train-{000..146}.tar'.",
+        metavar="FOLDER|digits|FILES",
+    )
+    val_data: str | None = _data(
+        None, "With tar files: those to test on. Without, it is every fifth image of a class.", metavar="FILES"
+    )
+    loader: str | None = _data(
+        None,
+        "Function that opens the data with another loader (DALI, FFCV, ...), in place of open_data.",
+        metavar="MODULE:FUNCTION",
     )
     image_size: Annotated[int, Field(ge=4)] | None = _data(
         None, "Side of images in pixels.", shown="224 for timm, 8 for digits, else 64"
@@ -214,9 +225,13 @@ class Recipe:
     fsdp: bool = _schedule(False, "Shard the model over processes (FSDP2), where DDP copies it.")
 
     seed: Annotated[int, Field(ge=0)] = _run(0, "Seed of weights, order of images, augmentation and dropout.")
-    deterministic: bool = _run(True, "Only algorithms that give the same bits each time; on a GPU they can be slower.")
+    deterministic: bool | None = _run(
+        None,
+        "Only algorithms that give the same bits each time; on a GPU they are slower.",
+        shown="on a CPU, where it costs nothing; not on a GPU",
+    )
     device: str = _run("auto", "cpu, cuda, cuda:1, ...; auto takes the GPU where there is one.", metavar="DEVICE")
-    backend: Backend = _run(
+    backend: Literal["auto", "triton", "torch"] = _run(
         "auto", "Implementation of the fused steps: auto takes Triton on a GPU and PyTorch elsewhere."
     )
     out: str = _run(
@@ -226,6 +241,7 @@ class Recipe:
     log_every: Count | None = _run(None, "Steps between two lines of metrics.", shown="50, but at least once an epoch")
     stats_every: Annotated[int, Field(ge=0)] = _run(0, "Steps between two records of all layers; 0 for one each epoch.")
     tensorboard: bool = _run(False, "Write curves and layers for TensorBoard.")
+    wandb: bool = _run(False, "Log them to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.")
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":

@@ -51,7 +51,7 @@ class Validation:
         top1, top5: the part of the images with the right class first, or among the first five: 0 to 1.
         loss: the mean over images.
         images: of the pass, all ranks together.
-        seconds: that it took.
+        seconds: that it took, which is the same for all weights that it was of.
     """
 
     step: int

@@ -1,4 +1,4 @@
-"""A model and an optimizer from a recipe."""
+"""Images, a model and an optimizer from a recipe."""
 
 import ast
 from collections.abc import Callable
@@ -11,11 +11,54 @@ from torch import Tensor, nn
 
 import fused_lwlr
 from fused_lwlr import SGD, AdamW, LayerRates
+from fused_lwlr.data import Splits, open_data
+from fused_lwlr.data.streams import imported
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.scaling import Scaling
+from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import peak_lr
+
+
+def load_data(recipe: Recipe) -> Splits:
+    """The images of a recipe, which all processes must find alike.
+
+    Raises:
+        FileNotFoundError, ValueError: as of `open_data`; or processes found different images, as on machines with
+            copies of their own.
+    """
+    opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
+    found = opener(
+        recipe.data,
+        val_data=recipe.val_data,
+        image_size=recipe.side,
+        augmentation=recipe.augmentation,
+        corrupt=recipe.corrupt,
+        random_erasing=recipe.random_erasing,
+        crop_scale=recipe.crop_scale,
+        color_jitter=recipe.color_jitter,
+        interpolation=recipe.interpolation,
+        crop_pct=recipe.crop_pct,
+        test_size=recipe.test_size,
+        mean=recipe.mean,
+        std=recipe.std,
+    )
+    if not isinstance(found, Splits):
+        raise ValueError(f"--loader {recipe.loader} returned {type(found).__name__}, and not fused_lwlr.data.Splits")
+    group = process_group()
+    sizes = gathered((len(found.train), len(found.val), len(found.classes)), group)
+    from_first(lambda: _check_alike(sizes, recipe.data), group)
+    return found
+
+
+def _check_alike(sizes: list[tuple[int, int, int]], data: str) -> None:
+    for rank, size in enumerate(sizes):
+        if size != sizes[0]:
+            raise ValueError(
+                f"process {rank} found {size[0]} images to train, {size[1]} to test and {size[2]} classes in {data}, "
+                f"but process 0 {sizes[0][0]}, {sizes[0][1]} and {sizes[0][2]}: all machines need the same images"
+            )
 
 
 def new_model(recipe: Recipe, *, image_size: int, channels: int, classes: int) -> nn.Module:

@@ -15,25 +15,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NOTICE = b"\nStopping after this step, with a checkpoint. (Ctrl-C once more ends the run at once, without.)\n"
 
 
-def shield_worker(worker_id: int = 0) -> None:
-    """Have this worker of a loader leave signals to the process that it works for: a `worker_init_fn`.
-
-    torchrun sends SIGTERM to whole groups of processes, as schedulers may, and a terminal Ctrl-C. A worker that went
-    at once would take its loader away from the step that is to be finished. One that the loader itself ends does end.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):
-        # blocked here, and in threads that start later; only who waits for a signal learns who sent it
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        threading.Thread(target=_end_when_told_by_parent, daemon=True).start()
-
-
-def _end_when_told_by_parent() -> None:
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != os.getppid():
-        pass
-    os._exit(0)
-
-
 class StopFlag:
     """Set by SIGTERM or SIGINT within the block; asked after each optimizer step.
 
@@ -47,7 +28,7 @@ class StopFlag:
                     break
         sys.exit(flag.exit_code)
 
-    A second SIGINT ends the process at once; further SIGTERMs change nothing. Workers of loaders need `shield_worker`.
+    A second SIGINT ends the process at once; further SIGTERMs change nothing.
 
     Under torch.distributed it must be made on all ranks.
 

@@ -1,8 +1,8 @@
 """A training under way: model, optimizer and step count, and what one step of the optimizer is made of."""
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fused_lwlr.data import (
     MicroBatchSampler,
     Mixing,
     Splits,
+    Stream,
     mixed_binary_cross_entropy,
     mixed_cross_entropy,
     train_batches,
@@ -22,7 +23,7 @@ from fused_lwlr.data import (
 )
 from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.buffer_averages import BufferAverages
-from fused_lwlr.training.evaluate import Evaluation, evaluate
+from fused_lwlr.training.evaluate import Context, Evaluation, evaluate
 from fused_lwlr.training.prepare import gradinit, gradinit_batches, rates_of
 from fused_lwlr.training.processes import World, spread, unsynchronized
 from fused_lwlr.training.recipe import Recipe
@@ -36,13 +37,14 @@ CALIBRATION = 100
 class Trainer:
     """A model that is trained by a recipe, in one of the processes that do so.
 
-    All that is random follows from the seed, the step and the rank, so that nothing but weights, buffers and the state
+    All that is random follows from the seed, the step and the pass, so that nothing but weights, buffers and the state
     of the optimizer is to be kept of what came before a step.
 
     Args:
         recipe: what to do.
         world: the processes.
         data: what `open_data` found.
+        model: a network to train, with the weights that it has, instead of the one that the recipe names.
 
     Raises:
         ValueError: a batch that does not fit the data or the processes, or a model that cannot be had.
@@ -58,7 +60,7 @@ class Trainer:
 
     optimizer: Any
 
-    def __init__(self, recipe: Recipe, world: World, data: Splits) -> None:
+    def __init__(self, recipe: Recipe, world: World, data: Splits, *, model: nn.Module | None = None) -> None:
         self.recipe, self.world, self.data = recipe, world, data
         if recipe.fsdp and world.size == 1:
             raise ValueError("fsdp shards a model over processes, of which there is one: start several with torchrun")
@@ -78,35 +80,41 @@ class Trainer:
                 classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
                 smoothing=recipe.label_smoothing, seed=recipe.seed,
             )  # fmt: skip
-        self.model = new_model(
-            recipe, image_size=data.image_size, channels=data.channels, classes=len(data.classes)
-        ).to(world.device)
+        if model is None:
+            model = new_model(recipe, image_size=data.image_size, channels=data.channels, classes=len(data.classes))
+        self.model = model.to(world.device)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
         self.rates: LayerRates | None = None
         self.step = 0
 
-    def prepare(self) -> None:
+    def prepare(self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False) -> None:
         """Take GradInit's steps and measure layer-wise rates, where the recipe has them; then the optimizer is there.
+
+        Args:
+            optimizer: makes the optimizer, of this training with its rates, instead of what the recipe says.
+            progress: show a progress bar.
 
         Raises:
             ValueError: the model cannot be calibrated on these images, or the file of rates is none.
         """
         recipe = self.recipe
         if recipe.init == "gradinit":
-            passes = self._pairs(gradinit_batches(recipe), alone=True)
-            gradinit(recipe, self.model, passes, self.loss, world=self.world)
+            passes = self.pairs(gradinit_batches(recipe), alone=True)
+            gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
         called = spread(self.model, recipe, self.world)
         steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
-        self.rates = rates_of(recipe, called, self._pairs(steps), self.loss, world=self.world, steps=steps)
-        self._start(called)
+        self.rates = rates_of(
+            recipe, called, self.pairs(steps), self.loss, world=self.world, steps=steps, progress=progress
+        )
+        self._start(called, optimizer)
 
     def adopt(self) -> None:
         """Be ready to load a checkpoint, which has the multipliers: nothing is measured."""
         self._start(spread(self.model, self.recipe, self.world))
 
-    def _start(self, called: nn.Module) -> None:
+    def _start(self, called: nn.Module, optimizer: "Callable[[Trainer], Any] | None" = None) -> None:
         self.called: Any = torch.compile(called) if self.recipe.compile else called
-        self.optimizer = new_optimizer(self.recipe, self.model, self.rates)
+        self.optimizer = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates)
         self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
 
     @property
@@ -140,20 +148,20 @@ class Trainer:
             self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch
         )
 
-    def _pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets as training has them from its first step on, to measure with."""
         sampler = self._sampler(0, steps, alone=alone)
         for i, batch in enumerate(self._passes(sampler)):
             step, micro = divmod(i, sampler.micro_batches)
-            yield self._mixed(batch, step, micro)
+            yield self._mixed(batch, step, micro * sampler.world_size + sampler.rank)
 
-    def _mixed(self, batch: Batch, step: int, micro: int) -> tuple[Tensor, Tensor]:
+    def _mixed(self, batch: Batch, step: int, number: int) -> tuple[Tensor, Tensor]:
         inputs, targets = batch.inputs, batch.targets
         if self.recipe.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         if self.mixing is None:
             return inputs, targets
-        return self.mixing(inputs, targets, step=step, rank=self.world.rank, micro=micro)
+        return self.mixing(inputs, targets, step=step, micro=number)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of a pass, averaged over its images."""
@@ -180,13 +188,15 @@ class Trainer:
         Returns:
             The mean loss of this process, on the device; and the files that were skipped.
         """
-        self._seed()
         total = torch.zeros((), device=self.world.device)
         skipped: list[str] = []
         self.model.train()
         for micro in range(self.accumulation):
             batch = next(passes)
-            inputs, targets = self._mixed(batch, self.step, micro)
+            # of the passes of all processes: what is drawn for a pass does not depend on which process has it
+            number = micro * self.world.size + self.world.rank
+            inputs, targets = self._mixed(batch, self.step, number)
+            self._seed(number)
             with unsynchronized(self.called, micro + 1 < self.accumulation):
                 with self.mixed_precision():
                     loss = self.loss(self.called(inputs), targets) / self.accumulation
@@ -210,13 +220,17 @@ class Trainer:
             self.averages.update(self.model, self.optimizer.param_groups[0]["ema"])
         self.step += 1
 
-    def _seed(self) -> None:
-        """Dropout and stochastic depth draw from generators that every step seeds anew."""
-        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, self.world.rank).generate_state(1, "uint64")
+    def _seed(self, number: int) -> None:
+        """Dropout and stochastic depth draw from generators that every pass seeds anew."""
+        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
         torch.manual_seed(int(seed))
 
-    def test(self) -> Evaluation:
-        """Test the weights as they are."""
+    def test(self) -> dict[str, Evaluation]:
+        """Test the weights as they are ("model"), and their averages ("ema"), in one pass over the images.
+
+        Averaged weights go with averaged statistics of normalizations. Without `ema`, or before the first step, there
+        are none.
+        """
         images = val_batches(
             self.data.val,
             batch_size=self.val_batch,
@@ -226,11 +240,22 @@ class Trainer:
             world_size=self.world.size,
             rank=self.world.rank,
         )
-        return evaluate(self.model, images, self.world, self.mixed_precision)
+        self.world.from_first(self.model)
+        weights: dict[str, Context] = {"model": nullcontext}
+        if self.averages is not None and self.step:
+            self.world.from_first(self.averages)
+            weights["ema"] = self.averaged
+        found = evaluate(self.model, images, self.world, self.mixed_precision, weights)
+        if isinstance(self.data.val, Stream) and found["model"].images != len(self.data.val):
+            raise ValueError(
+                f"the loader made {found['model'].images} images to test, and not {len(self.data.val)}: each counts "
+                "once, and one that comes again needs the target -1"
+            )
+        return found
 
-    def test_average(self) -> Evaluation | None:
-        """Test the averaged weights, with averaged statistics of normalizations; None without `ema`."""
-        if self.averages is None:
-            return None
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Averages of weights and of statistics in their place, while this lasts; there are some with `ema`."""
+        assert self.averages is not None, "a recipe with ema has averages"
         with self.optimizer.averaged(self.model), self.averages.applied(self.model):
-            return self.test()
+            yield

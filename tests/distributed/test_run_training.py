@@ -76,8 +76,9 @@ def test_as_one_process(options):
     trained = [record["loss"] for record in found if record["kind"] == "train"]
     assert trained == pytest.approx([sum(losses[:2]) / 2, sum(losses[2:4]) / 2, losses[4]], rel=1e-4)
     [test, average] = [record for record in found if record["kind"] == "validation"]
-    assert test["loss"] == pytest.approx(alone.test().loss, rel=1e-4)
-    assert average["loss"] == pytest.approx(alone.test_average().loss, rel=1e-4)
+    tested = alone.test()
+    assert test["loss"] == pytest.approx(tested["model"].loss, rel=1e-4)
+    assert average["loss"] == pytest.approx(tested["ema"].loss, rel=1e-4)
     assert test["images"] == average["images"] == 360
 
 

@@ -5,7 +5,7 @@ import pytest
 from test_lwlr_studies import quick, spread
 
 from fused_lwlr import balance
-from fused_lwlr.papers.balance import curvature, equal_rates, first_width
+from fused_lwlr.papers.balance import NETS, curvature, equal_rates, first_width, schedule
 
 
 def printed(one, two, h):
@@ -32,8 +32,8 @@ def test_width_from_which_equal_rates_are_a_local_minimum():
     found = equal_rates(2, 1.5, 300)
     assert (found["curvature"][0] < 0, found["curvature"][1] > 0) == (True, True)
     for name, loss in (
-        ("closed", balance.two_step_loss),
-        ("exact", lambda a, b, h: balance.full_gradient_loss(a, b, h, 2)),
+        ("closed_width", balance.two_step_loss),
+        ("exact_width", lambda a, b, h: balance.full_gradient_loss(a, b, h, 2)),
     ):
         holds = [h for h in range(2, 400) if loss(1.02 * h**1.5, 0.98 * h**1.5, h) > loss(h**1.5, h**1.5, h)]
         assert found[name] == holds[0] or holds != list(range(holds[0], 400))
@@ -55,3 +55,14 @@ def test_curvature():
         raise ValueError("chaotic")
 
     assert curvature(chaotic, 1.0) is None
+
+
+def test_rates_are_apart_at_first_and_come_together():
+    found = schedule(steps=40, schedule_seed=0, data="digits")
+    assert tuple(found) == NETS
+    for net in found.values():
+        factors = np.array(net["factors"])
+        apart = factors.max(axis=1) - factors.min(axis=1)
+        assert factors.sum(axis=1) == pytest.approx(2)
+        assert apart[-1] < 0.9 * apart[0]
+        assert net["loss"][-1] < net["loss"][0] / 4

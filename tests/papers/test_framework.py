@@ -12,10 +12,12 @@ import toy
 from typer.testing import CliRunner
 
 from fused_lwlr.command.main import app
-from fused_lwlr.papers import Job, Results, Table, cell, studies
+from fused_lwlr.papers import studies
+from fused_lwlr.papers.framework import Job
 from fused_lwlr.papers.runner import JobError, run
 from fused_lwlr.papers.store import Store
 from fused_lwlr.papers.studies import STUDIES, find
+from fused_lwlr.papers.tables import Table, cell
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def start(chosen, out="run", **options):
 
 def command(chosen, monkeypatch, *options):
     monkeypatch.setattr(studies, "find", lambda name: chosen)
-    return CliRunner().invoke(app, ["study", "toy", "--out", "run", "--workers", "1", *options])
+    return CliRunner().invoke(app, ["study", "toy", "--out", "run", "--jobs", "1", *options])
 
 
 def test_a_run_is_kept_and_not_run_again(monkeypatch):
@@ -71,7 +73,7 @@ def test_killed_run_goes_on():
     store, jobs = start(toy.study({30: "kill", 40: "sleep"}))
     results = run(store, jobs, workers=1)
     assert toy.ran()[4:] == [(10, 1), (20, 1), (30, 0), (40, 0)]
-    assert results.of("sum") == [10, 11, 20, 21, 30, 40]
+    assert [result["values"]["sum"] for result in results] == [10, 11, 20, 21, 30, 40]
 
 
 def alive(pid):
@@ -135,7 +137,8 @@ def test_other_files_are_refused(content, message):
     ("options", "message"),
     [
         ({"model": "resnet"}, "--model resnet has no meaning for toy: leave it out"),
-        ({"seeds": 1}, "--seeds 1: a study shows a spread over seeds"),
+        ({"seeds": 1}, "--seeds 1: toy shows a spread over seeds"),
+        ({"training": ["amp=bf16"]}, "--set amp=bf16 has no meaning for toy"),
     ],
 )
 def test_options_without_meaning_are_refused(options, message):
@@ -164,20 +167,11 @@ def test_what_json_does_not_have_is_a_failure():
         ([1.0, 3.0], "2.0 ± 1.4"),
         ([1.0, None, 3.0], "2.0 ± 1.4 (1 of 3 diverged)"),
         ([None, None], "2 of 2 diverged"),
-        ([1.0, None], "1.0 (1 of 2 diverged)"),
+        ([1.0, float("nan")], "1.0 (1 of 2 diverged)"),
     ],
 )
 def test_cells(values, text):
     assert cell(values, "{:.1f}") == text
-
-
-def test_results_by_parameter():
-    store, jobs = start(toy.study())
-    results = run(store, jobs, workers=1)
-    assert results.where(x=20, seed=1).of("sum") == [21]
-    assert results.distinct("x") == [10, 20, 30, 40]
-    assert len(results.where(y=1)) == 0
-    assert isinstance(results[1:3], Results)
 
 
 def test_a_row_that_does_not_fit_is_refused():

@@ -1,17 +1,17 @@
 """The study gradinit: a smoke test through the command, and its parts by hand."""
 
 import numpy as np
+import pandas
 import pytest
 import torch
-from test_lwlr_studies import COMMON, CPU, quick, spread
+from by_hand import batches
+from test_lwlr_studies import COMMON, quick, spread
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr.data.datasets import Batches, digits
+from fused_lwlr.data.digits import digits
 from fused_lwlr.models.build import build
 from fused_lwlr.models.deep import kaiming_init_
-from fused_lwlr.papers import Result, Results
-from fused_lwlr.papers.gradinit import gradient_std, initialize_and_train
-from fused_lwlr.papers.gradinit_report import factors
+from fused_lwlr.papers.gradinit import factors, gradient_std, initialize_and_train
 
 
 def test_study(tmp_path):
@@ -31,22 +31,21 @@ def test_study(tmp_path):
 
 
 def test_training_by_hand():
-    found = initialize_and_train("resnet8x2", "kaiming", seed=2, quick=True, **COMMON)
+    found = initialize_and_train("kaiming", quick=True, model="resnet8x2", seed=2, **COMMON)
     torch.manual_seed(2)
     model = build("resnet8x2", image_size=8, channels=1, classes=10)
     torch.manual_seed(2)
     kaiming_init_(model)
-    batches = list(Batches(digits().train, 64, CPU, seed=2))
     # the running statistics of batch normalization would tell if measuring had changed them
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
-    for x, y in batches:
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches(2)))
+    for x, y in batches(2):
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
         optimizer.step()
         schedule.step()
-    x, y = next(iter(Batches(digits().test, 1000, CPU)))
-    right = (model.eval()(x).argmax(1) == y).double().mean().item()
+    test = digits()[1]
+    right = (model.eval()(test.inputs).argmax(1) == test.targets).double().mean().item()
     assert found["first"] == found["last"] == pytest.approx(100 * right)
     assert found["normalized"]
 
@@ -55,10 +54,10 @@ def test_gradient_std():
     torch.manual_seed(0)
     model = build("resnet8x2", image_size=8, channels=1, classes=10)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    found = gradient_std(model, Batches(digits().train, 200, CPU, seed=0))
+    found = gradient_std(model, batches(0, 200))
     torch.testing.assert_close(dict(model.state_dict()), state, rtol=0, atol=0)
     of_head = []
-    for x, y in Batches(digits().train, 200, CPU, seed=0):
+    for x, y in batches(0, 200):
         model.zero_grad()
         cross_entropy(model(x), y).backward()
         of_head.append(model.head.weight.grad.numpy().copy())
@@ -68,8 +67,8 @@ def test_gradient_std():
 
 def test_factors():
     rows = [([1.0, 2.0], [0.5, 4.0]), (None, None), ([0.0, 1.0], [1.0, 1.0])]
-    results = Results([Result(str(i), {}, {"before": b, "after": a}, 0.0) for i, (b, a) in enumerate(rows)])
-    assert factors(results) == [[0.5, 2.0]]
+    [found] = factors(pandas.DataFrame(rows, columns=["before", "after"]))
+    assert found.tolist() == [0.5, 2.0]
 
 
 def test_an_initialization_that_fails_is_told(monkeypatch):
@@ -77,6 +76,6 @@ def test_an_initialization_that_fails_is_told(monkeypatch):
         raise ValueError("the loss is not finite: nan")
 
     monkeypatch.setattr("fused_lwlr.papers.gradinit.metainit_", fail)
-    found = initialize_and_train("noshort8x2-nobn", "metainit", seed=0, quick=True, **COMMON)
+    found = initialize_and_train("metainit", quick=True, model="noshort8x2-nobn", seed=0, **COMMON)
     assert found["first"] is None
     assert found["problem"] == "the loss is not finite: nan"

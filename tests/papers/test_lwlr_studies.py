@@ -5,25 +5,26 @@ import json
 import numpy as np
 import pytest
 import torch
+from by_hand import batches
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 from fused_lwlr import calibrate
 from fused_lwlr.command.main import app
-from fused_lwlr.data.datasets import Batches, load
+from fused_lwlr.data import open_data
 from fused_lwlr.papers import lwlr_t, lwlr_vs_single, methods
-from fused_lwlr.papers.demo_runs import NAMES
+from fused_lwlr.papers.lwlr_vs_single import RATES
 from fused_lwlr.papers.mlp import drawn, drawn_for_mup
 from fused_lwlr.papers.studies import find
-from fused_lwlr.training.small_loop import initial_model
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import new_model
 
-CPU = torch.device("cpu")
 COMMON = {"data": "digits", "epochs": 1, "device": "cpu"}
 
 
 def quick(name, folder, *options):
     """The rows of each table, by column, and the jobs, of a study with --quick."""
-    line = ["study", name, "--quick", "--workers", "1", "--device", "cpu", "--out", str(folder), *options]
+    line = ["study", name, "--quick", "--jobs", "1", "--device", "cpu", "--out", str(folder), *options]
     result = CliRunner().invoke(app, line)
     assert result.exit_code == 0, result.output
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -58,22 +59,21 @@ def test_number_of_minibatches(tmp_path):
     off = [abs(eta[16, 16, seed] - eta[4, 64, seed]).max() for seed in (0, 1)]
     assert min(off) > 0
     # what T = 1 is: the first minibatch that training sees, at the weights that it starts from
-    data = load("digits")
-    model = initial_model("resnet", data, seed=1)
-    rates = calibrate(model, Batches(data.train, 64, CPU, seed=1), cross_entropy, steps=1, init=False)
+    model = new_model(Recipe(seed=1), image_size=8, channels=1, classes=10)
+    rates = calibrate(model, batches(1), cross_entropy, steps=1, init=False)
     assert eta[1, 64, 1].tolist() == list(rates.values())
 
 
 def test_layerwise_against_single(tmp_path):
     ((row,),), jobs = quick("lwlr-vs-single", tmp_path)
-    single, layerwise = ([j["values"] for j in jobs if j["parameters"]["rates"] == rates] for rates in NAMES)
+    single, layerwise = ([j["values"] for j in jobs if j["parameters"]["rates"] == rates] for rates in RATES)
     gains = [b["test_accuracy"] - a["test_accuracy"] for a, b in zip(single, layerwise, strict=True)]
     assert row["difference"] == f"{np.mean(gains):+.2f} ± {np.std(gains, ddof=1):.2f}"
     assert (row["paper"], row["paper's sign"]) == ("76.80 → 77.12", "+")
     for values in single:
         assert values["test_accuracy"] > 50
     # the other study's training of a model of its own, by a method that changes nothing, is the same
-    found = methods.measure("single", "resnet", 0.03, 0, "resnet", **COMMON)
+    found = methods.measure("single", "resnet", "resnet", lr=0.03, seed=0, **COMMON)
     assert [found["train_loss"]] == single[0]["losses"]
 
 
@@ -84,7 +84,7 @@ def test_layerwise_against_single(tmp_path):
         ([-1.0, -1.1, -0.9], "−"),
         ([3.0, -1.0, 0.0], "undecided"),
         ([0.0, 0.0], "undecided"),
-        ([1.0, None], "unknown"),
+        ([1.0, float("nan")], "unknown"),
     ],
 )
 def test_sign(values, sign):
@@ -107,9 +107,7 @@ def test_methods(tmp_path):
 @pytest.mark.parametrize("name", ["single", "AdamW"])
 def test_a_method_without_anything_is_that_of_torch(name):
     """One epoch by hand, with torch's optimizer: the schedule has a warm-up of a tenth, then a cosine."""
-    data = load("digits")
-    torch.manual_seed(3)
-    model = drawn(data, 2, 32, seed=3)
+    model = drawn(open_data("digits", image_size=8, augmentation="none"), 2, 32, seed=3)
     lr = 0.1
     optimizer = (
         torch.optim.SGD(model.parameters(), lr, momentum=0.9)
@@ -117,35 +115,39 @@ def test_a_method_without_anything_is_that_of_torch(name):
         else torch.optim.AdamW(model.parameters(), lr, weight_decay=0.0)
     )
     losses = []
-    for step, (inputs, targets) in enumerate(batches := Batches(data.train, 64, CPU, seed=3)):
-        warm = int(0.1 * len(batches))
-        if step < warm:
-            part = (1 + step * (1 - 1 / (warm + 1)) * (warm + 1) / warm) / (warm + 1)
-        else:
-            part = (1 + np.cos(np.pi * (step - warm) / (len(batches) - warm))) / 2
+    epoch = batches(3)
+    for step, (inputs, targets) in enumerate(epoch):
+        warm = round(0.1 * len(epoch))
+        part = (1 + np.cos(np.pi * (step - warm) / (len(epoch) - warm))) / 2
+        part = (step + 1) / (warm + 1) if step < warm else part
         optimizer.param_groups[0]["lr"] = lr * part
         optimizer.zero_grad()
         loss = cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    found = methods.measure(name, "2x32", lr, 3, None, **COMMON)
+    found = methods.measure(name, "2x32", None, lr=lr, seed=3, **COMMON)
     assert found["train_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
 
 
 def test_methods_differ():
     """Each from its first grid rate but one: no two methods have the same loss."""
-    losses = {name: methods.measure(name, "2x128", 0.02, 0, None, **COMMON)["train_loss"] for name in methods.METHODS}
+    losses = {
+        name: methods.measure(name, "2x128", None, lr=0.02, seed=0, **COMMON)["train_loss"] for name in methods.METHODS
+    }
     assert len(set(losses.values())) == len(methods.METHODS)
 
 
 def test_divergence_is_a_result():
-    assert methods.measure("single", "2x32", 1e30, 0, None, **COMMON) == {"train_loss": None, "test_accuracy": None}
+    assert methods.measure("single", "2x32", None, lr=1e30, seed=0, **COMMON) == {
+        "train_loss": None,
+        "test_accuracy": None,
+    }
 
 
 def test_mup_draws_and_multiplies():
-    data = load("digits")
-    _, rates = methods._network("mup", data, 3, 128, seed=0)
+    data = open_data("digits", image_size=8, augmentation="none")
+    _, rates = methods.for_mup("mup", data, 3, 128, seed=0)
     assert [rates[f"layers.{i}.weight"] for i in range(3)] == [4.0, 1.0, 0.25]
     wide = drawn_for_mup(data, 3, 512, 32, seed=0)
     expected = [1 / 64, 1 / 512, 32 / 512**2]
@@ -157,7 +159,8 @@ def test_mup_draws_and_multiplies():
 
 @pytest.mark.parametrize("name", ["lwlr-T", "lwlr-vs-single", "methods"])
 def test_jobs_of_a_model_of_timm(name, monkeypatch):
-    monkeypatch.setattr(lwlr_t, "load", lambda *source: {("photos", 224): load("digits")}[source])
+    digits = open_data("digits", image_size=8, augmentation="none")
+    monkeypatch.setattr(lwlr_t, "load_data", lambda recipe: {("photos", 224): digits}[recipe.data, recipe.side])
     study = find(name)
     jobs = study.jobs(study.settings(model="timm:resnet50", data="photos", epochs=90))
     for job in jobs:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fused_lwlr.papers import Job, Report, Study, Table, cell
+from fused_lwlr.papers.framework import Job, Study
 from fused_lwlr.papers.runner import run
 from fused_lwlr.papers.store import Store
+from fused_lwlr.papers.tables import Report, Table, cell
 
 LOG = Path("ran.txt")
 
@@ -51,10 +52,10 @@ def study(deeds=None):
         ]
 
     def report(settings, results):
-        rows = [[str(x), cell(results.where(x=x).of("sum"), "{:.1f}"), "7"] for x in results.distinct("x")]
+        rows = [[str(x), cell(of["sum"], "{:.1f}"), "7"] for x, of in results.groupby("x")]
         return Report([Table("sums", ["x", "sum", "paper"], rows, ["a note"])], Figure())
 
-    return Study("toy", "Sums.", jobs, report, epochs=3, options=frozenset({"data", "epochs"}))
+    return Study("toy", "Sums.", jobs, report, epochs=3, options=frozenset({"data", "epochs", "seeds"}))
 
 
 if __name__ == "__main__":

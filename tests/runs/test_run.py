@@ -7,12 +7,13 @@ import multiprocessing
 import os
 import shutil
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from fused_lwlr import LayerRates, files
+from fused_lwlr import LayerRates
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import TIMING, read_records
 from fused_lwlr.training import checkpoints, loop, prepare, trainer
@@ -197,8 +198,10 @@ def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
-    with files.locked(tmp_path / "lock"), pytest.raises(ValueError, match=rf"process {os.getpid()} is at work in"):
-        running.run(dataclasses.replace(BASE, out=str(tmp_path)))
+    with ExitStack() as held:
+        running._lock(tmp_path, held)
+        with pytest.raises(ValueError, match=rf"process {os.getpid()} is at work in"):
+            running.run(dataclasses.replace(BASE, out=str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
 
 
@@ -213,8 +216,9 @@ def test_divergence_leaves_the_checkpoint_from_before(tmp_path):
 
 def test_algorithms_are_those_of_before():
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    for wanted in (True, False):
-        with running.reproducible(wanted):
+    cases = [(True, "cuda", True), (None, "cpu", True), (None, "cuda", False), (False, "cpu", False)]
+    for asked, device, wanted in cases:
+        with running.reproducible(asked, torch.device(device)):
             assert torch.are_deterministic_algorithms_enabled() == wanted
             assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (wanted, not wanted)
     assert before == (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)

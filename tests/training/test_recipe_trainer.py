@@ -9,12 +9,13 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from fused_lwlr import calibrate, gradinit_, lwlr_init_
-from fused_lwlr.data import open_data
+from fused_lwlr.data import open_data, val_batches
 from fused_lwlr.data.sampler import permutation
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
+from fused_lwlr.training import trainer as trainer_module
 from fused_lwlr.training.presets import resolve
-from fused_lwlr.training.processes import World
+from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step
 from fused_lwlr.training.setup import new_model
@@ -268,7 +269,7 @@ def test_scalings(options, shown, data):
     assert losses[0] == pytest.approx(by_hand(BASE, data, 1)[1][0])
 
 
-def test_the_average_is_tested_with_averaged_statistics(data):
+def test_averages_are_tested_in_the_same_pass_with_averaged_statistics(data, monkeypatch):
     """Against swa_utils, weights and running statistics, at the decay that few steps make."""
     from torch.optim.swa_utils import AveragedModel
 
@@ -288,19 +289,27 @@ def test_the_average_is_tested_with_averaged_statistics(data):
         trainer.update()
         theirs.update_parameters(trainer.model)
     trained_state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    found = trainer.test_average()
+    passes = []
+    monkeypatch.setattr(
+        trainer_module, "val_batches", lambda *args, **more: passes.append(1) or val_batches(*args, **more)
+    )
+    found = trainer.test()
+    assert passes == [1]
     assert all(torch.equal(value, trained_state[name]) for name, value in trainer.model.state_dict().items())
     theirs.module.eval()
     with torch.no_grad():
         logits = theirs.module(data.val.inputs)
-    assert found.loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-4)
-    assert found.top1 == pytest.approx((logits.argmax(1) == data.val.targets).double().mean().item(), abs=0.006)
-    assert found != trainer.test()
+    assert found["ema"].loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-4)
+    assert found["ema"].top1 == pytest.approx((logits.argmax(1) == data.val.targets).double().mean().item(), abs=0.006)
+    with torch.no_grad():
+        logits = trainer.model(data.val.inputs)
+    assert found["model"].loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-5)
+    assert found["model"].images == found["ema"].images == 360
 
 
 def test_tests_count_every_image_once(data):
     trainer, _ = trained(dataclasses.replace(BASE, batch_size=100, micro_batch=50, steps=1), data)
-    found = trainer.test()
+    found = trainer.test()["model"]
     with torch.no_grad():
         logits = trainer.model.eval()(data.val.inputs)
     assert found.images == 360
@@ -315,3 +324,28 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_made(data):
         Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data)
     with pytest.raises(ValueError, match="fsdp shards a model over processes, of which there is one"):
         Trainer(dataclasses.replace(BASE, fsdp=True), ALONE, data)
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "vit", "optimizer": "adamw"}], ids=str)
+def test_with_a_single_rate_and_layerwise_ones_all_else_is_the_same(options, data):
+    single, layerwise, other = (
+        Trainer(dataclasses.replace(BASE, **options, rates=rates, seed=seed), ALONE, data)
+        for rates, seed in (("single", 5), ("layerwise", 5), ("single", 6))
+    )
+    for trainer in (single, layerwise, other):
+        trainer.prepare()
+    pairs = list(zip(single.model.parameters(), layerwise.model.parameters(), other.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b, _ in pairs)
+    assert not all(torch.equal(a, c) for a, _, c in pairs)
+    groups = [trainer.optimizer.state_dict()["param_groups"][0] for trainer in (single, layerwise)]
+    assert groups[0].pop("multipliers") is None
+    assert groups[1].pop("multipliers") is not None
+    assert groups[0] == groups[1]
+    assert torch.equal(next(single.batches()).targets, next(layerwise.batches()).targets)
+
+
+def test_devices():
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ValueError, match="device 'toaster' cannot be used here"):
+        pick_device("toaster")

@@ -1,11 +1,10 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 
-from fused_lwlr.training.signals import StopFlag, shield_worker
+from fused_lwlr.training.signals import StopFlag
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -54,7 +53,7 @@ def test_only_in_the_main_thread():
     assert caught == ["signals can be handled in the main thread alone: enter StopFlag there"]
 
 
-def in_a_child(what, then=lambda child: None):
+def in_a_child(what):
     """The signal that ended a forked process, and its exit status, 7 unless another one is meant."""
     child = os.fork()
     if child == 0:
@@ -62,7 +61,6 @@ def in_a_child(what, then=lambda child: None):
             what()
         finally:
             os._exit(7)
-    then(child)
     status = os.waitpid(child, 0)[1]
     return os.WTERMSIG(status), os.WEXITSTATUS(status)
 
@@ -91,23 +89,3 @@ def test_forked_processes_leave_ctrl_c_to_their_parent(number, end):
     with StopFlag() as flag:
         assert in_a_child(lambda: os.kill(os.getpid(), number)) == end
         assert flag.agree() == (False, False)
-
-
-@forked
-@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="needs sigwaitinfo")
-def test_workers_end_at_the_word_of_their_parent_alone():
-    done, ready = os.pipe()
-
-    def work():
-        shield_worker(0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
-            os.kill(os.getpid(), number)
-        time.sleep(0.05)
-        os.write(ready, b"x")
-        time.sleep(60)
-
-    def tell(child):
-        assert os.read(done, 1) == b"x"
-        os.kill(child, signal.SIGTERM)
-
-    assert in_a_child(work, tell) == (0, 0)

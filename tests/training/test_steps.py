@@ -39,11 +39,12 @@ def test_the_scale_of_the_loss_falls_until_steps_are_taken(data):
     assert set(moved) == {False, True}
 
 
-def test_dropout_follows_from_seed_step_and_rank(data):
-    """What a model draws in a pass is not that of other steps and processes, whatever was drawn before."""
+def test_dropout_follows_from_seed_step_and_pass(data):
+    """What a model draws in a pass is not that of other passes, whatever was drawn before, and whose pass it is."""
 
-    def drawn(rank, step, seed=0):
-        trainer = Trainer(dataclasses.replace(BASE, seed=seed), World(rank, 2, torch.device("cpu")), data)
+    def drawn(rank, step, seed=0, size=2):
+        recipe = dataclasses.replace(BASE, seed=seed, micro_batch=8)
+        trainer = Trainer(recipe, World(rank, size, torch.device("cpu")), data)
         trainer.called, trainer.step = trainer.model, step
         numbers = []
         trainer.model.register_forward_pre_hook(lambda *arguments: numbers.append(torch.rand(1).item()))
@@ -52,9 +53,13 @@ def test_dropout_follows_from_seed_step_and_rank(data):
         return numbers
 
     places = [(0, 0), (0, 1), (1, 0), (0, 0, 1)]
-    assert len({tuple(drawn(*place)) for place in places}) == 4
+    found = [drawn(*place) for place in places]
+    assert len({number for numbers in found for number in numbers}) == 8
     torch.manual_seed(7)
-    assert drawn(0, 1) == drawn(0, 1)
+    assert drawn(0, 1) == found[1]
+    # the passes of one process are those of two in turn, and of four
+    assert drawn(0, 0, size=1) == [found[0][0], found[2][0], found[0][1], found[2][1]]
+    assert drawn(3, 0, size=4) == [found[2][1]]
 
 
 @pytest.mark.parametrize(
@@ -94,24 +99,27 @@ def test_what_goes_into_the_model(channels_last, data):
 
 
 def test_each_pass_is_mixed_for_itself(data, monkeypatch, timm):
-    """What is drawn for a pass depends on step, rank and pass, and on nothing else."""
+    """What is drawn for a pass depends on the step and on its number in it, whichever process has it."""
     recipe = dataclasses.replace(BASE, mixup=0.5, batch_size=16, micro_batch=4)
     images = torch.rand(4, 1, 8, 8)
 
-    def mixed(rank, step, micro):
-        trainer = Trainer(recipe, World(rank, 2, torch.device("cpu")), data)
+    def mixed(rank, step, micro, size=2):
+        trainer = Trainer(recipe, World(rank, size, torch.device("cpu")), data)
         trainer.called, trainer.step = trainer.model, step
         seen = []
         monkeypatch.setattr(trainer, "loss", lambda outputs, targets: seen.append(targets) or outputs.sum())
         batch = next(trainer.batches())
         same = batch._replace(inputs=images.clone(), targets=torch.tensor([0, 1, 2, 3]))
-        trainer.gradients(iter([same._replace(inputs=images.clone()) for _ in range(2)]))
+        trainer.gradients(iter([same._replace(inputs=images.clone()) for _ in range(trainer.accumulation)]))
         return tuple(seen[micro].flatten().tolist())
 
     places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
     found = {place: mixed(*place) for place in places}
     assert len(set(found.values())) == 4
     assert mixed(0, 1, 0) == found[0, 1, 0]
+    assert [mixed(0, 0, micro, size=1) for micro in (0, 1, 2)] == [
+        found[place] for place in ((0, 0, 0), (1, 0, 0), (0, 0, 1))
+    ]
 
 
 @pytest.mark.parametrize("amp", ["none", "bf16"])
