@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from bench.peers import import_beside_torchvision
 from bench.pictures import make
 from fused_lwlr.data import MicroBatchSampler, open_data, train_batches
+from fused_lwlr.extras import import_beside_torchvision
 
 
 def measure(data: str, augmentation: str, *, size: int, batch: int, batches: int) -> tuple[float, float, int]:

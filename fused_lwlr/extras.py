@@ -1,15 +1,35 @@
 """Packages that an option needs and that are not installed with the library."""
 
+import importlib
 from types import ModuleType
+
+import torch
+
+
+def import_beside_torchvision(name: str) -> ModuleType:
+    """Import a package that imports torchvision, also if that was built for another torch.
+
+    The torchvision of a package index is often built for GPUs: beside a torch for CPUs its compiled operators do not
+    load, and its import fails since it registers shapes for them. It gets their schemas; none of them is called by
+    models of timm or by transforms of images.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass
+    except RuntimeError:
+        for op in ("nms", "qnms"):
+            torch.library.define(
+                f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )  # fmt: skip
+    return importlib.import_module(name)
 
 
 def import_timm(needed_by: str) -> ModuleType:
     """The package timm, or an ImportError that says what needs it and what to install."""
     try:
-        import timm
-        import timm.data
+        timm = import_beside_torchvision("timm")
+        importlib.import_module("timm.data")
     except ImportError as error:
         raise ImportError(f"{needed_by} needs timm ({error}): pip install 'fused_lwlr[timm]'") from error
-    except RuntimeError as error:  # what a torchvision that was built for another torch raises
-        raise ImportError(f"timm cannot be imported: {error}; does torchvision match this torch?") from error
-    return timm  # type: ignore[no-any-return]
+    return timm

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -87,3 +90,10 @@ def test_timm_is_an_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
     with pytest.raises(ImportError, match=r"pip install 'fused_lwlr\[timm\]'"):
         build("timm:resnet50", image_size=224, channels=3, classes=10)
+
+
+def test_timm_loads_beside_any_torchvision(third_party):
+    """Also beside one that was built for another torch, in a process in which nothing was done about it."""
+    third_party("timm")
+    code = "from fused_lwlr.models.build import build; build('timm:test_vit', image_size=160, channels=3, classes=2)"
+    subprocess.run([sys.executable, "-c", code], check=True)
