@@ -1,20 +1,22 @@
 """`fused-lwlr train`, whose options are the fields of a recipe."""
 
 import inspect
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+import os
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.recipe_help import HELP, SUITED
+from fused_lwlr.training.recipe import FIELDS, Recipe
 
 
-def train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> int:
+def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> int:
     """Train a model, small or of ImageNet's size.
 
     Without a preset it trains a small model in a minute. A preset is a whole
-    recipe of the LWLR paper, or one for large batches (--presets lists them);
-    options replace its parts, and --batch-size scales its learning rate.
+    recipe of a paper or a reference (--presets lists them with their sources);
+    --config replaces its parts, and options replace those of both. --batch-size
+    scales the learning rate of a preset.
 
     The run folder (--out) has checkpoints, metrics and a report. The same
     command again goes on where the run was, to the same bits; an option that
@@ -32,20 +34,28 @@ def train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, **o
     """
     from rich.console import Console
 
-    from fused_lwlr.training.presets import PRESETS, resolve
+    from fused_lwlr.training.presets import PRESETS, listing, resolve
+    from fused_lwlr.training.recipe_file import read_recipe
 
     if presets:
-        width = max(map(len, PRESETS))
-        for name, (text, _) in PRESETS.items():
-            typer.echo(f"{name:{width}}  {text}")
+        for line in listing():
+            typer.echo(line)
         return 0
-    asked = {name: tuple(v) if isinstance(v, list) else v for name, v in options.items() if v is not None and v != []}
+    asked = read_recipe(config) if config is not None else {}
+    from_file = asked.pop("preset", None)
+    preset = preset or from_file
+    typed = {name: value for name, value in options.items() if value is not None and value != []}
+    where = {name: str(config) for name in asked if name not in typed}
+    asked |= typed
     if eval_only:
         from fused_lwlr.runs.evaluation import evaluate_only
 
         evaluate_only(preset, asked, Console())
         return 0
-    recipe = resolve(preset, asked)
+    if preset in PRESETS and "data" not in asked:
+        raise ValueError(f"--data is missing: --preset {preset} is for photographs, in a folder with train/ and val/")
+    first = os.environ.get("RANK", "0") == "0"
+    recipe = resolve(preset, asked, where=where, note=typer.echo if first else lambda text: None)
     if dry_run:
         from fused_lwlr.runs.dry_run import dry_run as show
 
@@ -56,44 +66,46 @@ def train(preset: str | None, dry_run: bool, eval_only: bool, presets: bool, **o
     return run(recipe)
 
 
-def _parameter(name: str, hint: Any, default: Any, group: str, text: str) -> inspect.Parameter:
-    """An option for a field: not given is None, whatever the type."""
-    kind = list[str] if get_origin(hint) is tuple else hint
-    # a flag that is off needs no word
-    shown = SUITED.get(name, False if default in (None, ()) or default is False else str(default))
-    option = typer.Option(help=text, rich_help_panel=group, show_default=shown, metavar=_metavar(name, hint))
+def _parameter(name: str, hint: Any) -> inspect.Parameter:
+    """An option for a field: None where it is not given, and else a string, which the recipe reads, or a flag."""
+    default, extra = FIELDS[name].default, FIELDS[name].json_schema_extra
+    kind = next(kind for kind in _alternatives(hint) if kind is not type(None))
+    several = kind == tuple[str, ...]
+    if default in (None, ()) or default is False:
+        shown: Any = False  # a flag that is off needs no word
+    else:
+        shown = ",".join(f"{x:g}" for x in default) if isinstance(default, tuple) else str(default)
+    option = typer.Option(
+        help=FIELDS[name].description, rich_help_panel=extra["group"], show_default=extra["shown"] or shown,
+        metavar=None if kind is bool else extra["metavar"] or _metavar(kind),
+    )  # fmt: skip
+    typed = bool if kind is bool else list[str] if several else str
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, option]
     )
 
 
-def _metavar(name: str, hint: Any) -> str | None:
-    if hint is bool:
-        return None
-    if name in METAVARS:
-        return METAVARS[name]
-    kinds = [kind for kind in (get_args(hint) or (hint,)) if kind is not type(None)]
-    return (
-        None if get_origin(hint) is not None and kinds[0] not in (int, float) else {int: "N", float: "X"}.get(kinds[0])
-    )
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
-METAVARS = {
-    "model": "NAME",
-    "model_args": "NAME=VALUE",
-    "data": "FOLDER|digits",
-    "val_data": "FILES",
-    "loader": "MODULE:FUNCTION",
-    "rates": "layerwise|single|FILE",
-    "out": "FOLDER",
-    "device": "DEVICE",
-}
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {int: "N", float: "X"}.get(kind, "TEXT")
 
 
 def _signature() -> list[inspect.Parameter]:
     hints = get_type_hints(Recipe)
     kw = inspect.Parameter.KEYWORD_ONLY
     preset = Annotated[str | None, typer.Option(help="A recipe to start from.", metavar="NAME", show_default=False)]
+    config = Annotated[
+        str | None,
+        typer.Option(
+            help="Options from a TOML or YAML file (`batch_size = 64`). A run folder has its own, recipe.toml.",
+            metavar="FILE", show_default=False,
+        ),
+    ]  # fmt: skip
     dry = Annotated[bool, typer.Option("--dry-run", help="Show memory, steps and learning rates, and train nothing.")]
     tested = Annotated[
         bool,
@@ -104,14 +116,11 @@ def _signature() -> list[inspect.Parameter]:
     listed = Annotated[bool, typer.Option("--presets", help="List the presets and exit.")]
     return [
         inspect.Parameter("preset", kw, default=None, annotation=preset),
+        inspect.Parameter("config", kw, default=None, annotation=config),
         inspect.Parameter("dry_run", kw, default=False, annotation=dry),
         inspect.Parameter("eval_only", kw, default=False, annotation=tested),
         inspect.Parameter("presets", kw, default=False, annotation=listed),
-        *(
-            _parameter(name, hints[name], getattr(Recipe, name), group, text)
-            for group, fields in HELP.items()
-            for name, text in fields.items()
-        ),
+        *(_parameter(name, hints[name]) for name in FIELDS),
     ]
 
 

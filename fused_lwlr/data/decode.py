@@ -46,11 +46,11 @@ def _eight_bits(image: Any, file_format: str | None) -> Any:
     return image
 
 
-def central_square(image: Any, size: int) -> Any:
-    """The largest square in the middle of an image of Pillow, `size` x `size` pixels."""
+def central_square(image: Any, size: int, resample: Any = None) -> Any:
+    """The largest square in the middle of an image of Pillow, `size` x `size` pixels; bicubic if `resample` is None."""
     from PIL import Image, ImageOps
 
-    return ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+    return ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC if resample is None else resample)
 
 
 def pixels_of(image: Any) -> Tensor:

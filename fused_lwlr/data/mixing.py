@@ -85,3 +85,21 @@ def mixed_cross_entropy(outputs: Tensor, targets: Tensor, *, smoothing: float = 
     if targets.is_floating_point():
         return functional.cross_entropy(outputs, targets.to(outputs.dtype))
     return functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
+
+
+def mixed_binary_cross_entropy(
+    outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, threshold: float | None = None
+) -> Tensor:
+    """Binary cross entropy of each class for itself, averaged over classes and images (ResNet strikes back).
+
+    Args:
+        outputs: (images, classes), logits.
+        targets, smoothing: as for `mixed_cross_entropy`.
+        threshold: targets above it are 1, and others 0; None leaves them as they are.
+    """
+    if not targets.is_floating_point():
+        classes = outputs.shape[1]
+        targets = functional.one_hot(targets, classes) * (1 - smoothing) + smoothing / classes
+    if threshold is not None:
+        targets = targets > threshold
+    return functional.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))

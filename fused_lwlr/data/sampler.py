@@ -17,6 +17,7 @@ class MicroBatch(NamedTuple):
     step: int  # of the optimizer, from 0 over the whole run
     micro: int  # of the step's forward passes in this process, from 0
     indices: tuple[int, ...]  # into the data set; -1 is padding
+    copies: tuple[int, ...] = ()  # the number of each copy of an image, from 0; empty without copies
 
 
 class MicroBatchSampler(Sampler[MicroBatch]):
@@ -26,6 +27,10 @@ class MicroBatchSampler(Sampler[MicroBatch]):
     left over at its end, too little for a step, is left out. A step has the same images in the same order, however
     it is split: pass k of process r gets those from (k · world_size + r) · micro_batch on.
 
+    With `repeats`, repeated augmentation (arXiv:1901.09335): each image of the permutation is there so many times in a
+    row, and an epoch has as many steps as without, so that it sees a part of the images. In a batch all first copies
+    come before the second ones, so that processes get different copies.
+
     Args:
         count: images of the data set.
         seed: 0 or more.
@@ -33,6 +38,7 @@ class MicroBatchSampler(Sampler[MicroBatch]):
         micro_batch: images of one forward pass of one process.
         world_size: processes.
         rank: of this process, from 0.
+        repeats: copies of an image.
         start_step: the first step to be made; those before were made already.
         steps: of the whole run, those before `start_step` included.
 
@@ -50,10 +56,12 @@ class MicroBatchSampler(Sampler[MicroBatch]):
         steps: int,
         world_size: int = 1,
         rank: int = 0,
+        repeats: int = 1,
         start_step: int = 0,
     ) -> None:
         check_seed(seed)
-        for name, value in (("batch_size", batch_size), ("micro_batch", micro_batch), ("world_size", world_size)):
+        numbers = {"batch_size": batch_size, "micro_batch": micro_batch, "world_size": world_size, "repeats": repeats}
+        for name, value in numbers.items():
             if value < 1:
                 raise ValueError(f"{name}={value} is not positive: give 1 or more")
         if not 0 <= rank < world_size:
@@ -67,6 +75,7 @@ class MicroBatchSampler(Sampler[MicroBatch]):
         _check_split(batch_size, micro_batch, world_size)
         self.count, self.seed, self.batch_size, self.micro_batch = count, seed, batch_size, micro_batch
         self.world_size, self.rank, self.start_step, self.steps = world_size, rank, start_step, steps
+        self.repeats = repeats
         self.steps_per_epoch = count // batch_size
         self.micro_batches = batch_size // (micro_batch * world_size)
 
@@ -79,10 +88,13 @@ class MicroBatchSampler(Sampler[MicroBatch]):
             epoch, in_epoch = divmod(step, self.steps_per_epoch)
             if epoch != current:
                 current, order = epoch, permutation(self.count, self.seed, epoch)
+            at = np.arange(in_epoch * self.batch_size, (in_epoch + 1) * self.batch_size)
+            at = at[np.argsort(at % self.repeats, kind="stable")]
             for micro in range(self.micro_batches):
-                begin = in_epoch * self.batch_size + (micro * self.world_size + self.rank) * self.micro_batch
-                indices = order[begin : begin + self.micro_batch]
-                yield MicroBatch(self.seed, epoch, step, micro, tuple(indices.tolist()))
+                begin = (micro * self.world_size + self.rank) * self.micro_batch
+                images, copies = np.divmod(at[begin : begin + self.micro_batch], self.repeats)
+                numbers = tuple(copies.tolist()) if self.repeats > 1 else ()
+                yield MicroBatch(self.seed, epoch, step, micro, tuple(order[images].tolist()), numbers)
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -105,17 +105,28 @@ class Noise:
 
 
 class Transformed(Images):
-    """Pictures through a transform, whose random numbers follow from (seed, epoch, index).
+    """Pictures through a transform, whose random numbers follow from (seed, epoch, index) and the number of the copy.
 
     Args:
         pictures: where the images come from.
         transform: to uint8 of (3, image_size, image_size).
         skip: leave out what cannot be read, rather than fail.
         replace: put the next readable image in its place, as training does; without, its target is -1.
+        statistics: as of `Images`.
     """
 
-    def __init__(self, pictures: Pictures, transform: Transform, image_size: int, *, skip: bool, replace: bool) -> None:
+    def __init__(
+        self,
+        pictures: Pictures,
+        transform: Transform,
+        image_size: int,
+        *,
+        skip: bool,
+        replace: bool,
+        statistics: tuple[Tensor, Tensor] = Images.statistics,
+    ) -> None:
         self.pictures, self.transform, self.image_size = pictures, transform, image_size
+        self.statistics = statistics
         self.skip, self.replace = skip, replace
 
     def __len__(self) -> int:
@@ -135,7 +146,8 @@ class Transformed(Images):
                 except ValueError as error:
                     return Loaded(inputs, targets, tuple(skipped), str(error))
                 if image is not None:
-                    seed_globals(sequence(IMAGE, wanted.seed, wanted.epoch, index))
+                    copy = wanted.copies[at] if wanted.copies else 0
+                    seed_globals(sequence(IMAGE, wanted.seed, wanted.epoch, index, *([copy] if copy else [])))
                     inputs[at], targets[at] = self.transform(image), self.pictures.target(found)
         return Loaded(inputs, targets, tuple(skipped), None)
 

@@ -97,7 +97,8 @@ def _steps(trainer: Trainer) -> Table:
         "a step": f"{recipe.batch_size} images: {_count(world.size, 'process', 'processes')}, "
         f"{_count(trainer.accumulation, 'pass', 'passes')} in each, of {trainer.micro} images",
         "an epoch": f"{trainer.steps_per_epoch:,} steps" + (f"; {left} images are left over" if left else ""),
-        "training": f"{trainer.total:,} steps, {trainer.warmup:,} of them warm-up, then a {recipe.schedule} to 0",
+        "training": f"{trainer.total:,} steps, {trainer.warmup:,} of them warm-up, then a {recipe.schedule} to "
+        f"{recipe.min_lr:g}",
         "learning rate": f"{peak_lr(recipe):.4g} at its peak"
         + (f" ({recipe.lr:g} at {recipe.lr_batch_size}, {recipe.lr_scaling})" if recipe.lr_scaling != "none" else ""),
         "optimizer": f"{recipe.optimizer}, scaling {recipe.scaling}, rates {recipe.rates}, weight decay "

@@ -32,8 +32,8 @@ from fused_lwlr.training.trainer import Trainer
 def run(recipe: Recipe) -> int:
     """Train by a recipe, or go on with it where its folder has a checkpoint.
 
-    The folder gets `run.json` (what ran), `rates.json`, `metrics.jsonl`, `layers.jsonl`, checkpoints, and at the end
-    `model.pt`, with `ema` also `model_ema.pt`, and `report.html`.
+    The folder gets `recipe.toml`, `run.json` (what ran), `rates.json`, `metrics.jsonl`, `layers.jsonl`, checkpoints,
+    and at the end `model.pt`, with `ema` also `model_ema.pt`, and `report.html`.
 
     Returns:
         0, or after a signal what the process should exit with; a checkpoint was written then.
@@ -77,6 +77,7 @@ def run(recipe: Recipe) -> int:
             finish(trainer, screen)
             return 0
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
+        write_recipe(recipe)
         if restored is None:
             trainer.prepare(progress=True)
             loop.begin()
@@ -86,6 +87,12 @@ def run(recipe: Recipe) -> int:
             loop.train()
         finish(trainer, screen)
         return flag.exit_code
+
+
+def write_recipe(recipe: Recipe) -> None:
+    """Write `recipe.toml`, with which `--config` trains the same again."""
+    path = Path(recipe.out) / "recipe.toml"
+    from_first(lambda: files.replace_text(path, recipe.to_toml()), process_group())
 
 
 def _lock(folder: Path, held: ExitStack) -> None:

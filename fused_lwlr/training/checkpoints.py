@@ -135,6 +135,7 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         config: Mapping[str, Any] | None = None,
         free: Collection[str] = (),
+        defaults: Mapping[str, Any] | None = None,
     ) -> Checkpoint | None:
         """Load the latest checkpoint that is whole, if it fits; None where there is none.
 
@@ -145,6 +146,7 @@ class Checkpoints:
             optimizer: of the same kind, with the same parameters in the same groups.
             config: that of this run; None to take any.
             free: fields of it that may differ from that of the checkpoint, as in `config_diff.difference`.
+            defaults: of fields that older checkpoints do not have, as in `config_diff.difference`.
 
         Raises:
             ValueError: there are only damaged ones, it was written with another configuration, or it is of another
@@ -160,7 +162,7 @@ class Checkpoints:
                 return None
             path, whole = found
             if config is not None:
-                check_config(whole["config"], config, free=free, where=path)
+                check_config(whole["config"], config, free=free, defaults=defaults, where=path)
             states.check_models(whole["models"], wanted, where=path)
             states.check_optimizer(whole["optimizer"], next(iter(models.values())), optimizer, where=path)
             content.update(whole)

@@ -20,36 +20,52 @@ def json_values(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def difference(old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collection[str] = ()) -> list[str]:
+def difference(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    *,
+    free: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> list[str]:
     """A line `field: old -> new` for each field that differs, fields of fields as `field.field`.
 
-    A field that one of them lacks counts as None: an option that came with a later version does not end a run.
+    A field that one of them lacks counts as its default: an option that came with a later version does not end a run.
 
     Args:
         old, new: configurations of values of JSON.
         free: fields that may differ, whole sections included (`logging` stands for all of `logging.every`, ...).
+        defaults: values that fields have where they are not given; None for others.
     """
     before, after = (dict(_fields(json_values(config))) for config in (old, new))
+    absent = json_values(defaults or {})
     return [
         f"{name}: {_shown(before, name)} -> {_shown(after, name)}"
         for name in dict.fromkeys([*before, *after])
-        if before.get(name) != after.get(name) and not any(name == f or name.startswith(f"{f}.") for f in free)
+        if before.get(name, absent.get(name)) != after.get(name, absent.get(name))
+        and not any(name == f or name.startswith(f"{f}.") for f in free)
     ]
 
 
-def check_config(old: Mapping[str, Any], new: Mapping[str, Any], *, free: Collection[str] = (), where: object) -> None:
+def check_config(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    *,
+    free: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    where: object,
+) -> None:
     """Refuse to go on with another configuration.
 
     Args:
         old: that of the run.
         new: that which it is to go on with.
-        free: fields that may differ, as in `difference`.
+        free, defaults: as in `difference`.
         where: the file or folder of the run, for the message.
 
     Raises:
         ValueError: they differ; the message has a line for each field, and says how to go on.
     """
-    changed = difference(old, new, free=free)
+    changed = difference(old, new, free=free, defaults=defaults)
     if changed:
         may = f" Only {', '.join(sorted(free))} may change." if free else ""
         lines = "\n".join(f"  {line}" for line in changed)

@@ -13,7 +13,7 @@ from fused_lwlr.training.checkpoints import Checkpoint, Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.config_diff import difference
 from fused_lwlr.training.layer_values import LayerProbe
-from fused_lwlr.training.recipe import FREE, SPREAD, Recipe
+from fused_lwlr.training.recipe import FIELDS, FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.schedule import peak_lr
 from fused_lwlr.training.signals import StopFlag
@@ -86,8 +86,12 @@ class Loop:
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
         trainer.adopt()
         found = self.checkpoints.restore(
-            models=trainer.models, optimizer=trainer.optimizer, config=self.config, free=(*FREE, *SPREAD)
-        )  # fmt: skip
+            models=trainer.models,
+            optimizer=trainer.optimizer,
+            config=self.config,
+            free=(*FREE, *SPREAD),
+            defaults={name: field.default for name, field in FIELDS.items()},
+        )
         if found is None:
             return None
         trainer.step = found.step

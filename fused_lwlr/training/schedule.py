@@ -20,18 +20,28 @@ def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
     return recipe.steps if recipe.steps is not None else max(1, round(recipe.epochs * steps_per_epoch))
 
 
-def factor(step: int, *, total: int, warmup: int, kind: str = "cosine") -> float:
-    """What the peak is multiplied by in a step, counted from 0.
-
-    In warm-up (step + 1) / (warmup + 1); 1 in the step after it; from there down to 0 after the last step, along half a
-    cosine or the square of a line. No step has a rate of 0.
-    """
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    left = 1 - (step - warmup) / max(total - warmup, 1)
-    return left**2 if kind == "polynomial" else (1 + math.cos(math.pi * (1 - left))) / 2
-
-
 def warmup_steps(recipe: Recipe, steps_per_epoch: int) -> int:
-    """Steps of warm-up: at most all but one."""
-    return min(round(recipe.warmup_epochs * steps_per_epoch), total_steps(recipe, steps_per_epoch) - 1)
+    """Steps of warm-up, at most all but one: with `steps` the part of them that it has of `epochs`."""
+    total = total_steps(recipe, steps_per_epoch)
+    if recipe.steps is None:
+        return min(round(recipe.warmup_epochs * steps_per_epoch), total - 1)
+    return min(round(recipe.warmup_epochs / recipe.epochs * total), total - 1)
+
+
+def lr_of_step(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of a step, counted from 0.
+
+    It rises in equal steps from peak / (warm-up + 1), and is the peak in the step after warm-up. From there it falls to
+    `min_lr` after the last step, along half a cosine or a power of a line; or it is multiplied by `step_factor` every
+    `step_epochs` from the beginning of training on, down to `min_lr`.
+    """
+    peak, total, warmup = peak_lr(recipe), total_steps(recipe, steps_per_epoch), warmup_steps(recipe, steps_per_epoch)
+    if step < warmup:
+        return peak * ((step + 1) / (warmup + 1))
+    if recipe.schedule == "step":
+        epoch = step / total * recipe.epochs if recipe.steps is not None else step / steps_per_epoch
+        # not a hair's breadth before the end of an epoch
+        return max(peak * recipe.step_factor ** math.floor(epoch / recipe.step_epochs + 1e-9), recipe.min_lr)
+    left = 1 - (step - warmup) / max(total - warmup, 1)
+    fall = left**recipe.power if recipe.schedule == "polynomial" else (1 + math.cos(math.pi * (1 - left))) / 2
+    return recipe.min_lr + (peak - recipe.min_lr) * fall

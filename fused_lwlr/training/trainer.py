@@ -16,6 +16,7 @@ from fused_lwlr.data import (
     Mixing,
     Splits,
     Stream,
+    mixed_binary_cross_entropy,
     mixed_cross_entropy,
     train_batches,
     val_batches,
@@ -26,7 +27,7 @@ from fused_lwlr.training.evaluate import Context, Evaluation, evaluate
 from fused_lwlr.training.prepare import gradinit, gradinit_batches, rates_of
 from fused_lwlr.training.processes import World, spread, unsynchronized
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.schedule import factor, peak_lr, total_steps, warmup_steps
+from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
 from fused_lwlr.training.setup import new_model, new_optimizer
 
 CALIBRATION = 100
@@ -137,6 +138,7 @@ class Trainer:
             micro_batch=self.micro,
             world_size=size,
             rank=rank,
+            repeats=self.recipe.repeats,
             start_step=start,
             steps=stop,
         )
@@ -162,8 +164,13 @@ class Trainer:
         return self.mixing(inputs, targets, step=step, micro=number)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy of a pass, averaged over its images."""
-        return mixed_cross_entropy(outputs, targets, smoothing=self.recipe.label_smoothing)
+        """The loss of a pass, averaged over its images."""
+        recipe = self.recipe
+        if recipe.loss == "bce":
+            return mixed_binary_cross_entropy(
+                outputs, targets, smoothing=recipe.label_smoothing, threshold=recipe.bce_threshold
+            )
+        return mixed_cross_entropy(outputs, targets, smoothing=recipe.label_smoothing)
 
     def mixed_precision(self) -> AbstractContextManager[Any]:
         """The context that a pass computes in."""
@@ -173,7 +180,7 @@ class Trainer:
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
-        return peak_lr(self.recipe) * factor(self.step, total=self.total, warmup=self.warmup, kind=self.recipe.schedule)
+        return lr_of_step(self.recipe, self.step, self.steps_per_epoch)
 
     def gradients(self, passes: Iterator[Batch]) -> tuple[Tensor, list[str]]:
         """Gradients of the next step, averaged over its passes and processes.

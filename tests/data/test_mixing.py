@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr.data import Mixing, mixed_cross_entropy
+from fused_lwlr.data import Mixing, mixed_binary_cross_entropy, mixed_cross_entropy
 from fused_lwlr.data.randomness import MIXING, sequence
 
 IMAGES, CLASSES = 6, 5
@@ -137,3 +137,23 @@ def test_mixing_needs_timm(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ImportError, match=r"Mixup and CutMix needs timm .*'fused_lwlr\[timm\]'"):
         Mixing(classes=2, mixup=1.0)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.2])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_binary_cross_entropy_is_timms(mixed, smoothing, threshold, timm, device):
+    """And −Σ p log σ(x) + (1 − p) log (1 − σ(x)) in float64, averaged over classes too."""
+    from timm.loss import BinaryCrossEntropy
+
+    inputs, targets = batch(device)
+    outputs = torch.randn(IMAGES, CLASSES, device=device)
+    if mixed:
+        _, targets = Mixing(classes=CLASSES, mixup=0.5, smoothing=smoothing)(inputs, targets, step=0)
+    found = mixed_binary_cross_entropy(outputs, targets, smoothing=smoothing, threshold=threshold)
+    theirs = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)(outputs, targets)
+    torch.testing.assert_close(found, theirs)
+    p = targets.double() if mixed else one_hot(targets, smoothing).double().to(device)
+    p = p if threshold is None else (p > threshold).double()
+    x = outputs.double().sigmoid()
+    torch.testing.assert_close(found, -(p * x.log() + (1 - p) * (1 - x).log()).mean().float())

@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+import numpy as np
 import pytest
 
 from fused_lwlr.data import MicroBatchSampler
@@ -90,3 +91,39 @@ def test_validation_is_dealt_out_once_and_padded(count, world_size, batch_size):
     dealt = [i for shard in shards for batch in shard for i in batch.indices]
     assert len(dealt) == sum(map(len, shards)) * batch_size
     assert sorted(i for i in dealt if i >= 0) == list(range(count))
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+@pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 12), (2, 3), (4, 3)])
+def test_repeated_augmentation(repeats, world_size, micro_batch):
+    """Beside timm's order: each image so many times in a row, cut off where an epoch without copies ends."""
+    count, batch, steps = 40, 12, 3
+    samplers = [
+        MicroBatchSampler(count, seed=5, batch_size=batch, micro_batch=micro_batch, steps=2 * steps, repeats=repeats,
+                          world_size=world_size, rank=rank)
+        for rank in range(world_size)
+    ]  # fmt: skip
+    assert samplers[0].steps_per_epoch == steps
+    found = [list(sampler) for sampler in samplers]
+    for step in range(2 * steps):
+        epoch, at = divmod(step, steps)
+        repeated = np.repeat(permutation(count, 5, epoch), repeats)[at * batch : (at + 1) * batch]
+        parts = [
+            micro for i in range(samplers[0].micro_batches) for rank in found
+            for micro in [rank[step * samplers[0].micro_batches + i]]
+        ]  # fmt: skip
+        images = [index for micro in parts for index in micro.indices]
+        assert sorted(images) == sorted(repeated.tolist())
+        copies = [copy for micro in parts for copy in micro.copies] or [0] * batch
+        pairs = list(zip(images, copies, strict=True))
+        assert len(set(pairs)) == batch
+        # copies are apart: all first ones, then all second ones
+        assert copies == sorted(copies)
+        assert set(copies) == set(range(repeats))
+
+
+def test_no_copies_are_no_numbers():
+    [micro] = MicroBatchSampler(4, seed=0, batch_size=4, micro_batch=4, steps=1)
+    assert micro.copies == ()
+    with pytest.raises(ValueError, match="repeats=0 is not positive"):
+        MicroBatchSampler(4, seed=0, batch_size=4, micro_batch=4, steps=1, repeats=0)

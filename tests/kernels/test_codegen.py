@@ -20,6 +20,7 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 COLUMNS = {
     "sgd": (2, 1),
     "sgd momentum": (3, 2),
+    "sgd lr in momentum": (3, 2),
     "adamw": (4, 3),
     "adamw amsgrad": (5, 4),
     "sgd momentum, ELR": (1 + 1 + 3, 2),

@@ -2,19 +2,23 @@
 
 import copy
 import dataclasses
+from fnmatch import fnmatch
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from fused_lwlr import calibrate, gradinit_, lwlr_init_
 from fused_lwlr.data import open_data, val_batches
 from fused_lwlr.data.sampler import permutation
 from fused_lwlr.models.build import build
+from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.training import trainer as trainer_module
+from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.schedule import factor
+from fused_lwlr.training.schedule import lr_of_step
+from fused_lwlr.training.setup import new_model
 from fused_lwlr.training.trainer import Trainer
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -42,17 +46,23 @@ def by_hand(recipe, data, steps):
     torch.manual_seed(recipe.seed)
     model = build(recipe.model, image_size=8, channels=1, classes=10)
     lwlr_init_(model)
-    kinds = {"sgd": lambda p, **k: torch.optim.SGD(p, momentum=0.9, **k), "adamw": torch.optim.AdamW}
+    kinds = {
+        "sgd": lambda p, **k: torch.optim.SGD(p, momentum=0.9, nesterov=recipe.nesterov, **k),
+        "adamw": lambda p, **k: torch.optim.AdamW(p, betas=recipe.betas, eps=recipe.eps, **k),
+    }
     optimizer = kinds[recipe.optimizer](model.parameters(), lr=1.0, weight_decay=recipe.weight_decay)
     order = permutation(len(data.train), recipe.seed, 0)
     losses = []
     for step in range(steps):
         indices = torch.from_numpy(order[step * recipe.batch_size : (step + 1) * recipe.batch_size])
-        optimizer.param_groups[0]["lr"] = recipe.lr * factor(step, total=steps, warmup=0)
+        optimizer.param_groups[0]["lr"] = lr_of_step(recipe, step, len(data.train) // recipe.batch_size)
         model.train()
-        loss = cross_entropy(
-            model(data.train.inputs[indices]), data.train.targets[indices], label_smoothing=recipe.label_smoothing
-        )
+        outputs, targets = model(data.train.inputs[indices]), data.train.targets[indices]
+        if recipe.loss == "bce":
+            soft = one_hot(targets, 10) * (1 - recipe.label_smoothing) + recipe.label_smoothing / 10
+            loss = binary_cross_entropy_with_logits(outputs, soft)
+        else:
+            loss = cross_entropy(outputs, targets, label_smoothing=recipe.label_smoothing)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -60,7 +70,14 @@ def by_hand(recipe, data, steps):
     return model, losses
 
 
-@pytest.mark.parametrize("options", [{}, {"optimizer": "adamw", "lr": 1e-3}, {"model": "vit", "label_smoothing": 0.1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"optimizer": "adamw", "lr": 1e-3}, {"model": "vit", "label_smoothing": 0.1}, {"nesterov": True},
+        {"optimizer": "adamw", "lr": 1e-3, "betas": (0.5, 0.8), "eps": 1e-3}, {"loss": "bce", "label_smoothing": 0.1},
+    ],
+    ids=str,
+)  # fmt: skip
 @pytest.mark.usefixtures("torchs_bits")
 def test_a_plain_loop_gets_the_same_bits(options, data):
     recipe = dataclasses.replace(BASE, **options)
@@ -165,6 +182,77 @@ def test_weight_decay_of_matrices_alone(data):
         assert {param.dim() >= 2 for param in group["params"]} == {group["weight_decay"] > 0}
     held = [param for group in trainer.optimizer.param_groups for param in group["params"]]
     assert {id(param) for param in held} == {id(param) for param in trainer.model.parameters()}
+
+
+def test_what_is_excluded_has_neither_decay_nor_scaling(data):
+    """By name, as in MLPerf: a weight of a convolution too."""
+    patterns = ("*bn*", "*.bias", "conv.weight")
+    recipe = dataclasses.replace(BASE, scaling="lars", lr_in_momentum=True, exclude=patterns, steps=1)
+    trainer = Trainer(recipe, ALONE, data)
+    trainer.prepare()
+    names = [name for name, _ in trainer.model.named_parameters()]
+    left_out = {name for name in names if any(fnmatch(name, pattern) for pattern in patterns)}
+    assert {"conv.weight", "head.bias"} <= left_out < set(names)
+    decay = {name: group["weight_decay"] for group in trainer.optimizer.param_groups for name in group["param_names"]}
+    assert {name for name, value in decay.items() if value == 0} == left_out
+    assert all(group["lr_in_momentum"] is True for group in trainer.optimizer.param_groups)
+    trainer.gradients(trainer.batches())
+    trainer.update()
+    ratios = trainer.optimizer.layer_stats()
+    scaled = {name for name, ratio in zip(ratios.names, ratios.trust_ratio.tolist(), strict=True) if ratio != 1}
+    assert scaled == {name for name, param in trainer.model.named_parameters() if param.dim() >= 2} - left_out
+
+
+def test_a_pattern_that_fits_nothing_is_refused(data):
+    trainer = Trainer(dataclasses.replace(BASE, exclude=("*.scale",)), ALONE, data)
+    with pytest.raises(ValueError, match=r"--exclude \*\.scale fits no parameter of resnet, which has "):
+        trainer.prepare()
+
+
+def test_layer_decay_multiplies_rates(data):
+    trainer = Trainer(dataclasses.replace(BASE, model="vit", layer_decay=0.5, steps=1), ALONE, data)
+    trainer.prepare()
+    expected = layer_decay(trainer.model, 0.5)
+    [group] = trainer.optimizer.param_groups
+    assert dict(zip(group["param_names"], group["multipliers"], strict=True)) == expected
+    assert len(set(expected.values())) > 2
+    assert resolve("vit-s-adamw", {"layer_decay": 0.7}).rates == "single"
+
+
+def test_weights_of_a_checkpoint_are_where_training_starts(timm, tmp_path):
+    """And timm's own initialization stays where the model is asked for: the last scale of a block is 0."""
+    options = {"model": "timm:test_resnet", "rates": "single"}
+    sizes = {"image_size": 32, "channels": 3, "classes": 3}
+    trained = timm.create_model("test_resnet", num_classes=3)
+    for param in trained.parameters():
+        param.data.uniform_()
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    kept = new_model(resolve(None, {**options, "model_args": (f"checkpoint_path={tmp_path}/weights.pth",)}), **sizes)
+    for (name, ours), theirs in zip(kept.named_parameters(), trained.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    fresh, drawn = (new_model(resolve(None, {**options, **more}), **sizes) for more in ({}, {"init": "lwlr"}))
+    assert fresh.layer1[0].bn2.weight.abs().max() == 0
+    assert drawn.layer1[0].bn2.weight.abs().min() == 1
+
+
+def test_pretrained_asks_timm_for_its_weights(timm, monkeypatch):
+    asked = []
+    monkeypatch.setattr(timm, "create_model", lambda name, **options: asked.append(options) or torch.nn.Linear(2, 2))
+    monkeypatch.setattr("fused_lwlr.models.build.import_timm", lambda what: timm)
+    recipe = resolve(None, {"model": "timm:resnet18", "pretrained": True})
+    new_model(recipe, image_size=32, channels=3, classes=3)
+    assert asked == [{"num_classes": 3, "in_chans": 3, "pretrained": True}]
+
+
+def test_a_size_of_validation_that_the_model_does_not_take_is_refused_at_once(timm):
+    sizes = {"image_size": 32, "channels": 3, "classes": 3}
+    options = {"init": "model", "test_size": 48}
+    vit = {"model": "timm:vit_tiny_patch16_224", "model_args": ("depth=1", "embed_dim=24", "num_heads=2")}
+    with pytest.raises(
+        ValueError, match="--test-size 48: timm:vit_tiny_patch16_224 takes images of its training alone"
+    ):
+        new_model(resolve(None, {**options, **vit}), **sizes)
+    assert new_model(resolve(None, {**options, "model": "timm:test_resnet"}), **sizes).training
 
 
 @pytest.mark.parametrize(
