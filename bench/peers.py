@@ -5,10 +5,9 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from bench import reference as numbers
 from bench.contestants import Contestant, Named, options_of
+from fused_lwlr.extras import import_beside_torchvision
 
 SGD = {"momentum": numbers.MOMENTUM, "weight_decay": numbers.DECAY["sgd"]}
 ADAMW = options_of("adamw")
@@ -56,20 +55,6 @@ def peers() -> tuple[list[Contestant], dict[str, str]]:
             build = _builder(getattr(modules[module], name), options)
             found.append(Contestant(rule, method, who, build, graph=False, mutates=True))
     return found, absent
-
-
-def import_beside_torchvision(name: str) -> Any:
-    """Imports a module that imports torchvision, also if that was built for another torch."""
-    try:
-        importlib.import_module("torchvision")
-    except ModuleNotFoundError:
-        pass
-    except RuntimeError:
-        # a CPU build of torch beside a torchvision whose compiled operators do not load: give it their schemas
-        schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        for op in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{op}", schema)
-    return importlib.import_module(name)
 
 
 def _builder(cls: Any, options: dict[str, Any]) -> Callable[[Named, float, bool], Any]:

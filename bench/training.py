@@ -23,13 +23,13 @@ from torch import nn
 
 from bench.pictures import make
 from fused_lwlr import ELR, SGD, AdamW
-from fused_lwlr.recipe.config import Recipe
-from fused_lwlr.recipe.data import Splits, open_data
-from fused_lwlr.recipe.engine import Trainer
-from fused_lwlr.recipe.parallel import world_of
-from fused_lwlr.recipe.presets import resolve
-from fused_lwlr.recipe.provenance import device_name, provenance
-from fused_lwlr.recipe.schedule import peak_lr
+from fused_lwlr.data import Splits, open_data
+from fused_lwlr.runs.provenance import device_name, provenance
+from fused_lwlr.training.presets import resolve
+from fused_lwlr.training.processes import world_of
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.schedule import peak_lr
+from fused_lwlr.training.trainer import Trainer
 
 FULL = {"resnet50-sgd": {"channels_last": True}, "vit-s-adamw": {}}
 BATCHES = (4096, 8192, 16384, 32768)
@@ -102,7 +102,7 @@ def of_files(recipe: Recipe, data: Splits, steps: int) -> Iterator[dict[str, Any
                 trainer.optimizer.zero_grad()
                 trainer.step += 1
             whole = (_now(world.device) - start) / steps
-            yield _row(recipe, trainer, f"from files, {recipe.loaders} workers", name, whole, updates / steps)
+            yield _row(recipe, trainer, f"from files, {trainer.workers} workers", name, whole, updates / steps)
 
 
 def _row(recipe: Recipe, trainer: Trainer, images: str, name: str, whole: float, update: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from fused_lwlr import ELR
-from fused_lwlr.kernels import ADAMW, LION, SGD, constants
+from fused_lwlr.kernels import ADAMW, LION, LR_IN_MOMENTUM, SGD, constants
 
 # the modules: the package exports functions of these names
 statistics, queue, update, step, formula = (
@@ -76,6 +76,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
     rules = {
         "sgd": (SGD, "", 16),
         "sgd momentum": (SGD, "X", 16),
+        "sgd lr in momentum": (LR_IN_MOMENTUM, "X", 16),
         "adamw": (ADAMW, "XY", 20),
         "adamw amsgrad": (ADAMW, "XYZ", 20),
         "lion": (LION, "X", 16),

@@ -1,22 +1,14 @@
-"""Layer-wise learning rates, and fused optimizers that apply them in one launch."""
+"""Layer-wise learning rates, and fused optimizers that apply them in one launch.
 
-from fused_lwlr import balance, multipliers, simulate
-from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
-from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
-from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
-from fused_lwlr.optim import SGD, AdamW, Lion
-from fused_lwlr.scaling import (
-    ELR,
-    LAMB,
-    LARC,
-    LARS,
-    BalancedLR,
-    ClipByLayer,
-    NormalizedGradient,
-    NormalizedGradientAdaptive,
-)
-from fused_lwlr.statistics import LayerStatistics, layer_statistics
-from fused_lwlr.step_statistics import LayerStatsLogger, StepStatistics
+torch is imported when the first name is used: `fused-lwlr --help`, which lies below this package, does without.
+"""
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fused_lwlr.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -53,3 +45,18 @@ __all__ = [
     "scale_invariant",
     "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        found = getattr(importlib.import_module("fused_lwlr.public"), name)
+    elif not name.startswith("_") and importlib.util.find_spec(f"fused_lwlr.{name}") is not None:
+        found = importlib.import_module(f"fused_lwlr.{name}")
+    else:
+        raise AttributeError(f"module 'fused_lwlr' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

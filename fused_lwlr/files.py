@@ -2,8 +2,7 @@
 
 import os
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -68,33 +67,3 @@ def read_tensors(path: Path) -> Any:
         # a damaged file makes for errors of any kind
         except Exception as error:
             raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from error
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from the same, while this lasts; a process that dies lets go of it.
-
-    Args:
-        path: a file in a folder that exists; it stays, with the number of the process.
-
-    Raises:
-        ValueError: another process has it.
-    """
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        yield
-        return
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise ValueError(
-                f"process {file.read().strip()} is at work in {path.parent}: wait for it, end it, or choose another "
-                "folder (--out)"
-            ) from error
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

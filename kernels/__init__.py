@@ -6,12 +6,23 @@ signatures and docstrings; neither imports the other, and neither knows of `torc
 
 if __name__ == "fused_lwlr.kernels":
     from fused_lwlr.kernels.control import STEP_STATISTICS, Balance, Factors, Gate, Scale
-    from fused_lwlr.kernels.rules import ADAMW, LION, SGD, AdamWHyper, LionHyper, Rule, SGDHyper
+    from fused_lwlr.kernels.rules import (
+        ADAMW,
+        LION,
+        LR_IN_MOMENTUM,
+        SGD,
+        AdamWHyper,
+        LionHyper,
+        LRInMomentumHyper,
+        Rule,
+        SGDHyper,
+    )  # fmt: skip
     from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
     __all__ = [
         "ADAMW",
         "LION",
+        "LR_IN_MOMENTUM",
         "SGD",
         "STATISTICS",
         "STEP_STATISTICS",
@@ -19,6 +30,7 @@ if __name__ == "fused_lwlr.kernels":
         "Balance",
         "Factors",
         "Gate",
+        "LRInMomentumHyper",
         "LionHyper",
         "Row",
         "Rule",

@@ -9,15 +9,28 @@ from tolerances import close
 from torch import Tensor
 
 from fused_lwlr.kernels import ADAMW as ADAMW_RULE
-from fused_lwlr.kernels import LION, SGD, AdamWHyper, LionHyper, Row, SGDHyper, Table, reference, triton
+from fused_lwlr.kernels import (
+    LION,
+    LR_IN_MOMENTUM,
+    SGD,
+    AdamWHyper,
+    LionHyper,
+    LRInMomentumHyper,
+    Row,
+    SGDHyper,
+    Table,
+    reference,
+    triton,
+)  # fmt: skip
 from fused_lwlr.kernels.triton import launch
 
-RULES = {"sgd": SGD, "adamw": ADAMW_RULE, "lion": LION}
+RULES = {"sgd": SGD, "adamw": ADAMW_RULE, "lion": LION, "lr in momentum": LR_IN_MOMENTUM}
 
 COLUMNS = {
     "sgd": ("param", "grad", "momentum_buffer"),
     "adamw": ("param", "grad", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     "lion": ("param", "grad", "exp_avg"),
+    "lr in momentum": ("param", "grad", "momentum_buffer"),
     "statistics": ("param", "grad"),
 }
 ADAMW = AdamWHyper(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
@@ -26,6 +39,7 @@ HYPER = {
     "sgd": [SGDHyper(lr=0.1, momentum=0.9, weight_decay=0.1)],
     "adamw": [ADAMW],
     "lion": [LION_HYPER],
+    "lr in momentum": [LRInMomentumHyper(lr=0.1, momentum=0.9, gradient_lr=0.5, weight_decay=0.1, nesterov=True)],
     "statistics": [],
 }
 TILE = launch.sizes_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).queue_tile

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import relu, scaled_dot_product_attention
 from zoo_parts import Net, conv, head, logits, of
 
-from fused_lwlr.train.models import ResNet, ViT
+from fused_lwlr.models.small import ResNet, ViT
 
 
 def resnet():

@@ -82,7 +82,12 @@ class FusedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
-    def _start(self, given: SharedOptions, rescale_weights: ScaleInvariant | Literal[False] = False) -> dict[str, Any]:
+    def _start(
+        self,
+        given: SharedOptions,
+        rescale_weights: ScaleInvariant | Literal[False] = False,
+        lr_in_momentum: bool = False,
+    ) -> dict[str, Any]:
         """Takes the options that all optimizers share, before there are param groups. Returns them all."""
         for name in given:
             if name not in DEFAULTS:
@@ -94,7 +99,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         if options["fused"] and options["foreach"]:
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         own = {field.name: options[field.name] for field in fields(StepOptions) if field.name in options}
-        self.options = StepOptions(**own, rescale_weights=rescale_weights, **self._kind)
+        self.options = StepOptions(
+            **own, rescale_weights=rescale_weights, lr_in_momentum=lr_in_momentum, **self._kind
+        )  # fmt: skip
         return options
 
     def _finish(self, multipliers: Mapping[str, float] | None) -> None:

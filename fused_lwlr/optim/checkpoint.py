@@ -36,6 +36,8 @@ Others may be missing, as from dicts of older versions: `__setstate__` gives the
 """
 OWN: Ranges = {"ema": ("None, or a number, at least 0 and below 1", lambda x: 0 <= x < 1)}
 """Options that dicts of `torch.optim` lack: they stay as they are where a dict has them not, or None for one."""
+LR_IN_MOMENTUM = "lr_in_momentum"
+"""An option of SGD that decides what its state means. Groups have it where it is True."""
 SWITCHES = ("nesterov", "maximize", "amsgrad")
 """Options that are True or False."""
 
@@ -113,6 +115,12 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
         isinstance(names, (list, tuple)) and len(names) == len(params) and all(isinstance(n, str) for n in names)
     ):
         raise ValueError(f"'param_names' of {where} must be {len(params)} names, not {_shown(names)}")
+    held, wanted = (options.get(LR_IN_MOMENTUM, False) for options in (theirs, mine))
+    if held != wanted:
+        raise ValueError(
+            f"{LR_IN_MOMENTUM!r} of {where} is {held}, but that of the optimizer {wanted}: one momentum buffer holds "
+            "lr, the other does not; construct the optimizer with the option that the dict was saved with"
+        )
     for option in mine.keys() & (RANGES.keys() | OWN.keys() | set(SWITCHES)):
         if option in theirs and not (option in OWN and theirs[option] is None):
             check_option(option, theirs[option], where)

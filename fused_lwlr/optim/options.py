@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Rule
+from fused_lwlr.kernels import LR_IN_MOMENTUM, Rule
 from fused_lwlr.ops import Backend, check_backend
 from fused_lwlr.optim.average import EMA, average_dtype, check_decay
 from fused_lwlr.rescaling import ScaleInvariant
@@ -58,6 +58,7 @@ class StepOptions:
     Attributes:
         optimizer: the name of the class, for messages.
         optional_state: the option of a param group that the last state column of the rule goes with, or None.
+        lr_in_momentum: whether the momentum buffer of SGD holds the learning rate, which is another rule.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         device_counts: whether the device counts steps whatever the param groups say: it alone knows which were skipped.
 
@@ -82,8 +83,11 @@ class StepOptions:
     rounding_seed: int
     state_dtype: torch.dtype | None
     device_counts: bool = False
+    lr_in_momentum: bool = False
 
     def __post_init__(self) -> None:
+        if self.lr_in_momentum:
+            self._take_lr_in_momentum()
         if self.master_weights and self.stochastic_rounding:
             raise ValueError(
                 "master_weights=True and stochastic_rounding=True exclude each other: with exact weights there is "
@@ -119,6 +123,23 @@ class StepOptions:
                 "fused_lwlr.scale_invariant(model, batch, loss_fn) returns: which layers are scale-invariant is "
                 "measured"
             )
+
+    def _take_lr_in_momentum(self) -> None:
+        """Exchanges the rule for the one with the learning rate in the buffer."""
+        if self.lr_in_momentum is not True:
+            raise ValueError(f"lr_in_momentum={self.lr_in_momentum!r} must be True or False")
+        if self.capturable:
+            raise ValueError(
+                "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "
+                "replay would not read"
+            )
+        if isinstance(self.scaling, Scaling) and self.scaling.uses_lr:
+            raise ValueError(
+                f"scaling={self.scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or is of "
+                "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
+                "ClipByLayer or BalancedLR"
+            )
+        object.__setattr__(self, "rule", LR_IN_MOMENTUM)
 
     def check_fused(self, fused: bool | None) -> None:
         """Raises ValueError if `fused` contradicts the backend. "auto" accepts either."""

@@ -1,6 +1,6 @@
 """SGD with momentum, and a multiplier for every layer."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch.optim.optimizer import ParamsT
 
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.checkpoint import LR_IN_MOMENTUM
 from fused_lwlr.optim.options import SharedOptions
 from fused_lwlr.rescaling import ScaleInvariant
 
@@ -22,8 +23,17 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         b ← momentum · b + (1 − dampening) · g       (b ← g on the first step)
         w ← w − lr · η · (b, or g + momentum · b with nesterov)
 
+    With `lr_in_momentum`, where the two differ while lr changes:
+
+        b ← momentum · b + lr · (g + weight_decay · w)
+        w ← w − η · (b, or lr · (g + weight_decay · w) + momentum · b with nesterov)
+
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in `torch.optim.SGD`.
+        lr_in_momentum: keep lr in the momentum buffer, as the TensorFlow reference of MLPerf does with LARS, whose
+            factor is in the buffer either way. It is part of `state_dict()`; a state dict that differs in it is
+            refused. It needs momentum and no dampening, and goes with every option but `capturable` and scalings whose
+            factor depends on lr or on the direction (LARC, LAMB).
         rescale_weights: what `fused_lwlr.scale_invariant` returns, to divide the weights of scale-invariant layers by
             the largest of their norms in every step, and what depends on them with them, so that the function of the
             network stays as it is, up to the eps of its normalizations.
@@ -47,12 +57,26 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        lr_in_momentum: bool = False,
         rescale_weights: ScaleInvariant | Literal[False] = False,
         **options: "Unpack[SharedOptions]",
     ) -> None:
-        shared = self._start(options, rescale_weights)
+        shared = self._start(options, rescale_weights, lr_in_momentum)
         super().__init__(
             params, lr, momentum, dampening, weight_decay, nesterov,
             maximize=maximize, foreach=shared["foreach"], differentiable=shared["differentiable"],
         )  # fmt: skip
         self._finish(shared["multipliers"])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        own = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
+        if own.get(LR_IN_MOMENTUM, self.options.lr_in_momentum) != self.options.lr_in_momentum:
+            raise ValueError("lr_in_momentum is the same for all param groups: give it to the optimizer")
+        momentum, dampening = own.get("momentum", 0), own.get("dampening", 0)
+        if self.options.lr_in_momentum and not (momentum > 0 and dampening == 0):
+            raise ValueError(
+                f"lr_in_momentum=True needs momentum above 0 and dampening 0, not {momentum=} and {dampening=}"
+            )
+        super().add_param_group(param_group)
+        if self.options.lr_in_momentum:
+            self.param_groups[-1][LR_IN_MOMENTUM] = True

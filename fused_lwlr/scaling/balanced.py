@@ -33,6 +33,7 @@ class BalancedLR(Scaling):
     select: Selector = field(default=weights, kw_only=True)
 
     places = ("direction",)
+    uses_lr = False
     measures = False
 
     def scale(self, rule: Rule) -> Balance:

@@ -53,6 +53,7 @@ class Scaling:
             ‖d‖ of the direction, by the place; `weight_norm` is ‖w‖ before the step; lr includes the layer's
             multiplier; weight_decay is that of its group.
         bias_correction: whether the rule corrects its moments for their start at 0.
+        uses_lr: whether the formula may depend on lr. SGD's `lr_in_momentum=True` refuses those that do.
         measures: whether a step measures the norms of the gradients; False if the factors come from the norms of the
             weights before the step alone.
     """
@@ -62,6 +63,7 @@ class Scaling:
     places: ClassVar[tuple[Place, ...]]
     formula: ClassVar[Callable[..., Tensor]]
     bias_correction: ClassVar[bool] = True
+    uses_lr: ClassVar[bool] = True
     measures: ClassVar[bool] = True
 
     @property

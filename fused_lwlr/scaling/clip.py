@@ -25,6 +25,7 @@ class ClipByLayer(Scaling):
     select: Selector = field(default=everything, kw_only=True)
 
     places = ("gradient",)
+    uses_lr = False
 
     def __post_init__(self) -> None:
         require(self, positive=("max_norm",))

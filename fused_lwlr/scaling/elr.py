@@ -29,6 +29,7 @@ class ELR(Scaling):
     select: Selector = field(default=weights, kw_only=True)
 
     places = ("gradient", "direction")
+    uses_lr = False
 
     def __post_init__(self) -> None:
         require(self, positive=("goal",), not_negative=("eps",))

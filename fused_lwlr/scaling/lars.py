@@ -29,6 +29,7 @@ class LARS(Scaling):
     select: Selector = field(default=weights, kw_only=True)
 
     places = ("decayed", "gradient")
+    uses_lr = False
 
     def __post_init__(self) -> None:
         require(self, positive=("trust_coefficient",), not_negative=("eps",))
@@ -57,6 +58,8 @@ class LARC(LARS):
         eps: added to the denominator.
         select: the layers it acts on; weights, and neither biases nor normalizations, by default.
     """
+
+    uses_lr = True
 
     @staticmethod
     def formula(

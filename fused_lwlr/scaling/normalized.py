@@ -24,6 +24,7 @@ class NormalizedGradient(Scaling):
     select: Selector = field(default=everything, kw_only=True)
 
     places = ("gradient",)
+    uses_lr = False
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
@@ -47,6 +48,7 @@ class NormalizedGradientAdaptive(Scaling):
     select: Selector = field(default=weights, kw_only=True)
 
     places = ("gradient",)
+    uses_lr = False
 
     @staticmethod
     def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""SGD with momentum."""
+"""SGD with momentum, with the learning rate outside of the momentum buffer or in it."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -96,4 +96,73 @@ SGD = Rule(
     reference=reference,
     update=update,
     coefficients=coefficients,
+)
+
+
+class LRInMomentumHyper(NamedTuple):
+    """One row of SGD whose momentum buffer holds the learning rate.
+
+        g ← ± clip · s · g / grad_scale              (− with maximize)
+        g ← gradient_lr · s · (g + weight_decay · w)
+        b ← momentum · b + g
+        d ← g + momentum · b  with nesterov,  b  without
+        w ← (w − lr · η · s · d) / Ŵᵖ,   b ← b / Ŵᵖ
+
+    Attributes:
+        lr: 1, since the buffer has the learning rate; 0 in the row that changes nothing.
+        gradient_lr: the learning rate.
+        ema: the decay of the average of the weights, where there is one.
+    """
+
+    lr: Number
+    momentum: float
+    gradient_lr: float
+    weight_decay: Number = 0.0
+    nesterov: bool = False
+    maximize: bool = False
+    ema: float = 0.0
+
+
+def lr_in_momentum_hyper_of(options: Mapping[str, Any], bias_correction: bool) -> LRInMomentumHyper:
+    """Returns the hyper row of a param group."""
+    lr, momentum, _, weight_decay, nesterov, maximize = OPTIONS(options)
+    return LRInMomentumHyper(1.0, momentum, float(lr), weight_decay, nesterov, maximize)
+
+
+def lr_in_momentum_reference(
+    control: Any, h: LRInMomentumHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """The formula in plain PyTorch."""
+    (b,) = states
+    if control.weight_decay != 0:
+        g = g.add(w, alpha=control.weight_decay)
+    d = g = control.decayed(g) * h.gradient_lr
+    if b is not None:
+        b = b.mul_(h.momentum).add_(g)
+        d = g.add(b, alpha=h.momentum) if h.nesterov else b
+    if control.place == "direction":
+        d = d * control.direction(d)
+    return w.add_(d, alpha=-control.lr), (b,)
+
+
+def lr_in_momentum_update(w, g, b, y, z, has_b, has_z, scale, c1, c2, weight_decay, options):  # type: ignore[no-untyped-def]
+    """The step on one block of elements."""
+    momentum, gradient_lr = option(options, 0), option(options, 1)
+    g = where(weight_decay != 0, g + weight_decay * w, g) * scale * gradient_lr
+    b = momentum * b + g
+    return where(has_b, where(option(options, 2) != 0, g + momentum * b, b), g), b, y, z
+
+
+LR_IN_MOMENTUM = Rule(
+    # as many registers as SGD
+    name="sgd",
+    hyper=LRInMomentumHyper,
+    hyper_of=lr_in_momentum_hyper_of,
+    states=SGD.states,
+    offers=SGD.offers,
+    decay_in_gradient=True,
+    idle=LRInMomentumHyper(lr=0.0, momentum=1.0, gradient_lr=0.0),
+    numbers=lambda h: (h.momentum, h.gradient_lr, h.nesterov),
+    reference=lr_in_momentum_reference,
+    update=lr_in_momentum_update,
 )

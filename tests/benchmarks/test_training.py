@@ -3,8 +3,8 @@
 import pytest
 
 from bench import training
-from fused_lwlr.recipe.data import open_data
-from fused_lwlr.recipe.presets import resolve
+from fused_lwlr.data import open_data
+from fused_lwlr.training.presets import resolve
 
 
 @pytest.mark.parametrize("preset", training.SMALL)

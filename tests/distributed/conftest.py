@@ -1,11 +1,11 @@
 """A test that is marked `ranks(n)` runs on every one of n processes, which form a process group of gloo."""
 
 import builtins
-import fcntl
 import os
 import pickle
 
 import pytest
+from filelock import FileLock
 from launch import Case, run
 from torch import distributed as dist
 
@@ -38,8 +38,7 @@ def _problems(session, world):
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"ranks-{world}"
     root.mkdir(exist_ok=True)
     results = root / "results"
-    with (root / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(root / "lock"):
         if not results.exists():
             found = run(list(map(_case, items)), world, root / "run")
             results.write_bytes(pickle.dumps({item.nodeid: why for item, why in zip(items, found, strict=True)}))

@@ -21,6 +21,7 @@ ONCE = constants.GPU.at_once
 COLUMNS = {
     "sgd": (2, 1),
     "sgd momentum": (3, 2),
+    "sgd lr in momentum": (3, 2),
     "adamw": (4, 3),
     "adamw amsgrad": (5, 4),
     "sgd momentum, ELR": (ONCE + ONCE + 3, 2),

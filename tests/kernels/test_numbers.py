@@ -5,20 +5,25 @@ import pytest
 import torch
 from tables import ADAMW, LION_HYPER, RULES, after, make
 
-from fused_lwlr.kernels import SGDHyper
+from fused_lwlr.kernels import LRInMomentumHyper, SGDHyper
 from fused_lwlr.kernels.triton.numbers import HEADER, NO_NUMBERS, ON_DEVICE, numbers_of
 
 CPU = torch.device("cpu")
 SGD_HYPER = SGDHyper(lr=0.1, momentum=0.9, dampening=0.3, weight_decay=1 / 3, nesterov=True, maximize=True, ema=0.99)
-HYPER = {"sgd": SGD_HYPER, "adamw": ADAMW._replace(ema=0.9), "lion": LION_HYPER}
+HYPER = {
+    "sgd": SGD_HYPER, "adamw": ADAMW._replace(ema=0.9), "lion": LION_HYPER,
+    "lr in momentum": LRInMomentumHyper(1.0, momentum=0.9, gradient_lr=0.3, weight_decay=0.3, nesterov=True, ema=0.99),
+}  # fmt: skip
 every_rule = pytest.mark.parametrize("name", RULES)
 
 
 def expected(name, h, more):
     """A row, spelled out."""
     sign, ema = -1 if h.maximize else 1, 1 - h.ema
-    decays = (h.weight_decay, 0) if name == "sgd" else (0, h.weight_decay)
-    if name == "sgd":
+    decays = (h.weight_decay, 0) if name in ("sgd", "lr in momentum") else (0, h.weight_decay)
+    if name == "lr in momentum":
+        own = [h.momentum, h.gradient_lr, 1]
+    elif name == "sgd":
         own = [h.momentum, 1 - h.dampening, 1]
     elif name == "adamw":
         own = [1 - h.beta1, h.beta2, 1 - h.beta2, h.eps]

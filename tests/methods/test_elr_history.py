@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import fused_lwlr
 from fused_lwlr import ELRHistory, ELRRecorder
-from fused_lwlr.train.models import ViT
+from fused_lwlr.models.small import ViT
 
 STEPS = 5
 OPTIMIZERS = {

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo_parts import Net
 
 from fused_lwlr import gradinit_
-from fused_lwlr.train.models import ResNet, ViT
+from fused_lwlr.models.small import ResNet, ViT
 
 
 def images(count, samples=4, dtype=torch.float64):

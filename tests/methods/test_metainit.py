@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fused_lwlr import gradient_quotient, metainit_
 from fused_lwlr.methods.gradinit import gaussian_batches
-from fused_lwlr.train.models import ResNet, ViT
+from fused_lwlr.models.small import ResNet, ViT
 
 
 def net():

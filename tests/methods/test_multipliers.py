@@ -7,7 +7,7 @@ from torch import nn
 
 import fused_lwlr
 from fused_lwlr import multipliers
-from fused_lwlr.train.models import NoShort, ResNet, ViT
+from fused_lwlr.models.small import NoShort, ResNet, ViT
 
 SIZE = {"image_size": 8, "channels": 1, "classes": 10}
 

@@ -14,7 +14,7 @@ from zoo import build, conv_bias
 from zoo_parts import conv, data, found, of
 
 from fused_lwlr.methods.elr import scale_invariant
-from fused_lwlr.train.models import ResNet
+from fused_lwlr.models.small import ResNet
 
 
 def test_mapping_outputs_and_extra_tensors():

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import fused_lwlr
 from fused_lwlr.kernels import triton
-from fused_lwlr.train.models import ResNet
+from fused_lwlr.models.small import ResNet
 
 BATCH = 8
 # in float64, and what float32 leaves of it after some layers of rounding

@@ -105,7 +105,8 @@ class LayerRates(Mapping[str, float]):
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls([LayerRate(**layer) for layer in content["layers"]], content["steps"])
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} does not hold layer rates: {error!r}") from error
+            lacks = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} does not hold layer rates, as calibrate writes them: {lacks}") from error
 
     def plot(self, path: str | Path | None = None, title: str | None = None) -> "Figure":
         """Draw η against depth: all layers, and beside them the convolution and linear ones alone.

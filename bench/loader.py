@@ -1,0 +1,65 @@
+"""Images a second that one core loads: decoded, augmented, and handed to the process that trains.
+
+    python -m bench.loader                                  # photographs of scikit-learn, 520 x 350 pixels on average
+    python -m bench.loader --data imagenet/ --augmentation strong
+
+The cores are those of the worker, by the time that it computes: other work on the machine does not count. What is left
+to the process that trains is said beside; normalization is part of it, which a GPU does where there is one.
+"""
+
+import argparse
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from bench.pictures import make
+from fused_lwlr.data import MicroBatchSampler, open_data, train_batches
+from fused_lwlr.extras import import_beside_torchvision
+
+
+def measure(data: str, augmentation: str, *, size: int, batch: int, batches: int) -> tuple[float, float, int]:
+    """Images for each second of the worker, and of this process; bytes of a batch on the way between them."""
+    images = open_data(data, image_size=size, augmentation=augmentation).train
+    order = MicroBatchSampler(len(images), seed=0, batch_size=batch, micro_batch=batch, steps=batches)
+    sent = images[next(iter(order))].inputs
+    here, there = time.process_time(), _children()
+    for _ in train_batches(images, order, device=torch.device("cpu"), workers=1):
+        pass
+    count = batch * batches
+    return count / (_children() - there), count / (time.process_time() - here), sent.numel() * sent.element_size()
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Images a second that one core loads.")
+    parser.add_argument("--data", help="a folder as of fused-lwlr train; photographs of scikit-learn if not given")
+    parser.add_argument("--augmentation", default="basic", choices=["none", "basic", "strong"])
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batches", type=int, default=16)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.augmentation != "none":
+        import_beside_torchvision("timm")
+    with tempfile.TemporaryDirectory() as scratch:
+        data = given.data or str(make(Path(scratch) / "pictures", classes=2, images=256))
+        for _ in range(3):
+            worker, rest, size = measure(
+                data, given.augmentation, size=given.image_size, batch=given.batch, batches=given.batches
+            )
+            print(
+                f"{worker:.0f} images/s of a core in the worker, {rest:.0f} in the process that trains; a batch of "
+                f"{given.batch} takes {size / 2**20:.1f} MiB"
+            )
+
+
+if __name__ == "__main__":
+    main()

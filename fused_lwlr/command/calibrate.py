@@ -1,0 +1,100 @@
+"""The command `fused-lwlr calibrate`."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fused_lwlr.command import options as option
+
+
+def calibrate(
+    model: option.Model = "resnet",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, a folder of images with one sub-folder per class, or synthetic (random images, to try out).",
+            metavar="NAME|PATH",
+        ),
+    ] = "digits",
+    image_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Side of the square images in pixels.",
+            min=1,
+            metavar="PIXELS",
+            show_default="224 for timm, 8 for digits, else 64",
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Images in a minibatch.", min=2, metavar="N")] = 64,
+    steps: Annotated[
+        int,
+        typer.Option(
+            help="Minibatches to measure gradients on; the more, the steadier the result.", min=1, metavar="N"
+        ),
+    ] = 10,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the initial weights and of the order of images.", min=0, metavar="N")
+    ] = 0,
+    init: Annotated[
+        bool,
+        typer.Option(
+            "--init/--no-init", help="Measure at weights drawn as the paper does, or at those the model comes with."
+        ),
+    ] = True,
+    out: Annotated[Path, typer.Option(help="JSON file for the result; train --rates takes it.", metavar="FILE")] = Path(
+        "rates.json"
+    ),
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Also draw the multipliers against depth to this PNG, PDF or SVG file.", metavar="FILE"),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes that load images.", min=0, metavar="N")] = 0,
+    device: option.Device = "auto",
+    backend: Annotated[
+        option.Backends,
+        typer.Option(help="Implementation of the fused operations: auto takes Triton on a GPU and PyTorch elsewhere."),
+    ] = option.Backends.auto,
+) -> None:
+    """Measure the learning-rate multiplier of every layer of a model.
+
+    Prints a table with a row for each layer (number of parameters, mean
+    gradient G, multiplier η) and writes it to a file.
+
+    Examples:
+
+      fused-lwlr calibrate --model vit --plot rates.png
+
+      fused-lwlr calibrate --model timm:resnet50 --data photos/ --steps 4
+    """
+    for path in (out, plot):
+        option.check_file(path)
+    if plot is not None:
+        importlib.import_module("matplotlib")
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    import fused_lwlr
+    from fused_lwlr.data import open_data
+    from fused_lwlr.data.minibatches import minibatches
+    from fused_lwlr.models.build import build
+    from fused_lwlr.training.processes import pick_device
+
+    place = pick_device(device)
+    side = image_size or (224 if model.startswith("timm:") or data == "synthetic" else 8 if data == "digits" else 64)
+    source = open_data(data, image_size=side, augmentation="none")
+    batches = minibatches(source.train, batch_size, place, seed=seed, steps=steps, workers=workers)
+    torch.manual_seed(seed)
+    network = build(model, image_size=side, channels=source.channels, classes=len(source.classes))
+    rates = fused_lwlr.calibrate(
+        network.to(place), batches, cross_entropy, steps=steps, init=init, progress=True, backend=backend.value
+    )
+    typer.echo(str(rates))
+    what = f"{model} on {source.name}, {steps} minibatches of {batch_size}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rates.to_json(out)
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        rates.plot(plot, title=what)
+    typer.echo(f"{what}. Wrote {f'{out} and {plot}' if plot is not None else out}.")

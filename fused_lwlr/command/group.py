@@ -1,0 +1,178 @@
+"""The group of commands: help that fits a narrow terminal, and errors as one line in the words of the command line."""
+
+import difflib
+import errno
+import functools
+import importlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
+
+COMMANDS = {
+    "calibrate": ("calibrate", "Measure the learning-rate multiplier of every layer of a model."),
+    "demo": ("study", "Compare layer-wise rates with a single one, in minutes."),
+    "train": ("train", "Train a model, small or of ImageNet's size."),
+    "report": ("report", "Write the report of a run, as one HTML file."),
+    "study": ("study", "Reproduce a figure or table of a paper."),
+}
+"""Name -> the module that has a function of this name, imported when it is asked for; and what it does."""
+
+EXTRA_CLI = {
+    "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow", "pydantic": "pydantic",
+    "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn",
+}  # fmt: skip
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""Of click, or of the copy of it that newer versions of typer bring."""
+
+OTHER_WORDS = {
+    "--arch": "--model",
+    "--batch": "--batch-size",
+    "--data-dir": "--data",
+    "--data-path": "--data",
+    "--learning-rate": "--lr",
+    "--wd": "--weight-decay",
+}
+"""What other programs call an option."""
+GONE = {
+    "--resume": "the same command again goes on where the run was",
+    "balance": "it is fused-lwlr study balance now",
+    "elr": "it is fused-lwlr study elr-fit, and fused-lwlr study elr-simulation, now",
+}
+"""What is not, or no longer, an option or a command, and what there is instead."""
+
+
+class Command(TyperCommand):
+    """A command whose help has its options under their headings."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            title = "Arguments" if param.param_type_name == "argument" else "Options"
+            if record is not None:
+                sections.setdefault(getattr(param, "rich_help_panel", None) or title, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+@functools.cache
+def command(name: str) -> Any:
+    """A command of `COMMANDS`."""
+    module = importlib.import_module(f"fused_lwlr.command.{COMMANDS[name][0]}")
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+    )  # fmt: skip
+    app.command(name, cls=Command)(getattr(module, name))
+    return typer.main.get_command(app)
+
+
+class Group(TyperGroup):
+    """All commands.
+
+    What the user can put right is shown as one line, with exit code 2, and a training that diverged with 1. Anything
+    else is a bug, and keeps its traceback.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        """Run a command, and end the process."""
+        try:
+            code = super().main(*args, **options | {"standalone_mode": False}) or 0
+        except Exception as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()  # type: ignore[attr-defined]
+                raise SystemExit(2) from None
+            typed = args[0] if args else options.get("args")
+            message, code = self._told(error, sys.argv[1:] if typed is None else typed)
+            Console(stderr=True).print(Text(f"Error: {message}", style="red"), soft_wrap=True)
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            # threads of gloo may abort one of several processes while Python takes it down
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        raise SystemExit(code)
+
+    def _told(self, error: Exception, typed: Sequence[str]) -> tuple[str, int]:
+        """The line for an error, and the exit code; a bug is raised again."""
+        if isinstance(error, UsageError):
+            return self._usage(error, typed), 2
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_CLI:
+            return f"{EXTRA_CLI[error.name]} is not installed: pip install 'fused_lwlr[cli]'", 2
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{error}: make room on the disk, and type the command again", 2
+        if isinstance(error, OSError) and error.filename is not None:
+            return f"{error.filename}: {error.strerror}", 2
+        if isinstance(error, (OSError, ValueError)) or type(error) is ImportError:
+            return self._in_options(str(error)), 2
+        kind = type(error).__name__
+        if kind == "OutOfMemoryError":
+            return f"{str(error).splitlines()[0]} Take fewer images at a time (train: --micro-batch)", 2
+        if kind in ("DivergedError", "JobError"):
+            return self._in_options(str(error)), 1
+        raise error
+
+    def _options(self) -> dict[str, tuple[str, list[str]]]:
+        """Parameters of all commands: what the user types for them, and the commands that have it."""
+        found: dict[str, tuple[str, list[str]]] = {}
+        for name in COMMANDS:
+            for param in command(name).params:
+                if param.opts[0].startswith("--"):
+                    found.setdefault(str(param.name), (param.opts[0], []))[1].append(name)
+        return found
+
+    def _in_options(self, message: str) -> str:
+        """A message of the library, which says batch_size=0, with --batch-size 0."""
+        options = {name: typed for name, (typed, _) in self._options().items()}
+        names = "|".join(sorted(options, key=len, reverse=True))
+        spaced = "|".join(name for name in options if "_" in name)
+        message = re.sub(
+            rf"(?<![\w.-])(?<!--set )({names})='?([^\s,;:')]+)'?", lambda m: f"{options[m[1]]} {m[2]}", message
+        )
+        message = re.sub(rf"(?<![\w./'-])({spaced})\b", lambda m: options[m[1]], message)
+        # what a message, or the line for a field, begins with
+        return re.sub(rf"(\A|\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
+
+    def _usage(self, error: Any, words: Sequence[str]) -> str:
+        typed = getattr(error, "option_name", None)
+        message = str(error.format_message()).rstrip(".")
+        if typed is None or "No such option" not in message:
+            option = next((opt for opt in getattr(getattr(error, "param", None), "opts", ()) if opt in words), None)
+            if option is not None and isinstance(error, typer.BadParameter):
+                value = next(iter(words[words.index(option) + 1 :]), "")
+                return f"{option} {value}: {error.message.removeprefix('Value error, ').rstrip('.')}"
+            unknown = re.search(r"No such command '(.*)'", message)
+            close = difflib.get_close_matches(unknown[1], COMMANDS, n=1) if unknown else []
+            hint = f"did you mean {close[0]}?" if close else GONE.get(unknown[1]) if unknown else None
+            return f"there is no command {unknown[1]}: {hint}" if unknown and hint else message
+        own = [opt for param in error.ctx.command.params for opt in param.opts]
+        elsewhere = next((names for opt, names in self._options().values() if opt == typed), [])
+        names = [opt.removeprefix("--") for opt in own]
+        close = difflib.get_close_matches(typed.removeprefix("--"), names, n=1, cutoff=0.7)
+        if typed in GONE:
+            hint = GONE[typed]
+        elif OTHER_WORDS.get(typed) in own:
+            hint = f"did you mean {OTHER_WORDS[typed]}?"
+        elif elsewhere:
+            hint = f"it is one of fused-lwlr {' and '.join(elsewhere)}"
+        elif close:
+            hint = f"did you mean --{close[0]}?"
+        else:
+            hint = f"{error.ctx.command_path} --help lists them"
+        return f"there is no option {typed}: {hint}"

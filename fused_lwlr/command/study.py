@@ -1,0 +1,134 @@
+"""The commands `fused-lwlr study` and `fused-lwlr demo`, which is one of the studies."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fused_lwlr.command import options as option
+from fused_lwlr.papers.studies import STUDIES
+
+Seeds = Annotated[
+    int | None, typer.Option(help="Seeds 0, 1, ...", min=1, metavar="N", show_default="what the study has")
+]
+Epochs = Annotated[
+    int | None,
+    typer.Option(help="Passes over the data.", min=1, metavar="N", show_default="what the study has"),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        help="Trainings at a time.",
+        min=1,
+        metavar="N",
+        show_default="number of cores; 1 on a GPU",
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: seconds, and no meaning.")]
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the run.", metavar="FOLDER")] = Path("runs/demo"),
+    seeds: Annotated[int, typer.Option(help="Seeds 0, 1, ...; 3 show spreads.", min=1, metavar="N")] = 1,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.", min=1, metavar="N")] = 10,
+    jobs: Jobs = None,
+    quick: Quick = False,
+    device: option.Device = "auto",
+) -> None:
+    """Compare layer-wise rates with a single one, in minutes.
+
+    Trains a small ResNet and a small ViT with SGD and with AdamW on the 1797
+    handwritten digits that come with scikit-learn: at the learning rate that
+    suits a single rate best and at three times that. Then a deep network
+    without shortcuts (noshort) with plain SGD, and with every layer at one
+    effective learning rate. Ends with tables and a picture.
+    """
+    # a smoke test has its own
+    chosen = {} if quick else {"seeds": seeds, "epochs": epochs}
+    _run("demo", out, jobs, quick=quick, device=device, **chosen)
+
+
+def study(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(STUDIES)}.", metavar="NAME")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run.", metavar="FOLDER", show_default="runs/study/NAME")
+    ] = None,
+    seeds: Seeds = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="digits, or a folder of images with one sub-folder per class.",
+            metavar="NAME|PATH",
+            show_default="digits",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="resnet, vit, noshort, short, a deep one such as resnet56 or noshort110-nobn, or timm:NAME.",
+            metavar="NAME",
+            show_default="the models of the study",
+        ),
+    ] = None,
+    epochs: Epochs = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="An option of fused-lwlr train for all trainings, such as amp=bf16, augmentation=basic or workers=8; "
+            "may be repeated.",
+            metavar="NAME=VALUE",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Jobs = None,
+    quick: Quick = False,
+    device: option.Device = "auto",
+) -> None:
+    """Reproduce a figure or table of a paper.
+
+    At the size of this machine. Runs the trainings of the study with several seeds, then prints a table of
+    mean ± standard deviation with the paper's own figures beside, and draws a
+    picture. Each result is written as it comes: after an interruption the same
+    command goes on where it was.
+
+    Examples:
+
+      fused-lwlr study lwlr-T
+
+      fused-lwlr study lwlr-vs-single --data imagenet/ --model timm:resnet50 --epochs 90 --set amp=bf16
+    """
+    chosen = {"seeds": seeds, "epochs": epochs, "data": data, "model": model, "training": set_ or ()}
+    _run(name, out or Path("runs/study") / f"{name}{'-quick' * quick}", jobs, quick=quick, device=device, **chosen)
+
+
+def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    from fused_lwlr.papers import studies
+    from fused_lwlr.papers.runner import run
+    from fused_lwlr.papers.store import Store, frame
+    from fused_lwlr.papers.training import recipe_of
+    from fused_lwlr.training.processes import pick_device
+
+    console = Console()
+    found = studies.find(name)
+    settings = found.settings(**chosen)
+    place = pick_device(settings.device)
+    recipe_of(**settings.common)  # what it refuses, every training would
+    wanted = found.jobs(settings)
+    store = Store(out, settings)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "jobs", TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(name, total=len(wanted))
+        count = jobs or (1 if place.type == "cuda" else os.cpu_count() or 1)
+        results = run(store, wanted, count, lambda job: progress.update(task, advance=1, description=job))
+    report = found.report(settings, frame(results))
+    console.print(Text(found.doc), soft_wrap=True)
+    for table in report.tables:
+        console.print(table.rich())
+    paths = store.save_report(report, results, str(place))
+    console.print(Text(f"Wrote {', '.join(map(str, paths))}."), soft_wrap=True)

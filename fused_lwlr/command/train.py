@@ -1,0 +1,129 @@
+"""`fused-lwlr train`, whose options are the fields of a recipe."""
+
+import inspect
+import os
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import typer
+
+from fused_lwlr.training.recipe import FIELDS, Recipe
+
+
+def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> int:
+    """Train a model, small or of ImageNet's size.
+
+    Without a preset it trains a small model in a minute. A preset is a whole
+    recipe of a paper or a reference (--presets lists them with their sources);
+    --config replaces its parts, and options replace those of both. --batch-size
+    scales the learning rate of a preset.
+
+    The run folder (--out) has checkpoints, metrics and a report. The same
+    command again goes on where the run was, to the same bits; an option that
+    changes the training is refused. Under torchrun all processes train.
+
+    Examples:
+
+      fused-lwlr train --model vit --optimizer adamw
+
+      fused-lwlr train --preset resnet50-sgd --data imagenet/ --amp bf16 --ema 0.9999
+
+      fused-lwlr train --eval-only --out runs/train
+
+      torchrun --nproc-per-node 8 -m fused_lwlr train --preset resnet50-lars --data imagenet/
+    """
+    from rich.console import Console
+
+    from fused_lwlr.training.presets import PRESETS, listing, resolve
+    from fused_lwlr.training.recipe_file import read_recipe
+
+    if presets:
+        for line in listing():
+            typer.echo(line)
+        return 0
+    asked = read_recipe(config) if config is not None else {}
+    from_file = asked.pop("preset", None)
+    preset = preset or from_file
+    typed = {name: value for name, value in options.items() if value is not None and value != []}
+    where = {name: str(config) for name in asked if name not in typed}
+    asked |= typed
+    if eval_only:
+        from fused_lwlr.runs.evaluation import evaluate_only
+
+        evaluate_only(preset, asked, Console())
+        return 0
+    if preset in PRESETS and "data" not in asked:
+        raise ValueError(f"--data is missing: --preset {preset} is for photographs, in a folder with train/ and val/")
+    first = os.environ.get("RANK", "0") == "0"
+    recipe = resolve(preset, asked, where=where, note=typer.echo if first else lambda text: None)
+    if dry_run:
+        from fused_lwlr.runs.dry_run import dry_run as show
+
+        show(recipe, Console())
+        return 0
+    from fused_lwlr.runs.run import run
+
+    return run(recipe)
+
+
+def _parameter(name: str, hint: Any) -> inspect.Parameter:
+    """An option for a field: None where it is not given, and else a string, which the recipe reads, or a flag."""
+    default, extra = FIELDS[name].default, FIELDS[name].json_schema_extra
+    kind = next(kind for kind in _alternatives(hint) if kind is not type(None))
+    several = kind == tuple[str, ...]
+    if default in (None, ()) or default is False:
+        shown: Any = False  # a flag that is off needs no word
+    else:
+        shown = ",".join(f"{x:g}" for x in default) if isinstance(default, tuple) else str(default)
+    option = typer.Option(
+        help=FIELDS[name].description, rich_help_panel=extra["group"], show_default=extra["shown"] or shown,
+        metavar=None if kind is bool else extra["metavar"] or _metavar(kind),
+    )  # fmt: skip
+    typed = bool if kind is bool else list[str] if several else str
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, option]
+    )
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {int: "N", float: "X"}.get(kind, "TEXT")
+
+
+def _signature() -> list[inspect.Parameter]:
+    hints = get_type_hints(Recipe)
+    kw = inspect.Parameter.KEYWORD_ONLY
+    preset = Annotated[str | None, typer.Option(help="A recipe to start from.", metavar="NAME", show_default=False)]
+    config = Annotated[
+        str | None,
+        typer.Option(
+            help="Options from a TOML or YAML file (`batch_size = 64`). A run folder has its own, recipe.toml.",
+            metavar="FILE", show_default=False,
+        ),
+    ]  # fmt: skip
+    dry = Annotated[bool, typer.Option("--dry-run", help="Show memory, steps and learning rates, and train nothing.")]
+    tested = Annotated[
+        bool,
+        typer.Option(
+            "--eval-only", help="Test the run in --out at its last checkpoint, or without --out the model as it comes."
+        ),
+    ]
+    listed = Annotated[bool, typer.Option("--presets", help="List the presets and exit.")]
+    return [
+        inspect.Parameter("preset", kw, default=None, annotation=preset),
+        inspect.Parameter("config", kw, default=None, annotation=config),
+        inspect.Parameter("dry_run", kw, default=False, annotation=dry),
+        inspect.Parameter("eval_only", kw, default=False, annotation=tested),
+        inspect.Parameter("presets", kw, default=False, annotation=listed),
+        *(_parameter(name, hints[name]) for name in FIELDS),
+    ]
+
+
+# what typer reads
+train.__signature__ = inspect.Signature(_signature())  # type: ignore[attr-defined]
+train.__annotations__ = {parameter.name: parameter.annotation for parameter in _signature()}

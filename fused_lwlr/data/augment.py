@@ -1,0 +1,90 @@
+"""From a picture to pixels: random crops and the like for training, the middle of it for validation."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, central_square, pixels_of
+from fused_lwlr.extras import import_timm
+
+Transform = Callable[[Any], Tensor]  # a Pillow image in RGB -> (3, image_size, image_size), uint8
+
+# RandAugment's layers and magnitude as in the LWLR paper, in timm's spelling; timm applies a layer half of the time.
+# Three-augment is one of gray, solarized and blurred (DeiT III, Section 3.3)
+POLICIES = {"basic": None, "strong": "rand-m10-n2", "three": "3a"}
+
+
+def training_transform(
+    augmentation: str,
+    image_size: int,
+    random_erasing: float,
+    *,
+    crop_scale: float = 0.08,
+    color_jitter: float = 0.0,
+    interpolation: str = "bicubic",
+    mean: Tensor = RGB_MEAN,
+    std: Tensor = RGB_STD,
+) -> Transform:
+    """What a training image goes through; with `augmentation` other than "none" it draws random numbers.
+
+    Args:
+        augmentation, image_size, random_erasing, crop_scale, color_jitter, interpolation: as for `open_data`.
+        mean, std: of the channels, what noise of random erasing is drawn by.
+
+    Raises:
+        ImportError: an augmentation is asked for and timm cannot be imported.
+    """
+    if augmentation == "none":
+        return partial(_central, image_size=image_size, resample=_resample(interpolation))
+    timm = import_timm(f"augmentation={augmentation!r}")
+    transform: Transform = timm.data.create_transform(
+        image_size,
+        is_training=True,
+        scale=(crop_scale, 1.0),
+        color_jitter=color_jitter or None,
+        auto_augment=POLICIES.get(augmentation, augmentation),
+        interpolation=interpolation,
+        mean=tuple(mean.tolist()),  # what RandAugment fills with
+        use_prefetcher=True,  # leaves normalization to whoever gets the pixels
+    )
+    if not random_erasing:
+        return transform
+    erase = timm.data.random_erasing.RandomErasing(random_erasing, mode="pixel", device="cpu")
+    return partial(_erased, transform=transform, erase=erase, mean=mean, std=std)
+
+
+def validation_transform(image_size: int, crop_pct: float, interpolation: str = "bicubic") -> Transform:
+    """Resize the shorter side to `image_size / crop_pct` pixels and crop the middle; timm's, to the bit."""
+    shorter = int(image_size / crop_pct)
+    return partial(_resized, image_size=image_size, shorter=shorter, resample=_resample(interpolation))
+
+
+def _resample(interpolation: str) -> Any:
+    """Pillow's constant; of "random", which is for training, bilinear."""
+    from PIL import Image  # if it is not installed, then better known here than in a worker
+
+    return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
+
+
+def _erased(image: Any, transform: Transform, erase: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor) -> Tensor:
+    """A rectangle of normal noise, as timm draws it, in pixels: rounded, and cut off at 0 and 255."""
+    pixels = transform(image)
+    noise = erase(torch.full(pixels.shape, torch.nan))
+    at = ~noise.isnan()
+    pixels[at] = (noise * std[:, None, None] + mean[:, None, None])[at].mul(255).round().clamp(0, 255).byte()
+    return pixels
+
+
+def _central(image: Any, image_size: int, resample: Any) -> Tensor:
+    return pixels_of(central_square(image, image_size, resample))
+
+
+def _resized(image: Any, image_size: int, shorter: int, resample: Any) -> Tensor:
+    width, height = image.size
+    size = (shorter, int(shorter * height / width)) if width <= height else (int(shorter * width / height), shorter)
+    left, top = (round((side - image_size) / 2) for side in size)
+    resized = image.resize(size, resample)
+    return pixels_of(resized.crop((left, top, left + image_size, top + image_size)))

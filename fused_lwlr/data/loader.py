@@ -1,0 +1,198 @@
+"""Micro-batches on the device, from workers that live as long as the run."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from fused_lwlr.data.decode import normalized
+from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler, padded_shard
+from fused_lwlr.data.sources import Images, Loaded
+from fused_lwlr.data.streams import Part, Stream
+
+
+class Batch(NamedTuple):
+    """A micro-batch on the device.
+
+    Attributes:
+        inputs: (images, channels, image_size, image_size), float32.
+        targets: (images,), int64, indices of classes; in validation -1 where there is no image (which is black then).
+        skipped: paths of files that could not be read and were left out, with corrupt="skip".
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    skipped: tuple[str, ...]
+
+
+def train_batches(
+    images: Images, sampler: MicroBatchSampler, *, device: torch.device, workers: int = 0, prefetch: int = 2
+) -> Iterator[Batch]:
+    """The micro-batches of a run, in the order of the sampler.
+
+    Pixels travel as uint8, and are normalized on the device. The bits of a batch depend neither on the number of
+    workers nor on the step that the sampler begins with. Workers start at the first `next()` and end with the iterator.
+
+    Args:
+        images: of `Splits.train`.
+        sampler: which images, over the whole run; made for `len(images)`.
+        device: where batches go; from pinned memory, and without waiting, where it is a GPU.
+        workers: processes that load; 0 loads in this one.
+        prefetch: micro-batches that each worker is ahead.
+
+    Raises:
+        ValueError: an argument is out of range; or, from the iterator, an image cannot be read and is not to be
+            skipped.
+    """
+    if sampler.count != len(images):
+        raise ValueError(f"the sampler is made for {sampler.count} images, but there are {len(images)}: count=")
+    if isinstance(images, Stream):
+        return (_ready(images, *pair, (), device) for pair in images.train(sampler, device, workers))
+    return _batches(images, sampler, device, workers, prefetch)
+
+
+def val_batches(
+    images: Images,
+    *,
+    batch_size: int,
+    device: torch.device,
+    workers: int = 0,
+    prefetch: int = 2,
+    world_size: int = 1,
+    rank: int = 0,
+) -> Iterator[Batch]:
+    """The batches of one process that goes through its part of a validation set once, in order.
+
+    Every process gets as many batches, each of `batch_size`: what is missing at the end is padded, with target -1. So
+    sums over images whose target is at least 0 are exact, once added up over the processes.
+
+    Args:
+        images: of `Splits.val`.
+        batch_size: images of a forward pass of one process.
+        device: where batches go.
+        workers: processes that load; 0 loads in this one.
+        prefetch: batches that each worker is ahead.
+        world_size: processes.
+        rank: of this process, from 0.
+
+    Raises:
+        ValueError: as with `train_batches`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size} is not positive: give 1 or more")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank} is not one of {world_size} processes, which count from 0")
+    if isinstance(images, Stream):
+        part = Part(batch_size, 0, 0, rank, world_size, device, workers)
+        return (_ready(images, *pair, (), device) for pair in images.batches(part))
+    shard = padded_shard(len(images), batch_size=batch_size, world_size=world_size, rank=rank)
+    return _batches(images, list(shard), device, workers, prefetch)
+
+
+def bytes_ahead(images: Images, *, batch_size: int, workers: int, prefetch: int) -> int:
+    """The most memory of the host that batches take at a time: those that are ready or being made, and one in use.
+
+    Args:
+        images, batch_size, workers, prefetch: as for `val_batches`.
+    """
+    padding = images[MicroBatch(0, 0, 0, 0, (-1,))]
+    image = sum(tensor.numel() * tensor.element_size() for tensor in padding[:2])
+    return batch_size * image * (workers * prefetch + 1)
+
+
+def loader_throughput(images: Images, *, batch_size: int, workers: int, batches: int = 20, seed: int = 0) -> float:
+    """Images a second that can be loaded, with nothing done with them.
+
+    The clock starts when every worker has delivered its first batch, and the workers do not run out of work before it
+    stops.
+
+    Args:
+        images: of `Splits.train` or `Splits.val`, at least `batch_size` of them.
+        batch_size: images of a micro-batch.
+        workers: processes that load; 0 loads in this one.
+        batches: micro-batches to measure.
+        seed: of order and augmentation.
+
+    Raises:
+        ValueError: an argument is out of range, or an image cannot be read and is not to be skipped.
+    """
+    if batches < 1:
+        raise ValueError(f"batches={batches} is not positive: give 1 or more")
+    prefetch = 2
+    warm, ahead = max(1, workers), workers * prefetch
+    sampler = MicroBatchSampler(
+        len(images), seed=seed, batch_size=batch_size, micro_batch=batch_size, steps=warm + batches + ahead
+    )
+    loaded = train_batches(images, sampler, device=torch.device("cpu"), workers=workers, prefetch=prefetch)
+    for _ in islice(loaded, warm):
+        pass
+    start = time.perf_counter()
+    for _ in islice(loaded, batches):
+        pass
+    return batches * batch_size / (time.perf_counter() - start)
+
+
+def _batches(
+    images: Images, order: "Sampler[MicroBatch] | list[MicroBatch]", device: torch.device, workers: int, prefetch: int
+) -> Iterator[Batch]:
+    if workers < 0:
+        raise ValueError(f"workers={workers} is negative: give 0 to load in this process, or more")
+    if prefetch < 1:
+        raise ValueError(f"prefetch={prefetch} is not positive: give 1 or more")
+    gpu = device.type == "cuda"
+    loader: DataLoader[Loaded] = DataLoader(
+        images,
+        batch_size=None,  # an item is a micro-batch
+        sampler=order,
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        prefetch_factor=prefetch if workers else None,
+        pin_memory=gpu,
+        worker_init_fn=_leave_signals_to_the_trainer if workers else None,
+        # of its own: DataLoader would draw from torch's global one
+        generator=torch.Generator(),
+    )
+    return _on_device(images, loader, device)
+
+
+def _on_device(images: Images, loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
+    for loaded in loader:
+        if loaded.error is not None:
+            raise ValueError(loaded.error)
+        skipped = tuple(loaded.skipped)  # of which pinning makes a list
+        yield _ready(images, loaded.inputs, loaded.targets, skipped, device)
+
+
+def _ready(images: Images, inputs: Tensor, targets: Tensor, skipped: tuple[str, ...], device: torch.device) -> Batch:
+    inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (inputs, targets))
+    if inputs.dtype == torch.uint8:
+        inputs = normalized(inputs, *images.statistics)
+    return Batch(inputs, targets, skipped)
+
+
+def _as_it_is(loaded: Any) -> Any:
+    return loaded
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    """A run that is told to stop ends its step and saves: not without its workers, who are often told as well."""
+    if not hasattr(signal, "sigwaitinfo"):  # only systems where signals reach more than one process have it
+        return
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    # SIGTERM is how the trainer itself ends a worker as it exits, and would wait for one that ignores it
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+
+
+def _end_with_the_trainer() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -1,0 +1,31 @@
+"""Pairs of inputs and targets, to measure with: for calibration and initializations."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.data.loader import train_batches
+from fused_lwlr.data.sampler import MicroBatchSampler
+from fused_lwlr.data.sources import Images
+
+
+def minibatches(
+    images: Images, batch_size: int, device: torch.device, *, seed: int, steps: int, workers: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first minibatches that a training with this seed sees, one epoch after another.
+
+    Args:
+        images: of `Splits.train`.
+        batch_size: images in each.
+        device: where they go.
+        seed: of their order.
+        steps: how many.
+        workers: processes that load.
+
+    Raises:
+        ValueError: there are fewer images than `batch_size`, or one cannot be read.
+    """
+    sampler = MicroBatchSampler(len(images), seed=seed, batch_size=batch_size, micro_batch=batch_size, steps=steps)
+    for batch in train_batches(images, sampler, device=device, workers=workers):
+        yield batch.inputs, batch.targets

@@ -1,0 +1,105 @@
+"""Mixup and CutMix of a micro-batch on its device, and the loss that goes with them."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from fused_lwlr.data.randomness import MIXING, check_seed, globals_restored, seed_globals, sequence
+from fused_lwlr.extras import import_timm
+
+
+class Mixing:
+    """Mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899) by timm, each image with the one as far from the end.
+
+    The random numbers of a micro-batch follow from (seed, step, rank, micro). One that is split differently is mixed
+    differently, since images are mixed within it.
+
+    Args:
+        classes: number of classes.
+        mixup: α of Mixup, whose weights are drawn from Beta(α, α); 0 for none. 0.5 in the LWLR paper.
+        cutmix: α of CutMix; 0 for none. With both, one of them is drawn for each micro-batch.
+        smoothing: label smoothing, in [0, 1): this much of a target is spread evenly over all classes.
+        probability: that a micro-batch is mixed.
+        switch: probability of CutMix, where both are on.
+        seed: 0 or more.
+
+    Raises:
+        ValueError: neither is on, or an argument is out of range.
+        ImportError: timm cannot be imported.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        smoothing: float = 0.0,
+        probability: float = 1.0,
+        switch: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        check_seed(seed)
+        if not (min(mixup, cutmix) >= 0 < max(mixup, cutmix)):
+            raise ValueError(f"mixup={mixup} and cutmix={cutmix}: give at least one of them, above 0, and none below")
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing={smoothing} is out of range: give 0 or more, and less than 1")
+        for name, value in (("probability", probability), ("switch", switch)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}={value} is no probability: give 0 to 1")
+        self.seed = seed
+        self.mix = import_timm("Mixup and CutMix").data.Mixup(
+            mixup, cutmix, prob=probability, switch_prob=switch, label_smoothing=smoothing, num_classes=classes
+        )
+
+    def __call__(
+        self, inputs: Tensor, targets: Tensor, *, step: int, rank: int = 0, micro: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Mixed images, which are those given, changed in place, and probabilities of (images, classes), float32.
+
+        Args:
+            inputs: (images, channels, height, width), of a floating-point dtype; an even number of images.
+            targets: (images,), int64.
+            step: of the optimizer.
+            rank: of this process.
+            micro: of the step's forward passes.
+
+        Raises:
+            ValueError: the number of images is odd.
+        """
+        if len(inputs) % 2:
+            raise ValueError(f"images are mixed in pairs, but the micro-batch holds {len(inputs)}: give an even number")
+        with globals_restored():
+            seed_globals(sequence(MIXING, self.seed, step, rank, micro))
+            mixed: tuple[Tensor, Tensor] = self.mix(inputs, targets)
+        return mixed
+
+
+def mixed_cross_entropy(outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
+    """Cross entropy, averaged over images, of classes or of the probabilities that `Mixing` returns.
+
+    Args:
+        outputs: (images, classes), logits.
+        targets: (images,), int64; or (images, classes), of a floating-point dtype.
+        smoothing: label smoothing of classes; probabilities have theirs already, and it is not applied to them.
+    """
+    if targets.is_floating_point():
+        return functional.cross_entropy(outputs, targets.to(outputs.dtype))
+    return functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
+
+
+def mixed_binary_cross_entropy(
+    outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, threshold: float | None = None
+) -> Tensor:
+    """Binary cross entropy of each class for itself, averaged over classes and images (ResNet strikes back).
+
+    Args:
+        outputs: (images, classes), logits.
+        targets, smoothing: as for `mixed_cross_entropy`.
+        threshold: targets above it are 1, and others 0; None leaves them as they are.
+    """
+    if not targets.is_floating_point():
+        classes = outputs.shape[1]
+        targets = functional.one_hot(targets, classes) * (1 - smoothing) + smoothing / classes
+    if threshold is not None:
+        targets = targets > threshold
+    return functional.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))

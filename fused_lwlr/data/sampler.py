@@ -1,0 +1,126 @@
+"""Which images go into which step, process and forward pass."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from fused_lwlr.data.randomness import ORDER, check_seed, sequence
+
+
+class MicroBatch(NamedTuple):
+    """The images of one forward pass of one process, and all that their augmentation depends on."""
+
+    seed: int
+    epoch: int
+    step: int  # of the optimizer, from 0 over the whole run
+    micro: int  # of the step's forward passes in this process, from 0
+    indices: tuple[int, ...]  # into the data set; -1 is padding
+    copies: tuple[int, ...] = ()  # the number of each copy of an image, from 0; empty without copies
+
+
+class MicroBatchSampler(Sampler[MicroBatch]):
+    """The micro-batches of one process, in order: `micro_batches` for each optimizer step.
+
+    Every epoch is a permutation of the images that follows from (seed, epoch), cut into steps of `batch_size`; what is
+    left over at its end, too little for a step, is left out. A step has the same images in the same order, however
+    it is split: pass k of process r gets those from (k · world_size + r) · micro_batch on.
+
+    With `repeats`, repeated augmentation (arXiv:1901.09335): each image of the permutation is there so many times in a
+    row, and an epoch has as many steps as without, so that it sees a part of the images. In a batch all first copies
+    come before the second ones, so that processes get different copies.
+
+    Args:
+        count: images of the data set.
+        seed: 0 or more.
+        batch_size: images of an optimizer step, over all processes and forward passes.
+        micro_batch: images of one forward pass of one process.
+        world_size: processes.
+        rank: of this process, from 0.
+        repeats: copies of an image.
+        start_step: the first step to be made; those before were made already.
+        steps: of the whole run, those before `start_step` included.
+
+    Raises:
+        ValueError: the batch is larger than the data set or cannot be split evenly, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        seed: int,
+        batch_size: int,
+        micro_batch: int,
+        steps: int,
+        world_size: int = 1,
+        rank: int = 0,
+        repeats: int = 1,
+        start_step: int = 0,
+    ) -> None:
+        check_seed(seed)
+        numbers = {"batch_size": batch_size, "micro_batch": micro_batch, "world_size": world_size, "repeats": repeats}
+        for name, value in numbers.items():
+            if value < 1:
+                raise ValueError(f"{name}={value} is not positive: give 1 or more")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank} is not one of {world_size} processes, which count from 0")
+        if not 0 <= start_step <= steps:
+            raise ValueError(f"start_step={start_step} is not within the run of {steps} steps (steps=)")
+        if batch_size > count:
+            raise ValueError(
+                f"batch_size={batch_size} is more than the {count} images of the training set: lower it, or add images"
+            )
+        _check_split(batch_size, micro_batch, world_size)
+        self.count, self.seed, self.batch_size, self.micro_batch = count, seed, batch_size, micro_batch
+        self.world_size, self.rank, self.start_step, self.steps = world_size, rank, start_step, steps
+        self.repeats = repeats
+        self.steps_per_epoch = count // batch_size
+        self.micro_batches = batch_size // (micro_batch * world_size)
+
+    def __len__(self) -> int:
+        return (self.steps - self.start_step) * self.micro_batches
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        current, order = -1, np.empty(0, np.int64)
+        for step in range(self.start_step, self.steps):
+            epoch, in_epoch = divmod(step, self.steps_per_epoch)
+            if epoch != current:
+                current, order = epoch, permutation(self.count, self.seed, epoch)
+            at = np.arange(in_epoch * self.batch_size, (in_epoch + 1) * self.batch_size)
+            at = at[np.argsort(at % self.repeats, kind="stable")]
+            for micro in range(self.micro_batches):
+                begin = (micro * self.world_size + self.rank) * self.micro_batch
+                images, copies = np.divmod(at[begin : begin + self.micro_batch], self.repeats)
+                numbers = tuple(copies.tolist()) if self.repeats > 1 else ()
+                yield MicroBatch(self.seed, epoch, step, micro, tuple(order[images].tolist()), numbers)
+
+
+def permutation(count: int, seed: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The order of the images in an epoch."""
+    # RandomState, unlike numpy's Generator, is promised to draw the same in every version: a run may be resumed later
+    return np.random.RandomState(np.random.MT19937(sequence(ORDER, seed, epoch))).permutation(count)
+
+
+def padded_shard(count: int, *, batch_size: int, world_size: int, rank: int) -> Iterator[MicroBatch]:
+    """The batches of one process that go through a data set once, in order; padded, so that all have as many."""
+    for begin in range(rank * batch_size, count + -count % (batch_size * world_size), batch_size * world_size):
+        indices = tuple(i if i < count else -1 for i in range(begin, begin + batch_size))
+        yield MicroBatch(0, 0, begin // (batch_size * world_size), 0, indices)
+
+
+def _check_split(batch_size: int, micro_batch: int, world_size: int) -> None:
+    together = micro_batch * world_size
+    if batch_size % together == 0:
+        return
+    fixes = [str(size) for size in (batch_size // together * together, (batch_size // together + 1) * together) if size]
+    advice = f"give batch_size={' or '.join(fixes)}"
+    if batch_size % world_size == 0:
+        of_rank = batch_size // world_size
+        fitting = max(size for size in range(1, min(micro_batch, of_rank) + 1) if of_rank % size == 0)
+        advice += f", or micro_batch={fitting}"
+    raise ValueError(
+        f"batch_size={batch_size} cannot be split into micro-batches of micro_batch={micro_batch} on "
+        f"world_size={world_size} processes, which take {together} at a time: {advice}"
+    )

@@ -1,0 +1,191 @@
+"""Where images come from: files, numbers made from an index, or the digits; each item is a whole micro-batch."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fused_lwlr.data.augment import Transform
+from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, open_rgb
+from fused_lwlr.data.randomness import IMAGE, SYNTHETIC, globals_restored, seed_globals, sequence
+from fused_lwlr.data.sampler import MicroBatch
+
+# so many files in a row that cannot be read are no matter of single files
+HOPELESS = 100
+
+
+class Loaded(NamedTuple):
+    """A micro-batch on the host, or why there is none: what a worker raises would come with its traceback."""
+
+    inputs: Tensor  # (images, channels, image_size, image_size), uint8 to be normalized, or float32
+    targets: Tensor  # (images,), int64; -1 where there is no image
+    skipped: tuple[str, ...]  # paths that could not be read
+    error: str | None
+
+
+class Images(Dataset[Loaded]):
+    """A split of a data set: `len()` images, loaded by the micro-batch.
+
+    Attributes:
+        statistics: mean and standard deviation of the channels, by which pixels of uint8 are to be normalized.
+    """
+
+    statistics: tuple[Tensor, Tensor] = (RGB_MEAN, RGB_STD)
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, wanted: MicroBatch) -> Loaded:
+        raise NotImplementedError
+
+
+class Pictures(Protocol):
+    """Images before their transform."""
+
+    def __len__(self) -> int: ...
+
+    def target(self, index: int) -> int:
+        """The class of an image."""
+
+    def path(self, index: int) -> str:
+        """Where it is."""
+
+    def open(self, index: int) -> Any:
+        """The image, of Pillow and in RGB; ValueError where it cannot be read."""
+
+
+class Files:
+    """Image files: paths in one block of bytes, since a million strings would be copied into every worker in time."""
+
+    def __init__(self, files: Sequence[Sequence[str]]) -> None:
+        encoded = [os.fsencode(file) for of_class in files for file in of_class]
+        self.ends = np.cumsum([len(file) for file in encoded], dtype=np.int64)
+        self.names = b"".join(encoded)
+        self.targets = np.repeat(np.arange(len(files)), [len(of_class) for of_class in files])
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def target(self, index: int) -> int:
+        return int(self.targets[index])
+
+    def path(self, index: int) -> str:
+        return os.fsdecode(self.names[self.ends[index - 1] if index else 0 : self.ends[index]])
+
+    def open(self, index: int) -> Any:
+        return open_rgb(self.path(index))
+
+
+class Noise:
+    """Uniformly random pixels with a random class, made from the index; nothing is read."""
+
+    def __init__(self, count: int, classes: int, image_size: int, split: int) -> None:
+        self.count, self.classes, self.image_size, self.split = count, classes, image_size, split
+
+    def __len__(self) -> int:
+        return self.count
+
+    def target(self, index: int) -> int:
+        return int(sequence(SYNTHETIC, self.split, index).generate_state(1)[0] % self.classes)
+
+    def path(self, index: int) -> str:
+        return f"synthetic image {index}"
+
+    def open(self, index: int) -> Any:
+        from PIL import Image
+
+        state = sequence(SYNTHETIC, self.split, index).generate_state(3)
+        pixels = np.random.default_rng(state[1:]).integers(0, 256, (self.image_size, self.image_size, 3), np.uint8)
+        return Image.fromarray(pixels)
+
+
+class Transformed(Images):
+    """Pictures through a transform, whose random numbers follow from (seed, epoch, index) and the number of the copy.
+
+    Args:
+        pictures: where the images come from.
+        transform: to uint8 of (3, image_size, image_size).
+        skip: leave out what cannot be read, rather than fail.
+        replace: put the next readable image in its place, as training does; without, its target is -1.
+        statistics: as of `Images`.
+    """
+
+    def __init__(
+        self,
+        pictures: Pictures,
+        transform: Transform,
+        image_size: int,
+        *,
+        skip: bool,
+        replace: bool,
+        statistics: tuple[Tensor, Tensor] = Images.statistics,
+    ) -> None:
+        self.pictures, self.transform, self.image_size = pictures, transform, image_size
+        self.statistics = statistics
+        self.skip, self.replace = skip, replace
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, wanted: MicroBatch) -> Loaded:
+        # channels last in memory, as decoders have them: to move them is left to the device
+        inputs = torch.zeros(len(wanted.indices), self.image_size, self.image_size, 3, dtype=torch.uint8)
+        inputs = inputs.permute(0, 3, 1, 2)
+        targets = torch.full((len(wanted.indices),), -1)
+        skipped: list[str] = []
+        with globals_restored(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")  # of metadata, and of images that are merely large
+            for at, index in enumerate(wanted.indices):
+                try:
+                    found, image = self._open(index, skipped)
+                except ValueError as error:
+                    return Loaded(inputs, targets, tuple(skipped), str(error))
+                if image is not None:
+                    copy = wanted.copies[at] if wanted.copies else 0
+                    seed_globals(sequence(IMAGE, wanted.seed, wanted.epoch, index, *([copy] if copy else [])))
+                    inputs[at], targets[at] = self.transform(image), self.pictures.target(found)
+        return Loaded(inputs, targets, tuple(skipped), None)
+
+    def _open(self, index: int, skipped: list[str]) -> tuple[int, Any]:
+        """An image and where it was found; None for padding, and for what cannot be read and is not replaced."""
+        if index < 0:
+            return index, None
+        for found in range(index, index + HOPELESS):
+            found %= len(self)
+            try:
+                return found, self.pictures.open(found)
+            except ValueError as error:
+                if not self.skip:
+                    raise ValueError(f"{error}; mend it, or leave such images out: corrupt='skip'") from error
+                skipped.append(self.pictures.path(found))
+            if not self.replace:
+                return index, None
+        raise ValueError(
+            f"{HOPELESS} images in a row cannot be read, from {self.pictures.path(index)} on: can the disk be read?"
+        )
+
+
+class Tensors(Images):
+    """Images that are in memory, after their transform.
+
+    Args:
+        inputs: (images, channels, image_size, image_size), float32.
+        targets: (images,), int64.
+    """
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, wanted: MicroBatch) -> Loaded:
+        indices = torch.tensor(wanted.indices)
+        present = indices >= 0
+        inputs = torch.where(present[:, None, None, None], self.inputs[indices], 0.0)
+        return Loaded(inputs, torch.where(present, self.targets[indices], -1), (), None)

@@ -1,0 +1,132 @@
+"""Images in tar files, as WebDataset has them: `0012.jpg` beside `0012.cls`, which holds the number of its class."""
+
+import io
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fused_lwlr.data.decode import open_rgb
+from fused_lwlr.data.folder import EXTENSIONS
+from fused_lwlr.data.sources import Files
+
+RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+class Member(NamedTuple):
+    """An image in a tar file: its name there, and where its bytes are."""
+
+    shard: str
+    name: str
+    offset: int
+    size: int
+
+
+class Members(Files):
+    """Images in tar files, each read from where it is, in any order."""
+
+    def __init__(self, members: Sequence[Sequence[Member]]) -> None:
+        super().__init__([[os.path.join(member.shard, member.name) for member in of_class] for of_class in members])
+        flat = [member for of_class in members for member in of_class]
+        self.shards = sorted({member.shard for member in flat})
+        number = {shard: i for i, shard in enumerate(self.shards)}
+        self.places = np.array([(number[member.shard], member.offset, member.size) for member in flat], np.int64)
+
+    def open(self, index: int) -> Any:
+        shard, offset, size = self.places[index].tolist()
+        try:
+            with open(self.shards[shard], "rb") as file:
+                file.seek(offset)
+                content = file.read(size)
+        except OSError as error:
+            raise ValueError(f"cannot read the image {self.path(index)}: {error.strerror}") from error
+        return open_rgb(io.BytesIO(content), self.path(index))
+
+
+def scan_shards(data: str, val_data: str | None) -> tuple[tuple[str, ...], list[list[Member]], list[list[Member]]]:
+    """The classes, whose names are their numbers, and for each the images to train and to test.
+
+    The headers of all members are read, and no image. Images come in the order of shards and names.
+
+    Args:
+        data: a tar file, or a pattern of several: `shards-{000..146}.tar`.
+        val_data: the same for testing; without, every fifth image of a class is for testing.
+
+    Raises:
+        FileNotFoundError: one of the files does not exist.
+        ValueError: one is no tar file, an image has no class, or there are not two classes with images of both kinds.
+    """
+    found = _by_class(data)
+    if val_data is None:
+        train, test = [[m for i, m in enumerate(of) if i % 5 != 4] for of in found], [of[4::5] for of in found]
+        if not any(test):
+            raise ValueError(f"{data} has no class of five images, of which one would be for testing: give val_data")
+    else:
+        train, test = found, _by_class(val_data)
+        if len(test) > len(train):
+            raise ValueError(f"{val_data} has class {len(test) - 1}, but {data} only classes up to {len(train) - 1}")
+        test += [[] for _ in train[len(test) :]]
+    if len(train) < 2:
+        raise ValueError(f"{data} has images of {len(train)} class(es): two at least are needed")
+    return tuple(map(str, range(len(train)))), train, test
+
+
+def expand(pattern: str) -> list[str]:
+    """The names that a pattern stands for: `a-{08..10}.tar` for a-08.tar, a-09.tar and a-10.tar.
+
+    Raises:
+        ValueError: a range goes backward.
+    """
+    match = RANGE.search(pattern)
+    if match is None:
+        return [pattern]
+    first, last = match.groups()
+    if int(last) < int(first):
+        raise ValueError(f"{pattern} has a range that goes backward: give {{{last}..{first}}}")
+    before, after = pattern[: match.start()], pattern[match.end() :]
+    return [name for n in range(int(first), int(last) + 1) for name in expand(f"{before}{n:0{len(first)}}{after}")]
+
+
+def _by_class(pattern: str) -> list[list[Member]]:
+    classes: list[list[Member]] = []
+    for shard in expand(pattern):
+        for target, member in sorted(_members(shard)):
+            classes += [[] for _ in range(target + 1 - len(classes))]
+            classes[target].append(member)
+    if not classes:
+        raise ValueError(f"{pattern} holds no images ({', '.join(sorted(EXTENSIONS))}), each beside its class (.cls)")
+    return classes
+
+
+def _members(shard: str) -> Iterator[tuple[int, Member]]:
+    """The images of a tar file with their classes."""
+    images: dict[str, Member] = {}
+    targets: dict[str, int] = {}
+    try:
+        with tarfile.open(shard, "r:") as file:
+            for entry in file:
+                folder, name = os.path.split(entry.name)
+                name, _, extension = name.partition(".")
+                key = os.path.join(folder, name)
+                if not entry.isfile():
+                    continue
+                if f".{extension.lower()}" in EXTENSIONS:
+                    images[key] = Member(shard, entry.name, entry.offset_data, entry.size)
+                elif extension == "cls":
+                    content: Any = file.extractfile(entry)
+                    targets[key] = _class(content.read(), f"{shard}/{entry.name}")
+    except tarfile.TarError as error:
+        raise ValueError(f"{shard} is no tar file that can be read, without compression: {error}") from error
+    for key, member in images.items():
+        if key not in targets:
+            raise ValueError(f"{shard} has no class for {member.name}: {key}.cls, with a number from 0 in it")
+        yield targets[key], member
+
+
+def _class(content: bytes, where: str) -> int:
+    if not content.strip().isdigit():
+        raise ValueError(f"{where} holds {content[:20]!r}, and not the number of a class, from 0")
+    return int(content)

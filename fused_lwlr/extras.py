@@ -1,0 +1,44 @@
+"""Packages that an option needs and that are not installed with the library."""
+
+import importlib
+from types import ModuleType
+
+import torch
+
+
+def import_beside_torchvision(name: str) -> ModuleType:
+    """Import a package that imports torchvision, also if that was built for another torch.
+
+    The torchvision of a package index is often built for GPUs: beside a torch for CPUs its compiled operators do not
+    load, and its import fails since it registers shapes for them. It gets their schemas; none of them is called by
+    models of timm or by transforms of images.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass
+    except RuntimeError:
+        for op in ("nms", "qnms"):
+            torch.library.define(
+                f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )  # fmt: skip
+    return importlib.import_module(name)
+
+
+def import_extra(name: str) -> ModuleType:
+    """The package of the extra with its name, or an ImportError that says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        # not ModuleNotFoundError, which is shown as a bug
+        raise ImportError(f"{name} is not installed: pip install 'fused_lwlr[{name}]'") from error
+
+
+def import_timm(needed_by: str) -> ModuleType:
+    """The package timm, or an ImportError that says what needs it and what to install."""
+    try:
+        timm = import_beside_torchvision("timm")
+        importlib.import_module("timm.data")
+    except ImportError as error:
+        raise ImportError(f"{needed_by} needs timm ({error}): pip install 'fused_lwlr[timm]'") from error
+    return timm

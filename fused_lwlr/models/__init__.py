@@ -1,0 +1,1 @@
+"""Networks to train, by name."""

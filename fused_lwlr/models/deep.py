@@ -1,0 +1,125 @@
+"""ResNets for small images of any depth, with shortcuts and without, with batch normalization and without.
+
+The nets of Spreads in Effective Learning Rates (Figure 16): basic blocks in three stages, whose shortcuts have no
+parameters (type A of He et al., 2016), so that a net without them has the same parameters.
+"""
+
+import re
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+NAME = re.compile(r"(resnet|noshort)(\d+)(?:x(\d+))?(-noaffine|-nobn)?")
+TOY = re.compile(r"toynet(\d+)x(\d+)")
+
+
+class DeepBlock(nn.Module):
+    """Two 3 x 3 convolutions, each with a normalization, and perhaps a shortcut that pads with zeros."""
+
+    def __init__(self, width_in: int, width: int, *, shortcut: bool, norm: str) -> None:
+        super().__init__()
+        self.stride = 1 if width_in == width else 2
+        self.shortcut = shortcut
+        self.conv1 = nn.Conv2d(width_in, width, 3, self.stride, padding=1, bias=norm == "-nobn")
+        self.norm1 = _norm(width, norm)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=norm == "-nobn")
+        self.norm2 = _norm(width, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(functional.relu(self.norm1(self.conv1(x)))))
+        if self.shortcut:
+            x = x[:, :, :: self.stride, :: self.stride]
+            y = y + functional.pad(x, (0, 0, 0, 0, 0, y.shape[1] - x.shape[1]))
+        return functional.relu(y)
+
+
+class DeepNet(nn.Module):
+    """A convolution, three stages of basic blocks of `width`, 2 · `width` and 4 · `width` channels, and a linear head.
+
+    Args:
+        depth: layers with weights, 6 n + 2 for n blocks a stage.
+        width: channels of the first stage; 16 in the paper.
+        shortcuts: whether blocks have them.
+        norm: "" for batch normalization, "-noaffine" for one without parameters, "-nobn" for biases in its place.
+        image_size, channels, classes: of the data.
+    """
+
+    def __init__(
+        self, depth: int, width: int, shortcuts: bool, norm: str, *, image_size: int, channels: int, classes: int
+    ) -> None:
+        super().__init__()
+        if depth < 8 or depth % 6 != 2:
+            raise ValueError(f"depth {depth} of a net in three stages must be 6 n + 2: 20, 32, 56 and 110 are")
+        if width < 1:
+            raise ValueError(f"width {width} must be at least 1")
+        if image_size < 4:
+            raise ValueError(f"a net in three stages halves its images twice: image size {image_size} is below 4")
+        self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=norm == "-nobn")
+        self.norm = _norm(width, norm)
+        blocks, last = [], width
+        for of_stage in (width, 2 * width, 4 * width):
+            for _ in range((depth - 2) // 6):
+                blocks.append(DeepBlock(last, of_stage, shortcut=shortcuts, norm=norm))
+                last = of_stage
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(last, classes)
+        kaiming_init_(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(functional.relu(self.norm(self.conv(x))))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class ToyNet(nn.Module):
+    """Convolutions of one width, each with batch normalization without parameters and ReLU, and a linear head.
+
+    The net that the model of effective learning rates is compared with (Spreads in ELR, Appendix C): there is nothing
+    but convolutions that could be learned.
+
+    Weights of convolutions are normally distributed with variance 2 / fan_in (He).
+    """
+
+    def __init__(self, *, depth: int, width: int, channels: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i in range(depth):
+            conv = nn.Conv2d(width if i else channels, width, 3, padding=1, bias=False)
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+            layers += [conv, nn.BatchNorm2d(width, affine=False), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def deepnet(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module | None:
+    """The net of that name, such as resnet56, noshort110, noshort32x8, noshort20-nobn or toynet50x16; or None.
+
+    Raises:
+        ValueError: a depth that is not 6 n + 2, or images below 4 pixels.
+    """
+    toy = TOY.fullmatch(name)
+    if toy is not None:
+        return ToyNet(depth=int(toy[1]), width=int(toy[2]), channels=channels, classes=classes)
+    found = NAME.fullmatch(name)
+    if found is None:
+        return None
+    kind, depth, width, norm = found.groups()
+    sizes = {"image_size": image_size, "channels": channels, "classes": classes}
+    return DeepNet(int(depth), int(width or 16), kind == "resnet", norm or "", **sizes)
+
+
+def kaiming_init_(model: nn.Module) -> None:
+    """Draw weights from N(0, √(2 / fan_in)) (He et al., 2015); biases 0, scales 1. From torch's global generator."""
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            module.reset_parameters()
+
+
+def _norm(width: int, norm: str) -> nn.Module:
+    return nn.Identity() if norm == "-nobn" else nn.BatchNorm2d(width, affine=norm == "")

@@ -1,0 +1,119 @@
+"""A small ResNet, a small ViT, and a deep network without shortcuts and with."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions with batch normalization and a shortcut."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or width_in != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Three stages of two basic blocks, of 16, 32 and 64 channels; for images of 8 to 64 pixels."""
+
+    def __init__(self, *, image_size: int, channels: int, classes: int) -> None:
+        super().__init__()
+        if image_size < 4:
+            raise ValueError(f"the small ResNet halves its images twice: image size {image_size} is below 4")
+        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(16)
+        widths = [(16, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1), (32, 64, 2), (64, 64, 1)]
+        self.blocks = nn.Sequential(*(BasicBlock(*row) for row in widths))
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(functional.relu(self.bn(self.conv(x))))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """Self-attention and a two-layer perceptron, each after a layer normalization and with a shortcut."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        qkv = self.qkv(self.norm1(x)).reshape(batch, tokens, 3, self.heads, width // self.heads)
+        attended = functional.scaled_dot_product_attention(*qkv.permute(2, 0, 3, 1, 4))  # (batch, heads, tokens, ·)
+        x = x + self.proj(attended.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))  # type: ignore[no-any-return]
+
+
+class ViT(nn.Module):
+    """Four blocks of width 48 over at most 8 x 8 patches and a class token; for images of 8 to 64 pixels."""
+
+    def __init__(self, *, image_size: int, channels: int, classes: int) -> None:
+        super().__init__()
+        patch, width = max(2, image_size // 8), 48
+        if image_size % patch:
+            raise ValueError(
+                f"the small ViT cuts images into patches of {patch} x {patch}: {image_size} is no multiple of {patch}"
+            )
+        self.patch_embed = nn.Conv2d(channels, width, patch, patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.randn(1, 1 + (image_size // patch) ** 2, width) * 0.02)
+        self.blocks = nn.Sequential(*(Block(width, heads=3) for _ in range(4)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patch_embed(x).flatten(2).transpose(1, 2)  # (batch, patches, width)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), patches], dim=1) + self.pos_embed
+        return self.head(self.norm(self.blocks(x))[:, 0])  # type: ignore[no-any-return]
+
+
+class NoShort(nn.Module):
+    """32 convolutions of 16 channels, each with batch normalization, and no shortcut: hard to train.
+
+    With batch normalization but no shortcuts, gradients at initialization grow by about 1.2 from each layer to the one
+    before it: here the first convolution's is some hundred times the last one's, against its weight.
+    """
+
+    depth, width = 32, 16
+
+    def __init__(self, *, image_size: int, channels: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i in range(self.depth):
+            # halved once, and early: most of the depth then costs a quarter
+            conv = nn.Conv2d(self.width if i else channels, self.width, 3, 2 if i == 1 else 1, padding=1, bias=False)
+            layers += [conv, nn.BatchNorm2d(self.width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(self.width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Short(NoShort):
+    """`NoShort`, of the same parameters, with a shortcut past every two convolutions but the first two."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        per_block = 6  # two of convolution, normalization and ReLU each
+        x = self.layers[:per_block](x)
+        for i in range(per_block, len(self.layers), per_block):
+            x = functional.relu(x + self.layers[i : i + per_block - 1](x))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]

@@ -1,0 +1,215 @@
+"""One effective learning rate for all layers, in a deep net without shortcuts; each with warm-up and without.
+
+Spreads in Effective Learning Rates: the three setups of Section 4, over some rates as in Figure 8 (ResNet-110), with
+and without warm-up as in Figures 9 and 12.
+"""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fused_lwlr.models.deep import NAME
+from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.from_he import from_he
+from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.training import recipe_of, train
+
+MODEL = "noshort"
+WARMUP = 0.1
+"""Part of training; a cosine follows."""
+
+# Those that come first in each setup were chosen on held-out training images, as in `training.defaults`. Plain SGD's
+# rate, with momentum 0.9 and weight decay 1e-4 or with neither, without warm-up or with a tenth of training:
+#                   0.003        0.01         0.03         0.1          0.3          1
+#   both            42.4 (1.63)  65.0 (1.05)  63.3 (1.00)  57.0 (1.06)
+#   both, warm-up   42.7 (1.66)  64.6 (1.07)  62.1 (1.00)  51.4 (1.15)
+#   neither                                   59.5 (1.34)  78.6 (0.83)  62.9 (1.00)  55.7 (1.06)
+#   neither, warm-up                          55.0 (1.43)  72.5 (0.86)  69.2 (0.89)  63.0 (0.97)
+# Constrained ELR, with neither and no warm-up, by lr (down) and lr · goal (across):
+#          0.009        0.01         0.015        0.03
+#   0.1                 57.7 (1.02)  78.7 (0.47)  76.4 (0.63)
+#   0.3    65.2 (0.83)               82.7 (0.47)  78.1 (0.64)
+#   1                   78.0 (0.53)               70.1 (0.81)
+# and with warm-up: 76.2 (0.63) at 0.1 · 0.15, 73.4 (0.70) at 0.3 · 0.05, 76.1 (0.64) at 1 · 0.01
+# The four seeds of a cell lie 1 to 31 points apart.
+# Depth and width come from the held-out images too, by one or two seeds of coarser grids. 44 layers: 66.5 (0.98) at
+# 0.1 · 0.15 and 54.3 (1.25) for plain SGD at 0.1, four seeds, but 64.6 (0.90) for the latter at 0.3 with warm-up, two.
+# 20 layers of 8 channels: 72.6 (0.86) and, with momentum at 0.1, 76.0 (0.62). Fully connected layers, 16 of width 32:
+# 89.2 (0.38) and 93.4 (0.27); 24 of width 64: 79.9 (0.46) and 87.5 (0.43). So constraining is no gain in all of them.
+# From 44 fully connected layers or 56 convolutions of 8 channels on, neither learned much in 10 epochs.
+BOTH, NEITHER = {"momentum": 0.9, "weight_decay": 1e-4}, {"momentum": 0.0, "weight_decay": 0.0}
+SETUPS: dict[str, list[dict[str, Any]]] = {
+    "momentum, decay": [{**BOTH, "lr": lr, "goal": None} for lr in (0.01, 0.003, 0.03, 0.1)],
+    "neither": [{**NEITHER, "lr": lr, "goal": None} for lr in (0.1, 0.03, 0.3)],
+    "constrained": [{**NEITHER, "lr": 0.3, "goal": goal} for goal in (0.05, 0.03, 0.1)],
+}
+COLORS = {"momentum, decay": "#edae49", "neither": "#00798c", "constrained": "#d1495b"}
+
+PAPER: dict[tuple[str, bool], tuple[str, str, str]] = {
+    ("momentum, decay", False): ("34.0 at most", "77.3", "diverged"),
+    ("momentum, decay", True): ("", "78.1", "1.310"),
+    ("neither", False): ("34.0 at most", "73.1", "1.385"),
+    ("neither", True): ("", "74.5", "1.383"),
+    ("constrained", False): ("73.9", "75.2", "1.285"),
+    ("constrained", True): ("", "76.9", ""),
+}
+"""Setup, warm-up -> Figure 8 (ResNet-110 NoShort, CIFAR-10, test accuracy in %; of "conventional training" the best
+only), Figure 9 (ImageNet, top-1 in %, without warm-up the better of two goals), Figure 12 (Transformer, perplexity)."""
+
+
+def nets(model: str | None) -> list[str]:
+    """Without shortcuts, and the same net with them where there is one."""
+    name = model or MODEL
+    found = NAME.fullmatch(name)
+    if found is not None:
+        rest = name.removeprefix(found[1])
+        return [f"noshort{rest}", f"resnet{rest}"]
+    return ["noshort", "short"] if name in ("noshort", "short") else [name]
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """Every setup at every rate without warm-up; with warm-up without shortcuts only."""
+    models = nets(settings.model)
+    cells = [(models[0], 0.0), (models[0], WARMUP), *((model, 0.0) for model in models[1:])]
+    return [
+        job(settings, model, setup, of, warmup, seed)
+        for model, warmup in cells[: 2 if settings.quick else None]
+        for setup, rates in SETUPS.items()
+        for of in rates[: 1 if settings.quick else None]
+        for seed in range(settings.seeds)
+    ]
+
+
+def job(settings: Settings, model: str, setup: str, of: dict[str, Any], warmup: float, seed: int) -> Job:
+    """One training."""
+    name = (
+        f"{model.replace(':', '-')}-{setup.replace(', ', '+')}-lr{of['lr']:g}-goal{of['goal'] or 0:g}"
+        f"-warmup{warmup:g}-seed{seed}"
+    )
+    return Job(
+        name, measure, {"model": model, "setup": setup, "warmup": warmup, "seed": seed} | of | settings.common
+    )  # fmt: skip
+
+
+def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
+    """Accuracy and training loss after every epoch; None for what diverges."""
+    scaling: dict[str, Any] = {"scaling": "elr", "goal": goal} if goal is not None else {}
+    found = train(recipe_of(init="model", **scaling, **common), optimizer=from_he)
+    return {**found.last, "accuracies": found.accuracies if found.problem is None else None}
+
+
+def report(settings: Settings, results: Any) -> Report:
+    """The best rate of each setup, what warm-up and constraining bring, and all rates in the picture."""
+    best = top(results)
+    return Report([table(settings, results, best), _differences(best), _rates(results)], _draw(results, best))
+
+
+def top(results: Any) -> Any:
+    """Of each net, setup and warm-up, the rate at which accuracy is highest on average; what diverged has 0."""
+    results = results.assign(rate=[_rate(lr, goal) for lr, goal in zip(results.lr, results.goal, strict=True)])
+    mean = results.fillna({"test_accuracy": 0.0}).groupby(["model", "setup", "warmup", "rate"], sort=False)
+    best = mean.test_accuracy.mean().groupby(level=[0, 1, 2], sort=False).idxmax()
+    return results[
+        [r in set(best) for r in zip(results.model, results.setup, results.warmup, results.rate, strict=True)]
+    ]
+
+
+def _rate(lr: float, goal: float | None) -> str:
+    return f"{lr:g}" + (f", goal {goal:g}" if goal is not None and goal == goal else "")
+
+
+def _groups(best: Any) -> dict[tuple[str, str, bool], Any]:
+    """By net, setup and whether there is warm-up; setups in their order, without warm-up first."""
+    keys = [
+        (m, s, w) for m in best.model.unique() for s in best.setup.unique() for w in sorted(best.warmup.unique())
+    ]  # fmt: skip
+    found = {(m, s, w > 0): best[(best.model == m) & (best.setup == s) & (best.warmup == w)] for m, s, w in keys}
+    return {key: of for key, of in found.items() if len(of)}
+
+
+def table(settings: Settings, results: Any, best: Any) -> Table:
+    """The best rate of each setup."""
+    rows = []
+    for (model, setup, warm), of in _groups(best).items():
+        paper = PAPER[setup, warm] if model == results.model.iloc[0] else ("", "", "")
+        accuracy, loss = cell(of.test_accuracy, "{:.1f}"), cell(of.train_loss, "{:.2f}")
+        rows.append([model, setup, "yes" if warm else "no", of.rate.iloc[0], accuracy, loss, *paper])
+    columns = ["net", "SGD with", "warm-up", "best lr", "test accuracy %", "training loss"]
+    notes = [
+        f"{settings.over}; the best of some rates by test accuracy, as in the paper",
+        "paper: Figure 8, ResNet-110 without shortcuts on CIFAR-10, accuracy in %; Figure 9, ImageNet, accuracy in %; "
+        "Figure 12, Transformer, perplexity",
+    ]
+    return Table(
+        "one effective learning rate", [*columns, "paper: Figure 8", "Figure 9", "Figure 12"], rows, notes, labels=4
+    )
+
+
+def _differences(best: Any) -> Table:
+    """Seed by seed, between the best rates."""
+    groups = _groups(best)
+    rows = []
+    for i, model in enumerate(best.model.unique()):
+        plain = [of for (m, setup, warm), of in groups.items() if m == model and setup != "constrained" and not warm]
+        ours = groups.get((model, "constrained", False))
+        if ours is not None and plain:
+            strongest = max(plain, key=lambda of: of.test_accuracy.fillna(0.0).mean())
+            found = cell(minus(ours, strongest), "{:+.1f}")
+            said = "slightly above 0" if i else "+39.9"
+            rows.append([f"{model}: constrained, over the best of the others, no warm-up", found, said])
+    for (model, setup, warm), of in groups.items():
+        without = groups.get((model, setup, False))
+        if warm and without is not None:
+            said = "no gain" if setup == "constrained" else "above 0"
+            rows.append([f"{model}, {setup}: warm-up, over none", cell(minus(of, without), "{:+.1f}"), said])
+    notes = ["paper: Figure 8 and Sections 4.4 and 4.6; its own Figure 9 has +2.8 for warm-up with a constraint"]
+    return Table("differences of test accuracy in points", ["difference", "here", "paper"], rows, notes)
+
+
+def minus(one: Any, other: Any) -> Any:
+    """Differences of test accuracy, seed by seed; NaN where one diverged."""
+    return one.set_index("seed").test_accuracy - other.set_index("seed").test_accuracy
+
+
+def _rates(results: Any) -> Table:
+    warmups = list(results.warmup.unique())
+    rows = []
+    for model in results.model.unique():
+        for setup in results.setup.unique():
+            of_setup = results[(results.model == model) & (results.setup == setup)]
+            for (lr, goal), of in of_setup.fillna({"goal": 0.0}).groupby(["lr", "goal"]):
+                cells = [of.test_accuracy[of.warmup == warmup] for warmup in warmups]
+                rows.append(
+                    [model, setup, _rate(lr, goal or None), *(cell(x, "{:.1f}") if len(x) else "" for x in cells)]
+                )
+    columns = ["net", "SGD with", "lr", *(f"warm-up {warmup:g}" for warmup in warmups)]
+    return Table("test accuracy in % at all rates", columns, rows, labels=3)
+
+
+def _draw(results: Any, best: Any) -> Figure:
+    models = list(results.model.unique())
+    figure = Figure(figsize=(4.6 * (1 + len(models)), 3.6), layout="constrained")
+    *ranges, epochs = figure.subplots(1, 1 + len(models))
+    style: dict[str, Any] = {"hue": "setup", "palette": COLORS, "style": "warm-up"}
+    results = results.assign(rate=results.lr * results.goal.fillna(1.0).astype(float), **{"warm-up": results.warmup})
+    for axes, model in zip(ranges, models, strict=True):
+        band(axes, results[results.model == model], x="rate", y="test_accuracy", marker="o", **style)
+        axes.set(xscale="log", xlabel="learning rate, times the goal if there is one", title=model)
+    curves = best[(best.model == models[0]) & best.accuracies.notna()].explode("accuracies")
+    curves = curves.assign(epoch=curves.groupby("name").cumcount() + 1, **{"warm-up": curves.warmup})
+    band(epochs, curves.astype({"accuracies": float}), x="epoch", y="accuracies", **style)
+    epochs.set_title(f"{models[0]}, best rates")
+    for axes in (*ranges, epochs):
+        axes.set_ylabel("test accuracy in %")
+    return figure
+
+
+STUDY = Study(
+    name="elr-constrained",
+    doc="Test accuracy with every layer held at one effective learning rate, with and without warm-up and shortcuts "
+    "(Spreads in Effective Learning Rates, Figures 8, 9 and 12).",
+    jobs=jobs,
+    report=report,
+    epochs=10,
+)

@@ -1,0 +1,116 @@
+"""The model of effective learning rates, fitted to a real net's first step, beside what the net does from there on.
+
+As in Spreads in Effective Learning Rates, Figure 10: weight and gradient norms before the first step give each layer's
+c and ‖W‖², and nothing that comes later is used. SGD at constant rates, without weight decay, as the model assumes.
+"""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+from torch.nn.functional import cross_entropy
+
+from fused_lwlr import ELRRecorder, scale_invariant, simulate
+from fused_lwlr.methods.elr.history import draw_layers
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.tables import Report, Table
+from fused_lwlr.papers.training import recipe_of, trainer_of
+
+MODEL = "toynet50x16"
+"""As deep as the paper's, of half its width."""
+LRS, MOMENTA = (0.01, 1.0), (0.0, 0.9)
+STEPS = 30
+CONSTANT = 10**6
+"""Steps of a training whose cosine has not begun to fall in the first few."""
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """Every rate with every momentum."""
+    model, steps = settings.model or MODEL, 2 if settings.quick else STEPS
+    return [
+        Job(
+            f"{model.replace(':', '-')}-momentum{momentum:g}-lr{lr:g}-seed{seed}",
+            measure,
+            {"model": model, "momentum": momentum, "lr": lr, "steps": steps, "seed": seed} | settings.common,
+        )
+        for momentum, lr in product(MOMENTA[: 1 if settings.quick else None], LRS)
+        for seed in range(settings.seeds)
+    ]
+
+
+def measure(steps: int, **common: Any) -> dict[str, Any]:
+    """E of every layer before each of some steps and after the last, measured and predicted; None where it diverged.
+
+    Raises:
+        ValueError: a model without scale-invariant layers.
+    """
+    recipe = recipe_of(init="model", weight_decay=0.0, steps=CONSTANT, warmup=0.0, **common)
+    trainer = trainer_of(recipe)
+    if recipe.model.startswith("toynet"):
+        # the paper leaves out the first layer, whose gradient is another
+        layers = [name for name, param in trainer.model.named_parameters() if param.dim() == 4][1:]
+    else:
+        layers = list(scale_invariant(trainer.model, next(trainer.pairs(1)), cross_entropy).names)
+    if not layers:
+        raise ValueError(f"{recipe.model} has no scale-invariant layers, which are what the model is of")
+    trainer.prepare()
+    recorder = ELRRecorder(trainer.model, select=layers, momentum=recipe.momentum > 0).watch(trainer.optimizer)
+    passes = trainer.batches()
+    for _ in range(steps + 1):
+        trainer.gradients(passes)
+        trainer.update()
+    history = recorder.history
+    if not (np.isfinite(history.elr).all() and (history.elr > 0).all()):
+        return {"measured": None, "predicted": None}
+    c = history.grad_norm[0] * history.weight_norm[0]
+    predicted = simulate.momentum(c, history.weight_norm[0] ** 2, recipe.lr, recipe.momentum, steps).elr
+    return {"measured": history.elr.tolist(), "predicted": predicted.tolist()}
+
+
+def compare(measured: Any, predicted: Any) -> tuple[float, float, float, float]:
+    """Std(E) measured and predicted, their rank correlation over layers, and by what factor they are apart."""
+    ranks = spearmanr(measured, predicted).statistic if len(measured) > 1 else 1.0
+    apart = np.exp(np.abs(np.log(measured / predicted)).mean())
+    return float(measured.std()), float(predicted.std()), float(ranks), float(apart)
+
+
+def _means(results: Any) -> list[tuple[float, float, Any, Any]]:
+    """Momentum, rate, and E measured and predicted, means over seeds: [steps + 1, layers]."""
+    groups = results.dropna(subset="measured").groupby(["momentum", "lr"], sort=False)
+    return [(*key, np.mean(of.measured.tolist(), axis=0), np.mean(of.predicted.tolist(), axis=0)) for key, of in groups]
+
+
+def report(settings: Settings, results: Any) -> Report:
+    """How well the prediction holds after some steps, and E of every layer."""
+    rows, means = [], _means(results)
+    for momentum, lr, measured, predicted in means:
+        for step in sorted({0, 1, 2, 5, 10, STEPS, len(measured) - 1} & set(range(len(measured)))):
+            real, model, ranks, apart = compare(measured[step], predicted[step])
+            values = [f"{real:.3g}", f"{model:.3g}", f"{ranks:.2f}", f"{apart:.2f}"]
+            rows.append([f"{momentum:g}", f"{lr:g}", str(step), *values])
+    columns = ["momentum", "lr", "step", "Std(E) measured", "predicted", "rank correlation", "apart by a factor of"]
+    notes = [f"{settings.data}, means over {settings.seeds} seeds; predicted from the state at step 0"]
+    table = Table(f"E of the layers of {results.model.iloc[0]}", columns, rows, notes, labels=3)
+    figure = Figure(figsize=(9, 3.2 * max(len(means), 1)), layout="constrained")
+    grid = figure.subplots(max(len(means), 1), 2, squeeze=False, sharex=True, sharey="row")
+    for row, (momentum, lr, measured, predicted) in zip(grid, means, strict=False):
+        for axes, name, values in zip(row, ("model", "measured"), (predicted, measured), strict=True):
+            draw_layers(axes, range(len(values)), values)
+            axes.set(yscale="log", xlabel="step")
+            axes.set_title(f"{name}, λ = {lr:g}, momentum {momentum:g}", fontsize="medium")
+            axes.spines[["top", "right"]].set_visible(False)
+        row[0].set_ylabel("effective learning rate E")
+    return Report([table], figure)
+
+
+STUDY = Study(
+    name="elr-fit",
+    doc="Effective learning rates of the layers of a net, and what a model of them predicts from its first step "
+    "(Spreads in Effective Learning Rates, Figure 10).",
+    jobs=jobs,
+    report=report,
+    epochs=1,
+    options=frozenset({"data", "model", "seeds", "set"}),
+)

@@ -1,0 +1,146 @@
+"""The paper's simulations of effective learning rates: Figures 1, 2, 4 and 6 of Spreads in Effective Learning Rates."""
+
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fused_lwlr import simulate
+from fused_lwlr.methods.elr.history import draw_layers
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.tables import Report, Table
+
+DEPTH = 56
+"""Layers."""
+SQ_NORM = 1.0
+"""‖W‖² of every layer at initialization, as in the paper's Figure 1; its text has 2."""
+SKIP = 2
+"""Layers that a shortcut spans, as in the paper's ResNets of basic blocks."""
+NETS = {"NoShort": "#d1495b", "Short": "#00798c"}
+LRS, STEPS = (1e-4, 1e-2, 1.0), 10
+"""Of the table."""
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """Nothing is trained, and nothing is random."""
+    return [Job(f"{net}-lr{lr:g}", after, {"net": net, "lr": lr}) for net in NETS for lr in LRS]
+
+
+def after(net: str, lr: float) -> dict[str, Any]:
+    """Mean(E) and Std(E) after some steps at a constant rate."""
+    found = simulate.discrete(profile(net), SQ_NORM, np.full(STEPS, lr))
+    return {"mean": float(found.mean[-1]), "spread": float(found.spread[-1])}
+
+
+def report(settings: Settings, results: Any) -> Report:
+    """Mean and spread at some rates, and the four figures."""
+    rows = [[of.net, f"{of.lr:g}", f"{of.mean:.3g}", f"{of.spread:.3g}"] for of in results.itertuples(index=False)]
+    notes = [f"{DEPTH} layers, ‖W‖² = {SQ_NORM:g} at initialization; NoShort: without shortcuts"]
+    table = Table(f"simulated E after {STEPS} steps", ["net", "λ", "Mean(E)", "Std(E)"], rows, notes, labels=2)
+    figure = Figure(figsize=(13, 18), layout="constrained")
+    parts: Any = figure.subfigures(4, 1, height_ratios=(1, 1, 1, 2))
+    for part, draw in zip(parts, (figure_1, figure_2, figure_4, figure_6), strict=True):
+        draw(part)
+    return Report([table], figure)
+
+
+def profile(net: str) -> simulate.Array:
+    """Initial gradient norms without and with shortcuts."""
+    return simulate.feedforward_profile(DEPTH) if net == "NoShort" else simulate.residual_profile(DEPTH, SKIP)
+
+
+def figure_1(figure: Any, steps: int = 30) -> None:
+    """E of each layer over time: discrete at several λ, and continuous."""
+    c = profile("NoShort")
+    axes = figure.subplots(1, 4, sharey=True)
+    k = np.arange(steps + 1)
+    for place, lr in zip(axes, (1e-4, 1e-2, 1.0), strict=False):
+        _lines(place, k, simulate.discrete(c, SQ_NORM, np.full(steps, lr)).elr, f"discrete, λ = {lr:g}", "step")
+    lr = 1e-2
+    _lines(axes[3], k, simulate.continuous(c, SQ_NORM, lr, lr * k).elr, f"continuous, λ = {lr:g}", "t / λ")
+    axes[0].set_ylabel("effective learning rate E")
+    figure.suptitle(f"Figure 1: simulated E of {DEPTH} layers, from the first (dark) to the last (bright)")
+
+
+def figure_2(figure: Any, steps: int = 10) -> None:
+    """Mean and spread of E after some steps against λ, with and without shortcuts."""
+    lrs = np.logspace(-6, 1, 141)
+    axes = figure.subplots(1, 2)
+    for net, color in NETS.items():
+        found = simulate.discrete(profile(net), SQ_NORM, np.broadcast_to(lrs[:, None], (steps, len(lrs), 1)))
+        for place, values in zip(axes, (found.mean, found.spread), strict=True):
+            place.plot(lrs, values[-1], color=color, label=net)
+    for place, name in zip(axes, ("Mean(E)", "Std(E)"), strict=True):
+        _log(place, name)
+    axes[0].legend(frameon=False)
+    figure.suptitle(f"Figure 2: simulated E over {DEPTH} layers after {steps} steps")
+
+
+def figure_4(figure: Any, steps: int = 50) -> None:
+    """Spread of E after some steps against λ for several momenta, with and without shortcuts."""
+    lrs, momenta = np.logspace(-6, 1, 71), np.array([0.0, 0.5, 0.8, 0.9, 0.95])
+    colors = matplotlib.colormaps["plasma"](np.linspace(0, 0.85, len(momenta)))
+    for place, net in zip(figure.subplots(1, 2), NETS, strict=True):
+        rates = np.broadcast_to(lrs[:, None], (steps, len(lrs), 1))
+        found = simulate.momentum(profile(net), SQ_NORM, rates, momenta[:, None, None], steps)
+        for values, mu, color in zip(found.spread[-1], momenta, colors, strict=True):
+            place.plot(lrs, values, color=color, label=f"μ = {mu:g}")
+        _log(place, "Std(E)")
+        place.set_title(net, fontsize="medium")
+        place.legend(frameon=False, fontsize="small")
+    figure.suptitle(f"Figure 4: simulated spread of E over {DEPTH} layers after {steps} steps")
+
+
+def figure_6(figure: Any, steps: int = 100, lr: float = 0.1) -> None:
+    """E and ‖W‖² of each layer under several schedules of one peak."""
+    schedules = {
+        "constant": np.full(steps, lr),
+        "cosine": simulate.cosine(lr, steps),
+        "warm-up": simulate.warmup(lr, steps, steps // 5),
+        "warm-up, cosine": simulate.cosine(lr, steps, steps // 5),
+        "one cycle": simulate.one_cycle(lr, steps, pct_start=0.3),
+    }
+    grid = figure.subplots(3, len(schedules), sharex=True, sharey="row")
+    for column, (name, rates) in zip(grid.T, schedules.items(), strict=True):
+        found = simulate.discrete(profile("NoShort"), SQ_NORM, rates)
+        column[0].plot(np.arange(steps), rates, color="0.3")
+        column[0].set_title(name, fontsize="medium")
+        _lines(column[1], np.arange(steps + 1), found.elr, f"mean Std(λE) {_weighted(found, rates):.2g}", "")
+        _lines(column[2], np.arange(steps + 1), found.sq_norm, "", "step")
+    for place, name in zip(grid[:, 0], ("λ", "E", "‖W‖²"), strict=True):
+        place.set_ylabel(name)
+    figure.suptitle(f"Figure 6: simulated E and ‖W‖² of {DEPTH} layers, from the first (dark) to the last (bright)")
+
+
+def _weighted(found: simulate.Simulation, rates: simulate.Array) -> float:
+    """Std(λE) averaged over the steps: what schedules of different rates are compared by."""
+    return float((rates * found.spread[:-1]).mean())
+
+
+def _lines(axes: Any, x: Any, values: Any, title: str, xlabel: str) -> None:
+    draw_layers(axes, x, values)
+    axes.set_yscale("log")
+    axes.set_title(title, fontsize="medium")
+    axes.set_xlabel(xlabel)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _log(axes: Any, name: str) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("learning rate λ")
+    axes.set_ylabel(name)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+STUDY = Study(
+    name="elr-simulation",
+    doc="Simulations of effective learning rates: over time, against the learning rate, with momentum, and under "
+    "schedules (Spreads in Effective Learning Rates, Figures 1, 2, 4 and 6).",
+    jobs=jobs,
+    report=report,
+    seeds=1,
+    least_seeds=1,
+    options=frozenset(),
+)

@@ -1,0 +1,124 @@
+"""What a study is: jobs that do not depend on each other, and a report of all their results."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fused_lwlr.papers.tables import Report
+
+OPTIONS = frozenset({"data", "model", "epochs", "seeds", "set"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was asked for on the command line; part of every result, except for the device.
+
+    `model` is None where the study's own models are wanted. `training` has fields of the recipes of all trainings, as
+    text. `quick` asks for a smoke test of seconds: as few values of everything as the report can do with.
+    """
+
+    study: str
+    seeds: int
+    epochs: int
+    data: str = "digits"
+    model: str | None = None
+    training: dict[str, str] = field(default_factory=dict)
+    quick: bool = False
+    device: str = "auto"
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What all jobs that train have among their parameters."""
+        found = {"data": self.data, "epochs": self.epochs, "device": self.device}
+        return {**found, "training": self.training} if self.training else found
+
+    @property
+    def over(self) -> str:
+        """What the numbers of a table are, for its notes."""
+        spread = f", mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else ", one seed"
+        return f"{self.data}, {self.epochs} epoch{'s' * (self.epochs > 1)}{spread}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: a function of plain parameters, the seed among them.
+
+    Args:
+        name: what it is called, unlike all other jobs of the study: letters, digits and any of . , = + - _
+        function: at the top of a module, since it is called in another process; returns numbers, text, None (for what
+            is not finite) and lists of these by name.
+        parameters: its keyword arguments, all of which JSON can hold.
+    """
+
+    name: str
+    function: Callable[..., dict[str, Any]]
+    parameters: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.,=+-]{1,120}", self.name):
+            raise ValueError(f"job name {self.name!r} must be 1 to 120 letters, digits or any of . , = + - _")
+
+
+@dataclass(frozen=True)
+class Study:
+    """A figure or table of a paper, at the size of this machine.
+
+    Args:
+        name: on the command line.
+        doc: a sentence: what is compared, and in which figure or table of which paper.
+        jobs: the work, as settings have it.
+        report: tables, with the paper's own figures beside, and a picture. It gets a data frame of pandas with a row
+            for each job, in their order: its name, parameters and values, of which None has become NaN among numbers.
+        epochs: by default. `quick` has 1.
+        seeds: by default, 0, 1, ... `quick` has 2.
+        least_seeds: below which there is nothing to show; a spread needs 2.
+        options: those of --data, --model, --epochs, --seeds and --set that have a meaning for it; others are refused.
+    """
+
+    name: str
+    doc: str
+    jobs: Callable[[Settings], Sequence[Job]]
+    report: Callable[[Settings, Any], Report]
+    epochs: int = 10
+    seeds: int = 3
+    least_seeds: int = 2
+    options: frozenset[str] = OPTIONS
+
+    def settings(
+        self,
+        *,
+        seeds: int | None = None,
+        epochs: int | None = None,
+        data: str | None = None,
+        model: str | None = None,
+        training: Sequence[str] = (),
+        quick: bool = False,
+        device: str = "auto",
+    ) -> Settings:
+        """Settings, with the study's own values for what is None.
+
+        Raises:
+            ValueError: an option that this study does not have, fewer seeds than it needs, or a field of the recipe
+                that is not of the form NAME=VALUE.
+        """
+        given = {"data": data, "model": model, "epochs": epochs, "seeds": seeds, "set": " ".join(training) or None}
+        for option in sorted(OPTIONS - self.options):
+            if given[option] is not None:
+                raise ValueError(f"--{option} {given[option]} has no meaning for {self.name}: leave it out")
+        count = seeds if seeds is not None else min(2, self.seeds) if quick else self.seeds
+        if count < self.least_seeds:
+            raise ValueError(f"--seeds {count}: {self.name} shows a spread over seeds, which takes two at least")
+        pairs = [text.partition("=") for text in training]
+        if bad := [name for name, equals, _ in pairs if not equals]:
+            raise ValueError(f"--set {bad[0]} is not of the form NAME=VALUE, such as --set amp=bf16")
+        return Settings(
+            study=self.name,
+            seeds=count,
+            epochs=epochs if epochs is not None else 1 if quick else self.epochs,
+            data=data or "digits",
+            model=model,
+            training={name.lstrip("-").replace("-", "_"): value for name, _, value in pairs},
+            quick=quick,
+            device=device,
+        )

@@ -1,0 +1,37 @@
+"""Optimizers of the studies on effective learning rates, for weights that He's initialization has drawn."""
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from fused_lwlr import ELR, SGD, AdamW, scale_invariant
+from fused_lwlr.models.deep import kaiming_init_
+from fused_lwlr.training.setup import new_optimizer
+from fused_lwlr.training.trainer import Trainer
+
+
+def from_he(trainer: Trainer) -> SGD | AdamW:
+    """Draw the weights by He's initialization, from the seed of the recipe; then make its optimizer.
+
+    With a goal, the scale-invariant layers alone are held at one effective learning rate, and all their weights are
+    divided by the largest norm in every step (Spreads in Effective Learning Rates, Section 4.5).
+
+    Raises:
+        ValueError: there is a goal, and the model has no scale-invariant layers.
+    """
+    recipe = trainer.recipe
+    torch.manual_seed(recipe.seed)
+    kaiming_init_(trainer.model)
+    if recipe.goal is None:
+        return new_optimizer(recipe, trainer.model, None)
+    layers = scale_invariant(trainer.model, next(trainer.pairs(1)), cross_entropy)
+    if not layers.names:
+        raise ValueError(f"{recipe.model} has no scale-invariant layers to hold at one effective learning rate")
+    return SGD(
+        trainer.model.named_parameters(),
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        scaling=ELR(recipe.goal, select=layers.names),
+        rescale_weights=layers,
+        backend=recipe.backend,
+    )

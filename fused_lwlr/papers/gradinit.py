@@ -1,0 +1,237 @@
+"""GradInit and MetaInit against He's initialization: accuracy after an epoch, and how much gradients vary.
+
+GradInit, Table 3 (first epoch and best accuracy) and Figures 5 and 6 (standard deviation of gradients, layer by layer).
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fused_lwlr import SGD, gradinit_, metainit_
+from fused_lwlr.data.minibatches import minibatches
+from fused_lwlr.models.deep import kaiming_init_
+from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.training.trainer import Trainer
+
+MODELS = ("resnet", "noshort20x8-nobn")
+"""With batch normalization and shortcuts, and with neither."""
+INITS = ("kaiming", "metainit", "gradinit", "gradinit-normalized")
+"""The last divides the gradient by its norm, as the authors' scripts for CIFAR-10 do."""
+STEPS = {"metainit": 60, "gradinit": 200, "gradinit-normalized": 200}
+"""Of an initialization; an epoch's, where that is more, as in the paper."""
+LR, CLIP = 0.1, 1.0
+"""Section 4.1.1; nets without normalization are clipped."""
+MEASURED = 16
+"""Minibatches that the variance is over."""
+
+LABELS = {
+    "kaiming": "He",
+    "metainit": "MetaInit",
+    "gradinit": "GradInit",
+    "gradinit-normalized": "GradInit, g / ‖g‖",
+}
+COLORS = {"kaiming": "0.45", "metainit": "#edae49", "gradinit": "#00798c", "gradinit-normalized": "#d1495b"}
+
+PAPER: dict[bool, tuple[str, dict[str, tuple[str, str]]]] = {
+    True: (
+        "ResNet-110 with BN",
+        {
+            "kaiming": ("23.2 ± 0.9", "95.0 ± 0.2"),
+            "metainit": ("29.0 ± 1.5", "94.8 ± 0.1"),
+            "gradinit-normalized": ("38.2 ± 0.9", "95.4 ± 0.1"),
+        },
+    ),
+    False: (
+        "VGG-19 without BN",
+        {
+            "kaiming": ("29.1 ± 1.5", "94.5 ± 0.1"),
+            "metainit": ("30.5 ± 0.9", "94.6 ± 0.1"),
+            "gradinit-normalized": ("29.3 ± 0.6", "94.7 ± 0.1"),
+        },
+    ),
+}
+"""Table 3, CIFAR-10: by whether a net has batch normalization, accuracy in % after the first epoch and the best, mean ±
+standard error of 4 seeds. The authors' scripts normalize the gradient."""
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """Every net from every initialization."""
+    return [
+        Job(
+            f"{model.replace(':', '-')}-{init}-seed{seed}",
+            initialize_and_train,
+            {"model": model, "init": init, "seed": seed} | settings.common | {"quick": settings.quick},
+        )
+        for model in ([settings.model] if settings.model else MODELS[-1:] if settings.quick else MODELS)
+        for init in INITS
+        for seed in range(settings.seeds)
+    ]
+
+
+def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any]:
+    """Test accuracy after every epoch, and σ(g) of every weight before and after the initialization.
+
+    SGD at a rate of 0.1 with a cosine from the start, clipped without batch normalization. None for what diverges;
+    `problem` says so, also where the initialization itself fails.
+    """
+    found: dict[str, Any] = dict.fromkeys(("first", "best", "last", "accuracies", "before", "after", "normalized"))
+
+    def initialized(trainer: Trainer) -> SGD:
+        model, recipe = trainer.model, trainer.recipe
+        torch.manual_seed(recipe.seed)
+        kaiming_init_(model)
+        found["before"] = gradient_std(model, trainer.pairs(MEASURED))
+        # minibatches that training does not have in this order
+        of: dict[str, Any] = {"device": trainer.world.device, "seed": recipe.seed + 1000, "workers": trainer.workers}
+        steps = 3 if quick else max(STEPS.get(init, 0), trainer.steps_per_epoch)
+        if init == "metainit":
+            batches = minibatches(trainer.data.train, recipe.batch_size, steps=steps, **of)
+            metainit_(model, batches, cross_entropy, steps=steps)
+        elif init != "kaiming":
+            # GradInit joins two
+            halves = minibatches(trainer.data.train, recipe.batch_size // 2, steps=3 * steps, **of)
+            normalize = init == "gradinit-normalized"
+            gradinit_(model, halves, cross_entropy, lr=recipe.lr, steps=steps, normalize=normalize)
+        found["after"] = gradient_std(model, trainer.pairs(MEASURED))
+        found["normalized"] = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+        return SGD(
+            model.named_parameters(),
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+            clip_global_norm=None if found["normalized"] else CLIP,
+            backend=recipe.backend,
+        )
+
+    try:
+        trained = train(recipe_of(init="model", lr=LR, warmup=0.0, **common), optimizer=initialized)
+    except ValueError as error:
+        if "not finite" not in str(error):
+            raise
+        return {**found, "before": None, "problem": str(error)}
+    if trained.problem is None:
+        of = trained.accuracies
+        found |= {"first": of[0], "best": max(of), "last": of[-1], "accuracies": of}
+    return {**found, "problem": trained.problem}
+
+
+def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+    """√ of the variance over minibatches of every element of a gradient, averaged over a weight's elements (σ(g)).
+
+    Of weights of two dimensions or more, in the order of the model. Normalizations take statistics of the minibatch,
+    and their running ones stay as they are.
+    """
+    weights = [param for param in model.parameters() if param.dim() > 1]
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    gradients: list[list[Tensor]] = [[] for _ in weights]
+    model.train()
+    for inputs, targets in batches:
+        loss = cross_entropy(model(inputs), targets)
+        for found, gradient in zip(gradients, torch.autograd.grad(loss, weights), strict=True):
+            found.append(gradient.double().flatten())
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
+    return [torch.stack(found).var(dim=0).sqrt().mean().item() for found in gradients]
+
+
+def report(settings: Settings, results: Any) -> Report:
+    """Accuracy, what it is over He's initialization, and σ(g)."""
+    results = results.astype(dict.fromkeys(("first", "best", "last"), float))
+    return Report([_accuracy(settings, results), _differences(results), _variance(results)], _draw(results))
+
+
+def _paper(of: Any) -> tuple[str, dict[str, tuple[str, str]]]:
+    """The paper's figures for a net like that of these results."""
+    known = of.normalized.dropna()
+    return PAPER[bool(known.iloc[0]) if len(known) else True]
+
+
+def _accuracy(settings: Settings, results: Any) -> Table:
+    rows = []
+    for (model, init), of in results.groupby(["model", "init"], sort=False):
+        name, paper = _paper(results[results.model == model])
+        values = [cell(of[value], "{:.1f}") for value in ("first", "best", "last")]
+        rows.append([model, LABELS[init], *values, name, *paper.get(init, ("", ""))])
+    columns = ["net", "initialization", "first epoch %", "best %", "last %"]
+    notes = [
+        f"{settings.data}, {settings.epochs} epochs of SGD at 0.1 with a cosine, test accuracy, mean ± standard "
+        f"deviation over {settings.seeds} seeds; nets without batch normalization (BN) are clipped at a norm of 1",
+        "paper: Table 3, CIFAR-10, 200 epochs, mean ± standard error of 4 seeds; its GradInit is in the row of the "
+        "authors' scripts, which divide the gradient by its norm",
+    ]
+    columns += ["paper: net", "paper: first epoch %", "paper: best %"]
+    return Table("accuracy from different initializations", columns, rows, notes, labels=2)
+
+
+def _differences(results: Any) -> Table:
+    rows = []
+    for model, of in results.groupby("model", sort=False):
+        _, paper = _paper(of)
+        first = of.pivot(index="seed", columns="init", values="first")
+        for init in [init for init in of.init.unique() if init != "kaiming"]:
+            said = [float(paper[name][0].split()[0]) for name in (init, "kaiming") if name in paper]
+            text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""
+            rows.append([model, LABELS[init], cell(first[init] - first.kaiming, "{:+.1f}"), text])
+    title = "accuracy after the first epoch over that from He's initialization, in points"
+    return Table(title, ["net", "initialization", "here", "paper"], rows, [], labels=2)
+
+
+def factors(results: Any) -> list[Any]:
+    """σ(g) after the initialization over before it, of every weight, for each seed that has them."""
+    pairs = zip(results.before, results.after, strict=True)
+    return [np.array(after) / np.array(before) for before, after in pairs if before is not None and min(before) > 0]
+
+
+def _variance(results: Any) -> Table:
+    rows = []
+    for (model, init), of in results[results.init != "kaiming"].groupby(["model", "init"], sort=False):
+        of_seeds = factors(of)
+        if of_seeds:
+            geometric = cell([float(np.exp(np.log(factor).mean())) for factor in of_seeds], "{:.3g}")
+            lower = cell([100 * float((factor < 1).mean()) for factor in of_seeds], "{:.0f}")
+            head = cell([factor[-1] for factor in of_seeds], "{:.3g}")
+            said = "lower for all" if init == "gradinit-normalized" else ""
+            rows.append([model, LABELS[init], geometric, lower, head, said])
+    columns = ["net", "initialization", "σ(g) after / before", "% of weights with less", "of the head", "paper"]
+    notes = [
+        "σ(g): standard deviation of a gradient over minibatches of 64, averaged over a weight's elements; its factor "
+        "is the geometric mean over weights, mean ± standard deviation over seeds",
+        "paper: Figures 5 and 6, in words; Figure 1, of the variance relative to the gradient, leaves out the head",
+    ]
+    return Table("variance of gradients, layer by layer", columns, rows, notes, labels=2)
+
+
+def _draw(results: Any) -> Figure:
+    models = list(results.model.unique())
+    figure = Figure(figsize=(11, 3.4 * len(models)), layout="constrained")
+    for (left, right), model in zip(figure.subplots(len(models), 2, squeeze=False), models, strict=True):
+        of_model = results[results.model == model].assign(initialization=results.init.map(LABELS))
+        for axes, value, name in ((left, "accuracies", "epoch"), (right, "after", "weight, in order of the model")):
+            of = of_model[of_model[value].notna()].explode(value).astype({value: float})
+            of = of.assign(**{name: of.groupby("name").cumcount() + (name == "epoch")})
+            colors = {LABELS[init]: color for init, color in COLORS.items()}
+            band(axes, of, x=name, y=value, hue="initialization", palette=colors, marker="o")
+            axes.set_title(model, fontsize="medium")
+        left.set_ylabel("test accuracy in %")
+        right.set(yscale="log", ylabel="σ(g) at initialization")
+    return figure
+
+
+STUDY = Study(
+    name="gradinit",
+    doc="Test accuracy after the first epoch and the best, and the standard deviation of gradients, from He's "
+    "initialization, MetaInit and GradInit (GradInit, Table 3 and Figures 5 and 6).",
+    jobs=jobs,
+    report=report,
+    epochs=6,
+    seeds=4,
+)

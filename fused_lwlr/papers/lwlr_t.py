@@ -1,0 +1,158 @@
+"""How many minibatches a calibration takes, and of what size (Initializing the Layer-wise Learning Rate, Table 3)."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas
+from matplotlib.figure import Figure
+from torch.nn.functional import cross_entropy
+
+from fused_lwlr import calibrate
+from fused_lwlr.data.minibatches import minibatches
+from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.training import recipe_of, train, trainer_of
+from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
+from fused_lwlr.training.setup import load_data, new_optimizer
+
+MODELS = ("resnet", "vit")
+BATCH_SIZE = 64
+OTHER_SIZES = (16, 256)
+MOST = 1000
+"""The largest T, unless an epoch is longer."""
+SIZES_AT = 100
+"""T at which minibatches of other sizes are compared."""
+
+PAPER = {1: (11.02, 2.66, 77.07), 10: (3.51, 0.69, 77.01), 100: (1.01, 0.18, 77.04), 1000: (0.32, 0.06, 77.07)}
+"""Table 3, ResNet-50: T -> largest and mean deviation from T = 5004 over layers in %, validation accuracy in %."""
+PAPER_ACCURACY = 77.15
+"""Of T = 5004, an epoch."""
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """A calibration for every model, number and size of minibatches; some train with what it found."""
+    models = [settings.model] if settings.model else ["resnet"] if settings.quick else list(MODELS)
+    epoch = len(load_data(recipe_of(model=models[0], **settings.common)).train) // BATCH_SIZE
+    most = 4 if settings.quick else max(MOST, epoch)
+    steps = [t for t in (10**i for i in range(9)) if t < most] + [most]
+    cells = [(t, BATCH_SIZE, not settings.quick or t == most) for t in steps]
+    # the same images, whatever the size: T = 100 minibatches of 64 are 25 of 256
+    images = min(SIZES_AT, most) * BATCH_SIZE
+    for size in OTHER_SIZES:
+        cells += [(t, size, False) for t in sorted({1, images // size})]
+    return [
+        Job(
+            f"{model.replace(':', '-')}-T{t}-batch{size}-seed{seed}",
+            measure,
+            # accuracy is that of the first model alone, as in the paper
+            {"model": model, "steps": t, "batch_size": size, "seed": seed, "trained": trained and model == models[0]}
+            | settings.common,
+        )
+        for model in models
+        for t, size, trained in cells
+        for seed in range(settings.seeds)
+    ]
+
+
+def measure(model: str, steps: int, batch_size: int, trained: bool, **common: Any) -> dict[str, Any]:
+    """Multipliers after `steps` minibatches, and the test accuracy in % of SGD with them."""
+    recipe = recipe_of(model=model, lr=learning_rate(model, "sgd"), weight_decay=WEIGHT_DECAY["sgd"], **common)
+    trainer = trainer_of(recipe)
+    batches = minibatches(
+        trainer.data.train, batch_size, trainer.world.device, seed=recipe.seed, steps=steps, workers=trainer.workers
+    )  # fmt: skip
+    rates = calibrate(trainer.model, batches, cross_entropy, steps=steps, init=False)
+    found: dict[str, Any] = {"eta": list(rates.values())}
+    if trained:
+        of = train(recipe, optimizer=lambda trainer: new_optimizer(recipe, trainer.model, rates))
+        found["test_accuracy"] = of.last["test_accuracy"]
+    return found
+
+
+def report(settings: Settings, results: Any) -> Report:
+    """Deviations by the number of minibatches, and by their size."""
+    of_size = results[results.batch_size == BATCH_SIZE]
+    last = of_size.steps.max()
+    off = deviations(of_size, of_size[of_size.steps == last])
+    rows = []
+    for (model, t), of in off.groupby(["model", "steps"], sort=False):
+        paper = (PAPER.get(t) if t < last else (0.0, 0.0, PAPER_ACCURACY)) if "resnet" in model else None
+        accuracy = cell(of.test_accuracy, "{:.2f}") if of.trained.all() else ""
+        ours = [*_two(of), accuracy] if t < last else ["0", "0", accuracy]
+        rows.append([model, str(t), *ours, *([f"{number:g}" for number in paper] if paper else ["", "", ""])])
+    columns = ["model", "T", "max deviation %", "mean deviation %", "test accuracy %"]
+    first = Table(
+        f"multipliers after T minibatches of {BATCH_SIZE}, against T = {last}",
+        [*columns, "paper: max", "mean", "accuracy"],
+        rows,
+        [
+            f"{settings.data}, mean ± standard deviation over {settings.seeds} seeds; accuracy after "
+            f"{settings.epochs} epochs of SGD",
+            f"paper: Table 3, ResNet-50 on ImageNet, minibatches of 256; its last row is T = 5004, an epoch, ours "
+            f"T = {last}",
+        ],
+        labels=2,
+    )
+    return Report([first, _sizes(results, min(SIZES_AT, last))], _draw(results, off[off.steps < last], last))
+
+
+def deviations(results: Any, reference: Any) -> Any:
+    """The results with the largest and the mean of |η / η_reference − 1| over layers in %, by model and seed."""
+    of = reference.set_index(["model", "seed"]).eta
+    pairs = [(np.array(r.eta), np.array(of[r.model, r.seed])) for r in results.itertuples()]
+    off = [100 * np.abs(eta / base - 1) for eta, base in pairs]
+    return results.assign(largest=[each.max() for each in off], mean=[each.mean() for each in off])
+
+
+def _two(of: Any) -> list[str]:
+    return [cell(of.largest, "{:.2f}"), cell(of["mean"], "{:.2f}")]
+
+
+def _sizes(results: Any, at: int) -> Table:
+    """Deviation from the multipliers after `at` minibatches of 64."""
+    off = deviations(results, results[(results.batch_size == BATCH_SIZE) & (results.steps == at)])
+    rows = []
+    for model, size in product(results.model.unique(), sorted(results.batch_size.unique())):
+        of = off[(off.model == model) & (off.batch_size == size)]
+        many = at * BATCH_SIZE // size
+        row = [model, str(size), str(many), *_two(of[of.steps == 1])]
+        rows.append([*row, *(["0", "0"] if size == BATCH_SIZE else _two(of[of.steps == many]))])
+    return Table(
+        f"multipliers by the size of minibatches, against T = {at} of {BATCH_SIZE}",
+        ["model", "minibatch", "T of as many images", "T = 1: max %", "mean %", "as many images: max %", "mean %"],
+        rows,
+        ["the paper has no figures for this"],
+        labels=3,
+    )
+
+
+def _draw(results: Any, off: Any, last: int) -> Figure:
+    models = list(results.model.unique())
+    figure = Figure(figsize=(4.2 * (1 + len(models)), 3.4), layout="constrained")
+    left, *others = figure.subplots(1, 1 + len(models))
+    known = {t: values for t, values in PAPER.items() if t in set(off.steps)}
+    paper = pandas.DataFrame(
+        [{"model": "paper", "steps": t, "largest": values[0], "mean": values[1]} for t, values in known.items()]
+    )
+    curves = pandas.concat([off, paper]).melt(["model", "steps"], ["largest", "mean"], "over layers", "deviation")
+    band(left, curves, x="steps", y="deviation", hue="model", style="over layers", marker="o")
+    left.set(xscale="log", yscale="log", xlabel="T", ylabel=f"deviation from T = {last} in %")
+    for axes, model in zip(others, models, strict=True):
+        many = min(SIZES_AT, last) * BATCH_SIZE // results.batch_size
+        of = results[(results.model == model) & (results.steps == many)].explode("eta").astype({"eta": float})
+        of = of.assign(layer=of.groupby("name").cumcount(), minibatches="of " + of.batch_size.astype(str))
+        band(axes, of, x="layer", y="eta", hue="minibatches", marker=".")
+        axes.set(xlabel="layer, in order of depth", ylabel="multiplier η", title=model)
+    return figure
+
+
+STUDY = Study(
+    name="lwlr-T",
+    doc="How the multipliers depend on the number and size of minibatches (Initializing the Layer-wise Learning "
+    "Rate, Table 3).",
+    jobs=jobs,
+    report=report,
+    epochs=10,
+)

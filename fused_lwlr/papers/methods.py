@@ -1,0 +1,209 @@
+"""Layer-wise methods over learning rates and sizes of a net.
+
+Initializing the Layer-wise Learning Rate: training losses of Figure 7, beside the accuracies of Table 2 and Figure 1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Any
+
+from torch import nn
+
+from fused_lwlr import LAMB, LARC, LARS, SGD, AdamW, NormalizedGradient, NormalizedGradientAdaptive, multipliers
+from fused_lwlr.papers.figures import bands
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.mlp import MLP, drawn, drawn_for_mup
+from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.scaling import Scaling
+from fused_lwlr.training.defaults import WEIGHT_DECAY
+from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.trainer import Trainer
+
+SIZES = ((2, 32), (2, 128), (2, 512), (6, 128))
+"""(depth, width) of the perceptrons; the paper's have depth 2."""
+BASE_WIDTH = 32
+"""At which μP is the same as a single rate, but for the weights that it starts from."""
+FACTORS = (1 / 16, 1 / 4, 1, 4, 16)
+"""Multiples of a method's middle rate."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a method differs from SGD or AdamW at a single rate.
+
+    Args:
+        optimizer: "sgd" or "adamw".
+        lr: the middle of its grid of rates, on a logarithmic scale.
+        multipliers: what it multiplies rates with, by the model.
+        calibrated: whether multipliers are those of LWLR.
+        scaling: its scaling, if it has one.
+    """
+
+    optimizer: str
+    lr: float
+    multipliers: Callable[[nn.Module], dict[str, float]] | None = None
+    calibrated: bool = False
+    scaling: Scaling | None = None
+
+
+METHODS = {
+    "single": Method("sgd", 0.1),
+    "LWLR": Method("sgd", 0.1, calibrated=True),
+    "depth-increasing": Method("sgd", 0.1, multipliers.depth_increasing),
+    "depth-decreasing": Method("sgd", 0.1, multipliers.depth_decreasing),
+    "SGD-NG": Method("sgd", 0.08, scaling=NormalizedGradient()),
+    "SGD-NG_adap": Method("sgd", 0.005, scaling=NormalizedGradientAdaptive()),
+    "LARS": Method("sgd", 5.0, scaling=LARS(trust_coefficient=0.001)),
+    "LARC": Method("sgd", 0.2, scaling=LARC(trust_coefficient=0.001)),
+    "mup": Method("sgd", 0.1),
+    "AdamW": Method("adamw", 0.02),
+    "AdamW-LWLR": Method("adamw", 0.02, calibrated=True),
+    "Adam-NG": Method("adamw", 0.02, scaling=NormalizedGradient()),
+    "LAMB": Method("adamw", 0.02, scaling=LAMB()),
+    "AdamW-mup": Method("adamw", 0.02),
+}
+"""Trust coefficients, and the rate of LARC, are of the appendix. Each grid has the best rate of a 2x128 net inside."""
+MUP = ("mup", "AdamW-mup")
+
+LOW = 0.1
+"""A training loss that a usable rate reaches; guessing among ten classes has 2.3."""
+PAPER = {
+    "single": "76.80", "LWLR": "77.12", "depth-increasing": "76.91", "depth-decreasing": "76.39", "SGD-NG": "76.85",
+    "LARC": "76.71", "AdamW": "76.40", "AdamW-LWLR": "76.67", "Adam-NG": "76.33", "LAMB": "76.43",
+}  # fmt: skip
+"""ResNet-50 on ImageNet, 90 epochs, accuracy in %: Table 2 (its LARS is LARC), Figure 1 (depth), Table 1 (AdamW)."""
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """Every method at every rate of its grid, with perceptrons of some sizes, or with a given model."""
+    sizes: list[tuple[int, int] | None] = [None] if settings.model else list(SIZES[:1] if settings.quick else SIZES)
+    names = [name for name in METHODS if not (settings.model and name in MUP)]
+    names = ["single", "LWLR", "mup", "LAMB"] if settings.quick and not settings.model else names
+    common = {"model": settings.model, **settings.common}
+    return [
+        Job(
+            f"{name}-{f'{size[0]}x{size[1]}' if size else 'model'}-lr{lr:g}-seed{seed}",
+            measure,
+            {"method": name, "size": "x".join(map(str, size)) if size else settings.model, "lr": lr, "seed": seed}
+            | common,
+        )
+        for name in names
+        for size in sizes
+        for lr in rates_of(name, settings.quick)
+        for seed in range(settings.seeds)
+    ]
+
+
+def rates_of(name: str, quick: bool) -> list[float]:
+    """The grid of learning rates of a method."""
+    return [float(f"{METHODS[name].lr * factor:.3g}") for factor in (FACTORS[1:4:2] if quick else FACTORS)]
+
+
+def measure(method: str, size: str, model: str | None, **common: Any) -> dict[str, Any]:
+    """Train a perceptron of `size` "DEPTHxWIDTH", or a model; the last training loss, and test accuracy in %."""
+    chosen = METHODS[method]
+    recipe = recipe_of(
+        model=model or "resnet",
+        optimizer=chosen.optimizer,
+        rates="layerwise" if chosen.calibrated else "single",
+        # the perceptrons are to overfit
+        weight_decay=WEIGHT_DECAY[chosen.optimizer] if model else 0.0,
+        **common,
+    )
+    network: MLP | None = None
+    given: dict[str, float] | None = None
+    if model is None:
+        depth, width = map(int, size.split("x"))
+        network = drawn(load_data(recipe), depth, width, recipe.seed)
+    if network is not None and method in MUP:
+        network, given = for_mup(method, load_data(recipe), depth, width, recipe.seed)
+
+    def optimizer(trainer: Trainer) -> SGD | AdamW:
+        by_depth = chosen.multipliers(trainer.model) if chosen.multipliers is not None else None
+        options: dict[str, Any] = {
+            "lr": recipe.lr,
+            "weight_decay": recipe.weight_decay,
+            "multipliers": given or by_depth or trainer.rates,
+            "scaling": chosen.scaling,
+            "backend": recipe.backend,
+        }
+        params = trainer.model.named_parameters()
+        return (
+            SGD(params, momentum=recipe.momentum, **options) if recipe.optimizer == "sgd" else AdamW(params, **options)
+        )
+
+    return train(recipe, model=network, optimizer=optimizer).last
+
+
+def for_mup(method: str, images: Any, depth: int, width: int, seed: int) -> tuple[MLP, dict[str, float]]:
+    """A perceptron as μP draws it, and μP's multipliers."""
+    network = drawn_for_mup(images, depth, width, BASE_WIDTH, seed)
+    rule: Any = METHODS[method].optimizer
+    return network, multipliers.mup(network, MLP(images, depth, BASE_WIDTH), rule)
+
+
+def report(settings: Settings, results: Any) -> Report:
+    """The best loss of each method and size, the rates that work, and losses over rates."""
+    # infinite as soon as one seed diverged
+    mean = results.fillna({"train_loss": inf}).groupby(["method", "size", "lr"], sort=False).train_loss.mean()
+    sizes, grid = list(results["size"].unique()), results.groupby("method").lr.nunique().iloc[0]
+    losses, usable, accuracies = [], [], []
+    for method, of_method in results.groupby("method", sort=False):
+        best = {size: mean[method, size].idxmin() for size in sizes}
+        at_best = {size: of_method[(of_method["size"] == size) & (of_method.lr == lr)] for size, lr in best.items()}
+        losses.append([method, *(f"{cell(of.train_loss, '{:.4f}')} at {best[size]:g}" for size, of in at_best.items())])
+        usable.append(
+            [method, *(f"{(mean[method, size] <= LOW).sum()} of {len(mean[method, size])}" for size in sizes)]
+        )
+        tested = [cell(of.test_accuracy, "{:.2f}") for of in at_best.values()]
+        accuracies.append([method, *tested, PAPER.get(method, "")])
+    drawn_as = "; sizes are depth x width of a perceptron; all but μP start from the initialization of LWLR"
+    first = Table(
+        f"lowest training loss over {grid} learning rates",
+        ["method", *(f"{size}: loss at lr" for size in sizes)],
+        losses,
+        [
+            settings.over + ("" if settings.model else drawn_as),
+            "paper, Figure 7, as its text has it: SGD-NG bears higher rates but does not reach low losses; SGD-NG_adap "
+            "reaches them; LWLR does so over more rates",
+        ],
+    )
+    second = Table(
+        f"how many of {grid} learning rates work",
+        ["method", *sizes],
+        usable,
+        [f"work: the mean training loss is {LOW:g} at most"],
+    )
+    third = Table(
+        "test accuracy in % at the rate with the lowest training loss",
+        ["method", *sizes, "paper"],
+        accuracies,
+        ["paper: ResNet-50, ImageNet, 90 epochs; Table 2 (its LARS is LARC), Figure 1 (depth) and Table 1 (AdamW)"],
+    )
+    return Report([first, second, third], _draw(results))
+
+
+def _draw(results: Any) -> Any:
+    """A panel for each method: loss over learning rate, a line for each size; no point where a seed diverged."""
+    kept = results[results.groupby(["method", "size", "lr"]).train_loss.transform(lambda of: of.notna().all())]
+    columns = min(5, results.method.nunique())
+    grid = bands(
+        kept, x="lr", y="train_loss", hue="size", marker=".", col="method", col_wrap=columns,
+        col_order=list(results.method.unique()), facet_kws={"sharex": False},
+    )  # fmt: skip
+    # some rates end at losses that would hide all others
+    grid.set(xscale="log", yscale="log", ylim=(None, 5)).set_axis_labels("learning rate", "training loss")
+    grid.figure.set_size_inches(2.7 * columns, 2.4 * ceil(results.method.nunique() / columns))
+    return grid.figure
+
+
+STUDY = Study(
+    name="methods",
+    doc="Training loss of layer-wise methods over learning rates and sizes of a net (Initializing the Layer-wise "
+    "Learning Rate, Figure 7, Table 2 and Figure 1).",
+    jobs=jobs,
+    report=report,
+    epochs=10,
+)

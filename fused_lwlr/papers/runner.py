@@ -1,0 +1,145 @@
+"""Run what a study has not run yet: jobs in a pool of processes, each result kept as it comes."""
+
+import math
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fused_lwlr.papers.framework import Job
+from fused_lwlr.papers.store import Store, write
+
+
+class JobError(RuntimeError):
+    """Jobs of a study failed; the results of the others are kept."""
+
+
+def run(
+    store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str], None] = lambda name: None
+) -> list[dict[str, Any]]:
+    """The results of all jobs: what the folder has already is read, the rest is run.
+
+    With one worker jobs run in this process; with more in as many processes, of one thread each. The worker itself
+    writes the result, in one piece: whatever is killed, the jobs underway are lost and no others. A job that fails
+    does not keep the others from running.
+
+    Args:
+        on_job: called with the name of each job that is done, those found in the folder first.
+
+    Raises:
+        ValueError: two jobs of one name, no job, or a folder with results of other parameters.
+        JobError: a job failed, or a worker died. The traceback of each is in the folder `failures`.
+    """
+    names = [job.name for job in jobs]
+    if not jobs or len(set(names)) != len(names):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        raise ValueError("the study has no jobs" if twice is None else f"the study has two jobs called {twice!r}")
+    shutil.rmtree(store.out / "failures", ignore_errors=True)
+    done = {result["name"] for result in store.finished(jobs)}
+    for name in done:
+        on_job(name)
+    todo = [job for job in jobs if job.name not in done]
+    failures = _one_by_one(store, todo, on_job) if workers == 1 else _in_a_pool(store, todo, workers, on_job)
+    if failures:
+        name, error = failures[0]
+        more = f", and so did {', '.join(n for n, _ in failures[1:6])}" if len(failures) > 1 else ""
+        more += ", ..." if len(failures) > 6 else ""
+        raise JobError(
+            f"job {name} of {store.settings.study} failed: {type(error).__name__}: {error}{more}. Tracebacks are in "
+            f"{store.out / 'failures'}; the same command runs them again and keeps what is done"
+        )
+    return store.finished(jobs)
+
+
+def _one_by_one(store: Store, jobs: Sequence[Job], on_job: Callable[[str], None]) -> list[tuple[str, BaseException]]:
+    failures: list[tuple[str, BaseException]] = []
+    with _one_thread():
+        for job in jobs:
+            try:
+                _work(job, store.path(job))
+            except Exception as error:
+                failures.append((job.name, _keep(store.out, job.name, error)))
+            else:
+                on_job(job.name)
+    return failures
+
+
+def _in_a_pool(
+    store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str], None]
+) -> list[tuple[str, BaseException]]:
+    failures: list[tuple[str, BaseException]] = []
+    # a fork would share what threads of torch, or a GPU, hold
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, max(1, len(jobs))), context, initializer=_prepare)
+    try:
+        futures: dict[Future[None], str] = {pool.submit(_work, job, store.path(job)): job.name for job in jobs}
+        for future in as_completed(futures):
+            name = futures[future]
+            try:
+                future.result()
+            except BrokenProcessPool as error:
+                raise JobError(
+                    f"a process of {store.settings.study} died (out of memory?): the same command goes on; fewer "
+                    "--jobs need less memory"
+                ) from error
+            except Exception as error:
+                failures.append((name, _keep(store.out, name, error)))
+            else:
+                on_job(name)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return failures
+
+
+def _work(job: Job, path: Path) -> None:
+    start = time.perf_counter()
+    values = job.function(**job.parameters)
+    seconds = time.perf_counter() - start
+    write(path, {"name": job.name, "parameters": job.parameters, "values": finite(values), "seconds": seconds})
+
+
+def finite(values: Any) -> Any:
+    """The same, with None for floats that are not finite, which JSON does not have."""
+    if isinstance(values, dict):
+        return {key: finite(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
+
+
+def _prepare() -> None:
+    """Start a worker: one thread, and no life of its own should its parent be killed."""
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        sentinel = parent.sentinel
+        threading.Thread(target=lambda: (wait([sentinel]), os._exit(1)), daemon=True).start()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _keep(out: Path, name: str, error: BaseException) -> BaseException:
+    """Write down where it happened: in the worker, if it was in one."""
+    folder = out / "failures"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return error

@@ -1,0 +1,29 @@
+"""The studies by name."""
+
+import importlib
+from typing import Any
+
+STUDIES = {
+    "demo": "fused_lwlr.papers.demo",
+    "lwlr-vs-single": "fused_lwlr.papers.lwlr_vs_single",
+    "methods": "fused_lwlr.papers.methods",
+    "lwlr-T": "fused_lwlr.papers.lwlr_t",
+    "elr-spread": "fused_lwlr.papers.elr_spread",
+    "elr-constrained": "fused_lwlr.papers.elr_constrained",
+    "elr-fit": "fused_lwlr.papers.elr_fit",
+    "elr-simulation": "fused_lwlr.papers.elr_simulation",
+    "gradinit": "fused_lwlr.papers.gradinit",
+    "balance": "fused_lwlr.papers.balance",
+}
+"""Name -> the module whose `STUDY` it is; imported when it is asked for."""
+
+
+def find(name: str) -> Any:
+    """A `framework.Study`.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    if name not in STUDIES:
+        raise ValueError(f"there is no study {name!r}: choose from {', '.join(STUDIES)}")
+    return importlib.import_module(STUDIES[name]).STUDY

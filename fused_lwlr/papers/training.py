@@ -1,0 +1,97 @@
+"""A training of a study: by a recipe, in memory, with the engine of `fused-lwlr train`."""
+
+import ast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fused_lwlr import LayerRates
+from fused_lwlr.training.loop import DivergedError, Loop
+from fused_lwlr.training.processes import World, pick_device
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.records import Interval, Record, Validation
+from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.trainer import Trainer
+
+
+@dataclass
+class Trained:
+    """How a training went: the mean loss of each epoch, and the test accuracy in % after it.
+
+    Attributes:
+        problem: why it ended before its last epoch, or None.
+        rates: the layer-wise rates that it used, or None.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    problem: str | None = None
+    rates: LayerRates | None = None
+
+    def add(self, record: Record) -> None:
+        """Take a record of the loop."""
+        if isinstance(record, Interval):
+            self.losses.append(record.loss)
+        elif isinstance(record, Validation):
+            self.accuracies.append(100 * record.top1)
+
+    @property
+    def last(self) -> dict[str, float | None]:
+        """Training loss and test accuracy of the last epoch; None where it diverged."""
+        diverged = self.problem is not None
+        return {
+            "train_loss": None if diverged else self.losses[-1],
+            "test_accuracy": None if diverged else self.accuracies[-1],
+        }
+
+
+def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
+    """The recipe of a study's training: its own fields, and those that `--set` gave.
+
+    Args:
+        training: fields by name, as text; they take the place of others.
+        warmup: part of the training in which rates rise; None where `fields` have `warmup_epochs`.
+        fields: of the recipe; `epochs` is one of them.
+
+    Raises:
+        ValueError: a field that a recipe has not, or that is out of bounds.
+    """
+    own = {"rates": "single"} | ({} if warmup is None else {"warmup_epochs": warmup * fields["epochs"]})
+    asked = {name: _value(text) for name, text in (training or {}).items()}
+    return Recipe.from_dict({**own, **fields, "deterministic": False, **asked})
+
+
+def trainer_of(recipe: Recipe, model: nn.Module | None = None) -> Trainer:
+    """What trains by a recipe, in this process alone."""
+    return Trainer(recipe, World(0, 1, pick_device(recipe.device)), load_data(recipe), model=model)
+
+
+def train(
+    recipe: Recipe, *, model: nn.Module | None = None, optimizer: Callable[[Trainer], Any] | None = None
+) -> Trained:
+    """Train by a recipe, in this process; nothing is written. A training that diverges ends early.
+
+    The initial weights and the order of images follow from the seed, whatever the optimizer and its rates are.
+
+    Args:
+        recipe: what to train.
+        model: a network to train, with the weights that it has, instead of the one that the recipe names.
+        optimizer: makes the optimizer, of a trainer with its model and rates, instead of what the recipe says.
+    """
+    trainer = trainer_of(recipe, model)
+    trainer.prepare(optimizer)
+    found = Trained(rates=trainer.rates)
+    try:
+        Loop(trainer, lambda after: [found], every=trainer.steps_per_epoch).train()
+    except DivergedError as error:
+        found.problem = str(error)
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,53 @@
+"""All that `fused_lwlr` offers, imported at once; `fused_lwlr` itself does so when one of the names is asked for."""
+
+from fused_lwlr import balance, multipliers, simulate
+from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
+from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
+from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
+from fused_lwlr.optim import SGD, AdamW, Lion
+from fused_lwlr.scaling import (
+    ELR,
+    LAMB,
+    LARC,
+    LARS,
+    BalancedLR,
+    ClipByLayer,
+    NormalizedGradient,
+    NormalizedGradientAdaptive,
+)
+from fused_lwlr.statistics import LayerStatistics, layer_statistics
+from fused_lwlr.step_statistics import LayerStatsLogger, StepStatistics
+
+__all__ = [
+    "ELR",
+    "LAMB",
+    "LARC",
+    "LARS",
+    "SGD",
+    "AdamW",
+    "BalancedLR",
+    "ClipByLayer",
+    "ELRHistory",
+    "ELRRecorder",
+    "GradInitResult",
+    "LayerRate",
+    "LayerRates",
+    "LayerStatistics",
+    "LayerStatsLogger",
+    "Lion",
+    "MetaInitResult",
+    "NormalizedGradient",
+    "NormalizedGradientAdaptive",
+    "ScaleInvariant",
+    "StepStatistics",
+    "balance",
+    "calibrate",
+    "gradient_quotient",
+    "gradinit_",
+    "layer_statistics",
+    "lwlr_init_",
+    "metainit_",
+    "multipliers",
+    "scale_invariant",
+    "simulate",
+]

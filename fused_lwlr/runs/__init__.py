@@ -1,0 +1,1 @@
+"""A training in a folder: what it records, shows and reports."""

@@ -1,0 +1,206 @@
+"""What a recipe comes to, before anything is trained: steps, memory, learning rates, and how fast it goes."""
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby, repeat
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from fused_lwlr import LayerRates
+from fused_lwlr.data import Batch, Stream, bytes_ahead, loader_throughput
+from fused_lwlr.methods.lwlr.init import kinds_of
+from fused_lwlr.shards import local
+from fused_lwlr.training.processes import world_of
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.schedule import peak_lr
+from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.trainer import Trainer
+
+PROBE = 4
+"""Images of a pass that is measured on a CPU: the whole of a large one would take minutes."""
+GIB = 2**30
+SHARED = "/dev/shm"
+
+
+def dry_run(recipe: Recipe, console: Console) -> None:
+    """Take one step of a training that is then thrown away, and print tables of what it would be.
+
+    Rates are calibrated on one minibatch, GradInit is left out, and no file is written.
+
+    Raises:
+        ValueError: whatever would keep the training from starting.
+    """
+    with world_of(recipe.device) as world:
+        data = load_data(recipe)
+        trainer = Trainer(recipe, world, data)
+        probe = trainer.micro if world.device.type == "cuda" else min(trainer.micro, PROBE)
+        if world.first:
+            console.print(_steps(trainer))
+        short = replace(
+            recipe, init="model" if recipe.init == "gradinit" else recipe.init, calibration_steps=1, steps=1,
+            batch_size=probe * world.size, micro_batch=probe, workers=0, compile=False, warmup_epochs=0.0,
+        )  # fmt: skip
+        small = Trainer(short, world, data)
+        small.prepare()
+        batch = next(small.batches())
+        with saved_bytes(small.model) as saved:
+            small.gradients(repeat(batch))
+        small.update()
+        tables = (
+            _memory(small, saved[0] / probe * trainer.micro, trainer.micro, probe),
+            rates_by_group(recipe, small.model, small.rates),
+            _waiting(trainer),
+            _throughput(trainer, small, batch),  # in all processes: a step waits for the gradients of the others
+        )
+        if world.first:
+            for table in tables:
+                console.print(table)
+
+
+@contextmanager
+def saved_bytes(model: nn.Module) -> Iterator[list[int]]:
+    """Counts the bytes that forward passes keep for backward ones, those of parameters and shared ones not again."""
+    own = {local(param).untyped_storage().data_ptr() for param in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    total = [0]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield total
+    total[0] = sum(seen.values())
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(local(t).numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def _steps(trainer: Trainer) -> Table:
+    recipe, data, world = trainer.recipe, trainer.data, trainer.world
+    left = len(data.train) % recipe.batch_size
+    rows = {
+        "model": f"{recipe.model}, {sum(p.numel() for p in trainer.model.parameters()):,} parameters",
+        "data": f"{data.name}: {len(data.train):,} images to train, {len(data.val):,} to test, "
+        f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels",
+        "a step": f"{recipe.batch_size} images: {_count(world.size, 'process', 'processes')}, "
+        f"{_count(trainer.accumulation, 'pass', 'passes')} in each, of {trainer.micro} images",
+        "an epoch": f"{trainer.steps_per_epoch:,} steps" + (f"; {left} images are left over" if left else ""),
+        "training": f"{trainer.total:,} steps, {trainer.warmup:,} of them warm-up, then a {recipe.schedule} to "
+        f"{recipe.min_lr:g}",
+        "learning rate": f"{peak_lr(recipe):.4g} at its peak"
+        + (f" ({recipe.lr:g} at {recipe.lr_batch_size}, {recipe.lr_scaling})" if recipe.lr_scaling != "none" else ""),
+        "optimizer": f"{recipe.optimizer}, scaling {recipe.scaling}, rates {recipe.rates}, weight decay "
+        f"{recipe.weight_decay:g} of {recipe.decay}",
+        "device": f"{world.device}, mixed precision {recipe.amp}",
+    }
+    return _table("What is trained", ("", ""), list(rows.items()))
+
+
+def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Table:
+    params, state = list(trainer.model.parameters()), trainer.optimizer.state.values()
+    found = {
+        "weights": _bytes(params),
+        "gradients": _bytes(params),
+        "state of the optimizer": _bytes(t for s in state for name, t in s.items() if name != "ema"),
+        "average of the weights": _bytes(s["ema"] for s in state if "ema" in s),
+        "buffers": _bytes(trainer.model.buffers()),
+        f"kept for the backward pass, {micro} images": int(activations),
+    }
+    rows = [(name, f"{size / GIB:.3f}") for name, size in found.items()]
+    rows.append(("together; what layers need for a moment comes on top", f"{sum(found.values()) / GIB:.3f}"))
+    if trainer.world.device.type == "cuda":
+        rows.append(
+            ("highest so far on this GPU", f"{torch.cuda.max_memory_allocated(trainer.world.device) / GIB:.3f}")
+        )
+    note = "" if micro == probe else f" (backward: from {probe} images)"
+    return _table(f"Memory of a process{note}", ("", "GiB"), rows)
+
+
+def _waiting(trainer: Trainer) -> Table:
+    """What batches take that workers have made ahead, at most: those of training wait while validation has its own."""
+    if isinstance(trainer.data.train, Stream):
+        return _table("Batches loaded ahead: as many as the loader has", ("", "GiB"), [])
+    recipe, world, data = trainer.recipe, trainer.world, trainer.data
+    ahead = {"workers": trainer.workers, "prefetch": recipe.prefetch}
+    loaders = f"{world.local_size} x {_count(trainer.workers, 'worker', 'workers')}, {recipe.prefetch} passes each"
+    each = {
+        f"training, {loaders} of {trainer.micro} images": bytes_ahead(data.train, batch_size=trainer.micro, **ahead),
+        f"validation, {loaders} of {trainer.val_batch} images": bytes_ahead(
+            data.val, batch_size=trainer.val_batch, **ahead
+        ),
+    }
+    rows = [(name, f"{world.local_size * size / GIB:.3f}") for name, size in each.items()]
+    rows.append(("together", f"{world.local_size * sum(each.values()) / GIB:.3f}"))
+    if Path(SHARED).is_dir():
+        rows.append((f"free in {SHARED}, where they are", f"{shutil.disk_usage(SHARED).free / GIB:.3f}"))
+    return _table("Batches loaded ahead on this machine, at most", ("", "GiB"), rows)
+
+
+def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> Table:
+    """Peak learning rates of the layers of each kind."""
+    peak, kinds = peak_lr(recipe), kinds_of(model)
+    if rates is None:
+        layers: list[tuple[str, int, float]] = [
+            (kinds[name] or "other", param.numel(), 1.0) for name, param in model.named_parameters()
+        ]
+    else:
+        layers = [(layer.kind, layer.numel, layer.eta) for layer in rates.layers]
+    rows = []
+    for kind, group in groupby(sorted(layers), key=lambda layer: layer[0]):
+        members = list(group)
+        numel, etas = sum(m for _, m, _ in members), [eta for _, _, eta in members]
+        mean = sum(m * eta for _, m, eta in members) / max(numel, 1)
+        rows.append(
+            (kind, f"{len(members)}", f"{numel:,}", *(f"{peak * eta:.3g}" for eta in (min(etas), mean, max(etas))))
+        )
+    title = "Learning rates at the peak" + (", calibrated on one minibatch" if recipe.rates == "layerwise" else "")
+    return _table(title, ("layers", "number", "parameters", "lowest", "mean", "highest"), rows)
+
+
+def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
+    """The loader without the step, and the step without the loader."""
+    data, workers, probe = trainer.data, trainer.workers, small.micro
+    loading = loader_throughput(data.train, batch_size=probe, workers=workers, batches=max(4, 64 // probe))
+    rounds = 3
+    _wait(small)
+    start = time.perf_counter()
+    for _ in range(rounds):
+        small.gradients(repeat(batch))
+        small.update()
+    _wait(small)
+    stepping = rounds * probe / (time.perf_counter() - start)
+    rows = [
+        (f"loader alone, {workers} workers", f"{loading:,.1f}"),
+        (f"steps alone, passes of {probe} images", f"{stepping:,.1f}"),
+    ]
+    return _table("Images a second of a process", ("", "images/s"), rows)
+
+
+def _wait(trainer: Trainer) -> None:
+    if trainer.world.device.type == "cuda":
+        torch.cuda.synchronize(trainer.world.device)
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=any(columns))
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 or not any(columns) else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table

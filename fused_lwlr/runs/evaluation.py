@@ -1,0 +1,58 @@
+"""A model that is tested and not trained: that of a run, at its last checkpoint, or one as it comes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fused_lwlr.runs.provenance import read_starts
+from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.presets import resolve
+from fused_lwlr.training.processes import world_of
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.trainer import Trainer
+
+
+def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console) -> None:
+    """Test the weights, and their averages where there are some, and print what came out; no file is written.
+
+    With `out` they are those of the latest checkpoint in that folder, and the recipe, without a preset, is that of the
+    run.
+
+    Args:
+        preset: the name of a preset, or None.
+        asked: fields of the recipe that were asked for.
+
+    Raises:
+        ValueError: the folder has no run, no checkpoint, or one of another model; or as of a training.
+    """
+    folder = Path(asked["out"]) if "out" in asked else None
+    recipe = resolve(preset, asked) if folder is None or preset is not None else _recipe_of_run(folder, asked)
+    with world_of(recipe.device) as world:
+        trainer = Trainer(recipe, world, load_data(recipe))
+        trainer.adopt()
+        title = f"{recipe.model} as it comes, without training"
+        if folder is not None:
+            found = Checkpoints(folder / "checkpoints").restore(models=trainer.models, optimizer=trainer.optimizer)
+            if found is None:
+                raise ValueError(f"{folder} has no checkpoint to test: the run has not come to its first one")
+            trainer.step = found.step
+            title = f"{folder} after step {found.step}"
+        tested = trainer.test()
+    table = Table("weights", "top-1 in %", "top-5 in %", "loss", "images", title=title, title_justify="left")
+    for name, each in tested.items():
+        table.add_row(name, f"{100 * each.top1:.2f}", f"{100 * each.top5:.2f}", f"{each.loss:.4f}", f"{each.images:,}")
+    if world.first:
+        console.print(table)
+
+
+def _recipe_of_run(folder: Path, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe that a run was last started with, with some fields replaced."""
+    starts = read_starts(folder)
+    if not starts:
+        raise ValueError(f"{folder} has no run (run.json) to test: leave --out out to test a model as it comes")
+    fields = {name: value for name, value in starts[-1]["config"].items() if name in Recipe().to_dict()}
+    return Recipe.from_dict({**fields, **changes})

@@ -1,0 +1,160 @@
+"""What exactly ran: `run.json` in the folder of a run, with an entry for each start."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fused_lwlr
+from fused_lwlr import files
+from fused_lwlr.training.collectives import from_first, gathered, process_group, world_size
+from fused_lwlr.training.config_diff import json_values
+
+PACKAGES = ("triton", "timm", "torchvision", "numpy")
+
+
+def record_start(
+    folder: str | Path, config: Mapping[str, Any], *, seed: int, device: torch.device, steps: int | None = None
+) -> dict[str, Any]:
+    """Add an entry to `run.json` in the folder of a run, which is made if need be. All ranks call it.
+
+    Args:
+        folder: of the run.
+        config: values of JSON.
+        seed: what randomness was drawn from.
+        device: what this rank computes on.
+        steps: optimizer steps of the whole run, for the report.
+
+    Returns:
+        the entry, on all ranks.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: there is a `run.json` that is not one, or `config` holds what JSON does not have.
+    """
+    group = process_group()
+    devices = gathered(device_name(device), group)
+
+    def record() -> dict[str, Any]:
+        entry = {**provenance(config, seed=seed), "devices": devices, "world_size": world_size(), "steps": steps}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        _write(folder, [*read_starts(folder), entry])
+        return entry
+
+    return from_first(record, group)
+
+
+def record_facts(folder: str | Path, **facts: Any) -> None:
+    """Add facts to the last entry of `run.json`, such as how the run ended. All ranks call it.
+
+    The report knows `end` ("finished", or what else ended it), `end_step` and `peak_memory_bytes`.
+
+    Args:
+        folder: of the run.
+        facts: values of JSON.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: there is no entry to add them to, or a fact is no value of JSON.
+    """
+
+    def record() -> None:
+        starts = read_starts(folder)
+        if not starts:
+            raise ValueError(f"{Path(folder) / 'run.json'} has no start that facts could be added to")
+        starts[-1].update(json_values(facts))
+        _write(folder, starts)
+
+    from_first(record, process_group())
+
+
+def read_starts(folder: str | Path) -> list[dict[str, Any]]:
+    """The entries of `run.json`, the last start last; none if there is no such file.
+
+    Raises:
+        ValueError: the file is not one that was written here.
+    """
+    path = Path(folder) / "run.json"
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error}): delete it, or choose another folder (--out)") from error
+    if not (isinstance(found, list) and all(isinstance(entry, dict) for entry in found)):
+        raise ValueError(f"{path} is not a list of the starts of a run: delete it, or choose another folder (--out)")
+    return found
+
+
+def provenance(config: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
+    """What this process runs: values of JSON, None for what is not installed or cannot be known."""
+    commit, dirty = git_state(Path(fused_lwlr.__file__).parent)
+    return {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.orig_argv),
+        "config": json_values(config),
+        "seed": seed,
+        "versions": {
+            "python": platform.python_version(),
+            "fused_lwlr": fused_lwlr.__version__,
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda,
+            **{name: _version(name) for name in PACKAGES},
+        },
+        "git": {"commit": commit, "dirty": dirty},
+        "host": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
+    }
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """The commit that the sources in a folder are of, and whether they differ from it.
+
+    None and None where they are not under version control, as in site-packages, also if that is in a checkout of
+    something else, and where git cannot be asked.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        # kernels are beside the package, reached through a link
+        sources = [str(folder), *(str(path.resolve()) for path in folder.glob("kernels"))]
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", *sources))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is called by its maker; "cpu" for the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _write(folder: str | Path, starts: list[dict[str, Any]]) -> None:
+    files.replace_text(Path(folder) / "run.json", json.dumps(starts, indent=1) + "\n")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,173 @@
+"""A training from the first step to the report, in a folder that it can be continued from."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from fused_lwlr import files
+from fused_lwlr.data import Stream
+from fused_lwlr.extras import import_extra
+from fused_lwlr.runs.html_report import write_report
+from fused_lwlr.runs.metrics import Metrics
+from fused_lwlr.runs.provenance import record_facts, record_start
+from fused_lwlr.runs.screen import Screen
+from fused_lwlr.runs.tensorboard import Dashboard
+from fused_lwlr.runs.weights_and_biases import WandbRun
+from fused_lwlr.training import state_dicts as states
+from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.collectives import from_first, process_group
+from fused_lwlr.training.loop import Loop, Sink
+from fused_lwlr.training.processes import world_of
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.signals import StopFlag
+from fused_lwlr.training.trainer import Trainer
+
+
+def run(recipe: Recipe) -> int:
+    """Train by a recipe, or go on with it where its folder has a checkpoint.
+
+    The folder gets `recipe.toml`, `run.json` (what ran), `rates.json`, `metrics.jsonl`, `layers.jsonl`, checkpoints,
+    and at the end `model.pt`, with `ema` also `model_ema.pt`, and `report.html`.
+
+    Returns:
+        0, or after a signal what the process should exit with; a checkpoint was written then.
+
+    Raises:
+        ValueError, FileNotFoundError: what the recipe asks for cannot be had, or the folder has a run of another one.
+        DivergedError: the loss is not finite any more. The last checkpoint is from before.
+    """
+    for board, wanted in (("tensorboard", recipe.tensorboard), ("wandb", recipe.wandb)):
+        if wanted:
+            # what is missing is told before rates are measured
+            import_extra(board)
+    with world_of(recipe.device) as world, StopFlag() as flag, ExitStack() as held:
+        held.enter_context(reproducible(recipe.deterministic, world.device))
+        trainer = Trainer(recipe, world, load_data(recipe))
+        screen = Screen(world.first)
+        from_first(lambda: _lock(Path(recipe.out), held), process_group())
+        if isinstance(trainer.data.train, Stream):
+            screen.say(
+                f"--loader {recipe.loader} has an order and an augmentation of its own: a run that was killed goes on "
+                "from its last checkpoint, but not to the same bits."
+            )
+        checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
+
+        def sinks(after: int | None) -> list[Sink]:
+            found: list[Sink] = [Metrics(recipe.out, after=after)]
+            if recipe.tensorboard:
+                dashboard = Dashboard(recipe.out, after=after)
+                held.callback(dashboard.close)
+                found.append(dashboard)
+            if recipe.wandb:
+                there = WandbRun(recipe.out, loop.config)
+                held.callback(there.close)
+                found.append(there)
+            return [*found, screen]
+
+        loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
+        restored = loop.restore() if from_first(lambda: bool(checkpoints.paths()), process_group()) else None
+        if restored == trainer.total:
+            screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
+            finish(trainer, screen)
+            return 0
+        record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
+        write_recipe(recipe)
+        if restored is None:
+            trainer.prepare(progress=True)
+            loop.begin()
+        else:
+            screen.say(f"Going on after step {restored} of {trainer.total}.")
+        with screen.progress(trainer.total, trainer.step):
+            loop.train()
+        finish(trainer, screen)
+        return flag.exit_code
+
+
+def write_recipe(recipe: Recipe) -> None:
+    """Write `recipe.toml`, with which `--config` trains the same again."""
+    path = Path(recipe.out) / "recipe.toml"
+    from_first(lambda: files.replace_text(path, recipe.to_toml()), process_group())
+
+
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Let no other run write to the folder: processes of torchrun can outlive it, and go on when nobody knows."""
+    path = folder / "lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held.enter_context(FileLock(path, timeout=0))
+        path.write_text(str(os.getpid()), encoding="utf-8")
+    except Timeout as error:
+        raise ValueError(
+            f"process {path.read_text(encoding='utf-8')} is at work in {folder}: wait for it, end it, or choose "
+            "another folder (--out)"
+        ) from error
+    except OSError as error:
+        raise OSError(f"no run can be written to {folder} ({error.strerror}): choose another folder (--out)") from error
+
+
+def finish(trainer: Trainer, screen: Screen) -> None:
+    """Write what a run ends with: that it did, its weights if it is done, and the report."""
+    recipe, device = trainer.recipe, trainer.world.device
+    done = trainer.step == trainer.total
+    record_facts(
+        recipe.out,
+        end="finished" if done else "stopped by a signal",
+        end_step=trainer.step,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+    )
+    if done:
+        save_weights(trainer, Path(recipe.out))
+    else:
+        screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
+    report = from_first(lambda: str(write_report(recipe.out)), process_group())
+    screen.say(f"Everything is in {recipe.out}; {report} shows it.")
+
+
+def save_weights(trainer: Trainer, folder: Path) -> None:
+    """Write the weights at the end, and their averages, as `model.load_state_dict` takes them."""
+
+    def write(name: str) -> None:
+        content = states.of_model(trainer.model)
+        from_first(lambda: files.replace(folder / name, lambda file: torch.save(content, file)), process_group())
+
+    write("model.pt")
+    if trainer.averages is not None:
+        with trainer.averaged():
+            write("model_ema.pt")
+
+
+@contextmanager
+def reproducible(wanted: bool | None, device: torch.device) -> Iterator[None]:
+    """Only algorithms that give the same bits each time, while this lasts; a warning where there is none.
+
+    Without, convolutions on a GPU take the fastest algorithm, found by trying, and sums of atomic additions have the
+    order of the moment.
+
+    Args:
+        wanted: whether to; None for yes on a CPU, where they are as fast, and no on a GPU.
+        device: of the training.
+    """
+    if wanted is None:
+        wanted = device.type == "cpu"
+    cudnn: Any = torch.backends.cudnn
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill, modes = memory.fill_uninitialized_memory, (cudnn.deterministic, cudnn.benchmark)
+    if wanted:
+        # read when the first matrix product runs
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    memory.fill_uninitialized_memory = False
+    cudnn.deterministic, cudnn.benchmark = wanted, not wanted
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = fill
+        cudnn.deterministic, cudnn.benchmark = modes

@@ -1,0 +1,20 @@
+"""Records as numbers with a name, as TensorBoard and Weights & Biases draw them."""
+
+from fused_lwlr.runs.metrics import plain
+from fused_lwlr.training.records import Interval, LayerValues, Record, Validation
+
+INTERVAL = ("loss", "lr", "epoch", "images_per_second", "loader_seconds", "step_seconds", "grad_norm", "skipped")
+LAYERS = ("elr", "trust_ratio", "multiplier")
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """Name -> number, of those that are finite: `train/loss`, `validation/top1_ema`, `elr/<layer>`, ..."""
+    content, found = plain(record), {}
+    if isinstance(record, Interval):
+        found = {f"train/{name}": content[name] for name in INTERVAL}
+    elif isinstance(record, Validation):
+        found = {f"validation/{name}_{record.weights}": content[name] for name in ("top1", "top5", "loss")}
+    elif isinstance(record, LayerValues):
+        for name in LAYERS:
+            found |= {f"{name}/{layer}": v for layer, v in zip(record.names, content[name], strict=True)}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,69 @@
+"""What a training shows on the terminal: a progress bar with throughput and time left, and lines to keep."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from fused_lwlr.training.records import Interval, Record, Validation
+
+NAMES = {"model": "test", "ema": "test of the average"}
+
+
+class Screen:
+    """Prints for the first process, and nothing for the others."""
+
+    def __init__(self, first: bool) -> None:
+        self.console = Console(quiet=not first)
+        self._bar: tuple[Progress, TaskID] | None = None
+
+    def say(self, line: str) -> None:
+        """A line to keep."""
+        self.console.print(Text(line), soft_wrap=True)
+
+    @contextmanager
+    def progress(self, total: int, done: int) -> Iterator[None]:
+        """A progress bar, while this lasts."""
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            "steps",
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as bar:
+            self._bar = bar, bar.add_task("", total=total, completed=done, speed="")
+            try:
+                yield
+            finally:
+                self._bar = None
+
+    def advance(self, step: int) -> None:
+        """So many steps are done."""
+        if self._bar is not None:
+            self._bar[0].update(self._bar[1], completed=step)
+
+    def add(self, record: Record) -> None:
+        """Show a record of steps or of a validation."""
+        if isinstance(record, Interval):
+            self._interval(record)
+        elif isinstance(record, Validation):
+            self._validation(record)
+
+    def _interval(self, found: Interval) -> None:
+        waited = found.loader_seconds / found.seconds if found.seconds > 0 else 0.0
+        speed = f"{found.images_per_second:,.0f} images/s, {waited:.0%} waiting for them"
+        if self._bar is not None:
+            self._bar[0].update(self._bar[1], speed=speed)
+        skipped = f"  {found.skipped} images skipped" if found.skipped else ""
+        self.say(
+            f"step {found.step:6}  epoch {found.epoch:6.2f}  loss {found.loss:.4f}  lr {found.lr:.3g}  {speed}{skipped}"
+        )
+
+    def _validation(self, found: Validation) -> None:
+        self.say(
+            f"{NAMES[found.weights]} at epoch {found.epoch:.4g}: top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, "
+            f"loss {found.loss:.4f}"
+        )

@@ -1,0 +1,64 @@
+"""TensorBoard: the metrics of a run, and its layers in a chart for each quantity instead of one for each layer."""
+
+from pathlib import Path
+from typing import Any
+
+from fused_lwlr.extras import import_extra
+from fused_lwlr.runs.metrics import plain
+from fused_lwlr.runs.scalars import LAYERS, scalars
+from fused_lwlr.training.collectives import is_first
+from fused_lwlr.training.records import LayerValues, Record
+
+TITLES = ("ELR ‖g‖ / ‖w‖", "trust ratio", "multiplier η")
+LAYOUT = {"Layers": {title: ["Multiline", [f"^{name}/"]] for name, title in zip(LAYERS, TITLES, strict=True)}}
+"""Of TensorBoard's page Custom Scalars: all layers in one chart."""
+
+
+class Dashboard:
+    """Writes what is added to `Metrics` also for TensorBoard, in the folder `tensorboard` of a run, on rank 0.
+
+    Scalars have the step as their x: `train/loss`, `train/lr`, `train/images_per_second`, ...; `validation/top1_model`,
+    `validation/top1_ema`, ...; of each layer `elr/<layer>`, `trust_ratio/<layer>` and `multiplier/<layer>`, which are
+    in one chart each on the page Custom Scalars. On the page Images is each of the three against depth.
+
+    Args:
+        folder: of the run.
+        after: the step of the checkpoint that the run goes on from, after which earlier events are hidden; None for a
+            run that begins.
+
+    Raises:
+        ImportError: tensorboard is not installed; matplotlib is likewise asked for when layers are added.
+    """
+
+    def __init__(self, folder: str | Path, *, after: int | None = None):
+        self._writer: Any = None
+        if is_first():
+            import_extra("tensorboard")
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(
+                str(Path(folder) / "tensorboard"), purge_step=0 if after is None else after + 1
+            )
+            self._writer.add_custom_scalars(LAYOUT)
+
+    def add(self, record: Record) -> None:
+        """Write a record."""
+        if self._writer is None:
+            return
+        for tag, value in scalars(record).items():
+            self._writer.add_scalar(tag, value, record.step)
+        if isinstance(record, LayerValues):
+            self._pictures(plain(record), record.step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _pictures(self, content: dict[str, Any], step: int) -> None:
+        from fused_lwlr.runs.figures import by_depth
+
+        for name in LAYERS:
+            if any(value is not None for value in content[name]):
+                self._writer.add_figure(f"{name}_by_depth", by_depth(content, name), step)

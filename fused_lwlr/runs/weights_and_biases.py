@@ -1,0 +1,55 @@
+"""Weights & Biases: the metrics of a run, and its layers, on its server or in its offline folder."""
+
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fused_lwlr.extras import import_extra
+from fused_lwlr.runs.scalars import scalars
+from fused_lwlr.training.collectives import is_first
+from fused_lwlr.training.records import Record
+
+
+class WandbRun:
+    """Logs what is added to `Metrics` also to Weights & Biases, on rank 0, with what `scalars` returns over `step`.
+
+    A run that goes on is the same one there, by an id in the file `wandb_id` of its folder. Steps that a kill made it
+    take again are logged again, with the same numbers.
+
+    Args:
+        folder: of the run, whose name it gets.
+        config: of the run.
+
+    Raises:
+        ImportError: wandb is not installed.
+    """
+
+    def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
+        self._run: Any = None
+        if not is_first():
+            return
+        folder = Path(folder)
+        identity = folder / "wandb_id"
+        if not identity.exists():
+            identity.write_text(uuid.uuid4().hex, encoding="utf-8")
+        self._run = import_extra("wandb").init(
+            project=os.environ.get("WANDB_PROJECT", "fused_lwlr"),
+            name=folder.name,
+            id=identity.read_text(encoding="utf-8"),
+            resume="allow",
+            dir=str(folder),
+            config=dict(config),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def add(self, record: Record) -> None:
+        """Log a record."""
+        if self._run is not None:
+            self._run.log({**scalars(record), "step": record.step})
+
+    def close(self) -> None:
+        """Log no more."""
+        if self._run is not None:
+            self._run.finish()

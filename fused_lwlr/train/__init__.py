@@ -1,1 +1,0 @@
-"""Data sets, small models, a training loop and the demo behind the `fused-lwlr` command."""

@@ -1,0 +1,87 @@
+"""What differs between the configuration of a run and the one that it is to go on with."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+ABSENT = "(absent)"
+
+
+def json_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which everything is what JSON has: tuples become lists, and keys strings.
+
+    Raises:
+        ValueError: a value has no counterpart in JSON.
+    """
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(dict(config)))
+    except TypeError as error:
+        raise ValueError(f"config must hold values of JSON alone (numbers, strings, lists, dicts): {error}") from error
+    return found
+
+
+def difference(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    *,
+    free: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """A line `field: old -> new` for each field that differs, fields of fields as `field.field`.
+
+    A field that one of them lacks counts as its default: an option that came with a later version does not end a run.
+
+    Args:
+        old, new: configurations of values of JSON.
+        free: fields that may differ, whole sections included (`logging` stands for all of `logging.every`, ...).
+        defaults: values that fields have where they are not given; None for others.
+    """
+    before, after = (dict(_fields(json_values(config))) for config in (old, new))
+    absent = json_values(defaults or {})
+    return [
+        f"{name}: {_shown(before, name)} -> {_shown(after, name)}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name, absent.get(name)) != after.get(name, absent.get(name))
+        and not any(name == f or name.startswith(f"{f}.") for f in free)
+    ]
+
+
+def check_config(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    *,
+    free: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    where: object,
+) -> None:
+    """Refuse to go on with another configuration.
+
+    Args:
+        old: that of the run.
+        new: that which it is to go on with.
+        free, defaults: as in `difference`.
+        where: the file or folder of the run, for the message.
+
+    Raises:
+        ValueError: they differ; the message has a line for each field, and says how to go on.
+    """
+    changed = difference(old, new, free=free, defaults=defaults)
+    if changed:
+        may = f" Only {', '.join(sorted(free))} may change." if free else ""
+        lines = "\n".join(f"  {line}" for line in changed)
+        raise ValueError(
+            f"{where} is of a run with other options:\n{lines}\n"
+            f"Repeat its options to go on with it, or choose another folder (--out).{may}"
+        )
+
+
+def _fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            yield from _fields(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(fields: Mapping[str, Any], name: str) -> str:
+    return ABSENT if name not in fields else json.dumps(fields[name], ensure_ascii=False).strip('"')

@@ -1,0 +1,289 @@
+"""The loop over steps: what is measured and saved between them, and given to those that record it."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from fused_lwlr.data import Batch
+from fused_lwlr.training.checkpoints import Checkpoint, Checkpoints
+from fused_lwlr.training.collectives import from_first, gathered, process_group
+from fused_lwlr.training.config_diff import difference
+from fused_lwlr.training.layer_values import LayerProbe
+from fused_lwlr.training.recipe import FIELDS, FREE, SPREAD, Recipe
+from fused_lwlr.training.records import Interval, Record, Validation
+from fused_lwlr.training.schedule import peak_lr
+from fused_lwlr.training.signals import StopFlag
+from fused_lwlr.training.trainer import Trainer
+
+
+class DivergedError(RuntimeError):
+    """The training loss is not finite any more."""
+
+
+class Sink(Protocol):
+    """What records of a training are given to."""
+
+    def add(self, record: Record) -> None:
+        """Take a record."""
+
+
+class Loop:
+    """Takes the steps of a training, and gives what it measures to sinks.
+
+    With checkpoints it belongs to a run in a folder: it saves itself there, records layers, and stops at a signal.
+    Without, `trainer` is prepared, and nothing is written.
+
+    Args:
+        trainer: made; of a run in a folder not prepared.
+        open_sinks: makes what records go to, from the step that the run goes on after, or None.
+        every: steps between two records of training; by default what the recipe says.
+        checkpoints: of the run.
+        flag: entered; goes with `checkpoints`.
+        advance: called with the number of each step that is done.
+    """
+
+    probe: LayerProbe | None = None
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        open_sinks: Callable[[int | None], Sequence[Sink]],
+        *,
+        every: int | None = None,
+        checkpoints: Checkpoints | None = None,
+        flag: StopFlag | None = None,
+        advance: Callable[[int], object] = lambda step: None,
+    ) -> None:
+        self.trainer, self.checkpoints, self.flag = trainer, checkpoints, flag
+        self.open_sinks, self.advance = open_sinks, advance
+        self.sinks: Sequence[Sink] = [] if checkpoints is not None else open_sinks(None)
+        self.recipe: Recipe = trainer.recipe
+        self.folder = Path(self.recipe.out)
+        self.config = {
+            **self.recipe.to_dict(),
+            "world_size": trainer.world.size,
+            # their order follows from their number
+            "images": [len(trainer.data.train), len(trainer.data.val)],
+        }
+        self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
+        self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
+        # since the last record
+        self.loss = torch.zeros((), device=trainer.world.device)
+        self.steps = 0
+        self.skipped: list[str] = []
+
+    def restore(self) -> int | None:
+        """Load the latest checkpoint; the number of its step, or None where there is none.
+
+        Raises:
+            ValueError: it is of another configuration, or damaged.
+        """
+        trainer = self.trainer
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
+        trainer.adopt()
+        found = self.checkpoints.restore(
+            models=trainer.models,
+            optimizer=trainer.optimizer,
+            config=self.config,
+            free=(*FREE, *SPREAD),
+            defaults={name: field.default for name, field in FIELDS.items()},
+        )
+        if found is None:
+            return None
+        trainer.step = found.step
+        trainer.scaler.load_state_dict(found.state["scaler"])
+        self._tell_of_another_spread(found)
+        # with as many processes as before each goes on with its own; else all with the mean, and the first with names
+        world, own = trainer.world, found.own
+        mine = [own[world.rank]] if len(own) == world.size else own
+        self.loss = (sum(each["loss"] for each in mine) / len(mine)).to(self.loss.device)
+        self.steps = mine[0]["steps"]
+        self.skipped = [name for each in mine for name in each["skipped"]] if len(mine) == 1 or world.first else []
+        self._open(found.step)
+        return found.step
+
+    def _tell_of_another_spread(self, found: Checkpoint) -> None:
+        fixed = [name for name in self.config if name not in SPREAD]
+        changed = difference(found.config, self.config, free=fixed)
+        passes = found.state["pass_images"], self.trainer.micro
+        if not changed or not self.trainer.world.first:
+            return
+        more = ""
+        if passes[0] != passes[1]:
+            more = (
+                f"A pass has {passes[1]} images instead of {passes[0]}, so that batch normalization, Mixup, CutMix and "
+                "dropout differ as well. "
+            )
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
+        self.checkpoints.notice(
+            f"The run was spread in another way before ({'; '.join(changed)}). Its steps go on with the same images in "
+            f"the same order; sums are added up in another order, so that the last digits differ. {more}"
+            "Spread as before it would go on to the same bits."
+        )
+
+    def begin(self) -> None:
+        """Record the rates of a training that begins, and what was measured for them in a first checkpoint."""
+        rates = self.trainer.rates
+        if rates is not None:
+            from_first(lambda: rates.to_json(self.folder / "rates.json"), process_group())
+        self._open(None)
+        if self.recipe.rates == "layerwise" or self.recipe.init == "gradinit":
+            self._save()
+
+    def _open(self, after: int | None) -> None:
+        self.sinks = self.open_sinks(after)
+        self.probe = LayerProbe(self.trainer.model, self.trainer.optimizer, backend=self.recipe.backend)
+
+    def train(self) -> None:
+        """Take the steps that are left, or as many as a signal leaves time for.
+
+        Raises:
+            DivergedError: the loss is not finite.
+        """
+        trainer, per_epoch = self.trainer, self.trainer.steps_per_epoch
+        passes = _Timed(trainer.batches())
+        began = time.perf_counter()
+        while trainer.step < trainer.total:
+            if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
+                self.probe.arm()
+            lr = trainer.lr
+            loss, skipped = trainer.gradients(passes)
+            trainer.update()
+            self.loss += loss
+            self.steps += 1
+            self.skipped += skipped
+            last = trainer.step == trainer.total
+            layers = self.probe.take(trainer.step) if self.probe is not None else None
+            if layers is not None:
+                self._add(layers)
+            if trainer.step % self.every == 0 or last:
+                now = time.perf_counter()
+                self._interval(lr, now - began, passes.take())
+                began = now
+            if trainer.step % per_epoch == 0 or last:
+                paused = time.perf_counter()
+                self._validate()
+                began += time.perf_counter() - paused
+            self.advance(trainer.step)
+            if self.checkpoints is None or self.flag is None:
+                continue
+            stop, save = self.flag.agree(self.checkpoints.due())
+            if save or last:
+                self._save()
+            if stop:
+                break
+
+    def _add(self, record: Record) -> None:
+        for sink in self.sinks:
+            sink.add(record)
+
+    def _interval(self, lr: float, seconds: float, waited: float) -> None:
+        """Record the steps since the last record, over all processes."""
+        trainer = self.trainer
+        mean, skipped = self._mean_loss(), self._note(self.skipped)
+        interval = Interval(
+            step=trainer.step,
+            epoch=trainer.step / trainer.steps_per_epoch,
+            lr=lr,
+            loss=mean,
+            images=self.steps * self.recipe.batch_size,
+            seconds=seconds,
+            loader_seconds=waited,
+            step_seconds=seconds - waited,
+            grad_norm=self._grad_norm(),
+            skipped=skipped,
+        )
+        self._add(interval)
+        self.loss.zero_()
+        self.steps, self.skipped = 0, []
+
+    def _mean_loss(self) -> float:
+        world = self.trainer.world
+        mean = world.sum(self.loss.clone()).item() / (world.size * max(self.steps, 1))
+        if not math.isfinite(mean):
+            raise DivergedError(
+                f"the training loss became {mean} by step {self.trainer.step} (peak lr {peak_lr(self.recipe):.3g}): "
+                "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
+            )
+        return mean
+
+    def _grad_norm(self) -> float | None:
+        """‖g‖ of the last step, of all layers; None where the step had no need of norms."""
+        if self.trainer.optimizer.scaling is None:
+            return None
+        norm: torch.Tensor = self.trainer.optimizer.layer_stats().grad_norm
+        return norm.square().sum().sqrt().item()
+
+    def _note(self, skipped: Sequence[str]) -> int:
+        """Add images that could not be read to skipped.txt, each once; how many they are in all processes."""
+        if self.recipe.corrupt != "skip":
+            return 0
+        group = process_group()
+        lists = gathered(tuple(skipped), group)
+
+        def write() -> int:
+            names = sorted({name for of_rank in lists for name in of_rank})
+            path = self.folder / "skipped.txt"
+            known = set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(f"{name}\n" for name in names if name not in known)
+            return sum(map(len, lists))
+
+        return from_first(write, group)
+
+    def _validate(self) -> None:
+        start = time.perf_counter()
+        tested = self.trainer.test()
+        seconds = time.perf_counter() - start
+        for weights, found in tested.items():
+            self._note(found.skipped)
+            record = Validation(
+                step=self.trainer.step,
+                epoch=self.trainer.step / self.trainer.steps_per_epoch,
+                weights=weights,
+                top1=found.top1,
+                top5=found.top5,
+                loss=found.loss,
+                images=found.images,
+                seconds=seconds,
+            )
+            self._add(record)
+
+    def _save(self) -> None:
+        self._mean_loss()  # what has diverged is not to replace what has not
+        trainer = self.trainer
+        assert self.checkpoints is not None, "a run in a folder has checkpoints"
+        self.checkpoints.save(
+            trainer.step,
+            models=trainer.models,
+            optimizer=trainer.optimizer,
+            config=self.config,
+            state={"scaler": trainer.scaler.state_dict(), "pass_images": trainer.micro},
+            own={"loss": self.loss.cpu(), "steps": self.steps, "skipped": self.skipped},
+        )
+
+
+class _Timed:
+    """Batches, and how long was waited for them."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.batches, self.seconds = batches, 0.0
+
+    def __iter__(self) -> "Iterator[Batch]":
+        return self
+
+    def __next__(self) -> Batch:
+        start = time.perf_counter()
+        try:
+            return next(self.batches)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds

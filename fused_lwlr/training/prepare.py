@@ -1,0 +1,76 @@
+"""What happens to a new model before its first step: GradInit, and the calibration of layer-wise rates."""
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr import LayerRates, calibrate, gradinit_
+from fused_lwlr.training.processes import World
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.schedule import peak_lr
+
+Pairs = Iterable[tuple[Tensor, Tensor]]
+Loss = Callable[[Any, Any], Tensor]
+
+
+def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, world: World, progress: bool) -> None:
+    """Scale the weights for the first step of the optimizer (GradInit, Algorithm 1), the same in every process.
+
+    Args:
+        batches: as many as `gradinit_batches`; the same in every process, since the second derivatives that GradInit
+            goes by are no averages of those of the processes.
+        progress: show a progress bar.
+    """
+    gradinit_(
+        model,
+        batches,
+        loss,
+        optimizer="sgd" if recipe.optimizer == "sgd" else "adam",
+        lr=peak_lr(recipe),
+        steps=recipe.gradinit_steps,
+        progress=progress and world.first,
+    )
+    world.from_first(model, params=True)
+
+
+def gradinit_batches(recipe: Recipe) -> int:
+    """How many batches GradInit takes: two for the constraint and one for the objective in each step."""
+    return 3 * recipe.gradinit_steps
+
+
+def rates_of(
+    recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, world: World, steps: int, progress: bool
+) -> LayerRates | None:
+    """The layer-wise rates of a recipe: none, those of a file, or calibrated at the weights that training starts from.
+
+    A minibatch of the calibration is that of a step: passes are averaged, and so are processes, before magnitudes are
+    taken. All processes get the same rates.
+
+    Args:
+        model: what `parallel.spread` returned.
+        batches: passes of this process, `steps` times as many as make a step.
+        steps: minibatches to calibrate on.
+        progress: show a progress bar.
+    """
+    if recipe.rates == "single":
+        return None
+    if recipe.rates != "layerwise":
+        return LayerRates.from_json(recipe.rates)
+    # in half precision small gradients would be lost without a scale, which would have to be found first
+    mixed = torch.autocast(world.device.type, torch.bfloat16) if recipe.amp == "bf16" else nullcontext()
+    with mixed:
+        found = calibrate(
+            model,
+            batches,
+            loss,
+            steps=steps,
+            accumulate=world.accumulation(recipe),
+            init=False,
+            progress=progress and world.first,
+            backend=recipe.backend,
+        )
+    return LayerRates([replace(layer, name=layer.name.removeprefix("module.")) for layer in found.layers], found.steps)

@@ -1,0 +1,262 @@
+"""Recipes by name, with their sources: those of the LWLR paper, references for ImageNet, and large batches."""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from fused_lwlr.training import mlperf
+from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
+from fused_lwlr.training.recipe import FIELDS, ONLY, Recipe, is_pretrained
+
+# What every run of the paper shares: cosine with warm-up and 224 x 224 pixels (Section 4). It does not give the length
+# of the warm-up; five epochs are those of Accurate, Large Minibatch SGD, whose batch size and decay it takes.
+PAPER: dict[str, Any] = {
+    "image_size": 224,
+    "augmentation": "basic",
+    "warmup_epochs": 5.0,
+    "micro_batch": 256,
+    "rates": "layerwise",
+    "init": "lwlr",
+}
+STRONG: dict[str, Any] = {"augmentation": "strong", "mixup": 0.5, "epochs": 300.0}
+RESNET: dict[str, Any] = {**PAPER, "model": "timm:resnet50", "epochs": 90.0}
+RESNET_SGD: dict[str, Any] = {
+    **RESNET,
+    **{"optimizer": "sgd", "batch_size": 256, "lr_batch_size": 256, "lr": 0.1, "lr_scaling": "linear"},
+    "weight_decay": 1e-4,
+}
+RESNET_ADAMW: dict[str, Any] = {
+    **RESNET,
+    **{"optimizer": "adamw", "batch_size": 1024, "lr_batch_size": 1024, "lr": 3e-3, "lr_scaling": "sqrt"},
+    "weight_decay": 0.1,
+}
+# dropout after every dense layer but the projections to query, key and value, and after the position embedding
+DROPOUT = ("pos_drop_rate=0.1", "proj_drop_rate=0.1", "drop_path_rate=0.1")
+VIT: dict[str, Any] = {
+    **PAPER,
+    **{"model": "timm:vit_small_patch16_224", "epochs": 300.0, "batch_size": 4096, "lr_batch_size": 4096},
+}
+VIT_ADAMW: dict[str, Any] = {**VIT, "optimizer": "adamw", "lr": 1e-2, "lr_scaling": "sqrt", "weight_decay": 0.1}
+# Rates, decay, momentum and epochs by batch size are in `mlperf`. BatchNorm and biases are left out by name, as there.
+LARS: dict[str, Any] = {
+    **{
+        "model": "timm:resnet50",
+        "image_size": 224,
+        "augmentation": "basic",
+        "label_smoothing": 0.1,
+        "micro_batch": 256,
+    },
+    **{"init": "model", "rates": "single", "optimizer": "sgd", "batch_size": 8192, "lr_in_momentum": True},
+    **{"scaling": "lars", "trust_coefficient": 0.001, "exclude": ("*bn*", "*.bias", "*downsample.1.*")},
+    **{"schedule": "polynomial", "power": 2.0, "min_lr": 1e-4},
+}
+# The LWLR paper's (appendix to Table 5) but for the rate, which it does not give: that of LAMB, Table 4, at 2048.
+LAMB: dict[str, Any] = {
+    **RESNET_ADAMW,
+    **{"batch_size": 2048, "lr_batch_size": 2048, "lr": 0.01, "schedule": "polynomial", "warmup_epochs": 1.25},
+    **{"scaling": "lamb", "weight_decay": 1.5, "decay": "matrices", "rates": "single"},
+}
+# Not tuned. lr · goal = 0.014 is what SGD at a rate of 0.1 with a momentum of 0.9 and a decay of 1e-4 moves a
+# scale-invariant layer by in equilibrium, √(2 · lr · weight_decay / (1 - momentum)) of its norm; it goes with the
+# square root of the batch size, since lr there goes with the batch size.
+ELR: dict[str, Any] = {
+    **RESNET_SGD,
+    **{"batch_size": 4096, "lr_batch_size": 256, "lr": 0.1, "lr_scaling": "sqrt", "momentum": 0.0, "weight_decay": 0.0},
+    **{"scaling": "elr", "goal": 0.14, "rates": "single"},
+}
+# What the recipes below share: timm's own initialization, one rate for all layers, no decay of vectors.
+PLAIN: dict[str, Any] = {
+    **{"image_size": 224, "micro_batch": 256, "init": "model", "rates": "single", "decay": "matrices"},
+    "warmup_epochs": 5.0,
+}
+# Of timm's LAMB: eps, and the largest norm of all gradients. The last rate is timm's, too.
+RSB: dict[str, Any] = {
+    **{**PLAIN, "model": "timm:resnet50", "optimizer": "adamw", "scaling": "lamb", "batch_size": 2048, "eps": 1e-6},
+    **{"clip_global_norm": 1.0, "min_lr": 1e-6, "loss": "bce", "bce_threshold": 0.2, "cutmix": 1.0, "crop_pct": 0.95},
+}
+A2: dict[str, Any] = {
+    **{**RSB, "lr": 5e-3, "weight_decay": 0.02, "epochs": 300.0, "mixup": 0.1, "repeats": 3},
+    **{"augmentation": "rand-m7-mstd0.5-inc1", "model_args": ("drop_path_rate=0.05",)},
+}
+A1: dict[str, Any] = {**A2, "weight_decay": 0.01, "epochs": 600.0, "mixup": 0.2, "label_smoothing": 0.1}
+A3: dict[str, Any] = {
+    **{**RSB, "lr": 8e-3, "weight_decay": 0.02, "epochs": 100.0, "mixup": 0.1},
+    **{"augmentation": "rand-m6-mstd0.5-inc1", "image_size": 160, "test_size": 224},
+}
+DEIT_3: dict[str, Any] = {
+    **{**PLAIN, "model": "timm:deit3_small_patch16_224", "model_args": ("drop_path_rate=0.05",), "epochs": 800.0},
+    **{"optimizer": "adamw", "scaling": "lamb", "batch_size": 2048, "lr": 4e-3, "weight_decay": 0.05, "min_lr": 1e-5},
+    **{"clip_global_norm": 1.0, "loss": "bce", "bce_threshold": 0.0, "mixup": 0.8, "cutmix": 1.0, "repeats": 3},
+    **{"augmentation": "three", "color_jitter": 0.3, "crop_pct": 1.0},
+}
+# Its position embedding is fixed, and timm's learned. 10,000 steps of 1,024 images are 8 epochs.
+BIG_VISION: dict[str, Any] = {
+    **{**PLAIN, "model": "timm:vit_small_patch16_224", "model_args": ("class_token=False", "global_pool=avg")},
+    **{"optimizer": "adamw", "batch_size": 1024, "lr": 1e-3, "weight_decay": 0.1, "clip_global_norm": 1.0},
+    **{"epochs": 90.0, "warmup_epochs": 8.0, "augmentation": "rand-m10-n2", "crop_scale": 0.05, "mixup": 0.2},
+    **{"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "interpolation": "bilinear"},
+}
+NVIDIA: dict[str, Any] = {
+    **{**PLAIN, "model": "timm:resnet50", "augmentation": "basic", "interpolation": "bilinear", "epochs": 90.0},
+    **{"optimizer": "sgd", "batch_size": 2048, "lr": 0.256, "lr_batch_size": 256, "lr_scaling": "linear"},
+    **{"momentum": 0.875, "weight_decay": 2.0**-15, "label_smoothing": 0.1},
+}
+# The paper tunes each number for its batch of 32,768. Here are NVIDIA's, scaled, with its optimizer and schedule.
+NESTEROV: dict[str, Any] = {
+    **{**NVIDIA, "nesterov": True, "batch_size": 32768, "schedule": "polynomial", "warmup_epochs": 16.0},
+}
+LAYERWISE: dict[str, Any] = {"rates": "layerwise", "init": "lwlr"}
+
+
+class Preset(NamedTuple):
+    """A recipe with a name.
+
+    Attributes:
+        source: where it is from.
+        reported: top-1 accuracy on ImageNet in the source.
+        fields: those that differ from the defaults.
+    """
+
+    source: str
+    reported: str
+    fields: dict[str, Any]
+
+
+TABLE_5 = "LWLR paper, Table 5"
+MLPERF = "LARS as in MLPerf, by batch size"
+RSB_PAPER = "ResNet strikes back (arXiv:2110.00476)"
+PRESETS: dict[str, Preset] = {
+    "resnet50-sgd": Preset(f"{TABLE_5}, basic augmentation", "77.12 %", RESNET_SGD),
+    "resnet50-sgd-strong": Preset(f"{TABLE_5}, strong augmentation, 300 epochs", "79.12 %", {**RESNET_SGD, **STRONG}),
+    "resnet50-adamw": Preset(f"{TABLE_5}, basic augmentation", "76.67 %", RESNET_ADAMW),
+    "resnet50-adamw-strong": Preset(
+        f"{TABLE_5}, strong augmentation, 300 epochs", "78.96 %", {**RESNET_ADAMW, **STRONG}
+    ),
+    "convnext-t": Preset(
+        f"{TABLE_5}, strong augmentation",
+        "80.56 %",
+        {
+            **{**PAPER, **STRONG, "model": "timm:convnext_tiny", "model_args": ("drop_path_rate=0.1",)},
+            **{"optimizer": "adamw", "batch_size": 4096, "lr_batch_size": 4096, "lr": 4e-3, "lr_scaling": "sqrt"},
+            "weight_decay": 0.05,
+        },
+    ),
+    "vit-s-sgd": Preset(
+        f"{TABLE_5}, basic augmentation; the rate is that for layer-wise rates, 0.5 for a single one",
+        "70.29 %",
+        {**VIT, "model_args": DROPOUT, "optimizer": "sgd", "lr": 1.6, "lr_scaling": "linear", "weight_decay": 1e-4},
+    ),
+    "vit-s-adamw": Preset(f"{TABLE_5}, basic augmentation", "74.58 %", {**VIT_ADAMW, "model_args": DROPOUT}),
+    "vit-s-adamw-strong": Preset(f"{TABLE_5}, strong augmentation", "78.25 %", {**VIT_ADAMW, **STRONG}),
+    "swin-t": Preset(
+        f"{TABLE_5}, strong augmentation",
+        "79.96 %",
+        {
+            **{**PAPER, **STRONG, "model": "timm:swin_tiny_patch4_window7_224", "model_args": ("drop_path_rate=0.2",)},
+            **{"optimizer": "adamw", "batch_size": 1024, "lr_batch_size": 1024, "lr": 1e-3, "lr_scaling": "sqrt"},
+            "weight_decay": 0.05,
+        },
+    ),
+    "resnet50-nvidia": Preset("ResNet-50 v1.5 of NVIDIA DeepLearningExamples, SGD", "77.1 %", NVIDIA),
+    "resnet50-nesterov": Preset(
+        "Nesterov momentum for batches of 32,768 (arXiv:2102.06356); numbers not those of the paper, and not tuned",
+        "75.9 % with tuned numbers",
+        NESTEROV,
+    ),
+    "resnet50-a1": Preset(f"{RSB_PAPER}, A1: LAMB, 600 epochs", "80.4 %", A1),
+    "resnet50-a2": Preset(f"{RSB_PAPER}, A2: LAMB, 300 epochs", "79.5 %", A2),
+    "resnet50-a3": Preset(f"{RSB_PAPER}, A3: LAMB, 100 epochs at 160 pixels", "78.3 %", A3),
+    "vit-s-deit3": Preset("DeiT III (arXiv:2204.07118), ViT-S, LAMB, 800 epochs", "81.4 %", DEIT_3),
+    "vit-s-big-vision": Preset("big_vision, plain ViT-S/16 (arXiv:2205.01580), AdamW", "76.5 %", BIG_VISION),
+    "resnet50-lars": Preset(MLPERF, "75.9 %, MLPerf's target", LARS),
+    "resnet50-lars-lwlr": Preset("the same with calibrated layer-wise rates", "nothing", {**LARS, **LAYERWISE}),
+    "resnet50-larc": Preset(
+        "LARC as in the LWLR paper's appendix, at its batch size",
+        "76.71 %",
+        {**RESNET_SGD, "scaling": "larc", "lr": 0.2, "trust_coefficient": 0.001, "rates": "single"},
+    ),
+    "resnet50-lamb": Preset("LAMB as in the LWLR paper's appendix, batches of 2048", "76.43 %", LAMB),
+    "resnet50-lamb-lwlr": Preset("the same with calibrated layer-wise rates", "nothing", {**LAMB, **LAYERWISE}),
+    "resnet50-elr": Preset("constrained effective learning rates, batches of 4096, not tuned", "nothing", ELR),
+    "resnet50-elr-lwlr": Preset("the same with calibrated layer-wise rates", "nothing", {**ELR, **LAYERWISE}),
+}
+
+BASELINE = "Nesterov momentum and Adam were reported to match it (arXiv:2102.06356)"
+
+
+def listing() -> Iterator[str]:
+    """A line for each preset, and one for all."""
+    width = max(map(len, PRESETS))
+    for name, preset in PRESETS.items():
+        scaling = preset.fields.get("scaling")
+        more = f". {BASELINE}" if scaling in ("lars", "lamb") else ""
+        yield f"{name:{width}}  {preset.source}; reported: {preset.reported}{more}"
+    yield "Accuracies are those that the sources report for ImageNet. None of the presets was trained here."
+
+
+def resolve(
+    preset: str | None,
+    overrides: Mapping[str, Any],
+    *,
+    where: Mapping[str, str] | None = None,
+    note: Callable[[str], object] = lambda text: None,
+) -> Recipe:
+    """A recipe: a preset, or the defaults, with some fields replaced.
+
+    A learning rate among these is the rate itself: it is not scaled with the batch size, unless `lr_scaling` is among
+    them too.
+
+    Args:
+        preset: a name of `PRESETS`, or None.
+        overrides: fields.
+        where: as for `Recipe.from_dict`.
+        note: gets what was decided and is not obvious, a sentence each.
+
+    Raises:
+        ValueError: no such preset, or a bad field.
+    """
+    if preset is not None and preset not in PRESETS:
+        close = difflib.get_close_matches(preset, PRESETS, n=2)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(PRESETS)}"
+        raise ValueError(f"there is no preset {preset!r}: {hint}")
+    fields = dict(PRESETS[preset].fields) if preset is not None else _small(overrides)
+    if "lr" in overrides and "lr_scaling" not in overrides:
+        fields["lr_scaling"] = "none"
+    if fields.get("scaling") == "lars" and preset is not None:
+        found, text = mlperf.fields_of(_batch_size({**fields, **overrides}), overrides)
+        fields |= found
+        if text:
+            note(text)
+    if "layer_decay" in overrides:
+        fields["rates"] = "single"
+    merged = {**fields, **overrides}
+    # what goes with another choice than the user's
+    for name, (other, choice) in ONLY.items():
+        if name in fields and name not in overrides and merged.get(other, FIELDS[other].default) != choice:
+            del merged[name]
+    if "init" not in overrides:
+        if is_pretrained(merged.get("pretrained"), merged.get("model_args", ())):
+            merged["init"] = "model"
+            note("The weights are pretrained: training starts from them as they are (--init model).")
+        elif preset is None and str(merged.get("model", "")).startswith("timm:") and merged.get("rates") == "single":
+            merged["init"] = "model"
+    return Recipe.from_dict(merged, where)
+
+
+def _batch_size(fields: Mapping[str, Any]) -> int:
+    try:
+        return int(fields["batch_size"])
+    except ValueError:
+        return 0  # which is refused as it was typed
+
+
+def _small(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What suits a small model and the embedded images, as far as it follows from what was asked for."""
+    optimizer = asked.get("optimizer", "sgd")
+    fields: dict[str, Any] = {"weight_decay": WEIGHT_DECAY.get(optimizer, 0.0)}
+    if optimizer in WEIGHT_DECAY:
+        fields["lr"] = learning_rate(asked.get("model", "resnet"), optimizer)
+    with suppress(ValueError):  # what is no number is refused as it was typed
+        fields["warmup_epochs"] = float(asked.get("epochs", 20.0)) / 10
+    return {**fields, "rates": "single"} if asked.get("scaling", "none") != "none" else fields

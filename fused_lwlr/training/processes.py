@@ -1,0 +1,158 @@
+"""One process or many: who this one is, how a model is spread over them, and sums over all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from fused_lwlr.training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a training, of which this is number `rank`.
+
+    Attributes:
+        local_size: how many of them are on this machine.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    local_size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes files and talks to the user."""
+        return self.rank == 0
+
+    def micro_batch(self, recipe: Recipe) -> int:
+        """Images in one pass of one process.
+
+        Raises:
+            ValueError: the batch does not divide into equal passes of equal processes.
+        """
+        share, rest = divmod(recipe.batch_size, self.size)
+        if rest or share == 0:
+            fix = max(1, round(recipe.batch_size / self.size)) * self.size
+            raise ValueError(
+                f"batch_size {recipe.batch_size} does not divide among {self.size} processes: take {fix}, for example"
+            )
+        micro = min(recipe.micro_batch or share, share)
+        if share % micro:
+            fits = max(size for size in range(1, micro) if share % size == 0)
+            raise ValueError(
+                f"micro_batch {micro} does not divide the {share} images that each process has of a batch: take {fits}"
+            )
+        return micro
+
+    def accumulation(self, recipe: Recipe) -> int:
+        """Passes of each process in one step."""
+        return recipe.batch_size // (self.size * self.micro_batch(recipe))
+
+    def workers(self, recipe: Recipe) -> int:
+        """Processes that load images for this one: as asked for, or its share of the cores; 0 for images in memory."""
+        if recipe.workers is not None:
+            return recipe.workers
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return 0 if recipe.data == "digits" else min(8, max(1, cores // self.local_size))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def from_first(self, model: nn.Module, *, params: bool = False) -> None:
+        """Give every process the buffers of the first, which each process has of its own images, or all weights."""
+        if self.size > 1:
+            for tensor in [*model.buffers(), *(model.parameters() if params else ())]:
+                dist.broadcast(tensor.data, src=0)
+
+
+@contextmanager
+def world_of(device: str) -> Iterator[World]:
+    """The processes of the group that there is, or that `torchrun` started, then as a group; else this one alone.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    if dist.is_available() and dist.is_initialized():
+        yield World(dist.get_rank(), dist.get_world_size(), pick_device(device), _local(dist.get_world_size()))
+        return
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World(0, 1, pick_device(device))
+        return
+    place = pick_device(device)
+    if place.type == "cuda":
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(place)
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield World(dist.get_rank(), size, place, _local(size))
+    finally:
+        dist.destroy_process_group()
+
+
+def _local(size: int) -> int:
+    """Processes on this machine, by the word of `torchrun`; without it, all of them."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", size))
+
+
+def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
+    """What is called in place of the model so that gradients are averages over all processes.
+
+    The model itself for one process, `DistributedDataParallel` around it, or with `fsdp` the model itself, sharded in
+    place, each block of a list of blocks for itself.
+    """
+    if recipe.fsdp:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(world.device.type, (world.size,))
+        for block in list(_blocks(model)):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+    if world.size == 1:
+        return model
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules with parameters in a list of modules."""
+    for child in module.children():
+        inside = isinstance(module, (nn.Sequential, nn.ModuleList))
+        if isinstance(child, (nn.Sequential, nn.ModuleList)) or not inside:
+            yield from _blocks(child)
+        elif any(True for _ in child.parameters()):
+            yield child
+
+
+def unsynchronized(model: nn.Module, wanted: bool) -> Any:
+    """Keeps gradients of a pass in this process, for the passes of a step before its last one."""
+    no_sync: Any = getattr(model, "no_sync", None)
+    return no_sync() if wanted and no_sync is not None else nullcontext()
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; "auto" is the GPU where there is one.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return torch.device(name)

@@ -1,0 +1,359 @@
+"""What to train and how: every option of `fused-lwlr train` with its default, its bounds and its help."""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+FREE = (
+    "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "tensorboard", "wandb", "stats_every",
+    "corrupt",
+)  # fmt: skip
+"""Fields that a run may go on with others of. They change no bit of a training; but devices of another kind do, and by
+`corrupt` it goes on past an image that ended it."""
+
+SPREAD = ("world_size", "fsdp", "micro_batch")
+"""What a run may go on with others of as well, since a step has the same images: but not to the same bits."""
+
+ONLY: dict[str, tuple[str, str]] = {
+    "momentum": ("optimizer", "sgd"),
+    "nesterov": ("optimizer", "sgd"),
+    "lr_in_momentum": ("optimizer", "sgd"),
+    "betas": ("optimizer", "adamw"),
+    "eps": ("optimizer", "adamw"),
+    "goal": ("scaling", "elr"),
+    "power": ("schedule", "polynomial"),
+    "step_epochs": ("schedule", "step"),
+    "step_factor": ("schedule", "step"),
+    "bce_threshold": ("loss", "bce"),
+}
+"""Fields that have a meaning only with one choice of another field. Elsewhere they must be left as they are."""
+
+
+def _split(value: Any) -> Any:
+    """Numbers of the command line, which are separated by commas."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+def _known_augmentation(value: str) -> str:
+    if value not in ("none", "basic", "strong", "three") and not value.startswith("rand-"):
+        raise ValueError("must be none, basic, strong, three, or a policy of timm such as rand-m7-mstd0.5")
+    return value
+
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Part = Annotated[float, Field(ge=0, lt=1)]
+Pair = Annotated[tuple[Part, Part], BeforeValidator(_split)]
+Channels = Annotated[tuple[float, float, float], BeforeValidator(_split)]
+
+
+def _option(group: str, default: Any, help: str, *, shown: str | None = None, metavar: str | None = None) -> Any:
+    """A field.
+
+    Args:
+        group: the heading that it is listed under.
+        default, help: as on the command line.
+        shown: the default in words, where it depends on other fields.
+        metavar: what stands for the value, where it does not follow from the type.
+    """
+    return Field(default, description=help, json_schema_extra={"group": group, "shown": shown, "metavar": metavar})
+
+
+_model, _data, _loss = partial(_option, "Model"), partial(_option, "Data"), partial(_option, "Loss")
+_optimizer, _schedule, _run = partial(_option, "Optimizer"), partial(_option, "Schedule"), partial(_option, "Run")
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class Recipe:
+    """A training, whole: the same recipe, machine and number of processes give the same bits.
+
+    Raises:
+        ValueError: a field that is out of bounds, or that another one rules out.
+    """
+
+    model: str = _model(
+        "resnet", "resnet, vit, resnet56, noshort110-nobn, ... (small ones of our own), or timm:NAME.", metavar="NAME"
+    )
+    model_args: tuple[str, ...] = _model(
+        (), "NAME=VALUE for a model of timm, such as drop_path_rate=0.1; may be repeated.", metavar="NAME=VALUE"
+    )
+    pretrained: bool = _model(False, "Start from the pretrained weights of timm, as they are.")
+    init: Literal["lwlr", "gradinit", "model"] = _model(
+        "lwlr",
+        "Weights to start from: the LWLR paper's, those scaled by GradInit, or what the model comes with.",
+        shown="lwlr; model with pretrained weights, and with --rates single for a model of timm",
+    )
+    gradinit_steps: Count = _model(390, "Steps of GradInit.")
+    channels_last: bool = _model(False, "Keep images and weights of convolutions with channels last.")
+    compile: bool = _model(False, "Compile the model with torch.compile.")
+
+    data: str = _data(
+        "digits",
+        "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn), or tar files of "
+        "WebDataset, 'train-{000..146}.tar'.",
+        metavar="FOLDER|digits|FILES",
+    )
+    val_data: str | None = _data(
+        None, "With tar files: those to test on. Without, it is every fifth image of a class.", metavar="FILES"
+    )
+    loader: str | None = _data(
+        None,
+        "Function that opens the data with another loader (DALI, FFCV, ...), in place of open_data.",
+        metavar="MODULE:FUNCTION",
+    )
+    image_size: Annotated[int, Field(ge=4)] | None = _data(
+        None, "Side of images in pixels.", shown="224 for timm, 8 for digits, else 64"
+    )
+    test_size: Annotated[int, Field(ge=4)] | None = _data(
+        None, "Side of validation images in pixels.", shown="--image-size"
+    )
+    augmentation: Annotated[str, AfterValidator(_known_augmentation)] = _data(
+        "none",
+        "basic: random crops and flips; strong: RandAugment as well; three: the three-augment of DeiT III as well; "
+        "or a policy of timm, such as rand-m7-mstd0.5.",
+        metavar="none|basic|strong|three|rand-...",
+    )
+    crop_scale: Annotated[float, Field(gt=0, le=1)] = _data(0.08, "Smallest part of an image that a random crop keeps.")
+    color_jitter: NotNegative = _data(0.0, "Strength of random brightness, contrast and saturation.")
+    interpolation: Literal["bicubic", "bilinear", "random"] = _data(
+        "bicubic", "How images are resized; random draws one for each training image, and tests with bilinear."
+    )
+    random_erasing: Part = _data(0.0, "Part of the training images in which a rectangle is erased.")
+    repeats: Count = _data(
+        1,
+        "Repeated augmentation: so many differently augmented copies of an image in a batch; epochs stay as long.",
+    )
+    mixup: NotNegative = _data(0.0, "Strength of Mixup, α of its beta distribution; 0 for none.")
+    cutmix: NotNegative = _data(0.0, "Strength of CutMix; 0 for none.")
+    crop_pct: Annotated[float, Field(gt=0, le=1)] = _data(0.875, "Part of a side that the crop of validation keeps.")
+    mean: Channels = _data((0.485, 0.456, 0.406), "Mean of the channels, which is taken out.", metavar="R,G,B")
+    std: Channels = _data(
+        (0.229, 0.224, 0.225), "Standard deviation of the channels, which is divided by.", metavar="R,G,B"
+    )
+    corrupt: Literal["refuse", "skip"] = _data(
+        "refuse", "An image that cannot be read: refuse to go on, or skip and count it."
+    )
+    workers: Annotated[int, Field(ge=0)] | None = _data(
+        None,
+        "Processes that load images, for each process that trains.",
+        shown="the cores of the machine by the processes that train on it, at most 8; none for digits",
+    )
+    prefetch: Count = _data(2, "Passes that each of them loads ahead; --dry-run shows the memory that this takes.")
+
+    loss: Literal["ce", "bce"] = _loss(
+        "ce", "Cross entropy, or binary cross entropy of each class for itself, averaged over classes."
+    )
+    bce_threshold: Part | None = _loss(
+        None, "Classes of a mixed image with more than this count as 1, and the others as 0.", shown="none: parts count"
+    )
+    label_smoothing: Part = _loss(0.0, "Part of each label that is spread over all classes.")
+
+    optimizer: Literal["sgd", "adamw"] = _optimizer("sgd", "SGD with momentum, or AdamW.")
+    lr: NotNegative = _optimizer(
+        0.1,
+        "Peak learning rate. A preset scales its own with the batch size, not one that is given here.",
+        shown="what suits model and optimizer",
+    )
+    lr_scaling: Literal["none", "linear", "sqrt"] = _optimizer(
+        "none", "How --lr changes from --lr-batch-size to --batch-size."
+    )
+    lr_batch_size: Count = _optimizer(256, "Batch size that --lr was found at.")
+    momentum: Part = _optimizer(0.9, "Momentum of SGD.")
+    nesterov: bool = _optimizer(False, "Nesterov momentum of SGD.")
+    lr_in_momentum: bool = _optimizer(False, "Keep the learning rate in the momentum buffer, as MLPerf does.")
+    betas: Pair = _optimizer((0.9, 0.999), "Decay of the two moments of AdamW.", metavar="X,X")
+    eps: NotNegative = _optimizer(1e-8, "Added to the denominator of AdamW.")
+    weight_decay: NotNegative = _optimizer(1e-4, "Weight decay.", shown="1e-4 for sgd, 0.1 for adamw")
+    decay: Literal["all", "matrices"] = _optimizer(
+        "all", "Decay all parameters, or only those of two or more dimensions."
+    )
+    exclude: tuple[str, ...] = _optimizer(
+        (),
+        "Names of parameters, or patterns with * and ?, without weight decay and --scaling; may be repeated.",
+        metavar="PATTERN",
+    )
+    scaling: Literal["none", "elr", "lars", "larc", "lamb", "ng"] = _optimizer(
+        "none", "Layer-wise scaling by norms of each step."
+    )
+    goal: Positive | None = _optimizer(None, "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.")
+    trust_coefficient: Positive = _optimizer(0.001, "With --scaling lars or larc.")
+    clip_global_norm: Positive | None = _optimizer(None, "The largest norm of all gradients together.")
+    rates: str = _optimizer(
+        "layerwise",
+        "layerwise measures multipliers first (LWLR), single has none; or a file that calibrate wrote.",
+        shown="layerwise, or single with --scaling or --layer-decay",
+        metavar="layerwise|single|FILE",
+    )
+    calibration_steps: Count | None = _optimizer(
+        None, "Batches to measure multipliers on.", shown="an epoch, at most 100"
+    )
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = _optimizer(
+        None, "Multiply the rate by this from each block to the one before it, to fine-tune."
+    )
+    ema: Part | None = _optimizer(
+        None, "Decay of an average of the weights, which the step itself keeps; it is tested as well."
+    )
+
+    epochs: Positive = _schedule(20.0, "Passes over the training images.")
+    steps: Count | None = _schedule(
+        None, "Steps of the optimizer, in place of --epochs; warm-up and steps of the schedule keep their share."
+    )
+    warmup_epochs: NotNegative = _schedule(
+        0.0, "Epochs in which the learning rate rises.", shown="a tenth of the epochs"
+    )
+    schedule: Literal["cosine", "polynomial", "step"] = _schedule("cosine", "How it falls after that.")
+    power: Positive = _schedule(2.0, "With --schedule polynomial.")
+    step_epochs: Positive = _schedule(30.0, "With --schedule step: epochs from each step to the next.")
+    step_factor: Annotated[float, Field(gt=0, lt=1)] = _schedule(
+        0.1, "With --schedule step: what the rate is multiplied by."
+    )
+    min_lr: NotNegative = _schedule(0.0, "Learning rate that the schedule ends at.")
+    batch_size: Count = _schedule(64, "Images in a step, of all processes together.")
+    micro_batch: Count | None = _schedule(
+        None,
+        "At most so many in one pass of one process; gradients of several passes make a step.",
+        shown="all of a process's part",
+    )
+    amp: Literal["none", "bf16", "fp16"] = _schedule("none", "Mixed precision.")
+    fsdp: bool = _schedule(False, "Shard the model over processes (FSDP2), where DDP copies it.")
+
+    seed: Annotated[int, Field(ge=0)] = _run(0, "Seed of weights, order of images, augmentation and dropout.")
+    deterministic: bool | None = _run(
+        None,
+        "Only algorithms that give the same bits each time; on a GPU they are slower.",
+        shown="on a CPU, where it costs nothing; not on a GPU",
+    )
+    device: str = _run("auto", "cpu, cuda, cuda:1, ...; auto takes the GPU where there is one.", metavar="DEVICE")
+    backend: Literal["auto", "triton", "torch"] = _run(
+        "auto", "Implementation of the fused steps: auto takes Triton on a GPU and PyTorch elsewhere."
+    )
+    out: str = _run(
+        "runs/train", "Folder of the run. The same command again goes on with what is in it.", metavar="FOLDER"
+    )
+    checkpoint_minutes: Positive = _run(10.0, "Minutes between checkpoints.")
+    log_every: Count | None = _run(None, "Steps between two lines of metrics.", shown="50, but at least once an epoch")
+    stats_every: Annotated[int, Field(ge=0)] = _run(0, "Steps between two records of all layers; 0 for one each epoch.")
+    tensorboard: bool = _run(False, "Write curves and layers for TensorBoard.")
+    wandb: bool = _run(False, "Log them to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        for name, (other, choice) in ONLY.items():
+            if getattr(self, other) != choice and getattr(self, name) != FIELDS[name].default:
+                raise ValueError(
+                    f"{flag(name)} is for {flag(other)} {choice}, but {flag(other)} is {getattr(self, other)}"
+                )
+        if self.scaling == "elr" and self.goal is None:
+            raise ValueError("--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies")
+        if self.scaling == "lamb" and self.optimizer != "adamw":
+            raise ValueError("--scaling lamb goes with --optimizer adamw")
+        if self.scaling in ("lars", "larc") and self.optimizer != "sgd":
+            raise ValueError(f"--scaling {self.scaling} goes with --optimizer sgd; with adamw take lamb")
+        if self.lr_in_momentum and self.scaling == "larc":
+            raise ValueError(
+                "--lr-in-momentum does not go with --scaling larc, whose factor depends on --lr: take lars"
+            )
+        if (self.nesterov or self.lr_in_momentum) and not self.momentum:
+            raise ValueError("--nesterov and --lr-in-momentum need --momentum above 0")
+        for name in ("model_args", "pretrained"):
+            if getattr(self, name) and not self.model.startswith("timm:"):
+                raise ValueError(f"{flag(name)} is for models of timm (--model timm:NAME), not {self.model}")
+        if self.has_pretrained_weights and self.init != "model":
+            raise ValueError(
+                f"--init {self.init} would overwrite the pretrained weights: give --init model, or do without them"
+            )
+        if self.init == "gradinit" and self.amp == "fp16":
+            raise ValueError("--init gradinit computes in float32: choose --amp bf16 or none, or another --init")
+        if self.layer_decay is not None and self.rates != "single":
+            raise ValueError(f"--layer-decay and --rates {self.rates} both multiply the rates of layers: give one")
+        if self.repeats > 1 and self.augmentation == "none":
+            raise ValueError("--repeats needs --augmentation basic or another: copies of an image would be the same")
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(
+                f"--warmup-epochs {self.warmup_epochs:g} leaves nothing of --epochs {self.epochs:g}: give fewer"
+            )
+        if min(self.std) <= 0:
+            raise ValueError(f"--std {','.join(map(str, self.std))}: all must be above 0")
+        return self
+
+    @property
+    def side(self) -> int:
+        """The side of images in pixels: what was asked for, or what suits models of timm, or the data."""
+        if self.image_size is not None:
+            return self.image_size
+        return 224 if self.model.startswith("timm:") else 8 if self.data == "digits" else 64
+
+    @property
+    def has_pretrained_weights(self) -> bool:
+        """Whether the model comes with weights that were trained."""
+        return is_pretrained(self.pretrained, self.model_args)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Field -> value, as JSON has it."""
+        found = dataclasses.asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+
+    def to_toml(self) -> str:
+        """A file for `--config`. Fields that are None are left out, since TOML has no such value."""
+        lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in self.to_dict().items() if v is not None]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], where: Mapping[str, str] | None = None) -> "Recipe":
+        """The inverse of `to_dict`; numbers may be strings.
+
+        Args:
+            values: fields.
+            where: of some fields the file that they are from. The others are from the command line.
+
+        Raises:
+            ValueError: a field that there is not, or a bad value, in the spelling of the user.
+        """
+        for name in values:
+            if name not in FIELDS:
+                close = difflib.get_close_matches(name, FIELDS, n=1)
+                raise ValueError(
+                    f"{_place(name, where)}: there is no such option" + (f"; did you mean {close[0]}?" if close else "")
+                )
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise ValueError("; ".join(_readable(dict(one), where) for one in error.errors())) from None
+
+
+FIELDS = Recipe.__pydantic_fields__  # type: ignore[attr-defined]
+"""Name -> field, whose `json_schema_extra` is what `_option` was given."""
+
+
+def flag(name: str) -> str:
+    """A field as it is typed on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def is_pretrained(pretrained: Any, model_args: Any) -> bool:
+    """Whether these fields, or their strings, ask for a model with trained weights."""
+    given = dict(text.partition("=")[::2] for text in model_args)
+    return bool(pretrained) or given.get("pretrained", "False") not in ("False", "0") or "checkpoint_path" in given
+
+
+def _place(name: str, where: Mapping[str, str] | None) -> str:
+    return f"{where[name]}: {name}" if where and name in where else flag(name)
+
+
+def _readable(error: dict[str, Any], where: Mapping[str, str] | None) -> str:
+    """One error of pydantic as a sentence."""
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    if error["type"] in ("missing", "too_long"):
+        message = "must be as many numbers as the default has, separated by commas"
+    if not error["loc"]:
+        return message
+    value = error["input"]
+    shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    return f"{_place(str(error['loc'][0]), where)} {shown}: {message}"

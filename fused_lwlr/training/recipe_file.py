@@ -1,0 +1,48 @@
+"""Options of a training from a file."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+def read_recipe(file: str | Path) -> dict[str, Any]:
+    """The fields of a TOML or YAML file, not checked; hyphens in names count as underscores.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: a YAML file, and PyYAML is not installed.
+        ValueError: neither TOML nor YAML, or not a table of options.
+    """
+    path = Path(file)
+    if path.suffix not in READERS:
+        raise ValueError(f"--config {path}: must end in {', '.join(READERS)}")
+    if not path.is_file():
+        raise FileNotFoundError(f"--config {path}: there is no such file")
+    found = READERS[path.suffix](path, path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"--config {path}: must be a table of options, such as batch_size")
+    return {name.replace("-", "_"): value for name, value in found.items() if value is not None}
+
+
+def _toml(path: Path, text: str) -> Any:
+    tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"--config {path}: {error}") from error
+
+
+def _yaml(path: Path, text: str) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError(f"--config {path} needs PyYAML: pip install pyyaml, or write it as TOML") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from error
+
+
+READERS: dict[str, Callable[[Path, str], Any]] = {".toml": _toml, ".yaml": _yaml, ".yml": _yaml}

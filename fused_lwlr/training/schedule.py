@@ -1,0 +1,47 @@
+"""The learning rate of every step: how its peak follows from the batch size, and how it rises and falls."""
+
+import math
+
+from fused_lwlr.training.recipe import Recipe
+
+
+def peak_lr(recipe: Recipe) -> float:
+    """The highest learning rate: `lr`, scaled from `lr_batch_size` to `batch_size`.
+
+    Linear scaling is that of Accurate, Large Minibatch SGD (Section 2.1), the square root that of Large Batch
+    Optimization for Deep Learning (LAMB, Section 4.2).
+    """
+    ratio = recipe.batch_size / recipe.lr_batch_size
+    return recipe.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[recipe.lr_scaling]
+
+
+def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
+    """How many steps the optimizer takes in all."""
+    return recipe.steps if recipe.steps is not None else max(1, round(recipe.epochs * steps_per_epoch))
+
+
+def warmup_steps(recipe: Recipe, steps_per_epoch: int) -> int:
+    """Steps of warm-up, at most all but one: with `steps` the part of them that it has of `epochs`."""
+    total = total_steps(recipe, steps_per_epoch)
+    if recipe.steps is None:
+        return min(round(recipe.warmup_epochs * steps_per_epoch), total - 1)
+    return min(round(recipe.warmup_epochs / recipe.epochs * total), total - 1)
+
+
+def lr_of_step(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of a step, counted from 0.
+
+    It rises in equal steps from peak / (warm-up + 1), and is the peak in the step after warm-up. From there it falls to
+    `min_lr` after the last step, along half a cosine or a power of a line; or it is multiplied by `step_factor` every
+    `step_epochs` from the beginning of training on, down to `min_lr`.
+    """
+    peak, total, warmup = peak_lr(recipe), total_steps(recipe, steps_per_epoch), warmup_steps(recipe, steps_per_epoch)
+    if step < warmup:
+        return peak * ((step + 1) / (warmup + 1))
+    if recipe.schedule == "step":
+        epoch = step / total * recipe.epochs if recipe.steps is not None else step / steps_per_epoch
+        # not a hair's breadth before the end of an epoch
+        return max(peak * recipe.step_factor ** math.floor(epoch / recipe.step_epochs + 1e-9), recipe.min_lr)
+    left = 1 - (step - warmup) / max(total - warmup, 1)
+    fall = left**recipe.power if recipe.schedule == "polynomial" else (1 + math.cos(math.pi * (1 - left))) / 2
+    return recipe.min_lr + (peak - recipe.min_lr) * fall

@@ -1,0 +1,166 @@
+"""Images, a model and an optimizer from a recipe."""
+
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fused_lwlr
+from fused_lwlr import SGD, AdamW, LayerRates
+from fused_lwlr.data import Splits, open_data
+from fused_lwlr.data.streams import imported
+from fused_lwlr.models.build import build
+from fused_lwlr.multipliers import layer_decay
+from fused_lwlr.scaling import Scaling
+from fused_lwlr.training.collectives import from_first, gathered, process_group
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.schedule import peak_lr
+
+
+def load_data(recipe: Recipe) -> Splits:
+    """The images of a recipe, which all processes must find alike.
+
+    Raises:
+        FileNotFoundError, ValueError: as of `open_data`; or processes found different images, as on machines with
+            copies of their own.
+    """
+    opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
+    found = opener(
+        recipe.data,
+        val_data=recipe.val_data,
+        image_size=recipe.side,
+        augmentation=recipe.augmentation,
+        corrupt=recipe.corrupt,
+        random_erasing=recipe.random_erasing,
+        crop_scale=recipe.crop_scale,
+        color_jitter=recipe.color_jitter,
+        interpolation=recipe.interpolation,
+        crop_pct=recipe.crop_pct,
+        test_size=recipe.test_size,
+        mean=recipe.mean,
+        std=recipe.std,
+    )
+    if not isinstance(found, Splits):
+        raise ValueError(f"--loader {recipe.loader} returned {type(found).__name__}, and not fused_lwlr.data.Splits")
+    group = process_group()
+    sizes = gathered((len(found.train), len(found.val), len(found.classes)), group)
+    from_first(lambda: _check_alike(sizes, recipe.data), group)
+    return found
+
+
+def _check_alike(sizes: list[tuple[int, int, int]], data: str) -> None:
+    for rank, size in enumerate(sizes):
+        if size != sizes[0]:
+            raise ValueError(
+                f"process {rank} found {size[0]} images to train, {size[1]} to test and {size[2]} classes in {data}, "
+                f"but process 0 {sizes[0][0]}, {sizes[0][1]} and {sizes[0][2]}: all machines need the same images"
+            )
+
+
+def new_model(recipe: Recipe, *, image_size: int, channels: int, classes: int) -> nn.Module:
+    """The model that training starts from, on the CPU, drawn from the seed; GradInit has not run yet.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be initialized in this way.
+    """
+    torch.manual_seed(recipe.seed)
+    arguments = dict(map(_argument, recipe.model_args))
+    if recipe.pretrained:
+        arguments["pretrained"] = True
+    model = build(recipe.model, image_size=image_size, channels=channels, classes=classes, **arguments)
+    if recipe.init == "lwlr":
+        fused_lwlr.lwlr_init_(model)
+    if recipe.test_size not in (None, image_size):
+        _check_test_size(recipe, model, channels)
+    if recipe.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def _check_test_size(recipe: Recipe, model: nn.Module, channels: int) -> None:
+    """Refuse images of a size that the model does not take, before an epoch has passed."""
+    size: Any = recipe.test_size
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, channels, size, size))
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"--test-size {size}: {recipe.model} takes images of its training alone ({error})") from error
+    model.train()
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"--model-args {text} is not of the form NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> SGD | AdamW:
+    """The optimizer of a recipe at its peak rate, with multipliers and scaling.
+
+    Args:
+        model: whose parameters are those to step; where it is sharded, after that.
+
+    Raises:
+        ValueError: a pattern that fits no parameter, or a model whose blocks `layer_decay` does not find.
+    """
+    named = list(model.named_parameters())
+    included = _included(recipe, named)
+    spared = [(n, p) for n, p in named if not included(n, p) or (recipe.decay == "matrices" and p.dim() < 2)]
+    names = {name for name, _ in spared}
+    groups: list[dict[str, Any]] = [{"params": [pair for pair in named if pair[0] not in names]}]
+    groups += [{"params": spared, "weight_decay": 0.0}] if spared else []
+    multipliers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
+    common: dict[str, Any] = {
+        "lr": peak_lr(recipe),
+        "weight_decay": recipe.weight_decay,
+        "multipliers": multipliers,
+        "scaling": new_scaling(recipe, included),
+        "clip_global_norm": recipe.clip_global_norm,
+        "ema": recipe.ema,
+        "backend": recipe.backend,
+    }
+    if recipe.optimizer == "sgd":
+        return SGD(
+            groups, momentum=recipe.momentum, nesterov=recipe.nesterov, lr_in_momentum=recipe.lr_in_momentum, **common
+        )
+    return AdamW(groups, betas=recipe.betas, eps=recipe.eps, **common)
+
+
+def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scaling | None:
+    """The layer-wise scaling of a recipe, of those layers that it acts on by default and that are included."""
+    scaling = _scaling(recipe)
+    if scaling is None or not recipe.exclude:
+        return scaling
+    default: Any = scaling.select
+    return replace(scaling, select=lambda name, param: default(name, param) and included(name, param))
+
+
+def _scaling(recipe: Recipe) -> Scaling | None:
+    if recipe.scaling == "elr":
+        assert recipe.goal is not None, "a recipe with ELR has a goal"
+        return fused_lwlr.ELR(recipe.goal)
+    if recipe.scaling in ("lars", "larc"):
+        kind = fused_lwlr.LARS if recipe.scaling == "lars" else fused_lwlr.LARC
+        return kind(trust_coefficient=recipe.trust_coefficient)
+    if recipe.scaling == "lamb":
+        return fused_lwlr.LAMB()
+    return fused_lwlr.NormalizedGradient() if recipe.scaling == "ng" else None
+
+
+def _included(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> Callable[[str, Tensor], bool]:
+    """Tells which parameters none of the patterns of `exclude` fits."""
+    for pattern in recipe.exclude:
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            raise ValueError(
+                f"--exclude {pattern} fits no parameter of {recipe.model}, which has {named[0][0]}, {named[-1][0]}, ..."
+            )
+    return lambda name, param: not any(fnmatchcase(name, pattern) for pattern in recipe.exclude)

@@ -1,0 +1,206 @@
+"""Weights and optimizer state by name and in whole tensors, however the model is wrapped, compiled or sharded."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from fused_lwlr.shards import is_distributed
+from fused_lwlr.training.collectives import is_first, shared
+
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+SAVED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+LOADED = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What torch.compile and activation checkpointing put into names."""
+
+
+def of_model(model: nn.Module) -> dict[str, Any]:
+    """Parameters and buffers by name, those of a sharded model whole, on the CPU and on rank 0 alone (a collective)."""
+    found: dict[str, Any] = get_model_state_dict(model, options=SAVED if _sharded(model) else None)
+    return found
+
+
+def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state dict of an optimizer in which parameters go by name; of a sharded model as in `of_model`.
+
+    Raises:
+        ValueError: it steps a parameter that is not of the model.
+    """
+    names = _names(model, optimizer)
+    # without state torch's own function takes a step to get some
+    if _sharded(model) and optimizer.state:
+        found: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=SAVED)
+        return found
+    plain = optimizer.state_dict()
+    ids = [key for group in plain["param_groups"] for key in group["params"]]
+    of = dict(zip(ids, [name for group in names for name in group], strict=True))
+    groups = [{**group, "params": [of[key] for key in group["params"]]} for group in plain["param_groups"]]
+    return {"state": {of.get(key, key): entry for key, entry in plain["state"].items()}, "param_groups": groups}
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel and what `torch.compile` returns, in any order."""
+    while True:
+        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
+        inner = inner if inner is not None else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def load_model(model: nn.Module, saved: Mapping[str, Any], group: Any) -> None:
+    """Load what `of_model` returned on rank 0, on whose word others go."""
+    if _sharded(model):
+        set_model_state_dict(model, dict(saved) if is_first() else {}, options=LOADED)
+    else:
+        set_model_state_dict(model, shared(dict(saved), group))
+
+
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], group: Any) -> None:
+    """Load what `of_optimizer` returned on rank 0, on whose word others go.
+
+    Not by torch's `set_optimizer_state_dict`, which takes a step with an optimizer that has no state, and fails where
+    options of its groups are lists in the file and None in the optimizer, or the reverse: multipliers.
+    """
+    if _sharded(model):
+        mine = chain.from_iterable(each["params"] for each in optimizer.param_groups)
+        params = dict(zip(chain.from_iterable(_names(model, optimizer)), mine, strict=True))
+        state = saved.get("state", {})
+        keys = shared({name: list(entry) for name, entry in state.items()}, group)
+        placed = {
+            # one at a time: no rank but the first holds more of them whole
+            name: {key: _like(shared(state.get(name, {}).get(key), group), params.get(name)) for key in entry}
+            for name, entry in keys.items()
+        }
+        whole = {"state": placed, "param_groups": shared(saved.get("param_groups"), group)}
+    else:
+        whole = shared(dict(saved), group)
+    # torch.optim, and ours, go by the order of ids, which may be names
+    optimizer.load_state_dict(whole)
+
+
+def _like(value: Any, param: Tensor | None) -> Any:
+    """State of a parameter, sharded as that is if it has its shape."""
+    if not (isinstance(param, DTensor) and isinstance(value, Tensor) and value.shape == param.shape):
+        return value
+    return distribute_tensor(value.to(param.device), param.device_mesh, param.placements, src_data_rank=None)
+
+
+def shapes(model: nn.Module) -> Shapes:
+    """Shape and dtype of every parameter and buffer, of the whole where it is sharded."""
+    found: dict[str, Any] = get_model_state_dict(model)
+    return {name: (tuple(t.shape), t.dtype) for name, t in found.items() if _is_tensor(t)}
+
+
+def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, where: object) -> None:
+    """Refuse weights of other models.
+
+    Raises:
+        ValueError: they differ in names, shapes or dtypes, the first few of which the message tells.
+    """
+    if saved.keys() != wanted.keys():
+        raise ValueError(f"{where} has weights of {_listed(saved)}, but this run of {_listed(wanted)}")
+    for model, expected in wanted.items():
+        found = {name: (tuple(t.shape), t.dtype) for name, t in saved[model].items() if _is_tensor(t)}
+        problems = [
+            f"{name} is {_told(found[name])} there and {_told(expected[name])} here"
+            for name in expected
+            if name in found and found[name] != expected[name]
+        ]
+        problems += [f"it has no {name}" for name in expected if name not in found]
+        problems += [f"{name} is not of this one" for name in found if name not in expected]
+        if problems:
+            more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+            raise ValueError(f"{where} is of another {model}: {'; '.join(problems[:3])}{more}. Nothing was loaded")
+
+
+def check_optimizer(
+    saved: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, *, where: object
+) -> None:
+    """Refuse state of other parameters, of these in other groups, or of other shapes.
+
+    Raises:
+        ValueError: it is.
+    """
+    mine = _names(model, optimizer)
+    theirs = [list(group["params"]) for group in saved["param_groups"]]
+    if theirs != mine:
+        if len(theirs) != len(mine):
+            what = f"{len(theirs)} parameter groups there and {len(mine)} here"
+        else:
+            number = next(i for i, pair in enumerate(zip(theirs, mine, strict=True)) if pair[0] != pair[1])
+            odd = [name for name in theirs[number] if name not in mine[number]]
+            odd += [name for name in mine[number] if name not in theirs[number]]
+            what = f"parameter group {number} differs in {_listed(odd[:3]) if odd else 'the order of its parameters'}"
+        raise ValueError(f"{where} is of an optimizer with other parameters: {what}. Nothing was loaded")
+    params = {name: p for group, own in zip(mine, optimizer.param_groups, strict=True)
+              for name, p in zip(group, own["params"], strict=True)}  # fmt: skip
+    for name, entry in saved["state"].items():
+        for key, value in entry.items() if name in params else ():
+            if _is_tensor(value) and value.dim() and value.shape != params[name].shape:
+                raise ValueError(
+                    f"{where} is of another optimizer: {key!r} of {name} is {tuple(value.shape)}, but the parameter "
+                    f"{tuple(params[name].shape)}. Nothing was loaded"
+                )
+
+
+def check_readable(content: Any, place: str = "") -> None:
+    """Refuse what could be written, but not read back without running code from the file.
+
+    Raises:
+        ValueError: such a value, and where it is.
+    """
+    if type(content) in (dict, OrderedDict, Counter):
+        for key, entry in content.items():
+            check_readable(key, f"a key of {place}")
+            check_readable(entry, f"{place}[{key!r}]" if place else str(key))
+    elif type(content) in (list, tuple):
+        for i, entry in enumerate(content):
+            check_readable(entry, f"{place}[{i}]")
+    elif type(content) not in (*PLAIN, Tensor, nn.Parameter):
+        raise ValueError(
+            f"{place} is a {type(content).__module__}.{type(content).__qualname__}: a checkpoint holds dicts, lists, "
+            "tuples, strings, numbers and tensors"
+        )
+
+
+def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
+    """The parameters of each group by name, without what wrappers add."""
+    names = {}
+    for name, param in unwrapped(model).named_parameters():
+        for wrapper in WRAPPERS:
+            name = name.replace(wrapper, "")
+        names[id(param)] = name
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if any(id(param) not in names for param in params):
+        raise ValueError("the optimizer steps a parameter that is not of the first of the models")
+    return [[names[id(param)] for param in group["params"]] for group in optimizer.param_groups]
+
+
+def _sharded(model: nn.Module) -> bool:
+    return any(is_distributed(param) for param in model.parameters())
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(map(str, names))
+
+
+def _told(of: tuple[tuple[int, ...], torch.dtype]) -> str:
+    return f"{tuple(of[0])} {str(of[1]).removeprefix('torch.')}"

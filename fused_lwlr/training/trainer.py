@@ -1,0 +1,261 @@
+"""A training under way: model, optimizer and step count, and what one step of the optimizer is made of."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr import LayerRates
+from fused_lwlr.data import (
+    Batch,
+    MicroBatchSampler,
+    Mixing,
+    Splits,
+    Stream,
+    mixed_binary_cross_entropy,
+    mixed_cross_entropy,
+    train_batches,
+    val_batches,
+)
+from fused_lwlr.data.randomness import DROPOUT, sequence
+from fused_lwlr.training.buffer_averages import BufferAverages
+from fused_lwlr.training.evaluate import Context, Evaluation, evaluate
+from fused_lwlr.training.prepare import gradinit, gradinit_batches, rates_of
+from fused_lwlr.training.processes import World, spread, unsynchronized
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
+from fused_lwlr.training.setup import new_model, new_optimizer
+
+CALIBRATION = 100
+"""Minibatches that rates are measured on where a recipe does not say and an epoch has more."""
+
+
+class Trainer:
+    """A model that is trained by a recipe, in one of the processes that do so.
+
+    All that is random follows from the seed, the step and the pass, so that nothing but weights, buffers and the state
+    of the optimizer is to be kept of what came before a step.
+
+    Args:
+        recipe: what to do.
+        world: the processes.
+        data: what `open_data` found.
+        model: a network to train, with the weights that it has, instead of the one that the recipe names.
+
+    Raises:
+        ValueError: a batch that does not fit the data or the processes, or a model that cannot be had.
+        FileNotFoundError: `rates` is neither single nor layerwise nor a file.
+
+    Attributes:
+        model: the network itself, sharded with `fsdp`.
+        called: what is called in its place, to synchronize gradients and compiled.
+        optimizer: there after `prepare` or `adopt`.
+        step: how many steps were taken.
+        rates: layer-wise rates, or None.
+    """
+
+    optimizer: Any
+
+    def __init__(self, recipe: Recipe, world: World, data: Splits, *, model: nn.Module | None = None) -> None:
+        self.recipe, self.world, self.data = recipe, world, data
+        if recipe.fsdp and world.size == 1:
+            raise ValueError("fsdp shards a model over processes, of which there is one: start several with torchrun")
+        if recipe.rates not in ("single", "layerwise") and not Path(recipe.rates).is_file():
+            raise FileNotFoundError(f"rates must be single, layerwise or a file of rates, not {recipe.rates!r}")
+        self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
+        self.workers = world.workers(recipe)
+        self.val_batch = min(2 * self.micro, max(1, math.ceil(len(data.val) / world.size)))
+        self.steps_per_epoch = self._sampler(0, 1).steps_per_epoch
+        self.total = total_steps(recipe, self.steps_per_epoch)
+        self.warmup = warmup_steps(recipe, self.steps_per_epoch)
+        self.mixing = None
+        if recipe.mixup or recipe.cutmix:
+            if self.micro % 2:
+                raise ValueError(f"mixup and cutmix pair images: micro_batch {self.micro} must be even")
+            self.mixing = Mixing(
+                classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
+                smoothing=recipe.label_smoothing, seed=recipe.seed,
+            )  # fmt: skip
+        if model is None:
+            model = new_model(recipe, image_size=data.image_size, channels=data.channels, classes=len(data.classes))
+        self.model = model.to(world.device)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
+        self.rates: LayerRates | None = None
+        self.step = 0
+
+    def prepare(self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False) -> None:
+        """Take GradInit's steps and measure layer-wise rates, where the recipe has them; then the optimizer is there.
+
+        Args:
+            optimizer: makes the optimizer, of this training with its rates, instead of what the recipe says.
+            progress: show a progress bar.
+
+        Raises:
+            ValueError: the model cannot be calibrated on these images, or the file of rates is none.
+        """
+        recipe = self.recipe
+        if recipe.init == "gradinit":
+            passes = self.pairs(gradinit_batches(recipe), alone=True)
+            gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
+        called = spread(self.model, recipe, self.world)
+        steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
+        self.rates = rates_of(
+            recipe, called, self.pairs(steps), self.loss, world=self.world, steps=steps, progress=progress
+        )
+        self._start(called, optimizer)
+
+    def adopt(self) -> None:
+        """Be ready to load a checkpoint, which has the multipliers: nothing is measured."""
+        self._start(spread(self.model, self.recipe, self.world))
+
+    def _start(self, called: nn.Module, optimizer: "Callable[[Trainer], Any] | None" = None) -> None:
+        self.called: Any = torch.compile(called) if self.recipe.compile else called
+        self.optimizer = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates)
+        self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """What a checkpoint holds by its name; the optimizer steps the first."""
+        if self.averages is None or not any(True for _ in self.averages.buffers()):
+            return {"model": self.model}
+        return {"model": self.model, "averages": self.averages}
+
+    def batches(self) -> Iterator[Batch]:
+        """The passes of this process from the next step to the end of the training."""
+        return self._passes(self._sampler(self.step, self.total))
+
+    def _sampler(self, start: int, stop: int, *, alone: bool = False) -> MicroBatchSampler:
+        """Which images are in which pass; `alone`: in every process those of the first pass of each step."""
+        size, rank = (1, 0) if alone else (self.world.size, self.world.rank)
+        return MicroBatchSampler(
+            len(self.data.train),
+            seed=self.recipe.seed,
+            batch_size=self.micro if alone else self.recipe.batch_size,
+            micro_batch=self.micro,
+            world_size=size,
+            rank=rank,
+            repeats=self.recipe.repeats,
+            start_step=start,
+            steps=stop,
+        )
+
+    def _passes(self, sampler: MicroBatchSampler) -> Iterator[Batch]:
+        return train_batches(
+            self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch
+        )
+
+    def pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets as training has them from its first step on, to measure with."""
+        sampler = self._sampler(0, steps, alone=alone)
+        for i, batch in enumerate(self._passes(sampler)):
+            step, micro = divmod(i, sampler.micro_batches)
+            yield self._mixed(batch, step, micro * sampler.world_size + sampler.rank)
+
+    def _mixed(self, batch: Batch, step: int, number: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch.inputs, batch.targets
+        if self.recipe.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if self.mixing is None:
+            return inputs, targets
+        return self.mixing(inputs, targets, step=step, micro=number)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a pass, averaged over its images."""
+        recipe = self.recipe
+        if recipe.loss == "bce":
+            return mixed_binary_cross_entropy(
+                outputs, targets, smoothing=recipe.label_smoothing, threshold=recipe.bce_threshold
+            )
+        return mixed_cross_entropy(outputs, targets, smoothing=recipe.label_smoothing)
+
+    def mixed_precision(self) -> AbstractContextManager[Any]:
+        """The context that a pass computes in."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.amp)
+        return nullcontext() if dtype is None else torch.autocast(self.world.device.type, dtype)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return lr_of_step(self.recipe, self.step, self.steps_per_epoch)
+
+    def gradients(self, passes: Iterator[Batch]) -> tuple[Tensor, list[str]]:
+        """Gradients of the next step, averaged over its passes and processes.
+
+        Returns:
+            The mean loss of this process, on the device; and the files that were skipped.
+        """
+        total = torch.zeros((), device=self.world.device)
+        skipped: list[str] = []
+        self.model.train()
+        for micro in range(self.accumulation):
+            batch = next(passes)
+            # of the passes of all processes: what is drawn for a pass does not depend on which process has it
+            number = micro * self.world.size + self.world.rank
+            inputs, targets = self._mixed(batch, self.step, number)
+            self._seed(number)
+            with unsynchronized(self.called, micro + 1 < self.accumulation):
+                with self.mixed_precision():
+                    loss = self.loss(self.called(inputs), targets) / self.accumulation
+                self.scaler.scale(loss).backward()
+            total += loss.detach()
+            skipped += batch.skipped
+        return total, skipped
+
+    def update(self) -> None:
+        """Step the optimizer with the gradients that are there, and let go of them."""
+        lr = self.lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+            if self.recipe.ema is not None:
+                # few steps make a young average
+                group["ema"] = min(self.recipe.ema, (1 + self.step) / (10 + self.step))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        if self.averages is not None:
+            self.averages.update(self.model, self.optimizer.param_groups[0]["ema"])
+        self.step += 1
+
+    def _seed(self, number: int) -> None:
+        """Dropout and stochastic depth draw from generators that every pass seeds anew."""
+        [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
+        torch.manual_seed(int(seed))
+
+    def test(self) -> dict[str, Evaluation]:
+        """Test the weights as they are ("model"), and their averages ("ema"), in one pass over the images.
+
+        Averaged weights go with averaged statistics of normalizations. Without `ema`, or before the first step, there
+        are none.
+        """
+        images = val_batches(
+            self.data.val,
+            batch_size=self.val_batch,
+            device=self.world.device,
+            workers=self.workers,
+            prefetch=self.recipe.prefetch,
+            world_size=self.world.size,
+            rank=self.world.rank,
+        )
+        self.world.from_first(self.model)
+        weights: dict[str, Context] = {"model": nullcontext}
+        if self.averages is not None and self.step:
+            self.world.from_first(self.averages)
+            weights["ema"] = self.averaged
+        found = evaluate(self.model, images, self.world, self.mixed_precision, weights)
+        if isinstance(self.data.val, Stream) and found["model"].images != len(self.data.val):
+            raise ValueError(
+                f"the loader made {found['model'].images} images to test, and not {len(self.data.val)}: each counts "
+                "once, and one that comes again needs the target -1"
+            )
+        return found
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Averages of weights and of statistics in their place, while this lasts; there are some with `ema`."""
+        assert self.averages is not None, "a recipe with ema has averages"
+        with self.optimizer.averaged(self.model), self.averages.applied(self.model):
+            yield

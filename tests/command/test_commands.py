@@ -1,0 +1,103 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fused_lwlr import LayerRates
+from fused_lwlr.command.group import COMMANDS, command
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "texts"),
+    [
+        ("--help", ["calibrate", "train", "demo", "--version", "Start with fused-lwlr demo"]),
+        ("calibrate --help", ["Examples:", "--steps", "--no-init", "--plot", "one sub-folder per class", "synthetic"]),
+        (
+            "train --help",
+            ["Examples:", "--rates", "--scaling", "--goal", "--preset", "1e-4 for sgd, 0.1 for adamw", "runs/train"],
+        ),
+        ("demo --help", ["--seeds", "1797", "runs/demo"]),
+        ("study --help", ["elr-fit", "--set", "amp=bf16"]),
+    ],
+)
+def test_help(run, line, texts):
+    output = " ".join(run(line).output.split())
+    for text in texts:
+        assert text in output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_option_is_cut_at_80_columns(run, name, monkeypatch):
+    assert (command(name).help or "").startswith(COMMANDS[name][1])
+    monkeypatch.setenv("COLUMNS", "80")
+    output = run(f"{name} --help").output
+    assert max(map(len, output.splitlines())) <= 80
+    assert {opt for param in command(name).params for opt in param.opts if opt[0] == "-"} <= set(output.split())
+
+
+def test_help_does_not_wait_for_torch_or_what_draws():
+    slow = {"torch", "matplotlib", "sklearn", "timm", "PIL", "pandas", "pydantic"}
+    code = f"import sys, fused_lwlr.command.main; print({slow} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_version(run):
+    assert run("--version").output == "fused-lwlr 0.1.0\n"
+
+
+def test_calibrate_then_train_with_its_rates(run, tmp_path):
+    output = run("calibrate --model vit --steps 2 --out a/rates.json --plot a/rates.png --device cpu").output
+    rates = LayerRates.from_json(tmp_path / "a" / "rates.json")
+    assert rates.steps == 2
+    assert all(f"{layer.name} " in output and f"{layer.eta:.4f}" in output for layer in rates.layers)
+    assert "vit on digits, 2 minibatches of 64. Wrote a/rates.json and a/rates.png." in output
+    assert (tmp_path / "a" / "rates.png").read_bytes().startswith(PNG)
+
+    line = "train --model vit --rates a/rates.json --epochs 1 --device cpu"
+    assert "test at epoch 1: top-1" in run(line).output
+    assert dict(LayerRates.from_json(tmp_path / "runs/train/rates.json")) == dict(rates)
+    assert "The training in runs/train is done" in run(line).output
+
+
+def test_calibrate_without_drawing_weights(run, tmp_path):
+    run("calibrate --steps 1 --out drawn.json --device cpu")
+    run("calibrate --steps 1 --no-init --out own.json --device cpu")
+    drawn, own = (dict(LayerRates.from_json(tmp_path / name)) for name in ("drawn.json", "own.json"))
+    assert drawn.keys() == own.keys()
+    assert drawn != own
+
+
+def test_synthetic_images_are_named(run):
+    line = "calibrate --data synthetic --image-size 16 --batch-size 4 --steps 1 --device cpu"
+    assert "resnet on synthetic (random images and labels), 1 minibatches of 4" in run(line).output
+
+
+def test_divergence_is_one_line_too(run):
+    stderr = run("train --rates single --lr 1e12 --warmup-epochs 0 --epochs 1 --device cpu", 1).stderr
+    assert "try a lower learning rate" in stderr
+
+
+def test_minibatches_of_more_than_an_epoch(run, tmp_path):
+    """22 are an epoch of the digits; the next ones are those of another, in another order."""
+    run("calibrate --steps 23 --device cpu")
+    assert LayerRates.from_json(tmp_path / "rates.json").steps == 23
+
+
+def test_demo(run, tmp_path):
+    output = run("demo --quick --jobs 1 --out here --device cpu").output
+    for text in ("layer-wise", "single", "difference", "accuracy in %", "multipliers", "constrained", "here/demo.png"):
+        assert text in output
+    assert (tmp_path / "here" / "demo.png").read_bytes().startswith(PNG)
+    results = json.loads((tmp_path / "here" / "results.json").read_text())
+    assert results["settings"] | {"seeds": 1, "epochs": 1, "quick": True} == results["settings"]
+    jobs = [(job["parameters"].get("rates"), job["parameters"].get("setup")) for job in results["jobs"]]
+    assert jobs == [("single", None), ("layerwise", None), (None, "constrained")]
+    single, layerwise, deep = (job["values"] for job in results["jobs"])
+    assert single["multipliers"] is None
+    row = next(line for line in output.splitlines() if "resnet" in line and "sgd" in line).split()
+    assert row[3:5] == [f"{values['test_accuracy']:.2f}" for values in (single, layerwise)]
+    assert f"{max(layerwise['multipliers'].values()):.3f}" in output
+    assert f"{deep['test_accuracy']:.1f}" in output

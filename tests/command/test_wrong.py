@@ -1,0 +1,109 @@
+"""What is typed wrongly is answered by one line, in the words of the command line."""
+
+import errno
+import sys
+
+import pytest
+import torch
+
+WRONG = [
+    # names of models, data, devices and presets
+    ("calibrate --model nope", "there is no model 'nope': choose from resnet, vit, noshort, short or timm:NAME"),
+    ("calibrate --data nowhere", "nowhere is not a folder of images, nor the name of a data set (digits, synthetic)"),
+    ("calibrate --device toaster", "--device 'toaster' cannot be used here"),
+    ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
+    ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-vs-single, "),
+    ("report nowhere", "nowhere holds no run: there is no run.json in it"),
+    # numbers
+    ("calibrate --steps 0", "--steps 0: "),
+    ("calibrate --batch-size 5000 --device cpu", "--batch-size 5000 is more than the 1437 images of the training set"),
+    ("train --batch-size 5000", "--batch-size 5000 is more than the 1437 images of the training set: lower it"),
+    ("train --micro-batch 60", "--micro-batch 60 does not divide the 64 images that each process has of a batch"),
+    ("train --warmup-epochs -2", "--warmup-epochs -2: must be greater than or equal to 0"),
+    ("train --lr fast", "--lr fast: "),
+    ("study methods --seeds 1", "--seeds 1: methods shows a spread over seeds, which takes two at least"),
+    # options that do not go together, or have no meaning
+    ("train --scaling elr", "--scaling elr needs --goal: the effective learning rate of layers"),
+    ("train --goal 0.1", "--goal is for --scaling elr, but --scaling is none"),
+    ("train --scaling elr --goal -1", "--goal -1: must be greater than 0"),
+    ("train --fsdp", "--fsdp shards a model over processes, of which there is one"),
+    ("train --augmentation basic", "--augmentation basic is for photographs: the digits take --augmentation none"),
+    ("study balance --model vit", "--model vit has no meaning for balance: leave it out"),
+    ("study methods --set amp", "--set amp is not of the form NAME=VALUE, such as --set amp=bf16"),
+    ("study methods --set amd=bf16 --quick --jobs 1", "--amd: there is no such option; did you mean amp?"),
+    # options and commands that there are not
+    ("train --learning-rate 1", "there is no option --learning-rate: did you mean --lr?"),
+    ("train --epoch 3", "there is no option --epoch: did you mean --epochs?"),
+    ("train --plot x.png", "there is no option --plot: it is one of fused-lwlr calibrate"),
+    ("train --resume", "there is no option --resume: the same command again goes on where the run was"),
+    ("demo --colour red", "there is no option --colour: fused-lwlr demo --help lists them"),
+    ("trian", "there is no command trian: did you mean train?"),
+    ("balance", "there is no command balance: it is fused-lwlr study balance now"),
+    ("train extra", "Got unexpected extra argument"),
+    # files
+    ("train --rates nowhere.json", "--rates must be single, layerwise or a file of rates, not 'nowhere.json'"),
+    (
+        "train --rates bad.json --device cpu",
+        "bad.json does not hold layer rates, as calibrate writes them: it has no",
+    ),
+    ("calibrate --out / --device cpu", "/ is a folder: give the name of a file in it"),
+    ("calibrate --plot . --device cpu", ". is a folder: give the name of a file in it"),
+    ("study balance --quick --jobs 1 --out bad.json", "bad.json/jobs: Not a directory"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG, ids=[line for line, _ in WRONG])
+def test_one_line_without_a_traceback(run, line, message, tmp_path):
+    (tmp_path / "bad.json").write_text("{}")
+    stderr = run(line, 2).stderr.strip()
+    assert stderr.startswith("Error: ")
+    assert message in stderr
+    assert "\n" not in stderr
+
+
+def test_divergence(run):
+    stderr = run("train --rates single --lr 1e12 --warmup-epochs 0 --epochs 1 --device cpu", 1).stderr
+    assert "try a lower learning rate (--lr)" in stderr
+
+
+def test_a_full_disk(run, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    stderr = run("train --steps 1 --rates single --device cpu", 2).stderr
+    assert stderr == "Error: [Errno 28] No space left on device: make room on the disk, and type the command again\n"
+
+
+def test_too_little_memory(run, monkeypatch):
+    def full(recipe):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+
+    monkeypatch.setattr("fused_lwlr.runs.run.run", full)
+    assert run("train", 2).stderr == (
+        "Error: CUDA out of memory. Tried to allocate 2.00 GiB. Take fewer images at a time (train: --micro-batch)\n"
+    )
+
+
+def test_a_bug_keeps_its_traceback(run, monkeypatch):
+    def broken(recipe):
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr("fused_lwlr.runs.run.run", broken)
+    with pytest.raises(AttributeError, match="a bug"):
+        run("train")
+
+
+@pytest.mark.parametrize(("line", "package"), [("calibrate --plot rates.png", "matplotlib"), ("demo", "pandas")])
+def test_a_missing_extra_is_named(run, monkeypatch, line, package):
+    gone = [name for name in sys.modules if name.partition(".")[0] == package or name.startswith("fused_lwlr.papers.")]
+    for name in gone:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Hidden:
+        def find_spec(self, name, path=None, target=None):
+            if name == package:
+                raise ModuleNotFoundError(f"No module named '{package}'", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
+    assert run(line, 2).stderr.strip() == f"Error: {package} is not installed: pip install 'fused_lwlr[cli]'"

@@ -1,0 +1,139 @@
+"""Folders of images: what is found in them, in which order, and what is said of those that will not do."""
+
+import os
+
+import pytest
+from PIL import Image
+
+from fused_lwlr.data import open_data
+from fused_lwlr.data.folder import scan
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of three classes, five images each, one of them in a sub-folder, and other files."""
+    for split, count in (("train", 5), ("val", 2)):
+        for name in ("n02", "n01", "n10"):
+            (tmp_path / split / name / "more").mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (9, 9)).save(tmp_path / split / name / ("more" if i == 1 else ".") / f"{9 - i}.JPEG")
+            (tmp_path / split / name / "notes.txt").touch()
+            (tmp_path / split / name / ".hidden.jpg").touch()
+        (tmp_path / split / "stray.jpg").touch()
+    return tmp_path
+
+
+def opened(path, **options):
+    return open_data(path, **{"image_size": 8, "augmentation": "none", **options})
+
+
+def test_files_and_classes_are_those_of_torchvision(folder, third_party):
+    wanted = third_party("torchvision").datasets.ImageFolder(folder / "train", is_valid_file=_is_image)
+    data = opened(folder)
+    assert data.classes == tuple(wanted.classes) == ("n01", "n02", "n10")
+    files = data.train.pictures
+    assert len(data.train) == len(files) == 15
+    found = [(files.path(i), files.target(i)) for i in range(15)]
+    assert sorted(found) == sorted(wanted.samples)
+    assert found == sorted(found)
+    assert len(data.val) == 6
+
+
+def _is_image(path):
+    return path.endswith(".JPEG")
+
+
+def test_without_val_every_fifth_image_is_for_validation(folder):
+    data = opened(folder / "train")
+    parts = [[os.path.basename(s.pictures.path(i)) for i in range(len(s))] for s in (data.train, data.val)]
+    assert parts == [["5.JPEG", "6.JPEG", "7.JPEG", "9.JPEG"] * 3, ["8.JPEG"] * 3]
+
+
+def test_links_are_followed_and_names_may_be_any_bytes(folder, tmp_path_factory):
+    linked = tmp_path_factory.mktemp("linked")
+    (linked / "train").symlink_to(folder / "train")
+    (linked / "val").symlink_to(folder / "train")
+    odd = os.fsdecode(b"\xff\xe9.jpg")
+    Image.new("RGB", (9, 9)).save(folder / "train" / "n01" / "x.jpg")
+    os.rename(folder / "train" / "n01" / "x.jpg", folder / "train" / "n01" / odd)
+    data = opened(linked)
+    assert (len(data.train), len(data.val)) == (16, 16)
+    assert data.train.pictures.path(5) == os.path.join(str(linked), "train", "n01", odd)
+    assert data.train.pictures.open(5).size == (9, 9)
+
+
+def _flat_val(folder):
+    for name in ("n01", "n02", "n10"):
+        (folder / "val" / name).rename(folder / f"gone-{name}")
+
+
+def _empty_class(folder):
+    (folder / "train" / "n03").mkdir()
+    (folder / "val" / "n03").mkdir()
+
+
+def _one_class(folder):
+    for name in ("n02", "n10"):
+        (folder / "train" / name).rename(folder / f"gone-{name}")
+
+
+def _loop(folder):
+    (folder / "train" / "n01" / "loop").symlink_to(folder / "train" / "n01")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "val" / "n03").mkdir(), r"val has classes that .*train has not: n03; remove them, or add"),
+        (lambda f: (f / "val" / "n01").rename(f / "gone"), r"val lacks classes that .*train has: n01; add images of"),
+        (_flat_val, r"val has no sub-folders: sort its images into folders of their classes"),
+        (_empty_class, r"n03 holds no images .*: add some, or remove it"),
+        (_one_class, r"train has 1 sub-folder\(s\): images of two classes at least are needed"),
+        (_loop, r"cannot list .*loop.*: Too many levels of symbolic links"),
+    ],
+)
+def test_folders_that_will_not_do(folder, change, message):
+    opened(folder)
+    change(folder)
+    with pytest.raises(ValueError, match=message):
+        opened(folder)
+
+
+def test_paths_that_are_no_folder(folder, tmp_path_factory):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder of images.*\(digits, synthetic\)"):
+        opened(folder / "nowhere")
+    with pytest.raises(ValueError, match=r"stray.jpg is a file: give the folder"):
+        opened(folder / "train" / "stray.jpg")
+    with pytest.raises(ValueError, match=r"0 sub-folder\(s\)"):
+        opened(tmp_path_factory.mktemp("empty"))
+
+
+def test_a_folder_that_may_not_be_read_is_named(folder, monkeypatch):
+    listed = os.scandir
+
+    def scandir(path):  # as root, who may run this, nothing is forbidden
+        if str(path).endswith("n02"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(ValueError, match=r"cannot list .*n02: Permission denied"):
+        scan(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"augmentation": "weak"}, "augmentation='weak' is unknown: choose from none, basic, strong"),
+        ({"corrupt": "ignore"}, "corrupt='ignore' is unknown: choose from refuse, skip"),
+        ({"image_size": 0}, "image_size=0 is not positive"),
+        ({"crop_pct": 1.1}, "crop_pct=1.1 is no part of an image"),
+        ({"random_erasing": 2, "augmentation": "basic"}, "random_erasing=2 is no probability"),
+        ({"random_erasing": 0.1}, "random_erasing=0.1 needs augmentation='basic' or 'strong'"),
+        ({"path": "digits", "augmentation": "basic"}, "the digits take augmentation='none'"),
+        ({"path": "synthetic", "synthetic": (9, 9, 1)}, r"synthetic=\(9, 9, 1\) is too few"),
+    ],
+)
+def test_arguments_out_of_range(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        opened(**{"path": folder, **options})

@@ -1,0 +1,159 @@
+"""Mixup, CutMix and label smoothing beside literal transcriptions of what the papers say."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fused_lwlr.data import Mixing, mixed_binary_cross_entropy, mixed_cross_entropy
+from fused_lwlr.data.randomness import MIXING, sequence
+
+IMAGES, CLASSES = 6, 5
+
+
+def batch(device):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(IMAGES, 3, 12, 10, generator=generator)
+    return inputs.to(device), torch.tensor([0, 1, 2, 3, 4, 0], device=device)
+
+
+def one_hot(targets, smoothing):
+    """1 - s for the class, and s spread evenly over all of them."""
+    probabilities = torch.full((IMAGES, CLASSES), smoothing / CLASSES)
+    for row, target in zip(probabilities, targets.tolist(), strict=True):
+        row[target] += 1 - smoothing
+    return probabilities
+
+
+def draws(*where):
+    """The numbers that a micro-batch is mixed by: numpy's legacy generator, seeded from where it is."""
+    return np.random.RandomState(sequence(MIXING, *where).generate_state(8)[:4])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("where", [(0, 0, 0, 0), (3, 17, 1, 0), (3, 17, 1, 2)])
+def test_mixup(where, smoothing, timm, device):
+    (inputs, targets), (seed, step, rank, micro) = batch(device), where
+    rng = draws(*where)
+    rng.rand()  # whether to mix at all
+    weight = rng.beta(0.5, 0.5)
+    wanted = torch.stack([weight * inputs[i] + (1 - weight) * inputs[-1 - i] for i in range(IMAGES)])
+    soft = one_hot(targets, smoothing)
+    mixing = Mixing(classes=CLASSES, mixup=0.5, smoothing=smoothing, seed=seed)
+    found = mixing(inputs, targets, step=step, rank=rank, micro=micro)
+    torch.testing.assert_close(found[0], wanted)
+    torch.testing.assert_close(found[1].cpu(), weight * soft + (1 - weight) * soft.flip(0))
+
+
+# of boxes with sides of an even number of pixels: where a half goes otherwise depends on the version of timm
+@pytest.mark.parametrize("where", [(0, 0, 0, 0), (3, 17, 1, 10), (3, 17, 1, 3)])
+def test_cutmix(where, timm, device):
+    (inputs, targets), (seed, step, rank, micro) = batch(device), where
+    rng = draws(*where)
+    rng.rand()
+    ratio = math.sqrt(1 - rng.beta(1.0, 1.0))  # of the sides of the box, around a point of the image
+    sides = [(side, int(side * ratio)) for side in (12, 10)]
+    centres = [rng.randint(0, side) for side, _ in sides]
+    (top, bottom), (left, right) = (
+        (max(0, c - cut // 2), min(side, c + cut // 2)) for c, (side, cut) in zip(centres, sides, strict=True)
+    )
+    wanted = inputs.clone()
+    for i in range(IMAGES):
+        wanted[i, :, top:bottom, left:right] = inputs[-1 - i, :, top:bottom, left:right]
+    weight = 1 - (bottom - top) * (right - left) / 120
+    soft = one_hot(targets, 0.0)
+    found = Mixing(classes=CLASSES, cutmix=1.0, seed=seed)(inputs, targets, step=step, rank=rank, micro=micro)
+    assert torch.equal(found[0], wanted)
+    torch.testing.assert_close(found[1].cpu(), weight * soft + (1 - weight) * soft.flip(0))
+
+
+@pytest.mark.parametrize("field", ["seed", "step", "rank", "micro"])
+def test_what_is_drawn_follows_from_where_it_is_and_from_nothing_else(field, timm, device):
+    def mixed(**changed):
+        where = {"seed": 1, "step": 2, "rank": 3, "micro": 4, **changed}
+        return Mixing(classes=CLASSES, mixup=0.5, cutmix=1.0, seed=where.pop("seed"))(*batch(device), **where)[0]
+
+    before = str(np.random.get_state())
+    first = mixed()
+    np.random.seed(99)
+    assert torch.equal(mixed(), first)
+    assert not torch.equal(mixed(**{field: 5}), first)
+    np.random.seed(0)
+    before = str(np.random.get_state())
+    mixed()
+    assert str(np.random.get_state()) == before
+
+
+def test_both_kinds_are_drawn_and_some_batches_stay_as_they_are(timm, device):
+    mixing = Mixing(classes=CLASSES, mixup=1.0, cutmix=1.0, probability=0.6)
+    inputs, targets = batch(device)
+    kinds = []
+    for step in range(40):
+        mixed, _ = mixing(inputs.clone(), targets, step=step)
+        unchanged = (mixed == inputs).float().mean()
+        kinds.append("none" if unchanged == 1 else "mixup" if unchanged < 0.01 else "cutmix")
+    assert min(kinds.count(kind) for kind in ("none", "mixup", "cutmix")) >= 6
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_probabilities(smoothing, timm, device):
+    """Σ −p log softmax in float64; and where nothing is mixed, torch's loss of smoothed classes."""
+    inputs, targets = batch(device)
+    outputs = torch.randn(IMAGES, CLASSES, device=device)
+    _, soft = Mixing(classes=CLASSES, mixup=0.5, smoothing=smoothing)(inputs, targets, step=0)
+    wanted = -(soft.double() * outputs.double().log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(mixed_cross_entropy(outputs, soft, smoothing=smoothing), wanted.float())
+    _, as_it_was = Mixing(classes=CLASSES, mixup=0.5, probability=0.0, smoothing=smoothing)(inputs, targets, step=0)
+    wanted = cross_entropy(outputs, targets, label_smoothing=smoothing)
+    torch.testing.assert_close(mixed_cross_entropy(outputs, as_it_was), wanted)
+    assert torch.equal(mixed_cross_entropy(outputs, targets, smoothing=smoothing), wanted)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mixup": 0.0}, "mixup=0.0 and cutmix=0.0: give at least one"),
+        ({"cutmix": -1.0}, "mixup=0.5 and cutmix=-1.0: .*none below"),
+        ({"smoothing": 1.0}, "smoothing=1.0 is out of range"),
+        ({"probability": 1.5}, "probability=1.5 is no probability"),
+        ({"switch": -0.5}, "switch=-0.5 is no probability"),
+        ({"seed": -1}, "seed=-1 is negative"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        Mixing(**{"classes": CLASSES, "mixup": 0.5, **options})
+
+
+def test_an_odd_number_of_images_has_no_pairs(timm):
+    with pytest.raises(ValueError, match="the micro-batch holds 3: give an even number"):
+        Mixing(classes=2, mixup=1.0)(torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long), step=0)
+
+
+def test_mixing_needs_timm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ImportError, match=r"Mixup and CutMix needs timm .*'fused_lwlr\[timm\]'"):
+        Mixing(classes=2, mixup=1.0)
+
+
+@pytest.mark.parametrize("threshold", [None, 0.0, 0.2])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_binary_cross_entropy_is_timms(mixed, smoothing, threshold, timm, device):
+    """And −Σ p log σ(x) + (1 − p) log (1 − σ(x)) in float64, averaged over classes too."""
+    from timm.loss import BinaryCrossEntropy
+
+    inputs, targets = batch(device)
+    outputs = torch.randn(IMAGES, CLASSES, device=device)
+    if mixed:
+        _, targets = Mixing(classes=CLASSES, mixup=0.5, smoothing=smoothing)(inputs, targets, step=0)
+    found = mixed_binary_cross_entropy(outputs, targets, smoothing=smoothing, threshold=threshold)
+    theirs = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold)(outputs, targets)
+    torch.testing.assert_close(found, theirs)
+    p = targets.double() if mixed else one_hot(targets, smoothing).double().to(device)
+    p = p if threshold is None else (p > threshold).double()
+    x = outputs.double().sigmoid()
+    torch.testing.assert_close(found, -(p * x.log() + (1 - p) * (1 - x).log()).mean().float())

@@ -1,0 +1,122 @@
+"""A run that goes on with another number of processes: the same steps, but for the order in which sums are added up."""
+
+import dataclasses
+import io
+import os
+import tempfile
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fused_lwlr.runs import run as running
+from fused_lwlr.runs.metrics import read_records
+from fused_lwlr.training import setup
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.trainer import Trainer
+
+pytestmark = pytest.mark.ranks(4)
+BASE = Recipe(
+    model="vit", lr=0.01, steps=6, batch_size=48, micro_batch=12, workers=0, device="cpu",
+    calibration_steps=2, log_every=4, stats_every=3, ema=0.9,
+)  # fmt: skip
+
+
+@contextmanager
+def regrouped(size):
+    """The first `size` processes as a group of their own, or alone; the others wait."""
+    rank, everyone = dist.get_rank(), dist.get_world_size()
+    names = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(names)
+    dist.destroy_process_group()
+    if size > 1 and rank < size:
+        dist.init_process_group("gloo", store=dist.FileStore(f"{names[0]}/few", size), rank=rank, world_size=size)
+    try:
+        yield rank < size
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(f"{names[0]}/all", everyone), rank=rank, world_size=everyone
+        )
+
+
+def train(recipe, size, until=None):
+    """The exit code of a run by so many processes, which is stopped after a step, or not; and what it told."""
+    whole, report = Trainer.update, running.write_report
+
+    def update(self):
+        whole(self)
+        if self.step == until:
+            os.kill(os.getpid(), 15)
+
+    with regrouped(size) as mine:
+        if not mine:
+            return None, ""
+        Trainer.update, running.write_report = update, lambda folder: Path(folder) / "report.html"
+        try:
+            with redirect_stderr(io.StringIO()) as told:
+                return running.run(recipe), told.getvalue()
+        finally:
+            Trainer.update, running.write_report = whole, report
+
+
+def end_of(folder):
+    found = [torch.load(folder / name, weights_only=True) for name in ("model.pt", "model_ema.pt")]
+    return [tensor for state in found for tensor in state.values()], read_records(folder / "metrics.jsonl")
+
+
+def close(a, b):
+    weights, records = zip(end_of(a), end_of(b), strict=True)
+    torch.testing.assert_close(*weights, rtol=1e-3, atol=2e-5)
+    for ours, theirs in zip(*records, strict=True):
+        assert (ours["kind"], ours["step"], ours["images"]) == (theirs["kind"], theirs["step"], theirs["images"])
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third"),
+    [((2, {}), (4, {}), (1, {})), ((1, {}), (2, {"fsdp": True}), (4, {})), ((4, {"fsdp": True}), (1, {}), (2, {}))],
+    ids=["2-4-1", "1-2fsdp-4", "4fsdp-1-2"],
+)
+def test_it_goes_on_with_any_number_of_processes(first, second, third):
+    straight, moved = (dataclasses.replace(BASE, out=str(Path(name).absolute())) for name in ("straight", "moved"))
+    assert train(straight, 1)[0] in (0, None)
+    told = []
+    for (size, options), until, code in ((first, 2, 143), (second, 3, 143), (third, None, 0)):
+        found, text = train(dataclasses.replace(moved, **options), size, until)
+        assert found in (code, None)
+        told.append(text)
+    dist.barrier()
+    close(Path(straight.out), Path(moved.out))
+    if dist.get_rank() == 0:
+        assert [text.count("The run was spread in another way before") for text in told] == [0, 1, 1]
+        assert f"world_size: {first[0]} -> {second[0]}" in told[1]
+        assert "A pass has" not in "".join(told)
+
+
+def test_passes_of_another_size_are_told():
+    recipe = dataclasses.replace(BASE, out=str(Path("run").absolute()), ema=None, rates="single")
+    assert train(recipe, 2, until=2)[0] in (143, None)
+    code, told = train(dataclasses.replace(recipe, micro_batch=None), 2)
+    assert code in (0, None)
+    if dist.get_rank() == 0:
+        assert "micro_batch: 12 -> null" in told
+        assert "A pass has 24 images instead of 12" in told
+
+
+def test_all_machines_need_the_same_images():
+    found = setup.open_data
+
+    def fewer(*arguments, **options):
+        data = found(*arguments, **options)
+        return dataclasses.replace(data, classes=data.classes[:9]) if dist.get_rank() == 3 else data
+
+    setup.open_data = fewer
+    try:
+        with pytest.raises(ValueError, match=r"process 3 found 1437 images to train, 360 to test and 9 classes in dig"):
+            setup.load_data(BASE)
+    finally:
+        setup.open_data = found

@@ -1,0 +1,99 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from fused_lwlr import lwlr_init_
+from fused_lwlr.data.digits import digits
+from fused_lwlr.layers import layers_of
+from fused_lwlr.models.build import build
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("image_size", [8, 16, 32, 64])
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("resnet", 100_000, 300_000), ("vit", 100_000, 300_000), ("noshort", 70_000, 75_000)],
+)
+def test_shape_size_and_a_gradient_for_every_parameter(name, least, most, image_size, channels):
+    model = build(name, image_size=image_size, channels=channels, classes=7)
+    logits = model(torch.randn(4, channels, image_size, image_size))
+    assert logits.shape == (4, 7)
+    assert least < sum(p.numel() for p in model.parameters()) < most
+    nn.functional.cross_entropy(logits, torch.arange(4)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_without_shortcuts_every_layer_is_needed():
+    """With any one convolution cut, the output is the same for all images: nothing goes around it."""
+    model = build("noshort", image_size=8, channels=1, classes=10)
+    images = torch.randn(4, 1, 8, 8)
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    assert len(convolutions) == 32
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in model.modules()) == 32
+
+    @torch.no_grad()
+    def difference():
+        logits = model(images)
+        return float((logits - logits[0]).abs().max())
+
+    assert difference() > 0.01
+    for conv in convolutions:
+        weight = conv.weight.detach().clone()
+        nn.init.zeros_(conv.weight)
+        assert difference() < 1e-5
+        conv.weight.data.copy_(weight)
+
+
+def test_without_shortcuts_gradients_explode_towards_the_input():
+    model = build("noshort", image_size=8, channels=1, classes=10)
+    lwlr_init_(model)
+    images, _ = digits()
+    nn.functional.cross_entropy(model(images.inputs[:64]), images.targets[:64]).backward()
+    elr = [float(p.grad.norm() / p.detach().norm()) for p in model.parameters() if p.dim() == 4]
+    per_layer = (elr[1] / elr[-1]) ** (1 / 30)
+    assert 1.1 < per_layer < 1.3  # 1.21 in the limit of width and batch size
+
+
+def test_query_key_and_value_are_layers_of_the_vit():
+    names = [layer.name for layer in layers_of(build("vit", image_size=8, channels=1, classes=10))]
+    assert [name for name in names if name.startswith("blocks.0.qkv.weight")] == [
+        f"blocks.0.qkv.weight[{start}:{start + 48}]" for start in (0, 48, 96)
+    ]
+
+
+def test_the_vit_sees_all_of_the_image_and_its_order():
+    model = build("vit", image_size=8, channels=1, classes=10).eval()
+    image = torch.randn(1, 1, 8, 8)
+    changed = image.clone()
+    changed[..., -1, -1] += 1
+    assert not torch.allclose(model(image), model(changed))
+    assert not torch.allclose(model(image), model(image.flip(-1)))
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size", "message"),
+    [
+        ("resnt", 8, "no model 'resnt': choose from resnet, vit, noshort, short or timm:NAME"),
+        ("resnet", 3, "below 4"),
+        ("vit", 9, "no multiple of 2"),
+    ],
+)
+def test_errors_name_the_way_out(name, image_size, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, image_size=image_size, channels=1, classes=10)
+
+
+def test_timm_is_an_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(ImportError, match=r"pip install 'fused_lwlr\[timm\]'"):
+        build("timm:resnet50", image_size=224, channels=3, classes=10)
+
+
+def test_timm_loads_beside_any_torchvision(third_party):
+    """Also beside one that was built for another torch, in a process in which nothing was done about it."""
+    third_party("timm")
+    code = "from fused_lwlr.models.build import build; build('timm:test_vit', image_size=160, channels=3, classes=2)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,223 @@
+"""SGD with the learning rate in the momentum buffer, against the reference of MLPerf written out in float64."""
+
+import copy
+
+import pytest
+import torch
+from cases import every_backend
+from steps import identical, parameters, saved, snapshot, uniform
+from tolerances import EPS
+from torch import nn
+
+import fused_lwlr
+from fused_lwlr import ELR, LAMB, LARC, LARS, SGD, BalancedLR, ClipByLayer
+
+SHAPES = [(6, 5), (), (1030,), (0,), (4, 3)]
+NUMBERS = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05, "lr_in_momentum": True}
+MODES = {
+    "none": (None, {}),
+    "lars": (LARS(0.02, eps=0.0), {}),
+    "nesterov": (LARS(0.02, eps=0.0), {"nesterov": True}),
+    "maximize": (None, {"maximize": True}),
+    "no decay": (LARS(0.02, eps=0.0), {"weight_decay": 0.0}),
+    "skip": (LARS(0.02, eps=0.0), {"nonfinite": "skip"}),
+    "ema": (None, {"ema": 0.9}),
+}
+
+
+class MLPerf:
+    """The LARS of MLPerf's TensorFlow reference, one rate for all:
+
+    scaled_lr = lr · eeta · ‖w‖ / (‖g‖ + weight_decay · ‖w‖)
+    m ← μ · m + scaled_lr · (g + weight_decay · w)
+    w ← w − m
+
+    with scaled_lr = lr for the vectors that it leaves out, and w ← w − (scaled_lr · g + μ · m) with Nesterov momentum.
+    """
+
+    def __init__(self, named, eeta=None, momentum=0.9, weight_decay=0.05, nesterov=False, maximize=False, etas=None):
+        self.weights = [p.detach().double().clone() for _, p in named]
+        self.momenta = [torch.zeros_like(w) for w in self.weights]
+        self.eeta, self.momentum, self.weight_decay, self.nesterov = eeta, momentum, weight_decay, nesterov
+        self.sign, self.etas = -1 if maximize else 1, etas or [1.0] * len(named)
+
+    def step(self, grads, lr):
+        for i, (g, w, m) in enumerate(zip(grads, self.weights, self.momenta, strict=True)):
+            if g is None:
+                continue
+            g, scaled_lr = self.sign * g.double(), lr
+            if self.eeta is not None and w.dim() >= 2 and w.numel():
+                scaled_lr = lr * self.eeta * w.norm() / (g.norm() + self.weight_decay * w.norm())
+            g = scaled_lr * (g + self.weight_decay * w)
+            self.momenta[i] = self.momentum * m + g
+            moved = g + self.momentum * self.momenta[i] if self.nesterov else self.momenta[i]
+            self.weights[i] = w - self.etas[i] * moved
+
+
+def rounded(weights, dtype):
+    return [w.to(dtype).double() for w in weights]
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("mode", MODES)
+def test_against_the_reference_of_mlperf(mode, dtype, backend, device):
+    """The rate moves up and down, through zero; some gradients are missing; each step starts from what is stored."""
+    if dtype == torch.float64 and backend == "triton":
+        pytest.skip("Triton's kernels have no double precision")
+    scaling, options = MODES[mode]
+    named = parameters(SHAPES, dtype, device)
+    etas = {"p0": 0.5, "p2": 2.0}
+    optimizer = SGD(named, **{**NUMBERS, **options}, scaling=scaling, multipliers=etas, backend=backend)
+    plain = {name: value for name, value in options.items() if name not in ("nonfinite", "ema")}
+    mlperf = MLPerf(named, eeta=scaling and 0.02, etas=[0.5, 1, 2, 1, 1], **plain)
+    for step, lr in enumerate([0.02, 0.3, 1.0, 0.0, 0.1, 0.7]):
+        grads = [None if step == i + 1 else uniform(p.shape, dtype, device) for i, (_, p) in enumerate(named)]
+        for (_, p), g in zip(named, grads, strict=True):
+            p.grad = g
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+        mlperf.step(grads, lr)
+        for i, (_, p) in enumerate(named):
+            buffer = optimizer.state[p]["momentum_buffer"] if p in optimizer.state else torch.zeros_like(p)
+            for ours, theirs in ((p.detach(), mlperf.weights[i]), (buffer, mlperf.momenta[i])):
+                torch.testing.assert_close(ours.double(), theirs, rtol=EPS[dtype], atol=8 * EPS[min_float(dtype)])
+            # so that a half is rounded once in each step
+            mlperf.weights[i], mlperf.momenta[i] = p.detach().double().clone(), buffer.double().clone()
+
+
+def min_float(dtype):
+    """The dtype that is computed in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@every_backend
+def test_it_differs_from_torchs_placement_while_the_rate_moves(backend, device):
+    """At one rate both are the same up to rounding; torch's buffer times the rate of now is not ours when it moves."""
+    for rates, alike in (([0.1] * 5, True), ([0.1, 0.2, 0.4, 0.2, 0.1], False)):
+        named = parameters(SHAPES[:3], torch.float32, device)
+        other = copy.deepcopy(named)
+        ours = SGD(named, **NUMBERS, backend=backend)
+        theirs = torch.optim.SGD([p for _, p in other], lr=0.1, momentum=0.9, weight_decay=0.05)
+        for lr in rates:
+            for (_, p), (_, q) in zip(named, other, strict=True):
+                p.grad = uniform(p.shape, p.dtype, device)
+                q.grad = p.grad.clone()
+            ours.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = lr
+            ours.step(), theirs.step()
+        gap = max((p - q).abs().max().item() for (_, p), (_, q) in zip(named, other, strict=True))
+        assert (gap < 1e-5) == alike
+        buffers = [ours.state[p]["momentum_buffer"] / 0.1 - theirs.state[q]["momentum_buffer"]
+                   for (_, p), (_, q) in zip(named, other, strict=True)]  # fmt: skip
+        assert (max(b.abs().max().item() for b in buffers) < 1e-5) == alike
+
+
+def trained(named, optimizer, steps):
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for _, p in named:
+            p.grad = torch.rand(p.shape, generator=generator).to(p) - 0.5
+        optimizer.param_groups[0]["lr"] = 0.1 * (step + 1)
+        optimizer.step()
+
+
+@every_backend
+def test_a_checkpoint_goes_on_with_the_same_bits(backend, device):
+    named = parameters(SHAPES, torch.float32, device)
+    twins = copy.deepcopy(named)
+    optimizer = SGD(named, **NUMBERS, scaling=LARS(), backend=backend)
+    trained(named, optimizer, range(3))
+    state = saved(optimizer.state_dict())
+    assert state["param_groups"][0]["lr_in_momentum"] is True
+    trained(named, optimizer, range(3, 6))
+    other = SGD(twins, **NUMBERS, scaling=LARS(), backend=backend)
+    trained(twins, other, range(3))
+    fresh = SGD(twins, **NUMBERS, scaling=LARS(), backend=backend)
+    fresh.load_state_dict(state)
+    fresh = copy.deepcopy({"o": fresh, "p": twins})
+    trained(fresh["p"], fresh["o"], range(3, 6))
+    assert identical([p.detach() for _, p in named], [p.detach() for _, p in fresh["p"]])
+    assert identical(optimizer.state_dict(), fresh["o"].state_dict())
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [({**NUMBERS}, {"momentum": 0.9}), ({"momentum": 0.9}, {**NUMBERS})],
+    ids=["torch's dict", "ours in plain SGD"],
+)
+def test_a_state_dict_of_the_other_placement_is_refused(mine, theirs, device):
+    named, other = (parameters(SHAPES[:2], torch.float32, device) for _ in range(2))
+    optimizer, source = SGD(named, **mine), SGD(other, **theirs)
+    trained(other, source, range(2))
+    before = snapshot(optimizer, named)
+    with pytest.raises(ValueError, match="'lr_in_momentum' of parameter group 0 of the state dict is"):
+        optimizer.load_state_dict(source.state_dict())
+    assert identical(before, snapshot(optimizer, named))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"momentum": 0.0}, "needs momentum above 0 and dampening 0, not momentum=0.0 and dampening=0"),
+        ({"dampening": 0.1}, "needs momentum above 0 and dampening 0, not momentum=0.9 and dampening=0.1"),
+        ({"scaling": LARC()}, "does not go with lr_in_momentum=True"),
+        ({"scaling": LAMB()}, "does not go with lr_in_momentum=True"),
+        ({"capturable": True}, "lr_in_momentum=True and capturable=True exclude each other"),
+        ({"lr_in_momentum": "yes"}, "lr_in_momentum='yes' must be True or False"),
+    ],
+    ids=str,
+)
+def test_where_it_has_no_meaning_it_is_refused(options, message, device):
+    with pytest.raises(ValueError, match=message):
+        SGD(parameters(SHAPES, torch.float32, device), **{**NUMBERS, **options})
+
+
+def test_groups_agree(device):
+    (_, p), (_, q) = parameters(SHAPES[:2], torch.float32, device)
+    with pytest.raises(ValueError, match="lr_in_momentum is the same for all param groups"):
+        SGD([{"params": [p]}, {"params": [q], "lr_in_momentum": False}], **NUMBERS)
+    optimizer = SGD([p], **NUMBERS)
+    with pytest.raises(ValueError, match="needs momentum above 0"):
+        optimizer.add_param_group({"params": [q], "momentum": 0.0})
+    with pytest.raises(ValueError, match="does not go with lr_in_momentum"):
+        optimizer.scaling = LAMB()
+
+
+@pytest.mark.parametrize("scaling", [None, ELR(0.1), ClipByLayer(0.5), BalancedLR()])
+@pytest.mark.parametrize(
+    "options", [{}, {"master_weights": True}, {"stochastic_rounding": True}, {"ema": 0.9}], ids=str
+)
+def test_both_backends_agree(options, scaling, device):
+    dtype = torch.bfloat16 if {"master_weights", "stochastic_rounding"} & options.keys() else torch.float32
+    named = parameters(SHAPES, dtype, device)
+    twins = copy.deepcopy(named)
+    pairs = [
+        (n, SGD(n, **NUMBERS, **options, scaling=scaling, clip_global_norm=1.0, backend=backend))
+        for n, backend in ((named, "torch"), (twins, "triton"))
+    ]
+    for step in range(4):
+        for n, optimizer in pairs:
+            trained(n, optimizer, [step])
+    for (_, p), (_, q) in zip(named, twins, strict=True):
+        torch.testing.assert_close(p.detach(), q.detach(), rtol=2 * EPS[dtype], atol=1e-5)
+
+
+@every_backend
+def test_rescaled_weights_keep_the_function(backend, device):
+    """What is divided by Ŵ has its buffer divided too, so that training is the same but for the scale."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.LayerNorm(6, eps=0.0), nn.Linear(6, 2)).to(device)
+    batch = (torch.rand(8, 4, device=device), torch.randint(2, (8,), device=device))
+    loss_fn = nn.functional.cross_entropy
+    layers = fused_lwlr.scale_invariant(model, batch, loss_fn)
+    twin = copy.deepcopy(model)
+    options = {**NUMBERS, "weight_decay": 0.0, "scaling": ELR(0.1, select="0.weight"), "backend": backend}
+    ours = SGD(model.named_parameters(), rescale_weights=layers, **options)
+    other = SGD(twin.named_parameters(), **options)
+    for step in range(5):
+        for net, optimizer in ((model, ours), (twin, other)):
+            optimizer.zero_grad()
+            loss_fn(net(batch[0]), batch[1]).backward()
+            optimizer.param_groups[0]["lr"] = 0.1 * (step + 1)
+            optimizer.step()
+    torch.testing.assert_close(model(batch[0]), twin(batch[0]), rtol=1e-4, atol=1e-5)

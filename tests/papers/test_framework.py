@@ -1,0 +1,186 @@
+"""Studies: jobs that are kept as they finish, runs that go on after a kill, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import toy
+from typer.testing import CliRunner
+
+from fused_lwlr.command.main import app
+from fused_lwlr.papers import studies
+from fused_lwlr.papers.framework import Job
+from fused_lwlr.papers.runner import JobError, run
+from fused_lwlr.papers.store import Store
+from fused_lwlr.papers.studies import STUDIES, find
+from fused_lwlr.papers.tables import Table, cell
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def start(chosen, out="run", **options):
+    settings = chosen.settings(**{"seeds": 2, **options})
+    return Store(Path(out), settings), chosen.jobs(settings)
+
+
+def command(chosen, monkeypatch, *options):
+    monkeypatch.setattr(studies, "find", lambda name: chosen)
+    return CliRunner().invoke(app, ["study", "toy", "--out", "run", "--jobs", "1", *options])
+
+
+def test_a_run_is_kept_and_not_run_again(monkeypatch):
+    chosen = toy.study()
+    result = command(chosen, monkeypatch)
+    assert result.exit_code == 0, result.output
+    assert toy.ran() == [(x, seed) for x in (10, 20, 30, 40) for seed in range(3)]
+    content = json.loads(Path("run/results.json").read_text())
+    assert [job["values"] for job in content["jobs"][:3]] == [{"sum": 10 + seed, "infinite": None} for seed in range(3)]
+    assert content["settings"]["epochs"] == 3
+    lines = Path("run/table.md").read_text().splitlines()
+    assert lines[2:6] == [
+        "| x | sum | paper |",
+        "| --- | ---: | ---: |",
+        "| 10 | 11.0 ± 1.0 | 7 |",
+        "| 20 | 21.0 ± 1.0 | 7 |",
+    ]
+    assert Path("run/toy.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    before = len(toy.ran())
+    Path("run/jobs/x=20-seed1.json").unlink()
+    assert command(chosen, monkeypatch).exit_code == 0
+    assert toy.ran()[before:] == [(20, 1)]
+
+
+def test_killed_run_goes_on():
+    """The process is killed with one job underway: the worker ends too, and only what was not finished runs again."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    killed = subprocess.run([sys.executable, toy.__file__, "run"], env=environment, capture_output=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+    assert sorted(toy.ran()) == [(10, 0), (20, 0), (30, 0), (40, 0)]
+    workers = {int(line.split()[2]) for line in toy.LOG.read_text().splitlines()}
+    assert 1 <= len(workers) <= 2
+    deadline = time.monotonic() + 30
+    while any(map(alive, workers)):
+        assert time.monotonic() < deadline, "a worker outlived the process that started it"
+        time.sleep(0.05)
+    assert sorted(path.name for path in Path("run/jobs").iterdir()) == ["x=10-seed0.json", "x=20-seed0.json"]
+    store, jobs = start(toy.study({30: "kill", 40: "sleep"}))
+    results = run(store, jobs, workers=1)
+    assert toy.ran()[4:] == [(10, 1), (20, 1), (30, 0), (40, 0)]
+    assert [result["values"]["sum"] for result in results] == [10, 11, 20, 21, 30, 40]
+
+
+def alive(pid):
+    try:
+        # a zombie has ended, whether or not anyone has asked
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_failure_is_named_and_the_others_are_kept(monkeypatch):
+    chosen = toy.study({20: "fail"})
+    result = command(chosen, monkeypatch, "--seeds", "2")
+    assert result.exit_code == 1
+    message = " ".join(result.stderr.split())
+    assert "Error: job x=20-seed0 of toy failed: ArithmeticError: cannot add today" in message
+    assert "in add" in Path("run/failures/x=20-seed0.txt").read_text()
+    assert len(toy.ran()) == 7
+    assert command(chosen, monkeypatch, "--seeds", "2").exit_code == 0
+    assert toy.ran()[7:] == [(20, 0)]
+    assert not Path("run/failures").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "changed"),
+    [
+        ({"epochs": 5}, {"epochs": 6}, "epochs 5 -> 6"),
+        ({}, {"seeds": 3, "data": "photos"}, "seeds 2 -> 3, data digits -> photos"),
+        ({}, {"quick": True}, "epochs 3 -> 1, quick False -> True"),
+    ],
+)
+def test_other_settings_are_refused(first, second, changed):
+    # of what has no results yet they may be put right
+    start(toy.study(), **second)
+    store, jobs = start(toy.study(), **first)
+    run(store, jobs[:1], workers=1)
+    with pytest.raises(ValueError, match=f"run holds a run with other settings: {changed}; choose another folder"):
+        start(toy.study(), **second)
+    # as they were, and on another device
+    start(toy.study(), **first, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"name": "x=10-seed0", "parameters": {"x": 1, "seed": 0}, "values": {}, "seconds": 0}, "x 1 -> 10"),
+        ({"name": "x=10-seed0"}, "is not the result of a job: delete it"),
+        ("{", "is not JSON .*: delete it"),
+        ([1], "is not a file of a study"),
+    ],
+)
+def test_other_files_are_refused(content, message):
+    store, jobs = start(toy.study())
+    store.path(jobs[0]).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        run(store, jobs, workers=1)
+    assert toy.ran() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "resnet"}, "--model resnet has no meaning for toy: leave it out"),
+        ({"seeds": 1}, "--seeds 1: toy shows a spread over seeds"),
+        ({"training": ["amp=bf16"]}, "--set amp=bf16 has no meaning for toy"),
+    ],
+)
+def test_options_without_meaning_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        toy.study().settings(**options)
+
+
+def test_jobs_need_names_of_their_own():
+    store, jobs = start(toy.study())
+    with pytest.raises(ValueError, match="two jobs called 'x=10-seed0'"):
+        run(store, [*jobs, jobs[0]], workers=1)
+    with pytest.raises(ValueError, match="job name 'a/b' must be"):
+        Job("a/b", toy.add, {})
+
+
+def test_what_json_does_not_have_is_a_failure():
+    store, _ = start(toy.study())
+    with pytest.raises(JobError, match="job set of toy failed: TypeError: Object of type set"):
+        run(store, [Job("set", dict, {"value": {1}})], workers=1)
+    assert list(store.jobs.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([1.0, 3.0], "2.0 ± 1.4"),
+        ([1.0, None, 3.0], "2.0 ± 1.4 (1 of 3 diverged)"),
+        ([None, None], "2 of 2 diverged"),
+        ([1.0, float("nan")], "1.0 (1 of 2 diverged)"),
+    ],
+)
+def test_cells(values, text):
+    assert cell(values, "{:.1f}") == text
+
+
+def test_a_row_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="has 1 cells for 2"):
+        Table("t", ["a", "b"], [["1"]])
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_has_its_name(name):
+    assert find(name).name == name
+    with pytest.raises(ValueError, match="there is no study 'tables': choose from"):
+        find("tables")

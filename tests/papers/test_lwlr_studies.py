@@ -1,0 +1,168 @@
+"""The studies of layer-wise rates: smoke tests through the command, and what their jobs compute."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from by_hand import batches
+from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
+
+from fused_lwlr import calibrate
+from fused_lwlr.command.main import app
+from fused_lwlr.data import open_data
+from fused_lwlr.papers import lwlr_t, lwlr_vs_single, methods
+from fused_lwlr.papers.lwlr_vs_single import RATES
+from fused_lwlr.papers.mlp import drawn, drawn_for_mup
+from fused_lwlr.papers.studies import find
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import new_model
+
+COMMON = {"data": "digits", "epochs": 1, "device": "cpu"}
+
+
+def quick(name, folder, *options):
+    """The rows of each table, by column, and the jobs, of a study with --quick."""
+    line = ["study", name, "--quick", "--jobs", "1", "--device", "cpu", "--out", str(folder), *options]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0, result.output
+    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    tables = []
+    for text in (folder / "table.md").read_text(encoding="utf-8").split("### ")[1:]:
+        head, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+        tables.append([dict(zip(head, row, strict=False)) for row in rows])
+    return tables, json.loads((folder / "results.json").read_text())["jobs"]
+
+
+def spread(values, digits):
+    return f"{np.mean(values):.{digits}f} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def test_number_of_minibatches(tmp_path):
+    (steps, sizes), jobs = quick("lwlr-T", tmp_path)
+    assert [row["T"] for row in steps] == ["1", "4"]
+    eta = {
+        (p["steps"], p["batch_size"], p["seed"]): np.array(job["values"]["eta"])
+        for job in jobs
+        for p in [job["parameters"]]
+    }
+    off = [abs(eta[1, 64, seed] - eta[4, 64, seed]) / eta[4, 64, seed] * 100 for seed in (0, 1)]
+    assert steps[0]["max deviation %"] == spread([each.max() for each in off], 2)
+    assert steps[0]["mean deviation %"] == spread([each.mean() for each in off], 2)
+    assert steps[0]["paper: max"] == "11.02"
+    assert [(row["minibatch"], row["T of as many images"]) for row in sizes] == [
+        ("16", "16"),
+        ("64", "4"),
+        ("256", "1"),
+    ]
+    off = [abs(eta[16, 16, seed] - eta[4, 64, seed]).max() for seed in (0, 1)]
+    assert min(off) > 0
+    # what T = 1 is: the first minibatch that training sees, at the weights that it starts from
+    model = new_model(Recipe(seed=1), image_size=8, channels=1, classes=10)
+    rates = calibrate(model, batches(1), cross_entropy, steps=1, init=False)
+    assert eta[1, 64, 1].tolist() == list(rates.values())
+
+
+def test_layerwise_against_single(tmp_path):
+    ((row,),), jobs = quick("lwlr-vs-single", tmp_path)
+    single, layerwise = ([j["values"] for j in jobs if j["parameters"]["rates"] == rates] for rates in RATES)
+    gains = [b["test_accuracy"] - a["test_accuracy"] for a, b in zip(single, layerwise, strict=True)]
+    assert row["difference"] == f"{np.mean(gains):+.2f} ± {np.std(gains, ddof=1):.2f}"
+    assert (row["paper"], row["paper's sign"]) == ("76.80 → 77.12", "+")
+    for values in single:
+        assert values["test_accuracy"] > 50
+    # the other study's training of a model of its own, by a method that changes nothing, is the same
+    found = methods.measure("single", "resnet", "resnet", lr=0.03, seed=0, **COMMON)
+    assert [found["train_loss"]] == single[0]["losses"]
+
+
+@pytest.mark.parametrize(
+    ("values", "sign"),
+    [
+        ([1.0, 1.1, 0.9], "+"),
+        ([-1.0, -1.1, -0.9], "−"),
+        ([3.0, -1.0, 0.0], "undecided"),
+        ([0.0, 0.0], "undecided"),
+        ([1.0, float("nan")], "unknown"),
+    ],
+)
+def test_sign(values, sign):
+    assert lwlr_vs_single.sign(values) == sign
+
+
+def test_methods(tmp_path):
+    (losses, rates, accuracies), jobs = quick("methods", tmp_path)
+    for table in (losses, rates, accuracies):
+        assert [row["method"] for row in table] == ["single", "LWLR", "mup", "LAMB"]
+    found = {}
+    for job in jobs:
+        parameters = job["parameters"]
+        found.setdefault((parameters["method"], parameters["lr"]), []).append(job["values"]["train_loss"])
+    for row in losses:
+        best = min((np.mean(of), lr) for (method, lr), of in found.items() if method == row["method"])[1]
+        assert row["2x32: loss at lr"] == f"{spread(found[row['method'], best], 4)} at {best:g}"
+
+
+@pytest.mark.parametrize("name", ["single", "AdamW"])
+def test_a_method_without_anything_is_that_of_torch(name):
+    """One epoch by hand, with torch's optimizer: the schedule has a warm-up of a tenth, then a cosine."""
+    model = drawn(open_data("digits", image_size=8, augmentation="none"), 2, 32, seed=3)
+    lr = 0.1
+    optimizer = (
+        torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+        if name == "single"
+        else torch.optim.AdamW(model.parameters(), lr, weight_decay=0.0)
+    )
+    losses = []
+    epoch = batches(3)
+    for step, (inputs, targets) in enumerate(epoch):
+        warm = round(0.1 * len(epoch))
+        part = (1 + np.cos(np.pi * (step - warm) / (len(epoch) - warm))) / 2
+        part = (step + 1) / (warm + 1) if step < warm else part
+        optimizer.param_groups[0]["lr"] = lr * part
+        optimizer.zero_grad()
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    found = methods.measure(name, "2x32", None, lr=lr, seed=3, **COMMON)
+    assert found["train_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+def test_methods_differ():
+    """Each from its first grid rate but one: no two methods have the same loss."""
+    losses = {
+        name: methods.measure(name, "2x128", None, lr=0.02, seed=0, **COMMON)["train_loss"] for name in methods.METHODS
+    }
+    assert len(set(losses.values())) == len(methods.METHODS)
+
+
+def test_divergence_is_a_result():
+    assert methods.measure("single", "2x32", None, lr=1e30, seed=0, **COMMON) == {
+        "train_loss": None,
+        "test_accuracy": None,
+    }
+
+
+def test_mup_draws_and_multiplies():
+    data = open_data("digits", image_size=8, augmentation="none")
+    _, rates = methods.for_mup("mup", data, 3, 128, seed=0)
+    assert [rates[f"layers.{i}.weight"] for i in range(3)] == [4.0, 1.0, 0.25]
+    wide = drawn_for_mup(data, 3, 512, 32, seed=0)
+    expected = [1 / 64, 1 / 512, 32 / 512**2]
+    for layer, variance in zip(wide.layers, expected, strict=True):
+        assert layer.weight.var().item() == pytest.approx(variance, rel=0.06)
+    narrow = drawn_for_mup(data, 3, 32, 32, seed=0)
+    assert narrow.layers[-1].weight.var().item() == pytest.approx(1 / 32, rel=0.25)
+
+
+@pytest.mark.parametrize("name", ["lwlr-T", "lwlr-vs-single", "methods"])
+def test_jobs_of_a_model_of_timm(name, monkeypatch):
+    digits = open_data("digits", image_size=8, augmentation="none")
+    monkeypatch.setattr(lwlr_t, "load_data", lambda recipe: {("photos", 224): digits}[recipe.data, recipe.side])
+    study = find(name)
+    jobs = study.jobs(study.settings(model="timm:resnet50", data="photos", epochs=90))
+    for job in jobs:
+        assert [job.parameters[key] for key in ("model", "data", "epochs")] == ["timm:resnet50", "photos", 90]
+    assert not any("mup" in job.name for job in jobs)

@@ -1,0 +1,91 @@
+"""--eval-only: what a run's own validation said, of a folder that stays as it is, or of a model as it comes."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
+
+from fused_lwlr.command.main import app
+from fused_lwlr.data import open_data
+from fused_lwlr.runs import run as running
+from fused_lwlr.runs.metrics import read_records
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import new_model
+
+RUN = Recipe(lr=0.02, steps=8, batch_size=64, device="cpu", workers=0, ema=0.5, calibration_steps=2, weight_decay=1e-3)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(line, code=0):
+        result = CliRunner().invoke(app, line.split(), prog_name="fused-lwlr")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return command
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
+    assert running.run(dataclasses.replace(RUN, out=str(tmp_path / "run"))) == 0
+    return tmp_path / "run"
+
+
+def rows(output):
+    """Name of the weights -> top-1, top-5, loss and images."""
+    cells = [re.split(r"\s*│\s*", line.strip("│ \n")) for line in output.splitlines() if line.startswith("│")]
+    return {name: tuple(float(cell.replace(",", "")) for cell in rest) for name, *rest in cells}
+
+
+@pytest.mark.parametrize("options", ["", "--batch-size 100 --micro-batch 10", "--lr 5 --optimizer sgd --seed 3"])
+def test_a_run_at_its_last_checkpoint(options, command, folder):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    output = command(f"train --eval-only --out run {options}")
+    assert "run after step 8" in output
+    wanted = {
+        record["weights"]: (100 * record["top1"], 100 * record["top5"], record["loss"], record["images"])
+        for record in read_records(folder / "metrics.jsonl")
+        if record["kind"] == "validation" and record["step"] == 8
+    }
+    found = rows(output)
+    assert list(found) == list(wanted) == ["model", "ema"]
+    for name, values in wanted.items():
+        assert found[name] == pytest.approx(values, abs=0.0051)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_model_as_it_comes(command):
+    output = command("train --eval-only --model vit --seed 4 --device cpu --ema 0.9")
+    assert "vit as it comes, without training" in output
+    data = open_data("digits", image_size=8, augmentation="none")
+    model = new_model(Recipe(model="vit", seed=4), image_size=8, channels=1, classes=10).eval()
+    with torch.no_grad():
+        logits = model(data.val.inputs)
+    top1, _, loss, images = rows(output)["model"]
+    assert loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), abs=1e-4)
+    assert top1 == pytest.approx(100 * (logits.argmax(1) == data.val.targets).double().mean().item(), abs=0.01)
+    assert (images, list(rows(output))) == (360, ["model"])
+    assert not list(Path.cwd().iterdir())
+
+
+def test_what_cannot_be_tested_is_told_in_one_line(command, folder):
+    def told(line):
+        output = command(line, code=2)
+        assert output.count("\n") == 1
+        return output
+
+    assert "nowhere has no run (run.json) to test: leave --out out" in told("train --eval-only --out nowhere")
+    assert "is of another model: blocks.2.conv1.weight" in told("train --eval-only --out run --model resnet20")
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    assert "run has no checkpoint to test" in told("train --eval-only --out run")

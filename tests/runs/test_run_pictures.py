@@ -1,0 +1,137 @@
+"""Runs on a folder of pictures, some of which cannot be read: interrupted, listed, and how to go on."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from bench.pictures import make
+from fused_lwlr.data import open_data
+from fused_lwlr.models.build import build
+from fused_lwlr.runs import run as running
+from fused_lwlr.runs.metrics import TIMING, read_records
+from fused_lwlr.training import trainer
+from fused_lwlr.training.recipe import Recipe
+
+BASE = Recipe(
+    image_size=8, rates="single", lr=0.01, steps=8, batch_size=4, device="cpu", workers=0, log_every=4,
+    checkpoint_minutes=1e-6, corrupt="skip",
+)  # fmt: skip
+BAD = ("train/temple-00/00001.jpg", "train/flower-00/00003.jpg", "val/flower-00/00000.jpg")
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
+    folder = make(tmp_path / "pictures", classes=2, images=8)
+    for name in BAD:
+        (folder / name).write_bytes(b"no image")
+    return folder
+
+
+def records(folder):
+    found = read_records(folder / "metrics.jsonl")
+    return [{key: value for key, value in record.items() if key not in TIMING} for record in found]
+
+
+def dying_before(monkeypatch, step):
+    """A training that raises before it takes a step."""
+    whole = trainer.Trainer.gradients
+
+    def gradients(self, passes):
+        if self.step == step:
+            raise KeyboardInterrupt
+        return whole(self, passes)
+
+    monkeypatch.setattr(trainer.Trainer, "gradients", gradients)
+
+
+# with fp16 the scale of the loss has fallen by then, since gradients overflow with the one that it begins with
+@pytest.mark.parametrize("options", [{}, {"model": "vit", "amp": "fp16", "micro_batch": 2, "ema": 0.9}], ids=str)
+def test_interrupted_within_an_interval(options, pictures, tmp_path, monkeypatch):
+    a, b = (dataclasses.replace(BASE, **options, data=str(pictures), out=str(tmp_path / name)) for name in "ab")
+    assert running.run(a) == 0
+    with monkeypatch.context() as patch:
+        # in the middle of an interval, in which an image was skipped
+        dying_before(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            running.run(b)
+    checkpoint = torch.load(tmp_path / "b/checkpoints/step-000000003.pt", weights_only=True)
+    assert checkpoint["own"][0]["skipped"]
+    assert ("scale" in checkpoint["state"]["scaler"]) == ("amp" in options)
+    assert checkpoint["state"]["scaler"].get("scale", 0.0) < 65536.0
+    assert running.run(b) == 0
+    assert records(tmp_path / "a") == records(tmp_path / "b")
+    ends = [torch.load(tmp_path / name / "model.pt", weights_only=True) for name in "ab"]
+    assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
+    # two epochs of 16 images
+    assert sum(record["skipped"] for record in records(tmp_path / "a") if record["kind"] == "train") == 4
+    assert {record["images"] for record in records(tmp_path / "a") if record["kind"] == "validation"} == {3}
+    for name in "ab":
+        lines = (tmp_path / name / "skipped.txt").read_text().splitlines()
+        assert sorted(lines) == sorted(str(pictures / bad) for bad in BAD)
+
+
+def test_a_run_that_met_a_bad_image_goes_on_without_it(pictures, tmp_path):
+    straight = dataclasses.replace(BASE, data=str(pictures), out=str(tmp_path / "a"))
+    assert running.run(straight) == 0
+    refusing = dataclasses.replace(straight, out=str(tmp_path / "b"), corrupt="refuse")
+    with pytest.raises(ValueError, match=r"cannot read the image .*jpg.*; mend it, or leave such images out"):
+        running.run(refusing)
+    assert running.run(dataclasses.replace(refusing, corrupt="skip")) == 0
+    assert records(tmp_path / "a") == records(tmp_path / "b")
+
+
+def test_other_images_are_refused(pictures, tmp_path):
+    recipe = dataclasses.replace(BASE, data=str(pictures), out=str(tmp_path / "run"))
+    assert running.run(recipe) == 0
+    shutil.copy(pictures / "train/temple-00/00000.jpg", pictures / "train/temple-00/more.jpg")
+    with pytest.raises(ValueError, match=r"\n  images: \[16, 4\] -> \[17, 4\]\n"):
+        running.run(recipe)
+
+
+@pytest.mark.parametrize(
+    ("options", "saved"),
+    [({"init": "gradinit", "gradinit_steps": 1}, True), ({"deterministic": False}, False)],
+    ids=str,
+)
+def test_what_was_measured_is_saved_before_the_first_step(options, saved, tmp_path, monkeypatch):
+    recipe = dataclasses.replace(BASE, **options, model="vit", data="digits", corrupt="refuse", out=str(tmp_path))
+    deterministic = []
+
+    def gradients(self, passes):
+        deterministic.append(torch.are_deterministic_algorithms_enabled())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer.Trainer, "gradients", gradients)
+    with pytest.raises(KeyboardInterrupt):
+        running.run(recipe)
+    assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["step-000000000.pt"] * saved
+    assert deterministic == [recipe.deterministic is None]
+
+
+def test_weights_at_the_end_are_those_that_were_tested(tmp_path, monkeypatch):
+    """The averaged ones with averaged statistics of normalizations."""
+    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
+    recipe = dataclasses.replace(BASE, data="digits", corrupt="refuse", batch_size=32, ema=0.9, out=str(tmp_path))
+    assert running.run(recipe) == 0
+    found = {record["weights"]: record for record in records(tmp_path) if record["kind"] == "validation"}
+    images = open_data("digits", image_size=8, augmentation="none").val
+    for name, file in (("model", "model.pt"), ("ema", "model_ema.pt")):
+        model = build("resnet", image_size=8, channels=1, classes=10).eval()
+        model.load_state_dict(torch.load(tmp_path / file, weights_only=True))
+        with torch.no_grad():
+            loss = cross_entropy(model(images.inputs), images.targets).item()
+        assert found[name]["loss"] == pytest.approx(loss, rel=1e-5), name
+    assert found["model"]["loss"] != pytest.approx(found["ema"]["loss"], rel=1e-3)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    for out in (file, file / "below"):
+        with pytest.raises(OSError, match=rf"no run can be written to {out} \(.+\): choose another folder \(--out\)"):
+            running.run(dataclasses.replace(BASE, data="digits", corrupt="refuse", out=str(out)))

@@ -1,0 +1,75 @@
+"""What is logged to Weights & Biases, by a stand-in of its package."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from run_folder import fill
+
+from fused_lwlr.runs import run as running
+from fused_lwlr.runs.metrics import read_records
+from fused_lwlr.runs.scalars import scalars
+from fused_lwlr.runs.weights_and_biases import WandbRun
+from fused_lwlr.training.recipe import Recipe
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """Runs that were begun: what with, and what was logged."""
+    runs = []
+
+    def init(**options):
+        run = SimpleNamespace(options=options, logged=[], metrics=[], finished=False)
+        run.log = lambda content: run.logged.append(content)
+        run.define_metric = lambda name, step_metric: run.metrics.append((name, step_metric))
+        run.finish = lambda: setattr(run, "finished", True)
+        runs.append(run)
+        return run
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    return runs
+
+
+def test_metrics_and_layers_over_steps(wandb, tmp_path):
+    there = WandbRun(tmp_path, {"lr": 0.1})
+    records = fill(tmp_path, [there], steps=4)
+    there.close()
+    [run] = wandb
+    assert run.metrics == [("*", "step")]
+    assert run.finished
+    assert [content["step"] for content in run.logged] == [record.step for record in records]
+    assert run.logged == [{**scalars(record), "step": record.step} for record in records]
+    train = next(content for content in run.logged if "train/loss" in content)
+    first = next(record for record in records if record.kind == "train")
+    assert (train["train/loss"], train["train/images_per_second"]) == (first.loss, first.images_per_second)
+    assert {name.split("/")[0] for content in run.logged for name in content} == {
+        "step", "train", "validation", "elr", "trust_ratio", "multiplier",
+    }  # fmt: skip
+
+
+def test_a_run_that_goes_on_is_the_same_one(wandb, tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    recipe = Recipe(rates="single", steps=2, batch_size=64, device="cpu", workers=0, out=str(tmp_path / "name"))
+    assert running.run(dataclasses.replace(recipe, wandb=True)) == 0
+    again = WandbRun(tmp_path / "name", {})
+    first, second = (run.options for run in wandb)
+    assert (first["project"], first["name"], first["resume"]) == ("mine", "name", "allow")
+    assert first["id"] == second["id"]
+    assert first["config"]["batch_size"] == 64
+    assert wandb[0].finished
+    again.close()
+    logged = [content["train/loss"] for content in wandb[0].logged if "train/loss" in content]
+    assert logged == [r["loss"] for r in read_records(tmp_path / "name/metrics.jsonl") if r["kind"] == "train"]
+
+
+def test_without_wandb(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"wandb is not installed: pip install 'fused_lwlr\[wandb\]'"):
+        WandbRun(tmp_path, {})
+    with pytest.raises(ImportError, match="wandb is not installed"):
+        running.run(Recipe(wandb=True, device="cpu", out=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()

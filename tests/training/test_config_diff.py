@@ -1,0 +1,51 @@
+import pytest
+
+from fused_lwlr.training.config_diff import check_config, difference, json_values
+
+OLD = {"lr": 0.1, "model": "resnet50", "augment": {"mixup": 0.2, "crops": [1, 2], "more": {}}, "ema": None, "out": "a"}
+ROWS = [
+    ({}, [], []),
+    ({"lr": 0.2}, [], ["lr: 0.1 -> 0.2"]),
+    ({"lr": 0.1 + 1e-18}, [], []),
+    # as JSON has them
+    ({"augment": {"mixup": 0.2, "crops": (1, 2), "more": {}}}, [], []),
+    ({"augment": {"mixup": 0.0, "crops": [2, 1], "more": {}}}, [], ["augment.mixup: 0.2 -> 0.0",
+                                                                    "augment.crops: [1, 2] -> [2, 1]"]),
+    ({"augment": {"mixup": 0.0, "crops": [2, 1], "more": {}}}, ["augment.mixup"], ["augment.crops: [1, 2] -> [2, 1]"]),
+    ({"augment": {"mixup": 0.0, "crops": [2, 1], "more": {}}}, ["augment"], []),
+    ({"augmented": 1}, ["augment"], ["augmented: (absent) -> 1"]),
+    ({"augment": None}, [], ["augment.mixup: 0.2 -> (absent)", "augment.crops: [1, 2] -> (absent)",
+                             "augment.more: {} -> (absent)"]),
+    # an option of a later version, at its default
+    ({"new": None}, [], []),
+    ({"ema": 0.999}, [], ["ema: null -> 0.999"]),
+    ({"out": "b", "model": "vit"}, ["out"], ["model: resnet50 -> vit"]),
+    ({"lr": 1}, [], ["lr: 0.1 -> 1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "free", "lines"), ROWS)
+def test_difference(change, free, lines):
+    assert difference(OLD, {**OLD, **change}, free=free) == lines
+
+
+def test_a_field_that_is_gone():
+    assert difference(OLD, {key: value for key, value in OLD.items() if key != "lr"}) == ["lr: 0.1 -> (absent)"]
+
+
+def test_the_refusal_says_what_may_change_and_how_to_go_on():
+    check_config(OLD, {**OLD, "out": "b"}, free=["out", "device"], where="runs/a")
+    with pytest.raises(ValueError, match="runs/a is of a run with other options") as caught:
+        check_config(OLD, {**OLD, "out": "b", "lr": 0.2, "ema": 0.9}, free=["out", "device"], where="runs/a")
+    assert str(caught.value).splitlines() == [
+        "runs/a is of a run with other options:",
+        "  lr: 0.1 -> 0.2",
+        "  ema: null -> 0.9",
+        "Repeat its options to go on with it, or choose another folder (--out). Only device, out may change.",
+    ]
+
+
+def test_what_json_does_not_have():
+    assert json_values({"a": (1, {2: 3})}) == {"a": [1, {"2": 3}]}
+    with pytest.raises(ValueError, match=r"config must hold values of JSON alone .*: .*set"):
+        json_values({"a": {1}})

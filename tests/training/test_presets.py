@@ -1,0 +1,258 @@
+"""Every preset trains on a folder of pictures, at a size for tests; commands say what they would do, and what came."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bench.pictures import make
+from fused_lwlr.command.main import app
+from fused_lwlr.runs.metrics import read_records
+from fused_lwlr.runs.run import run
+from fused_lwlr.training import mlperf
+from fused_lwlr.training.presets import PRESETS, resolve
+from fused_lwlr.training.recipe import FIELDS
+from fused_lwlr.training.setup import _argument
+
+# of each architecture a narrow and shallow one
+SMALL = {
+    "timm:resnet50": {"model": "timm:test_resnet"},
+    "timm:vit_small_patch16_224": ("embed_dim=24", "depth=2", "num_heads=2"),
+    "timm:deit3_small_patch16_224": ("embed_dim=24", "depth=2", "num_heads=2"),
+    "timm:convnext_tiny": ("dims=(8,16,24,32)", "depths=(1,1,1,1)"),
+    "timm:swin_tiny_patch4_window7_224": ("embed_dim=12", "depths=(1,1,1,1)", "num_heads=(1,1,2,2)", "window_size=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("pictures") / "folder", classes=3, images=6)
+
+
+def small(preset, pictures, **options):
+    recipe = resolve(preset, {})
+    change = SMALL[recipe.model]
+    change = change if isinstance(change, dict) else {"model_args": (*recipe.model_args, *change)}
+    sizes = {"image_size": 32, "batch_size": 8, "micro_batch": 4, "steps": 2, "calibration_steps": 1, "workers": 0}
+    # LARS has no numbers for batches this small; some architectures take images of one size alone
+    sizes |= {name: getattr(recipe, name) for name in mlperf.FIELDS} if "lars" in preset else {}
+    sizes |= {"test_size": 40} if recipe.test_size else {}
+    return resolve(preset, {"data": str(pictures), "device": "cpu", "log_every": 1, **sizes, **change, **options})
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_two_steps(preset, pictures, timm, tmp_path, monkeypatch):
+    monkeypatch.setattr("fused_lwlr.runs.run.write_report", lambda folder: Path(folder) / "report.html")
+    recipe = small(preset, pictures, out=str(tmp_path), ema=0.9 if "vit" in preset else None)
+    assert run(recipe) == 0
+    found = read_records(tmp_path / "metrics.jsonl")
+    losses = [record["loss"] for record in found if record["kind"] == "train"]
+    assert len(losses) == 2
+    assert all(0 < loss < 100 for loss in losses)
+    tests = [(record["weights"], record["images"]) for record in found if record["kind"] == "validation"]
+    assert tests == [("model", 3), ("ema", 3)][: 2 if "vit" in preset else 1]
+    assert (tmp_path / "rates.json").exists() == (recipe.rates == "layerwise")
+    start = json.loads((tmp_path / "run.json").read_text())[-1]
+    assert start["config"]["model_args"] == list(recipe.model_args)
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    fresh = timm.create_model(recipe.model.removeprefix("timm:"), num_classes=3, **_arguments(recipe))
+    fresh.load_state_dict(weights)
+
+
+def _arguments(recipe):
+    found = dict(map(_argument, recipe.model_args))
+    return found if recipe.model == "timm:test_resnet" or "convnext" in recipe.model else {"img_size": 32, **found}
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def command(line, code=0):
+        result = CliRunner().invoke(app, line.split(), prog_name="fused-lwlr")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        return result
+
+    return command
+
+
+def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
+    line = f"train --preset resnet50-lars-lwlr --data {pictures} --image-size 32 --batch-size 16 --micro-batch 2 "
+    line += "--lr 0.02 --warmup-epochs 5 --epochs 90 --momentum 0.9 --weight-decay 1e-4"
+    output = command(f"{line} --workers 0 --device cpu --ema 0.99 --dry-run").output
+    for text in (
+        "timm:resnet50, 23,514,179 parameters",
+        "18 images to train, 3 to test, 3 classes, 32 x 32 pixels",
+        "16 images: 1 process, 8 passes in each, of 2 images",
+        "1 steps; 2 images are left over",
+        "90 steps, 5 of them warm-up, then a polynomial to 0",
+        "0.02 at its peak",
+        "kept for the backward pass, 2 images",
+        "Learning rates at the peak, calibrated on one minibatch",
+        "Batches loaded ahead on this machine, at most",
+        "training, 1 x 0 workers, 2 passes each of 2 images",
+        "validation, 1 x 0 workers, 2 passes each of 3 images",
+        "loader alone, 0 workers",
+        "steps alone, passes of 2 images",
+    ):
+        assert text in output, text
+    memory = {
+        row.split("│")[1].strip(): row.split("│")[2].strip() for row in output.splitlines() if row.count("│") == 3
+    }
+    of_weights = f"{4 * 23_514_179 / 2**30:.3f}"
+    for name in ("weights", "gradients", "state of the optimizer", "average of the weights"):
+        assert memory[name] == of_weights, name
+    assert not list(tmp_path.iterdir())
+
+
+def test_saved_bytes_are_those_of_a_linear_layer():
+    from fused_lwlr.runs.dry_run import saved_bytes
+
+    model = torch.nn.Sequential(torch.nn.Linear(30, 50), torch.nn.Sigmoid(), torch.nn.Linear(50, 2))
+    with saved_bytes(model) as saved:
+        model(torch.randn(7, 30)).sum().backward()
+    # the inputs of both layers; what sigmoid keeps is that of the second
+    assert saved[0] == 4 * 7 * (30 + 50)
+
+
+def test_presets_are_listed(command):
+    lines = command("train --presets").output.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == list(PRESETS)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The recipes that would have been trained."""
+    found = []
+    monkeypatch.setattr("fused_lwlr.runs.run.run", lambda recipe: found.append(recipe) or 0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("a.toml", 'preset = "resnet50-sgd"\nlr = 1e-2\nbatch-size = 512\ndata = "x"\nexclude = ["*bn*"]\n'),
+     ("a.yaml", "preset: resnet50-sgd\nlr: 1e-2\nbatch_size: 512\ndata: x\nexclude: ['*bn*']\nema:\n")],
+)  # fmt: skip
+def test_a_file_is_between_the_preset_and_the_command_line(file, text, command, asked, tmp_path):
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    command(f"train --config {file}")
+    command(f"train --config {file} --batch-size 1024 --lr-scaling linear --exclude *.bias --exclude fc.*")
+    command(f"train --config {file} --preset resnet50-adamw")
+    first, second, third = asked
+    assert (first.model, first.optimizer, first.weight_decay) == ("timm:resnet50", "sgd", 1e-4)
+    assert (first.lr, first.lr_scaling, first.batch_size, first.exclude) == (0.01, "none", 512, ("*bn*",))
+    assert (second.lr, second.lr_scaling, second.batch_size, second.exclude) == (
+        0.01,
+        "linear",
+        1024,
+        ("*.bias", "fc.*"),
+    )
+    assert (third.optimizer, third.lr, third.batch_size) == ("adamw", 0.01, 512)
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "message"),
+    [
+        ("--preset resnet50-sgd", {}, "--data is missing: --preset resnet50-sgd is for photographs"),
+        ("--preset resnet50-lars --data x --batch-size 64", {}, "--batch-size 64: the table of MLPerf has batches of"),
+        ("--preset resnet-sgd --data x", {}, "there is no preset 'resnet-sgd': did you mean resnet50-sgd"),
+        ("--batch-size 0", {}, "--batch-size 0: must be greater than or equal to 1"),
+        ("--epochs many", {}, "--epochs many: must be a valid number"),
+        ("--config a.toml", {}, "--config a.toml: there is no such file"),
+        ("--config a.json", {"a.json": "{}"}, "--config a.json: must end in .toml, .yaml, .yml"),
+        ("--config a.toml", {"a.toml": "lr ="}, "--config a.toml: Invalid value"),
+        ("--config a.yaml", {"a.yaml": "lr: ["}, "--config a.yaml: while parsing"),
+        ("--config a.yaml", {"a.yaml": "3"}, "--config a.yaml: must be a table of options"),
+        ("--config a.toml", {"a.toml": "batch_size = 0"}, "a.toml: --batch-size 0: must be greater than or equal to 1"),
+        ("--config a.toml", {"a.toml": "batchsize = 0"}, "a.toml: batchsize: there is no such option; did you mean"),
+        ("--config a.toml --lr -1", {"a.toml": "lr = 0.1"}, "--lr -1: must be greater than or equal to 0"),
+        ("--model timm:resnet18 --pretrained --init lwlr", {}, "--init lwlr would overwrite the pretrained weights"),
+    ],
+)  # fmt: skip
+def test_wrong_commands_get_one_line_in_the_users_spelling(line, files, message, command, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    stderr = command(f"train {line}", 2).stderr
+    assert stderr.startswith(f"Error: {message}")
+    assert stderr.count("\n") == 1
+
+
+def test_yaml_needs_pyyaml(command, tmp_path, monkeypatch):
+    (tmp_path / "a.yaml").write_text("lr: 1", encoding="utf-8")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert command("train --config a.yaml", 2).stderr.startswith(
+        "Error: --config a.yaml needs PyYAML: pip install pyyaml"
+    )
+
+
+def test_what_is_not_obvious_is_said(command, asked):
+    said = command("train --model timm:resnet18 --pretrained --rates single").output
+    assert "The weights are pretrained: training starts from them as they are" in said
+    said = command("train --preset resnet50-lars --data x --batch-size 5000").output
+    assert "MLPerf has no batch of 5,000 images: interpolated between 4,096 and 8,192" in said
+    assert len(asked) == 2
+
+
+def test_help_lists_every_option_with_its_default(command):
+    text = command("train --help").output
+    for name, field in FIELDS.items():
+        assert f"--{name.replace('_', '-')}" in text, name
+        assert field.description.split()[0] in text
+    for default in ("0.9,0.999", "what suits model and optimizer", "bicubic|bilinear|random", "runs/train"):
+        assert default in " ".join(text.split())
+
+
+def test_a_run_of_an_older_version_goes_on(command, tmp_path):
+    """Its checkpoints lack the options that came later; a changed one among them is refused."""
+    line = "train --model noshort --rates single --device cpu --epochs 2 --checkpoint-minutes 1000"
+    command(line)
+    [path] = (tmp_path / "runs/train/checkpoints").glob("*.pt")
+    saved = torch.load(path, weights_only=False)
+    for name in ("nesterov", "betas", "loss", "power", "min_lr", "exclude", "mean", "repeats"):
+        del saved["config"][name]
+    torch.save(saved, path)
+    assert "is done" in command(line).output
+    assert "  --min-lr: (absent) -> 0.001\n" in command(f"{line} --min-lr 0.001", 2).stderr
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_one_of_several_processes_ends_at_once(code, command, monkeypatch):
+    """Its exit code tells torchrun whether the training is done: not whether threads of gloo end in order."""
+    left = []
+    monkeypatch.setattr("fused_lwlr.runs.run.run", lambda recipe: code)
+    monkeypatch.setattr("os._exit", left.append)
+    command("train", code)
+    assert not left
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    command("train", code)
+    command("train --goal 1", 2)
+    assert left == [code, 2]
+
+
+def test_train_and_report(command, tmp_path):
+    pytest.importorskip("tensorboard")
+    line = (
+        "train --model noshort --scaling elr --goal 0.15 --momentum 0 --epochs 1 --device cpu --ema 0.9 --tensorboard"
+    )
+    output = command(line).output
+    for text in ("step     22", "epoch   1.00", "images/s", "test at epoch 1: top-1", "test of the average at epoch 1"):
+        assert text in output
+    assert "Everything is in runs/train; runs/train/report.html shows it." in output
+    assert {path.name for path in (tmp_path / "runs/train").iterdir()} == {
+        "checkpoints", "layers.jsonl", "lock", "metrics.jsonl", "model.pt", "model_ema.pt", "recipe.toml",
+        "report.html", "run.json", "tensorboard",
+    }  # fmt: skip
+    (tmp_path / "runs/train/report.html").unlink()
+    assert "Wrote runs/train/report.html" in command("report").output
+    refused = command(f"{line} --goal 0.2", 2).stderr
+    assert "  --goal: 0.15 -> 0.2\n" in refused
+    config = json.loads((tmp_path / "runs/train/run.json").read_text())[0]["config"]
+    assert {key: config[key] for key in ("scaling", "goal", "rates")} == {
+        "scaling": "elr", "goal": 0.15, "rates": "single",
+    }  # fmt: skip

@@ -1,0 +1,395 @@
+"""Recipes: the presets are those of the paper, options replace their parts, and what cannot be is refused."""
+
+import dataclasses
+import math
+import os
+import re
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, PolynomialLR, SequentialLR, StepLR
+
+from fused_lwlr.training import mlperf
+from fused_lwlr.training.presets import PRESETS, listing, resolve
+from fused_lwlr.training.processes import World, world_of
+from fused_lwlr.training.recipe import FIELDS, FREE, ONLY, Recipe
+from fused_lwlr.training.recipe_file import read_recipe
+from fused_lwlr.training.schedule import lr_of_step, peak_lr, total_steps, warmup_steps
+
+# Table 5 of the LWLR paper: model, dropout, stochastic depth, augmentation, optimizer, batch size, lr, weight decay;
+# epochs from Table 1, the shortest where there are several
+TABLE_5 = {
+    "resnet50-sgd": ("timm:resnet50", None, None, "basic", "sgd", 256, 0.1, 1e-4, 90),
+    "resnet50-sgd-strong": ("timm:resnet50", None, None, "strong", "sgd", 256, 0.1, 1e-4, 300),
+    "resnet50-adamw": ("timm:resnet50", None, None, "basic", "adamw", 1024, 3e-3, 0.1, 90),
+    "resnet50-adamw-strong": ("timm:resnet50", None, None, "strong", "adamw", 1024, 3e-3, 0.1, 300),
+    "convnext-t": ("timm:convnext_tiny", None, 0.1, "strong", "adamw", 4096, 4e-3, 5e-2, 300),
+    "vit-s-sgd": ("timm:vit_small_patch16_224", 0.1, 0.1, "basic", "sgd", 4096, 1.6, 1e-4, 300),
+    "vit-s-adamw": ("timm:vit_small_patch16_224", 0.1, 0.1, "basic", "adamw", 4096, 1e-2, 0.1, 300),
+    "vit-s-adamw-strong": ("timm:vit_small_patch16_224", None, None, "strong", "adamw", 4096, 1e-2, 0.1, 300),
+    "swin-t": ("timm:swin_tiny_patch4_window7_224", None, 0.2, "strong", "adamw", 1024, 1e-3, 5e-2, 300),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_5)
+def test_table_5(name):
+    recipe = resolve(name, {})
+    model, dropout, depth, augmentation, optimizer, batch, lr, decay, epochs = TABLE_5[name]
+    arguments = dict(text.split("=") for text in recipe.model_args)
+    assert arguments.get("drop_path_rate") == (None if depth is None else str(depth))
+    assert [arguments.get(key) for key in ("pos_drop_rate", "proj_drop_rate")] == [dropout and str(dropout)] * 2
+    assert (recipe.model, recipe.augmentation, recipe.optimizer) == (model, augmentation, optimizer)
+    assert (recipe.batch_size, peak_lr(recipe), recipe.weight_decay, recipe.epochs) == (batch, lr, decay, epochs)
+    assert (recipe.mixup, recipe.label_smoothing) == (0.5 if augmentation == "strong" else 0.0, 0.0)
+    assert (recipe.image_size, recipe.rates, recipe.scaling, recipe.clip_global_norm) == (
+        224,
+        "layerwise",
+        "none",
+        None,
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_whole_and_survive_json(name):
+    recipe = resolve(name, {})
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    assert recipe.micro_batch == 256
+    if name.endswith("-lwlr"):
+        plain = resolve(name.removesuffix("-lwlr"), {})
+        # gradients are measured where the paper does: behind scales of 0 there are none
+        assert recipe == dataclasses.replace(plain, rates="layerwise", init="lwlr")
+
+
+# Goyal's and NVIDIA's lines; LAMB's square roots
+@pytest.mark.parametrize(
+    ("preset", "batch", "lr"),
+    [
+        ("resnet50-sgd", 8192, 3.2), ("resnet50-nvidia", 256, 0.256), ("resnet50-nvidia", 2048, 2.048),
+        ("resnet50-lamb", 2048, 0.01), ("resnet50-lamb", 32768, 0.04), ("resnet50-lamb", 512, 0.005),
+        ("resnet50-adamw", 4096, 6e-3), ("resnet50-elr", 1024, 0.2), ("resnet50-elr", 4096, 0.4),
+    ],
+)  # fmt: skip
+def test_rates_follow_the_batch_size(preset, batch, lr):
+    assert peak_lr(resolve(preset, {"batch_size": batch})) == pytest.approx(lr, rel=1e-12)
+
+
+# MLPerf's table, as its logs have it: batch, lr, warm-up, weight decay, momentum, decay steps
+@pytest.mark.parametrize("row", mlperf.TABLE, ids=lambda row: str(row.batch_size))
+def test_lars_has_the_numbers_of_mlperf(row):
+    notes = []
+    recipe = resolve("resnet50-lars", {"batch_size": row.batch_size}, note=notes.append)
+    assert (peak_lr(recipe), recipe.warmup_epochs, recipe.weight_decay, recipe.momentum) == tuple(row[1:5])
+    assert (recipe.schedule, recipe.power, recipe.min_lr) == ("polynomial", 2.0, 1e-4)
+    assert (recipe.trust_coefficient, recipe.label_smoothing, recipe.lr_in_momentum) == (0.001, 0.1, True)
+    assert not notes
+    # the reference counts the images that are left over, too
+    decay = (recipe.epochs - recipe.warmup_epochs) * 1_281_167 / row.batch_size
+    assert decay == pytest.approx(row.decay_steps, rel=1e-3)
+
+
+def test_between_the_rows_of_mlperf_is_said_what_is_interpolated():
+    notes = []
+    recipe = resolve("resnet50-lars", {"batch_size": 5793}, note=notes.append)
+    # about √2 · 4096: halfway between two rows, on a scale of doublings
+    assert peak_lr(recipe) == pytest.approx(13.5, abs=0.01)
+    assert recipe.weight_decay == 2e-4
+    [note] = notes
+    assert note.startswith(
+        "MLPerf has no batch of 5,793 images: interpolated between 4,096 and 8,192, which nobody has"
+    )
+    assert "lr 13.5" in note
+    assert resolve("resnet50-lars", {"batch_size": "16384", "lr": "3"}, note=notes.append).lr == 3
+    assert "lr " not in notes[1].partition("tried: ")[2]
+
+
+@pytest.mark.parametrize("batch", [256, 131072])
+def test_beyond_the_rows_of_mlperf_is_refused(batch):
+    options = {"batch_size": batch, "lr": 1.0, "warmup_epochs": 2, "weight_decay": 1e-4, "momentum": 0.9}
+    with pytest.raises(ValueError, match=f"^--batch-size {batch}: the table of MLPerf .* or give --epochs too$"):
+        resolve("resnet50-lars", options)
+    assert resolve("resnet50-lars", {**options, "epochs": 30}).epochs == 30
+
+
+# rate, decay, epochs, pixels, Mixup, CutMix, smoothing, copies, and what else is special, of each source
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
+        "resnet50-a1": {"lr": 5e-3, "weight_decay": 0.01, "epochs": 600, "mixup": 0.2, "label_smoothing": 0.1,
+                        "repeats": 3, "augmentation": "rand-m7-mstd0.5-inc1", "side": 224},
+        "resnet50-a2": {"lr": 5e-3, "weight_decay": 0.02, "epochs": 300, "mixup": 0.1, "label_smoothing": 0.0,
+                        "repeats": 3, "augmentation": "rand-m7-mstd0.5-inc1", "side": 224},
+        "resnet50-a3": {"lr": 8e-3, "weight_decay": 0.02, "epochs": 100, "mixup": 0.1, "label_smoothing": 0.0,
+                        "repeats": 1, "augmentation": "rand-m6-mstd0.5-inc1", "side": 160, "test_size": 224},
+        "vit-s-deit3": {"lr": 4e-3, "weight_decay": 0.05, "epochs": 800, "mixup": 0.8, "label_smoothing": 0.0,
+                        "repeats": 3, "augmentation": "three", "color_jitter": 0.3, "crop_pct": 1.0,
+                        "bce_threshold": 0.0, "model_args": ("drop_path_rate=0.05",)},
+    }.items(),
+)  # fmt: skip
+def test_recipes_with_lamb_and_binary_cross_entropy(name, expected):
+    recipe = resolve(name, {})
+    assert {field: getattr(recipe, field) for field in expected} == expected
+    same = {"scaling": "lamb", "batch_size": 2048, "loss": "bce", "cutmix": 1.0, "warmup_epochs": 5.0, "init": "model",
+            "schedule": "cosine", "rates": "single", "decay": "matrices", "clip_global_norm": 1.0}  # fmt: skip
+    assert {field: getattr(recipe, field) for field in same} == same
+
+
+def test_other_references():
+    nvidia, vit = resolve("resnet50-nvidia", {}), resolve("vit-s-big-vision", {})
+    assert (nvidia.momentum, nvidia.weight_decay, nvidia.label_smoothing) == (0.875, 3.0517578125e-05, 0.1)
+    assert (nvidia.schedule, nvidia.epochs, nvidia.init) == ("cosine", 90, "model")
+    assert (vit.lr, vit.weight_decay, vit.batch_size, vit.clip_global_norm) == (1e-3, 0.1, 1024, 1.0)
+    assert warmup_steps(vit, 1251) == pytest.approx(10_000, rel=1e-3)
+    assert (vit.mixup, vit.augmentation, vit.epochs, vit.mean) == (0.2, "rand-m10-n2", 90, (0.5, 0.5, 0.5))
+    nesterov = resolve("resnet50-nesterov", {})
+    assert (nesterov.nesterov, nesterov.batch_size, nesterov.scaling) == (True, 32768, "none")
+
+
+def test_the_list_says_where_presets_are_from():
+    *lines, last = listing()
+    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert all("; reported: " in line for line in lines)
+    marked = [name for name, line in zip(PRESETS, lines, strict=True) if "Nesterov momentum and Adam" in line]
+    assert marked == [name for name, preset in PRESETS.items() if preset.fields.get("scaling") in ("lars", "lamb")]
+    assert "None of the presets was trained here" in last
+
+
+@pytest.mark.parametrize(
+    ("asked", "init", "said"),
+    [
+        ({}, "lwlr", False),
+        ({"rates": "single"}, "lwlr", False),
+        ({"model": "timm:resnet50"}, "lwlr", False),
+        ({"model": "timm:resnet50", "rates": "single"}, "model", False),
+        ({"model": "timm:resnet50", "scaling": "lars"}, "model", False),
+        ({"model": "timm:resnet50", "pretrained": True}, "model", True),
+        ({"model": "timm:resnet50", "model_args": ["pretrained=True"]}, "model", True),
+        ({"model": "timm:resnet50", "model_args": ["pretrained=False"]}, "lwlr", False),
+        ({"model": "timm:resnet50", "model_args": ["checkpoint_path=a.pt"]}, "model", True),
+        ({"model": "timm:resnet50", "pretrained": True, "init": "model"}, "model", False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_training_starts_from(asked, init, said):
+    notes = []
+    assert resolve(None, asked, note=notes.append).init == init
+    assert (notes != []) == said
+    assert resolve("resnet50-lars", {}).init == "model"
+
+
+@pytest.mark.parametrize("init", ["lwlr", "gradinit"])
+def test_pretrained_weights_are_not_overwritten(init):
+    with pytest.raises(ValueError, match=f"--init {init} would overwrite the pretrained weights"):
+        resolve("resnet50-sgd", {"pretrained": True, "init": init})
+    assert resolve("resnet50-sgd", {"pretrained": True}).init == "model"
+
+
+def test_a_rate_that_is_given_is_the_rate():
+    assert peak_lr(resolve("resnet50-sgd", {"batch_size": 8192, "lr": 2.5})) == 2.5
+    assert peak_lr(resolve("resnet50-sgd", {"batch_size": 512, "lr": 2.5, "lr_scaling": "linear"})) == 5.0
+
+
+def test_options_replace_parts_of_a_preset():
+    recipe = resolve("resnet50-elr", {"scaling": "lars", "epochs": 30})
+    assert (recipe.scaling, recipe.goal, recipe.epochs) == ("lars", None, 30.0)
+    assert resolve("resnet50-elr", {"goal": 0.3}).goal == 0.3
+    small = resolve(None, {"model": "vit", "optimizer": "adamw", "epochs": 5.0})
+    assert (small.lr, small.weight_decay, small.warmup_epochs, small.rates) == (0.01, 0.1, 0.5, "layerwise")
+    assert resolve(None, {"scaling": "elr", "goal": 0.1}).rates == "single"
+
+
+WRONG = [
+    ({"optimizer": "adam"}, "--optimizer adam: must be 'sgd' or 'adamw'"),
+    ({"augmentation": "weak"}, "--augmentation weak: must be none, basic, strong, three, or a policy of timm such as "
+                               "rand-m7-mstd0.5"),
+    ({"epochs": 0}, "--epochs 0: must be greater than 0"),
+    ({"batch_size": 0}, "--batch-size 0: must be greater than or equal to 1"),
+    ({"batch_size": "many"}, "--batch-size many: must be a valid integer, unable to parse string as an integer"),
+    ({"lr": -1}, "--lr -1: must be greater than or equal to 0"),
+    ({"lr": math.nan}, "--lr nan: must be a finite number"),
+    ({"weight_decay": "inf"}, "--weight-decay inf: must be a finite number"),
+    ({"ema": 1.0}, "--ema 1.0: must be less than 1"),
+    ({"label_smoothing": 1}, "--label-smoothing 1: must be less than 1"),
+    ({"betas": "0.9"}, "--betas 0.9: must be as many numbers as the default has, separated by commas"),
+    ({"betas": "1,2,3"}, "--betas 1,2,3: must be as many numbers as the default has, separated by commas"),
+    ({"std": "1,0,1"}, "--std 1.0,0.0,1.0: all must be above 0"),
+    ({"crop_scale": 0}, "--crop-scale 0: must be greater than 0"),
+    ({"repeats": 0}, "--repeats 0: must be greater than or equal to 1"),
+    ({"scaling": "elr"}, "--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies"),
+    ({"goal": 0.1}, "--goal is for --scaling elr, but --scaling is none"),
+    ({"betas": (0.8, 0.9)}, "--betas is for --optimizer adamw, but --optimizer is sgd"),
+    ({"nesterov": True, "optimizer": "adamw"}, "--nesterov is for --optimizer sgd, but --optimizer is adamw"),
+    ({"power": 1}, "--power is for --schedule polynomial, but --schedule is cosine"),
+    ({"bce_threshold": 0.2}, "--bce-threshold is for --loss bce, but --loss is ce"),
+    ({"lr_in_momentum": True, "scaling": "larc"}, "--lr-in-momentum does not go with --scaling larc, whose factor "
+                                                  "depends on --lr: take lars"),
+    ({"nesterov": True, "momentum": 0}, "--nesterov and --lr-in-momentum need --momentum above 0"),
+    ({"scaling": "lamb"}, "--scaling lamb goes with --optimizer adamw"),
+    ({"scaling": "larc", "optimizer": "adamw"}, "--scaling larc goes with --optimizer sgd; with adamw take lamb"),
+    ({"model_args": ("a=1",)}, "--model-args is for models of timm (--model timm:NAME), not resnet"),
+    ({"pretrained": True}, "--pretrained is for models of timm (--model timm:NAME), not resnet"),
+    ({"layer_decay": 0.7}, "--layer-decay and --rates layerwise both multiply the rates of layers: give one"),
+    ({"init": "gradinit", "amp": "fp16"}, "--init gradinit computes in float32: choose --amp bf16 or none, or another "
+                                          "--init"),
+    ({"warmup_epochs": 20}, "--warmup-epochs 20 leaves nothing of --epochs 20: give fewer"),
+    ({"repeats": 3}, "--repeats needs --augmentation basic or another: copies of an image would be the same"),
+    ({"steps": 0}, "--steps 0: must be greater than or equal to 1"),
+    ({"checkpoint_minutes": 0}, "--checkpoint-minutes 0: must be greater than 0"),
+    ({"batch_size": 0, "lr": "x"}, "--lr x: must be a valid number, unable to parse string as a number; "
+                                   "--batch-size 0: must be greater than or equal to 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=str)
+def test_what_cannot_be_is_refused_as_it_was_typed(wrong, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        Recipe.from_dict(wrong)
+
+
+def test_what_is_from_a_file_is_refused_with_its_name():
+    with pytest.raises(ValueError, match=r"^a\.toml: lr -1: must be greater than or equal to 0; --steps 0: must be"):
+        resolve(None, {"lr": -1, "steps": 0}, where={"lr": "a.toml"})
+
+
+def test_unknown_names_are_refused_with_what_is_near():
+    with pytest.raises(ValueError, match="there is no preset 'vit-s-adam': did you mean vit-s-adamw"):
+        resolve("vit-s-adam", {})
+    with pytest.raises(ValueError, match="there is no preset 'x': choose from resnet50-sgd, "):
+        resolve("x", {})
+    with pytest.raises(ValueError, match="--batchsize: there is no such option; did you mean batch_size"):
+        Recipe.from_dict({"batchsize": 2})
+
+
+def test_every_field_is_explained():
+    assert all(field.description and field.json_schema_extra["group"] for field in FIELDS.values())
+    assert {*FREE, *ONLY} <= set(FIELDS)
+
+
+@pytest.mark.parametrize("name", [None, *PRESETS])
+def test_a_recipe_survives_its_file(name, tmp_path):
+    recipe = resolve(name, {"exclude": ("a*", "ü"), "out": 'C:\\x "y"'})
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml(), encoding="utf-8")
+    assert resolve(None, read_recipe(tmp_path / "recipe.toml")) == recipe
+
+
+def rates(per_epoch=1, **options):
+    """The learning rate of each step, at a peak of 1."""
+    recipe = Recipe(**{"lr": 1.0, "epochs": options.get("steps", 20), **options})
+    return [lr_of_step(recipe, step, per_epoch) for step in range(total_steps(recipe, per_epoch))]
+
+
+def of_torch(make, total, warmup):
+    """The same by a scheduler of torch, with a linear one before it."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    theirs = make(optimizer)
+    if warmup:
+        linear = LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
+        theirs = SequentialLR(optimizer, [linear, theirs], milestones=[warmup])
+    found = []
+    for _ in range(total):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    return found
+
+
+@pytest.mark.parametrize("low", [0.0, 0.3])
+@pytest.mark.parametrize(("total", "warmup"), [(20, 0), (20, 1), (20, 7), (3, 2), (1, 0)])
+def test_the_cosine_is_that_of_torch(total, warmup, low):
+    theirs = of_torch(lambda optimizer: CosineAnnealingLR(optimizer, T_max=total - warmup, eta_min=low), total, warmup)
+    assert rates(epochs=total, warmup_epochs=warmup, min_lr=low) == pytest.approx(theirs, abs=1e-12)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 0.5])
+@pytest.mark.parametrize(("total", "warmup"), [(20, 0), (20, 7)])
+def test_the_polynomial_is_that_of_torch(total, warmup, power):
+    theirs = of_torch(lambda optimizer: PolynomialLR(optimizer, total - warmup, power=power), total, warmup)
+    found = rates(epochs=total, warmup_epochs=warmup, schedule="polynomial", power=power)
+    assert found == pytest.approx(theirs, abs=1e-9)
+
+
+def test_the_polynomial_of_mlperf():
+    """tf.train.polynomial_decay: (lr - end) · (1 - t / decay_steps)^power + end."""
+    found = rates(epochs=12, warmup_epochs=2, schedule="polynomial", min_lr=1e-4)
+    assert found[2:] == pytest.approx([(1 - 1e-4) * (1 - t / 10) ** 2 + 1e-4 for t in range(10)], abs=1e-12)
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5])
+def test_steps_are_those_of_torch(factor):
+    theirs = of_torch(lambda optimizer: StepLR(optimizer, step_size=30, gamma=factor), 100, 0)
+    found = rates(per_epoch=10, epochs=10, schedule="step", step_epochs=3, step_factor=factor)
+    assert found == pytest.approx(theirs, rel=1e-12)
+    # the steps count from the beginning of the training, warm-up included
+    late = rates(per_epoch=10, epochs=10, schedule="step", step_epochs=3, step_factor=factor, warmup_epochs=1)
+    assert late[10:] == pytest.approx(found[10:])
+    assert rates(epochs=9, schedule="step", step_epochs=3, min_lr=0.05)[-1] == 0.05
+
+
+def test_steps_from_epochs():
+    recipe = Recipe(epochs=2.5, warmup_epochs=0.5)
+    assert (total_steps(recipe, 10), warmup_steps(recipe, 10)) == (25, 5)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(2000, 111), (90, 5), (10, 1), (2, 0), (1, 0)])
+def test_with_steps_warm_up_keeps_its_share(steps, warmup):
+    """Five of 90 epochs, and not what five epochs would be."""
+    recipe = resolve("resnet50-sgd", {"steps": steps})
+    assert (total_steps(recipe, 5004), warmup_steps(recipe, 5004)) == (steps, warmup)
+
+
+def test_with_steps_the_schedule_keeps_its_shape():
+    options = {"warmup_epochs": 10, "schedule": "step", "step_epochs": 30}
+    whole = rates(per_epoch=10, epochs=100, **options)
+    short = rates(per_epoch=77, epochs=100, steps=1000, **options)
+    assert short == whole
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "size", "passes"), [(64, None, 1, (64, 1)), (64, 16, 1, (16, 4)), (64, 16, 2, (16, 2)),
+                                           (64, 256, 4, (16, 1)), (24, 3, 2, (3, 4))],
+)  # fmt: skip
+def test_a_batch_is_split_evenly(batch, micro, size, passes):
+    world, recipe = World(0, size, torch.device("cpu")), Recipe(batch_size=batch, micro_batch=micro)
+    assert (world.micro_batch(recipe), world.accumulation(recipe)) == passes
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "size", "message"),
+    [
+        (64, None, 3, "batch_size 64 does not divide among 3 processes: take 63"),
+        (2, None, 8, "batch_size 2 does not divide among 8 processes: take 8"),
+        (64, 24, 1, "micro_batch 24 does not divide the 64 images that each process has of a batch: take 16"),
+    ],
+)
+def test_a_batch_that_cannot_be_split_is_refused(batch, micro, size, message):
+    world = World(0, size, torch.device("cpu"))
+    with pytest.raises(ValueError, match=message):
+        world.micro_batch(Recipe(batch_size=batch, micro_batch=micro))
+
+
+@pytest.mark.parametrize(
+    ("cores", "local", "options", "workers"),
+    [
+        (96, 8, {}, 8),
+        (64, 8, {}, 8),
+        (16, 8, {}, 2),
+        (8, 8, {}, 1),
+        (2, 4, {}, 1),
+        (12, 1, {}, 8),
+        (12, 2, {"workers": 5}, 5),
+        (12, 2, {"data": "digits"}, 0),
+    ],
+)
+def test_processes_of_a_machine_share_its_cores(cores, local, options, workers, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores), raising=False)
+    world = World(0, 16, torch.device("cpu"), local_size=local)
+    assert world.workers(Recipe(**{"data": "pictures", **options})) == workers
+
+
+def test_the_launcher_says_how_many_processes_a_machine_has(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    for environment, local in (({"LOCAL_WORLD_SIZE": "4"}, 4), ({}, 8)):
+        monkeypatch.setattr(os, "environ", environment)
+        with world_of("cpu") as world:
+            assert (world.rank, world.size, world.local_size) == (3, 8, local)

@@ -1,0 +1,351 @@
+"""What a training computes, beside a plain loop with torch.optim, and however a batch is split."""
+
+import copy
+import dataclasses
+from fnmatch import fnmatch
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
+
+from fused_lwlr import calibrate, gradinit_, lwlr_init_
+from fused_lwlr.data import open_data, val_batches
+from fused_lwlr.data.sampler import permutation
+from fused_lwlr.models.build import build
+from fused_lwlr.multipliers import layer_decay
+from fused_lwlr.training import trainer as trainer_module
+from fused_lwlr.training.presets import resolve
+from fused_lwlr.training.processes import World, pick_device
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.schedule import lr_of_step
+from fused_lwlr.training.setup import new_model
+from fused_lwlr.training.trainer import Trainer
+
+ALONE = World(0, 1, torch.device("cpu"))
+BASE = Recipe(rates="single", lr=0.05, steps=4, batch_size=32, device="cpu", workers=0, weight_decay=1e-3)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return open_data("digits", image_size=8, augmentation="none")
+
+
+def trained(recipe, data, steps=None):
+    trainer = Trainer(recipe, ALONE, data)
+    trainer.prepare()
+    passes = trainer.batches()
+    losses = []
+    for _ in range(steps or trainer.total):
+        losses.append(trainer.gradients(passes)[0].item())
+        trainer.update()
+    return trainer, losses
+
+
+def by_hand(recipe, data, steps):
+    """A loop without anything of ours but the order of images and the initialization."""
+    torch.manual_seed(recipe.seed)
+    model = build(recipe.model, image_size=8, channels=1, classes=10)
+    lwlr_init_(model)
+    kinds = {
+        "sgd": lambda p, **k: torch.optim.SGD(p, momentum=0.9, nesterov=recipe.nesterov, **k),
+        "adamw": lambda p, **k: torch.optim.AdamW(p, betas=recipe.betas, eps=recipe.eps, **k),
+    }
+    optimizer = kinds[recipe.optimizer](model.parameters(), lr=1.0, weight_decay=recipe.weight_decay)
+    order = permutation(len(data.train), recipe.seed, 0)
+    losses = []
+    for step in range(steps):
+        indices = torch.from_numpy(order[step * recipe.batch_size : (step + 1) * recipe.batch_size])
+        optimizer.param_groups[0]["lr"] = lr_of_step(recipe, step, len(data.train) // recipe.batch_size)
+        model.train()
+        outputs, targets = model(data.train.inputs[indices]), data.train.targets[indices]
+        if recipe.loss == "bce":
+            soft = one_hot(targets, 10) * (1 - recipe.label_smoothing) + recipe.label_smoothing / 10
+            loss = binary_cross_entropy_with_logits(outputs, soft)
+        else:
+            loss = cross_entropy(outputs, targets, label_smoothing=recipe.label_smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return model, losses
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"optimizer": "adamw", "lr": 1e-3}, {"model": "vit", "label_smoothing": 0.1}, {"nesterov": True},
+        {"optimizer": "adamw", "lr": 1e-3, "betas": (0.5, 0.8), "eps": 1e-3}, {"loss": "bce", "label_smoothing": 0.1},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.usefixtures("torchs_bits")
+def test_a_plain_loop_gets_the_same_bits(options, data):
+    recipe = dataclasses.replace(BASE, **options)
+    trainer, losses = trained(recipe, data)
+    model, expected = by_hand(recipe, data, 4)
+    assert losses == expected
+    for (name, ours), theirs in zip(trainer.model.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_passes_are_averaged(data):
+    """Without batch normalization the split of a batch is a matter of rounding, calibration included."""
+    recipe = dataclasses.replace(BASE, model="vit", rates="layerwise", calibration_steps=2, steps=2)
+    whole, parts = (trained(dataclasses.replace(recipe, micro_batch=size), data)[0] for size in (32, 8))
+    assert parts.accumulation == 4
+    for name, eta in whole.rates.items():
+        assert parts.rates[name] == pytest.approx(eta, rel=1e-4), name
+    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
+def test_rates_are_those_of_calibrate(amp, data):
+    """In the precision of the training, but for fp16, which would need a scale."""
+    recipe = dataclasses.replace(BASE, rates="layerwise", calibration_steps=3, amp=amp)
+    trainer, _ = trained(recipe, data, 1)
+    torch.manual_seed(0)
+    model = build("resnet", image_size=8, channels=1, classes=10)
+    lwlr_init_(model)
+    order = torch.from_numpy(permutation(len(data.train), 0, 0))
+    batches = [(data.train.inputs[part], data.train.targets[part]) for part in order[:96].split(32)]
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp == "bf16"):
+        expected = calibrate(model, batches, cross_entropy, init=False)
+    assert dict(trainer.rates) == dict(expected)
+
+
+def test_gradinit_scales_the_weights_of_the_model_itself(data):
+    recipe = dataclasses.replace(BASE, init="gradinit", gradinit_steps=2, model="vit")
+    trainer = Trainer(recipe, ALONE, data)
+    trainer.prepare()
+    torch.manual_seed(0)
+    model = build("vit", image_size=8, channels=1, classes=10)
+    own = {name: param.detach().clone() for name, param in model.named_parameters()}
+    order = torch.from_numpy(permutation(len(data.train), 0, 0))
+    batches = [(data.train.inputs[part], data.train.targets[part]) for part in order[: 6 * 32].split(32)]
+    gradinit_(model, batches, cross_entropy, optimizer="sgd", lr=0.05, steps=2)
+    for name, param in trainer.model.named_parameters():
+        assert torch.equal(param, model.get_parameter(name)), name
+    assert any(not torch.equal(param, own[name]) for name, param in model.named_parameters())
+
+
+@pytest.mark.parametrize(("amp", "error"), [("bf16", 0.05), ("fp16", 0.01)])
+def test_mixed_precision(amp, error, data):
+    """Gradients are those of single precision but for rounding, and a step takes the scale of the loss out again."""
+    trainers = [Trainer(dataclasses.replace(BASE, model="vit", amp=name), ALONE, data) for name in ("none", amp)]
+    for trainer in trainers:
+        trainer.prepare()
+        if amp == "fp16":
+            # low enough for no overflow on the first step, with which scaling begins otherwise
+            trainer.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=trainer.recipe.amp == "fp16")
+        trainer.gradients(trainer.batches())
+    exact, mixed = ([param.grad.clone() for param in trainer.model.parameters()] for trainer in trainers)
+    scale = trainers[1].scaler.get_scale()
+    assert scale == (256.0 if amp == "fp16" else 1.0)
+    apart = sum((a - b / scale).square().sum().item() for a, b in zip(exact, mixed, strict=True))
+    assert 0 < apart < error**2 * sum(a.square().sum().item() for a in exact)
+    start = copy.deepcopy(trainers[0].model)
+    for trainer in trainers:
+        trainer.update()
+    assert all(param.dtype == torch.float32 for param in trainers[1].model.parameters())
+    moved = [[a - b for a, b in zip(t.model.parameters(), start.parameters(), strict=True)] for t in trainers]
+    apart = sum((a - b).square().sum().item() for a, b in zip(*moved, strict=True))
+    assert 0 < apart < error**2 * sum(a.square().sum().item() for a in moved[0])
+
+
+def test_channels_last_changes_strides_alone(data):
+    plain, _ = trained(dataclasses.replace(BASE, steps=2), data)
+    last, _ = trained(dataclasses.replace(BASE, steps=2, channels_last=True), data)
+    conv = next(param for param in last.model.parameters() if param.dim() == 4 and param.shape[1] > 1)
+    assert conv.is_contiguous(memory_format=torch.channels_last)
+    assert not conv.is_contiguous()
+    for a, b in zip(plain.model.parameters(), last.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_compiled(data, monkeypatch):
+    compiler = torch.compile
+    # by dynamo alone: what inductor makes of the graph is not ours
+    monkeypatch.setattr(torch, "compile", lambda model: compiler(model, backend="eager"))
+    recipe = dataclasses.replace(BASE, model="vit", steps=2)
+    plain, _ = trained(recipe, data)
+    compiled, _ = trained(dataclasses.replace(recipe, compile=True), data)
+    assert compiled.called is not compiled.model
+    for a, b in zip(plain.model.parameters(), compiled.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_weight_decay_of_matrices_alone(data):
+    trainer = Trainer(dataclasses.replace(BASE, decay="matrices"), ALONE, data)
+    trainer.prepare()
+    for group in trainer.optimizer.param_groups:
+        assert {param.dim() >= 2 for param in group["params"]} == {group["weight_decay"] > 0}
+    held = [param for group in trainer.optimizer.param_groups for param in group["params"]]
+    assert {id(param) for param in held} == {id(param) for param in trainer.model.parameters()}
+
+
+def test_what_is_excluded_has_neither_decay_nor_scaling(data):
+    """By name, as in MLPerf: a weight of a convolution too."""
+    patterns = ("*bn*", "*.bias", "conv.weight")
+    recipe = dataclasses.replace(BASE, scaling="lars", lr_in_momentum=True, exclude=patterns, steps=1)
+    trainer = Trainer(recipe, ALONE, data)
+    trainer.prepare()
+    names = [name for name, _ in trainer.model.named_parameters()]
+    left_out = {name for name in names if any(fnmatch(name, pattern) for pattern in patterns)}
+    assert {"conv.weight", "head.bias"} <= left_out < set(names)
+    decay = {name: group["weight_decay"] for group in trainer.optimizer.param_groups for name in group["param_names"]}
+    assert {name for name, value in decay.items() if value == 0} == left_out
+    assert all(group["lr_in_momentum"] is True for group in trainer.optimizer.param_groups)
+    trainer.gradients(trainer.batches())
+    trainer.update()
+    ratios = trainer.optimizer.layer_stats()
+    scaled = {name for name, ratio in zip(ratios.names, ratios.trust_ratio.tolist(), strict=True) if ratio != 1}
+    assert scaled == {name for name, param in trainer.model.named_parameters() if param.dim() >= 2} - left_out
+
+
+def test_a_pattern_that_fits_nothing_is_refused(data):
+    trainer = Trainer(dataclasses.replace(BASE, exclude=("*.scale",)), ALONE, data)
+    with pytest.raises(ValueError, match=r"--exclude \*\.scale fits no parameter of resnet, which has "):
+        trainer.prepare()
+
+
+def test_layer_decay_multiplies_rates(data):
+    trainer = Trainer(dataclasses.replace(BASE, model="vit", layer_decay=0.5, steps=1), ALONE, data)
+    trainer.prepare()
+    expected = layer_decay(trainer.model, 0.5)
+    [group] = trainer.optimizer.param_groups
+    assert dict(zip(group["param_names"], group["multipliers"], strict=True)) == expected
+    assert len(set(expected.values())) > 2
+    assert resolve("vit-s-adamw", {"layer_decay": 0.7}).rates == "single"
+
+
+def test_weights_of_a_checkpoint_are_where_training_starts(timm, tmp_path):
+    """And timm's own initialization stays where the model is asked for: the last scale of a block is 0."""
+    options = {"model": "timm:test_resnet", "rates": "single"}
+    sizes = {"image_size": 32, "channels": 3, "classes": 3}
+    trained = timm.create_model("test_resnet", num_classes=3)
+    for param in trained.parameters():
+        param.data.uniform_()
+    torch.save(trained.state_dict(), tmp_path / "weights.pth")
+    kept = new_model(resolve(None, {**options, "model_args": (f"checkpoint_path={tmp_path}/weights.pth",)}), **sizes)
+    for (name, ours), theirs in zip(kept.named_parameters(), trained.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    fresh, drawn = (new_model(resolve(None, {**options, **more}), **sizes) for more in ({}, {"init": "lwlr"}))
+    assert fresh.layer1[0].bn2.weight.abs().max() == 0
+    assert drawn.layer1[0].bn2.weight.abs().min() == 1
+
+
+def test_pretrained_asks_timm_for_its_weights(timm, monkeypatch):
+    asked = []
+    monkeypatch.setattr(timm, "create_model", lambda name, **options: asked.append(options) or torch.nn.Linear(2, 2))
+    monkeypatch.setattr("fused_lwlr.models.build.import_timm", lambda what: timm)
+    recipe = resolve(None, {"model": "timm:resnet18", "pretrained": True})
+    new_model(recipe, image_size=32, channels=3, classes=3)
+    assert asked == [{"num_classes": 3, "in_chans": 3, "pretrained": True}]
+
+
+def test_a_size_of_validation_that_the_model_does_not_take_is_refused_at_once(timm):
+    sizes = {"image_size": 32, "channels": 3, "classes": 3}
+    options = {"init": "model", "test_size": 48}
+    vit = {"model": "timm:vit_tiny_patch16_224", "model_args": ("depth=1", "embed_dim=24", "num_heads=2")}
+    with pytest.raises(
+        ValueError, match="--test-size 48: timm:vit_tiny_patch16_224 takes images of its training alone"
+    ):
+        new_model(resolve(None, {**options, **vit}), **sizes)
+    assert new_model(resolve(None, {**options, "model": "timm:test_resnet"}), **sizes).training
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"scaling": "elr", "goal": 0.3}, "ELR(select"), ({"scaling": "lars", "trust_coefficient": 0.01}, "LARS("),
+        ({"scaling": "larc"}, "LARC("), ({"scaling": "lamb", "optimizer": "adamw"}, "LAMB("),
+        ({"scaling": "ng"}, "NormalizedGradient("), ({"clip_global_norm": 2.0}, "None"),
+    ],
+)  # fmt: skip
+def test_scalings(options, shown, data):
+    trainer, losses = trained(dataclasses.replace(BASE, steps=1, **options), data)
+    assert repr(trainer.optimizer.scaling).startswith(shown)
+    assert losses[0] == pytest.approx(by_hand(BASE, data, 1)[1][0])
+
+
+def test_averages_are_tested_in_the_same_pass_with_averaged_statistics(data, monkeypatch):
+    """Against swa_utils, weights and running statistics, at the decay that few steps make."""
+    from torch.optim.swa_utils import AveragedModel
+
+    recipe = dataclasses.replace(BASE, ema=0.5, steps=6)
+    trainer = Trainer(recipe, ALONE, data)
+    trainer.prepare()
+    decays = [min(0.5, (1 + t) / (10 + t)) for t in range(6)]
+
+    def moved(averaged, current, count):
+        return torch.lerp(averaged, current, 1 - decays[int(count) - 1]) if averaged.is_floating_point() else current
+
+    theirs = AveragedModel(trainer.model, avg_fn=moved, use_buffers=True)
+    theirs.n_averaged.fill_(1)  # our average has the weights before the first step
+    passes = trainer.batches()
+    for _ in range(6):
+        trainer.gradients(passes)
+        trainer.update()
+        theirs.update_parameters(trainer.model)
+    trained_state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    passes = []
+    monkeypatch.setattr(
+        trainer_module, "val_batches", lambda *args, **more: passes.append(1) or val_batches(*args, **more)
+    )
+    found = trainer.test()
+    assert passes == [1]
+    assert all(torch.equal(value, trained_state[name]) for name, value in trainer.model.state_dict().items())
+    theirs.module.eval()
+    with torch.no_grad():
+        logits = theirs.module(data.val.inputs)
+    assert found["ema"].loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-4)
+    assert found["ema"].top1 == pytest.approx((logits.argmax(1) == data.val.targets).double().mean().item(), abs=0.006)
+    with torch.no_grad():
+        logits = trainer.model(data.val.inputs)
+    assert found["model"].loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-5)
+    assert found["model"].images == found["ema"].images == 360
+
+
+def test_tests_count_every_image_once(data):
+    trainer, _ = trained(dataclasses.replace(BASE, batch_size=100, micro_batch=50, steps=1), data)
+    found = trainer.test()["model"]
+    with torch.no_grad():
+        logits = trainer.model.eval()(data.val.inputs)
+    assert found.images == 360
+    assert found.top1 == (logits.argmax(1) == data.val.targets).double().mean().item()
+    right = (logits.topk(5).indices == data.val.targets[:, None]).any(1)
+    assert found.top5 == right.double().mean().item()
+    assert found.loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-5)
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_is_made(data):
+    with pytest.raises(FileNotFoundError, match="rates must be single, layerwise or a file of rates, not 'nofile'"):
+        Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data)
+    with pytest.raises(ValueError, match="fsdp shards a model over processes, of which there is one"):
+        Trainer(dataclasses.replace(BASE, fsdp=True), ALONE, data)
+
+
+@pytest.mark.parametrize("options", [{}, {"model": "vit", "optimizer": "adamw"}], ids=str)
+def test_with_a_single_rate_and_layerwise_ones_all_else_is_the_same(options, data):
+    single, layerwise, other = (
+        Trainer(dataclasses.replace(BASE, **options, rates=rates, seed=seed), ALONE, data)
+        for rates, seed in (("single", 5), ("layerwise", 5), ("single", 6))
+    )
+    for trainer in (single, layerwise, other):
+        trainer.prepare()
+    pairs = list(zip(single.model.parameters(), layerwise.model.parameters(), other.model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b, _ in pairs)
+    assert not all(torch.equal(a, c) for a, _, c in pairs)
+    groups = [trainer.optimizer.state_dict()["param_groups"][0] for trainer in (single, layerwise)]
+    assert groups[0].pop("multipliers") is None
+    assert groups[1].pop("multipliers") is not None
+    assert groups[0] == groups[1]
+    assert torch.equal(next(single.batches()).targets, next(layerwise.batches()).targets)
+
+
+def test_devices():
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ValueError, match="device 'toaster' cannot be used here"):
+        pick_device("toaster")

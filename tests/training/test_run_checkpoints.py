@@ -1,0 +1,196 @@
+"""Checkpoints of a run: whole or absent whatever fails, and loaded only where they fit."""
+
+import errno
+import os
+from collections import Counter, OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from steps import OPTIONS, OURS, TORCH, identical
+from tiny_run import CONFIG, everything, network, run_of, train
+from torch import nn
+
+from fused_lwlr import files
+from fused_lwlr.training.checkpoints import Checkpoints
+
+
+@pytest.mark.parametrize("compiled", ["not", "whole", "parts"])
+@pytest.mark.parametrize("make", [OURS, TORCH], ids=["ours", "torch"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_run_goes_on_to_the_same_bits(name, make, compiled, tmp_path):
+    """Also where it was compiled, and is not any more: the names in the file are those of the model."""
+    run = run_of(network(), make[name], **OPTIONS[name])
+    train(run, range(2))
+    model = run["models"]["model"]
+    if compiled == "whole":
+        model = torch.compile(model, backend="eager")
+    if compiled == "parts":
+        model = nn.Sequential(*(torch.compile(part, backend="eager") for part in model))
+    state = {
+        "epoch": 1,
+        "seen": (1, torch.ones(2, dtype=torch.bfloat16)),
+        "count": Counter("aab"),
+        "size": torch.Size([2]),
+    }
+    state |= {
+        "ordered": OrderedDict(a=None),
+        "dtype": torch.half,
+        "device": torch.device("cpu"),
+        "raw": b"\0",
+        "on": True,
+    }
+    own = {"rng": torch.get_rng_state()}
+    path = Checkpoints(tmp_path / "a" / "b").save(2, **{**run, "models": {"model": model}}, state=state, own=own)
+    assert path == tmp_path / "a" / "b" / "step-000000002.pt"
+    other = run_of(network(), make[name], **{**OPTIONS[name], "lr": 9.0})
+    found = Checkpoints(tmp_path / "a" / "b").restore(**other)
+    assert (found.step, found.path, found.config) == (2, path, CONFIG)
+    assert identical((found.state, found.own), (state, [own]))
+    for each in (run, other):
+        train(each, range(2, 4))
+    assert identical(everything(other), everything(run))
+
+
+def test_without_a_checkpoint_there_is_nothing_to_load(run, tmp_path):
+    before = everything(run)
+    assert Checkpoints(tmp_path / "none").restore(**run) is None
+    assert identical(everything(run), before)
+
+
+def test_the_latest_few_are_kept(run, tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    (tmp_path / "step-000000003.partial").write_bytes(b"left by a kill")
+    (tmp_path / "step-best.pt").write_bytes(b"of someone else")
+    for step in (8, 9, 10, 1000):
+        checkpoints.save(step, **run)
+    assert [path.name for path in checkpoints.paths()] == ["step-000000010.pt", "step-000001000.pt"]
+    assert {path.name for path in tmp_path.iterdir()} - {path.name for path in checkpoints.paths()} == {"step-best.pt"}
+
+
+def test_due_by_the_clock(run, tmp_path, monkeypatch):
+    times = iter([100.0, 220.0])
+    monkeypatch.setattr("fused_lwlr.training.checkpoints.time.monotonic", lambda: next(times))
+    checkpoints = Checkpoints(tmp_path, minutes=2)
+    assert [checkpoints.due(now) for now in (100, 219.9, 220)] == [False, False, True]
+    checkpoints.save(1, **run)
+    assert [checkpoints.due(now) for now in (220, 339.9, 340)] == [False, False, True]
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path, minutes=0).due()
+    assert not Checkpoints(tmp_path, minutes=float("inf")).due(1e300)
+
+
+@pytest.mark.parametrize("where", ["torch.save", "os.fsync", "os.replace"])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()], ids=["full", "ctrl-c"])
+def test_what_fails_leaves_the_checkpoint_before(where, error, run, tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    path = checkpoints.save(1, **run)
+    before = path.read_bytes()
+
+    def fail(*arguments):
+        if where == "torch.save":
+            arguments[1].write(b"half")
+        raise error
+
+    monkeypatch.setattr(where, fail)
+    told = r"step-000000002.pt could not be written \(.*No space left\): .*step-000000001.pt is whole"
+    with pytest.raises(type(error), match=told if isinstance(error, OSError) else None):
+        checkpoints.save(2, **run)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_torch_tells_of_a_full_disk_in_its_own_way(run, tmp_path):
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs /dev/full")
+    (tmp_path / "step-000000001.partial").symlink_to(full)
+    with pytest.raises(OSError, match=r"could not be written \(.+\): make room .* there is none before it"):
+        Checkpoints(tmp_path).save(1, **run)
+
+
+def test_a_folder_that_cannot_be_made(run, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"checkpoint .*/file/run/step-000000001.pt could not be written"):
+        Checkpoints(tmp_path / "file" / "run").save(1, **run)
+
+
+@pytest.mark.parametrize("left", [0.0, 0.3, 0.9, 1.0])
+def test_killed_in_a_save_it_goes_on_from_the_one_before(left, run, tmp_path):
+    """The kill comes while the file is written, or before it is renamed."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, **run)
+    train(run, range(1, 2))
+    content = checkpoints.save(2, **run).read_bytes()
+    os.replace(tmp_path / "step-000000002.pt", tmp_path / "step-000000002.partial")
+    (tmp_path / "step-000000002.partial").write_bytes(content[: int(left * len(content))])
+    assert Checkpoints(tmp_path).restore(**run).step == 1
+
+
+def test_every_changed_byte_is_noticed_or_without_effect(run, tmp_path):
+    path = Checkpoints(tmp_path).save(1, **run)
+    expected, whole = files.read_tensors(path), path.read_bytes()
+    generator = torch.Generator().manual_seed(0)
+    refused = 0
+    for place in torch.randint(len(whole), (300,), generator=generator).tolist():
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
+        try:
+            assert identical(files.read_tensors(path), expected)
+        except ValueError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+            refused += 1
+    # the rest are padding, and what zip has twice
+    assert refused > 100
+    for part in range(8):
+        path.write_bytes(whole[: len(whole) * part // 8])
+        with pytest.raises(ValueError, match=r"\S"):
+            files.read_tensors(path)
+
+
+def test_from_a_damaged_one_it_goes_back_and_says_so(run, tmp_path):
+    told = []
+    checkpoints = Checkpoints(tmp_path, notice=told.append)
+    first = checkpoints.save(1, **run)
+    expected = everything(run)
+    train(run, range(1, 3))
+    second = checkpoints.save(2, **run)
+    damaged = second.read_bytes()[:-100]
+    second.write_bytes(damaged)
+    assert checkpoints.restore(**run).path == first
+    assert identical(everything(run), expected)
+    [line] = told
+    assert line.startswith(f"{second} is damaged (")
+    assert line.endswith("going back to step-000000001.pt")
+    # it does not stand in the way of those after it
+    assert (tmp_path / "step-000000002.damaged").read_bytes() == damaged
+    checkpoints.save(2, **run)
+    assert checkpoints.restore(**run).step == 2
+
+
+def test_with_damaged_ones_alone_it_refuses(run, tmp_path):
+    checkpoints = Checkpoints(tmp_path, notice=pytest.fail)
+    for step in (1, 2):
+        checkpoints.save(step, **run).write_bytes(b"nonsense")
+    match = r"no checkpoint that is whole, but step-000000002.pt \(.+\), step-000000001.pt \(.+\): put a copy .*--out"
+    with pytest.raises(ValueError, match=match):
+        checkpoints.restore(**run)
+    torch.save({"step": 2}, tmp_path / "step-000000002.pt")
+    with pytest.raises(ValueError, match=r"step-000000002.pt \(it has no 'format'\)"):
+        checkpoints.restore(**run)
+    assert len(checkpoints.paths()) == 2
+
+
+def test_one_of_a_later_version_is_not_gone_back_from(run, tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, **run)
+    path = checkpoints.save(2, **run)
+    files.replace(path, lambda file: torch.save({**files.read_tensors(path), "format": 2}, file))
+    with pytest.raises(OSError, match=r"has format 2, of another version of fused_lwlr; this one reads 1"):
+        checkpoints.restore(**run)
+
+
+@pytest.mark.parametrize("options", [{"minutes": -1}, {"minutes": float("nan")}, {"keep": 0}])
+def test_options_out_of_range(options, tmp_path):
+    with pytest.raises(ValueError, match=rf"{next(iter(options))}=.*: "):
+        Checkpoints(tmp_path, **options)

@@ -1,0 +1,97 @@
+"""What is no checkpoint, or one of something else, is refused by name, and nothing changes."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from steps import OPTIONS, OURS, identical
+from tiny_run import everything, network, run_of
+from torch import nn
+
+from fused_lwlr import files
+from fused_lwlr.training.checkpoints import Checkpoints
+
+
+class Malicious:
+    def __reduce__(self):
+        return Path.touch, (Path("marker"),)
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        ({"a": [1, (np.float64(2.0),)]}, r"state\['a'\]\[1\]\[0\] is a numpy.float64"),
+        ({"a": {Path("b"): 1}}, r"a key of state\['a'\] is a pathlib"),
+        ({"a": defaultdict(int)}, r"state\['a'\] is a collections.defaultdict"),
+        ({"a": Malicious()}, r"state\['a'\] is a test_run_checkpoints_refused.Malicious"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(state, place, run, tmp_path):
+    with pytest.raises(ValueError, match=place):
+        Checkpoints(tmp_path).save(1, **run, state=state)
+    assert not list(tmp_path.iterdir())
+
+
+def test_code_in_a_file_is_not_run(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Checkpoints(tmp_path).save(1, **run)
+    torch.save({**files.read_tensors(path), "state": Malicious()}, path)
+    with pytest.raises(ValueError, match="no checkpoint that is whole"):
+        Checkpoints(tmp_path).restore(**run)
+    assert not Path("marker").exists()
+    torch.load(path, weights_only=False)
+    assert Path("marker").exists()
+
+
+def frozen_last(params, **options):
+    return OURS["sgd"](list(params)[:-1], **options)
+
+
+def two_groups(params, **options):
+    first, *rest = params
+    return OURS["sgd"]([{"params": [first]}, {"params": rest}], **options)
+
+
+def reordered(params, **options):
+    return OURS["sgd"](list(params)[::-1], **options)
+
+
+REFUSED = {
+    "config": ({"config": {"lr": 0.2, "augment": {"mixup": 0.2}, "out": "there"}}, r"\n  lr: 0.1 -> 0.2\nRepeat"),
+    "shape": (
+        run_of(network(3, 5, 2)),
+        r"another model: 0.weight is \(4, 3\) float32 there and \(5, 3\) float32 here; 0.bias is .*; 1.weight is",
+    ),
+    "dtype": (run_of(network().double()), "0.weight is .* float32 there and .* float64 here"),
+    "deeper": (run_of(network().append(nn.Linear(2, 2))), r"another model: it has no 3.weight; it has no 3.bias. Not"),
+    "flatter": (run_of(network()[:1]), r"another model: 1.weight is not of this one; .*; 2.weight is .* and 4 more. N"),
+    "averages": ({"models": {"model": network(), "ema": network()}}, "weights of model, but this run of model, ema"),
+    "fewer": (run_of(network(), frozen_last), "other parameters: parameter group 0 differs in 2.bias"),
+    "groups": (run_of(network(), two_groups), "other parameters: 1 parameter groups there and 2 here"),
+    "order": (run_of(network(), reordered), "parameter group 0 differs in the order of its parameters"),
+    "kind": (
+        run_of(network(), OURS["adamw"], **OPTIONS["adamw"]),
+        r"step-000000001.pt does not fit the optimizer: .*has no '(betas|eps)': it is of another kind",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(kind, run, tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, **run)
+    changes, match = REFUSED[kind]
+    if kind in ("config", "averages"):
+        changes = {**run_of(network()), **changes}
+        changes["optimizer"] = OURS["sgd"](changes["models"]["model"].named_parameters(), **OPTIONS["sgd"])
+    before = everything(changes)
+    with pytest.raises(ValueError, match=match):
+        checkpoints.restore(**changes, free=["out"])
+    assert identical(everything(changes), before)
+
+
+def test_an_optimizer_of_another_model_is_not_saved(run, tmp_path):
+    with pytest.raises(ValueError, match="steps a parameter that is not of the first of the models"):
+        Checkpoints(tmp_path).save(1, **{**run, "models": {"model": network()}})

@@ -1,0 +1,91 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from fused_lwlr.training.signals import StopFlag
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_after_the_step_and_handlers_come_back(number, code, capfd):
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    with StopFlag() as flag:
+        assert flag.agree() == (False, False)
+        assert flag.agree(checkpoint_due=True) == (False, True)
+        assert flag.exit_code == 0
+        os.kill(os.getpid(), number)
+        assert flag.signum == number
+        assert flag.agree() == (True, True)
+    assert flag.exit_code == code
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+    assert capfd.readouterr().err.count("Stopping after this step") == 1
+
+
+def test_more_of_sigterm_change_nothing_and_the_first_signal_counts(capfd):
+    with StopFlag() as flag:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert flag.agree() == (True, True)
+    assert flag.exit_code == 143
+    assert capfd.readouterr().err.count("Stopping") == 1
+
+
+def test_handlers_come_back_after_an_exception():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyError), StopFlag():
+        raise KeyError
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_only_in_the_main_thread():
+    caught = []
+
+    def enter():
+        try:
+            StopFlag().__enter__()
+        except RuntimeError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert caught == ["signals can be handled in the main thread alone: enter StopFlag there"]
+
+
+def in_a_child(what):
+    """The signal that ended a forked process, and its exit status, 7 unless another one is meant."""
+    child = os.fork()
+    if child == 0:
+        try:
+            what()
+        finally:
+            os._exit(7)
+    status = os.waitpid(child, 0)[1]
+    return os.WTERMSIG(status), os.WEXITSTATUS(status)
+
+
+# a fork of a process with threads is fine as long as the child does so little
+forked = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+@forked
+@pytest.mark.parametrize(("numbers", "end"), [
+    ([signal.SIGINT], (0, 7)), ([signal.SIGTERM] * 3, (0, 7)), ([signal.SIGINT] * 2, (signal.SIGINT, 0)),
+    ([signal.SIGTERM, signal.SIGINT, signal.SIGINT], (signal.SIGINT, 0)),
+])  # fmt: skip
+def test_the_second_ctrl_c_ends_the_process(numbers, end):
+    def run():
+        with StopFlag():
+            for number in numbers:
+                os.kill(os.getpid(), number)
+
+    assert in_a_child(run) == end
+
+
+@forked
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGTERM, (signal.SIGTERM, 0)), (signal.SIGINT, (0, 7))])
+def test_forked_processes_leave_ctrl_c_to_their_parent(number, end):
+    with StopFlag() as flag:
+        assert in_a_child(lambda: os.kill(os.getpid(), number)) == end
+        assert flag.agree() == (False, False)

@@ -1,0 +1,133 @@
+"""What one step of a training is made of: scale of the loss, dropout, mixing, precision, options of the optimizer."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from fused_lwlr.data import open_data
+from fused_lwlr.training.processes import World
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.trainer import Trainer
+
+ALONE = World(0, 1, torch.device("cpu"))
+BASE = Recipe(rates="single", lr=0.05, steps=8, batch_size=32, device="cpu", workers=0, weight_decay=1e-3)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return open_data("digits", image_size=8, augmentation="none")
+
+
+def test_the_scale_of_the_loss_falls_until_steps_are_taken(data):
+    """With the scale that GradScaler begins with gradients overflow; such a step changes no weight."""
+    trainer = Trainer(dataclasses.replace(BASE, amp="fp16", steps=8), ALONE, data)
+    trainer.prepare()
+    passes, scales, moved = trainer.batches(), [], []
+    for _ in range(8):
+        scales.append(trainer.scaler.get_scale())
+        before = copy.deepcopy(trainer.model)
+        trainer.gradients(passes)
+        overflown = any(not param.grad.isfinite().all() for param in trainer.model.parameters())
+        trainer.update()
+        pairs = zip(before.parameters(), trainer.model.parameters(), strict=True)
+        moved.append(any(not torch.equal(a, b) for a, b in pairs))
+        assert moved[-1] != overflown
+        assert trainer.scaler.get_scale() == scales[-1] * (0.5 if overflown else 1.0)
+    assert scales[0] == 65536.0
+    assert set(moved) == {False, True}
+
+
+def test_dropout_follows_from_seed_step_and_pass(data):
+    """What a model draws in a pass is not that of other passes, whatever was drawn before, and whose pass it is."""
+
+    def drawn(rank, step, seed=0, size=2):
+        recipe = dataclasses.replace(BASE, seed=seed, micro_batch=8)
+        trainer = Trainer(recipe, World(rank, size, torch.device("cpu")), data)
+        trainer.called, trainer.step = trainer.model, step
+        numbers = []
+        trainer.model.register_forward_pre_hook(lambda *arguments: numbers.append(torch.rand(1).item()))
+        torch.rand(rank + step)
+        trainer.gradients(trainer.batches())
+        return numbers
+
+    places = [(0, 0), (0, 1), (1, 0), (0, 0, 1)]
+    found = [drawn(*place) for place in places]
+    assert len({number for numbers in found for number in numbers}) == 8
+    torch.manual_seed(7)
+    assert drawn(0, 1) == found[1]
+    # the passes of one process are those of two in turn, and of four
+    assert drawn(0, 0, size=1) == [found[0][0], found[2][0], found[0][1], found[2][1]]
+    assert drawn(3, 0, size=4) == [found[2][1]]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"momentum": 0.3, "weight_decay": 0.02}, {"momentum": 0.0}, {"optimizer": "adamw", "weight_decay": 0.3}],
+    ids=str,
+)
+def test_the_optimizer_has_what_the_recipe_says(options, data):
+    trainer = Trainer(dataclasses.replace(BASE, **options), ALONE, data)
+    trainer.prepare()
+    [group] = trainer.optimizer.param_groups
+    asked = {name: value for name, value in options.items() if name != "optimizer"}
+    assert {name: group[name] for name in asked} == asked
+
+
+def test_a_clipped_step_is_as_long_as_that(data):
+    recipe = dataclasses.replace(BASE, momentum=0.0, weight_decay=0.0, clip_global_norm=0.01, steps=1)
+    trainer = Trainer(recipe, ALONE, data)
+    trainer.prepare()
+    start = [param.detach().clone() for param in trainer.model.parameters()]
+    trainer.gradients(trainer.batches())
+    trainer.update()
+    moved = sum((a - b).square().sum().item() for a, b in zip(trainer.model.parameters(), start, strict=True)) ** 0.5
+    assert moved == pytest.approx(recipe.lr * 0.01, rel=1e-4)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_what_goes_into_the_model(channels_last, data):
+    trainer = Trainer(dataclasses.replace(BASE, channels_last=channels_last), ALONE, data)
+    trainer.prepare()
+    strides = []
+    # of three channels: those of one lie in memory in either order
+    images = torch.rand(32, 3, 8, 8)
+    trainer.called = lambda inputs: strides.append(inputs.stride()) or trainer.model(inputs[:, :1])
+    trainer.gradients(batch._replace(inputs=images) for batch in trainer.batches())
+    assert strides == [(192, 1, 24, 3) if channels_last else (192, 64, 8, 1)]
+
+
+def test_each_pass_is_mixed_for_itself(data, monkeypatch, timm):
+    """What is drawn for a pass depends on the step and on its number in it, whichever process has it."""
+    recipe = dataclasses.replace(BASE, mixup=0.5, batch_size=16, micro_batch=4)
+    images = torch.rand(4, 1, 8, 8)
+
+    def mixed(rank, step, micro, size=2):
+        trainer = Trainer(recipe, World(rank, size, torch.device("cpu")), data)
+        trainer.called, trainer.step = trainer.model, step
+        seen = []
+        monkeypatch.setattr(trainer, "loss", lambda outputs, targets: seen.append(targets) or outputs.sum())
+        batch = next(trainer.batches())
+        same = batch._replace(inputs=images.clone(), targets=torch.tensor([0, 1, 2, 3]))
+        trainer.gradients(iter([same._replace(inputs=images.clone()) for _ in range(trainer.accumulation)]))
+        return tuple(seen[micro].flatten().tolist())
+
+    places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)]
+    found = {place: mixed(*place) for place in places}
+    assert len(set(found.values())) == 4
+    assert mixed(0, 1, 0) == found[0, 1, 0]
+    assert [mixed(0, 0, micro, size=1) for micro in (0, 1, 2)] == [
+        found[place] for place in ((0, 0, 0), (1, 0, 0), (0, 0, 1))
+    ]
+
+
+@pytest.mark.parametrize("amp", ["none", "bf16"])
+def test_tests_compute_as_training_does(amp, data):
+    trainer = Trainer(dataclasses.replace(BASE, amp=amp), ALONE, data)
+    trainer.prepare()
+    dtypes = set()
+    trainer.model.register_forward_hook(lambda module, inputs, output: dtypes.add(output.dtype))
+    trainer.gradients(trainer.batches())
+    trainer.test()
+    assert dtypes == {torch.bfloat16 if amp == "bf16" else torch.float32}
