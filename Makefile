@@ -1,4 +1,4 @@
-# make demo: calibrate and train on the embedded data set.  make test: the whole test suite.
+# make demo: calibrate and train on the embedded data set.  make test: the test suite.
 # Both set up their own virtual environment; a second run starts at once.
 
 PYTHON ?= python3
@@ -8,14 +8,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo environments test test-triton-3.6 test-triton-3.7 fuzz lint gpu bench bench-gpu bench-host clean
+.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fuzz lint gpu bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
 
-# kernels are compiled for this CPU, and then interpreted, which tells integers that overflow and lets programs overlap
+# kernels are compiled for this CPU
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not long"
+
+# machine code for all GPUs, and other libraries' trainers; then kernels in Triton's interpreter, which tells integers that
+# overflow and lets programs overlap
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m long
 	TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 tests/kernels tests/optim/test_balanced.py \
 		--ignore tests/kernels/test_codegen.py
 

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from fused_lwlr import ELR, LAMB
 
+pytestmark = pytest.mark.long
 EPOCHS = 2
 
 

@@ -15,6 +15,7 @@ from fused_lwlr import ELR, LAMB
 
 # of Lightning's own code, and its advice on workers for loading
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
 ]

@@ -10,6 +10,7 @@ from tolerances import close, same
 
 from fused_lwlr import LAMB, LARS
 
+pytestmark = pytest.mark.long
 STEPS = 6
 
 
