@@ -119,7 +119,10 @@ def code_of(step: str, dtype: str) -> tuple[Code, Code]:
     # in the order of the listing: norms, the weights where their sum is not carried, updates
     phases = list(found[queued]["phases"])
     update = _last(phases, reads * vectors)
-    _last(phases, vectors * constants.GPU.at_once)
+    # for several blocks at once, and for one
+    _last(phases, vectors * (constants.GPU.at_once + 1))
+    if place == "gradient":
+        _last(phases, vectors)
     resident = min(found[queued]["resident"], constants.PER_PROCESSOR)
     return code, Code(resident, phases, update, plain["instructions"])
 

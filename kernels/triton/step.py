@@ -6,6 +6,7 @@ from typing import Any
 
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from fused_lwlr.kernels.constants import LEAST_RESIDENT, PER_PROCESSOR, WARPS, most_registers
 from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
@@ -183,4 +184,5 @@ def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[s
 def rule_of(rule: Rule, dtypes: Sequence[Any]) -> Any:
     """Returns the Triton function of a rule: exact to the last bit, unless all that it computes is stored as half."""
     weight, _, *others, _ = dtypes
-    return compiled(rule.update, exact=tl.float32 in (weight, *others))
+    # numbers that a compiler sees as scalars are Python's in the interpreter
+    return compiled(rule.update, exact=knobs.runtime.interpret or tl.float32 in (weight, *others))

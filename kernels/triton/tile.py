@@ -128,6 +128,10 @@ def visit(
             offs = begin + i * BLOCK + tl.arange(0, BLOCK)
             full = FUNCTION(at, offs, stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
         begin += BLOCK * AT_ONCE
+    if AT_ONCE > 1:
+        while (begin + BLOCK <= stop) & aligned:
+            full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
+            begin += BLOCK
     totals = total(full)
     if begin < stop:
         rest = (tl.zeros([THREADS if NARROW > THREADS else NARROW], tl.float32),) * SUMS

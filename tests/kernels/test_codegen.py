@@ -17,6 +17,8 @@ VERSION = ".".join(triton.__version__.split(".")[:2])
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 # blocks that are loaded at once: of gradients for their norms, of weights for a sum that is not carried
 ONCE = constants.GPU.at_once
+# and one block where as many are not left
+SUMMED = ONCE + 1
 # columns of a block that the main path loads and stores; of a queue those of norms, of the weights, and of updates
 COLUMNS = {
     "sgd": (2, 1),
@@ -24,25 +26,25 @@ COLUMNS = {
     "sgd lr in momentum": (3, 2),
     "adamw": (4, 3),
     "adamw amsgrad": (5, 4),
-    "sgd momentum, ELR": (ONCE + ONCE + 3, 2),
-    "sgd momentum, all": (ONCE + ONCE + 3, 2),
+    "sgd momentum, ELR": (SUMMED + SUMMED + 3, 2),
+    "sgd momentum, all": (SUMMED + SUMMED + 3, 2),
     "lion": (3, 2),
-    "adamw, ELR": (4 + ONCE + 4, 3),
-    "adamw, all": (4 + ONCE + 4, 3),
-    "lion, ELR": (3 + ONCE + 3, 2),
-    "lion, all": (3 + ONCE + 3, 2),
-    "statistics": (2 * (ONCE // 2), 0),
-    "totals": (ONCE, 0),
+    "adamw, ELR": (4 + SUMMED + 4, 3),
+    "adamw, all": (4 + SUMMED + 4, 3),
+    "lion, ELR": (3 + SUMMED + 3, 2),
+    "lion, all": (3 + SUMMED + 3, 2),
+    "statistics": (2 * (ONCE // 2 + 1), 0),
+    "totals": (SUMMED, 0),
 }
 FULL_ONLY = {
     "adamw, groups": (4, 3),
-    "adamw, balanced": (ONCE + ONCE + 4, 3),
-    "adamw, ELR, ema": (4 + ONCE + 5, 4),
+    "adamw, balanced": (SUMMED + SUMMED + 4, 3),
+    "adamw, ELR, ema": (4 + SUMMED + 5, 4),
 }
 HALF_ONLY = {
-    "sgd momentum, noise": (ONCE + ONCE + 3, 2),
-    "adamw, noise": (ONCE + ONCE + 4, 3),
-    "lion, noise": (ONCE + ONCE + 3, 2),
+    "sgd momentum, noise": (SUMMED + SUMMED + 3, 2),
+    "adamw, noise": (SUMMED + SUMMED + 4, 3),
+    "lion, noise": (SUMMED + SUMMED + 3, 2),
     # and two moments and the exact weight, which are float32
     "adamw, master": (2, 1),
 }
@@ -53,8 +55,8 @@ BRAIN_ONLY = {
 WIDE = {"adamw, master": 3, "adamw, ema": 1}
 # columns of a block that are under way together before the first of them is used, on sm_90 and sm_100
 AT_ONCE = {
-    "sgd": 2, "sgd momentum": 3, "sgd lr in momentum": 3, "adamw": 4, "adamw amsgrad": 5, "lion": 3, "statistics": 2 * (ONCE // 2),
-    "totals": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
+    "sgd": 2, "sgd momentum": 3, "sgd lr in momentum": 3, "adamw": 4, "adamw amsgrad": 5, "lion": 3,
+    "statistics": 2 * (ONCE // 2), "totals": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
 }  # fmt: skip
 MOST_INSTRUCTIONS = {("adamw", "bf16"): 355}
 """From the first to the last access: 60 % of those with quotients and roots that are rounded correctly, on sm_90."""
