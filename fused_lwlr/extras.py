@@ -25,6 +25,15 @@ def import_beside_torchvision(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def import_extra(name: str) -> ModuleType:
+    """The package of the extra with its name, or an ImportError that says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        # not ModuleNotFoundError, which is shown as a bug
+        raise ImportError(f"{name} is not installed: pip install 'fused_lwlr[{name}]'") from error
+
+
 def import_timm(needed_by: str) -> ModuleType:
     """The package timm, or an ImportError that says what needs it and what to install."""
     try:

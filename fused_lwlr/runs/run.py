@@ -11,6 +11,7 @@ from filelock import FileLock, Timeout
 
 from fused_lwlr import files
 from fused_lwlr.data import Stream
+from fused_lwlr.extras import import_extra
 from fused_lwlr.runs.html_report import write_report
 from fused_lwlr.runs.metrics import Metrics
 from fused_lwlr.runs.provenance import record_facts, record_start
@@ -41,6 +42,10 @@ def run(recipe: Recipe) -> int:
         ValueError, FileNotFoundError: what the recipe asks for cannot be had, or the folder has a run of another one.
         DivergedError: the loss is not finite any more. The last checkpoint is from before.
     """
+    for board, wanted in (("tensorboard", recipe.tensorboard), ("wandb", recipe.wandb)):
+        if wanted:
+            # what is missing is told before rates are measured
+            import_extra(board)
     with world_of(recipe.device) as world, StopFlag() as flag, ExitStack() as held:
         held.enter_context(reproducible(recipe.deterministic, world.device))
         trainer = Trainer(recipe, world, load_data(recipe))

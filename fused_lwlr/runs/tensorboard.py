@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from fused_lwlr.extras import import_extra
 from fused_lwlr.runs.metrics import plain
 from fused_lwlr.runs.scalars import LAYERS, scalars
 from fused_lwlr.training.collectives import is_first
@@ -32,7 +33,12 @@ class Dashboard:
     def __init__(self, folder: str | Path, *, after: int | None = None):
         self._writer: Any = None
         if is_first():
-            self._writer = _writer(Path(folder) / "tensorboard", 0 if after is None else after + 1)
+            import_extra("tensorboard")
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(
+                str(Path(folder) / "tensorboard"), purge_step=0 if after is None else after + 1
+            )
             self._writer.add_custom_scalars(LAYOUT)
 
     def add(self, record: Record) -> None:
@@ -56,12 +62,3 @@ class Dashboard:
         for name in LAYERS:
             if any(value is not None for value in content[name]):
                 self._writer.add_figure(f"{name}_by_depth", by_depth(content, name), step)
-
-
-def _writer(folder: Path, purge_step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        # not ModuleNotFoundError, which is shown as a bug
-        raise ImportError("tensorboard is not installed: pip install 'fused_lwlr[tensorboard]'") from error
-    return SummaryWriter(str(folder), purge_step=purge_step)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fused_lwlr.extras import import_extra
 from fused_lwlr.runs.scalars import scalars
 from fused_lwlr.training.collectives import is_first
 from fused_lwlr.training.records import Record
@@ -29,15 +30,11 @@ class WandbRun:
         self._run: Any = None
         if not is_first():
             return
-        try:
-            import wandb
-        except ImportError as error:
-            raise ImportError("wandb is not installed: pip install 'fused_lwlr[wandb]'") from error
         folder = Path(folder)
         identity = folder / "wandb_id"
         if not identity.exists():
             identity.write_text(uuid.uuid4().hex, encoding="utf-8")
-        self._run = wandb.init(
+        self._run = import_extra("wandb").init(
             project=os.environ.get("WANDB_PROJECT", "fused_lwlr"),
             name=folder.name,
             id=identity.read_text(encoding="utf-8"),

@@ -70,3 +70,6 @@ def test_without_wandb(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ImportError, match=r"wandb is not installed: pip install 'fused_lwlr\[wandb\]'"):
         WandbRun(tmp_path, {})
+    with pytest.raises(ImportError, match="wandb is not installed"):
+        running.run(Recipe(wandb=True, device="cpu", out=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
