@@ -109,7 +109,8 @@ class Loop:
     def _tell_of_another_spread(self, found: Checkpoint) -> None:
         fixed = [name for name in self.config if name not in SPREAD]
         changed = difference(found.config, self.config, free=fixed)
-        passes = found.state["pass_images"], self.trainer.micro
+        # checkpoints of older versions do not say
+        passes = found.state.get("pass_images", self.trainer.micro), self.trainer.micro
         if not changed or not self.trainer.world.first:
             return
         more = ""
