@@ -2,6 +2,8 @@
 
 import difflib
 import errno
+import functools
+import importlib
 import os
 import re
 import sys
@@ -12,6 +14,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
+
+COMMANDS = {
+    "calibrate": ("calibrate", "Measure the learning-rate multiplier of every layer of a model."),
+    "demo": ("study", "Compare layer-wise rates with a single one, in minutes."),
+    "train": ("train", "Train a model, small or of ImageNet's size."),
+    "report": ("report", "Write the report of a run, as one HTML file."),
+    "study": ("study", "Reproduce a figure or table of a paper."),
+}
+"""Name -> the module that has a function of this name, imported when it is asked for; and what it does."""
 
 EXTRA_CLI = {
     "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow", "pydantic": "pydantic",
@@ -52,12 +63,33 @@ class Command(TyperCommand):
                 formatter.write_dl(records)
 
 
+@functools.cache
+def command(name: str) -> Any:
+    """A command of `COMMANDS`."""
+    module = importlib.import_module(f"fused_lwlr.command.{COMMANDS[name][0]}")
+    app = typer.Typer(
+        add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
+    )  # fmt: skip
+    app.command(name, cls=Command)(getattr(module, name))
+    return typer.main.get_command(app)
+
+
 class Group(TyperGroup):
     """All commands.
 
     What the user can put right is shown as one line, with exit code 2, and a training that diverged with 1. Anything
     else is a bug, and keeps its traceback.
     """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         """Run a command, and end the process."""
@@ -99,8 +131,8 @@ class Group(TyperGroup):
     def _options(self) -> dict[str, tuple[str, list[str]]]:
         """Parameters of all commands: what the user types for them, and the commands that have it."""
         found: dict[str, tuple[str, list[str]]] = {}
-        for name, command in self.commands.items():
-            for param in command.params:
+        for name in COMMANDS:
+            for param in command(name).params:
                 if param.opts[0].startswith("--"):
                     found.setdefault(str(param.name), (param.opts[0], []))[1].append(name)
         return found
@@ -113,7 +145,7 @@ class Group(TyperGroup):
         message = re.sub(
             rf"(?<![\w.-])(?<!--set )({names})='?([^\s,;:')]+)'?", lambda m: f"{options[m[1]]} {m[2]}", message
         )
-        message = re.sub(rf"(?<![\w./-])({spaced})\b", lambda m: options[m[1]], message)
+        message = re.sub(rf"(?<![\w./'-])({spaced})\b", lambda m: options[m[1]], message)
         # what a message, or the line for a field, begins with
         return re.sub(rf"(\A|\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
 
@@ -125,8 +157,10 @@ class Group(TyperGroup):
             if option is not None and isinstance(error, typer.BadParameter):
                 value = next(iter(words[words.index(option) + 1 :]), "")
                 return f"{option} {value}: {error.message.removeprefix('Value error, ').rstrip('.')}"
-            gone = next((hint for word, hint in GONE.items() if f"No such command {word!r}" in message), None)
-            return f"{message}: {gone}" if gone else message
+            unknown = re.search(r"No such command '(.*)'", message)
+            close = difflib.get_close_matches(unknown[1], COMMANDS, n=1) if unknown else []
+            hint = f"did you mean {close[0]}?" if close else GONE.get(unknown[1]) if unknown else None
+            return f"there is no command {unknown[1]}: {hint}" if unknown and hint else message
         own = [opt for param in error.ctx.command.params for opt in param.opts]
         elsewhere = next((names for opt, names in self._options().values() if opt == typed), [])
         names = [opt.removeprefix("--") for opt in own]

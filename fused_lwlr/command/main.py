@@ -1,7 +1,4 @@
-"""The command `fused-lwlr`: every command is in a file of its own.
-
-What takes long to import is imported inside the commands, so that --help is quick.
-"""
+"""The command `fused-lwlr`."""
 
 from typing import Annotated
 
@@ -10,8 +7,7 @@ try:
 except ModuleNotFoundError:
     raise SystemExit("fused-lwlr needs typer, which is not installed: pip install 'fused_lwlr[cli]'") from None
 
-from fused_lwlr.command import calibrate, report, study, train
-from fused_lwlr.command.group import Command, Group
+from fused_lwlr.command.group import Group
 
 app = typer.Typer(
     cls=Group,
@@ -21,8 +17,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-for command in (calibrate.calibrate, study.demo, train.train, report.report, study.study):
-    app.command(cls=Command)(command)
 
 
 def main() -> None:

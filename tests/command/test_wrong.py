@@ -37,8 +37,8 @@ WRONG = [
     ("train --plot x.png", "there is no option --plot: it is one of fused-lwlr calibrate"),
     ("train --resume", "there is no option --resume: the same command again goes on where the run was"),
     ("demo --colour red", "there is no option --colour: fused-lwlr demo --help lists them"),
-    ("trian", "No such command 'trian'. Did you mean 'train'?"),
-    ("balance", "No such command 'balance'"),
+    ("trian", "there is no command trian: did you mean train?"),
+    ("balance", "there is no command balance: it is fused-lwlr study balance now"),
     ("train extra", "Got unexpected extra argument"),
     # files
     ("train --rates nowhere.json", "--rates must be single, layerwise or a file of rates, not 'nowhere.json'"),
