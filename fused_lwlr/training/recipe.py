@@ -35,7 +35,7 @@ FREE = (
 `corrupt` it goes on past an image that ended it."""
 
 SPREAD = ("world_size", "fsdp", "micro_batch")
-"""What a run may go on with others of as well, since a step has the same images: but not to the same bits."""
+"""Fields that may change as well when a run goes on: its steps have the same images, but not the same bits."""
 
 ONLY: dict[str, tuple[str, str]] = {
     "momentum": ("optimizer", "sgd"),
