@@ -5,10 +5,15 @@ from copy import deepcopy
 import torch
 from lazy import imaginary, negated
 from plain_lion import PlainLion
+from plain_lr_in_momentum import PlainLRInMomentum
 from steps import ALL, TORCH, identical, parameters, saved, twin, uniform
 from tolerances import EPS, same
 from torch import nn
 
+OURS = {**ALL, "lr in momentum": ALL["sgd"]}
+PLAIN = {**TORCH, "lion": PlainLion, "lr in momentum": PlainLRInMomentum}
+# what a state dict of another optimizer must have, too
+ALWAYS = {"lr in momentum": {"momentum": 0.9, "lr_in_momentum": True}}
 SHAPES = [(3,), (2, 3), (), (2, 2, 2, 2), (0,)]
 HALF = (torch.float16, torch.bfloat16)
 # ours has multipliers and averages, torch's one of its implementations
@@ -83,12 +88,12 @@ class Twins:
     def _optimizers(self, options):
         result = []
         for cls, params, more in (
-            (ALL[self.name], self.named, {"backend": self.backend, "ema": self.ema}),
-            ({**TORCH, "lion": PlainLion}[self.name], self.expected, {"foreach": False}),
+            (OURS[self.name], self.named, {"backend": self.backend, "ema": self.ema}),
+            (PLAIN[self.name], self.expected, {"foreach": False}),
         ):
             entries = params if self.with_names else [p for _, p in params]
             groups = [{"params": entries[start:stop], **own} for start, stop, own in self.groups]
-            result.append(cls(groups, **options, **more))
+            result.append(cls(groups, **{**ALWAYS.get(self.name, {}), **options, **more}))
         return result
 
     def _both(self):

@@ -47,13 +47,15 @@ def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool
     typed = {name: value for name, value in options.items() if value is not None and value != []}
     where = {name: str(config) for name in asked if name not in typed}
     asked |= typed
+    if preset in PRESETS and "data" not in asked:
+        raise ValueError(f"--data is missing: --preset {preset} is for photographs, in a folder with train/ and val/")
+    if eval_only and dry_run:
+        raise ValueError("--eval-only and --dry-run exclude each other: give one of them")
     if eval_only:
         from fused_lwlr.runs.evaluation import evaluate_only
 
         evaluate_only(preset, asked, Console())
         return 0
-    if preset in PRESETS and "data" not in asked:
-        raise ValueError(f"--data is missing: --preset {preset} is for photographs, in a folder with train/ and val/")
     first = os.environ.get("RANK", "0") == "0"
     recipe = resolve(preset, asked, where=where, note=typer.echo if first else lambda text: None)
     if dry_run:

@@ -16,7 +16,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Part(NamedTuple):
-    """Which batches a process asks a stream for.
+    """The batches that a process asks a stream for.
 
     Attributes:
         batch_size: images of each.

@@ -134,7 +134,7 @@ def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Tab
 
 
 def _waiting(trainer: Trainer) -> Table:
-    """What batches take that workers have made ahead, at most: those of training wait while validation has its own."""
+    """The most memory that batches take which are loaded ahead; those of training wait while validation has its own."""
     if isinstance(trainer.data.train, Stream):
         return _table("Batches loaded ahead: as many as the loader has", ("", "GiB"), [])
     recipe, world, data = trainer.recipe, trainer.world, trainer.data

@@ -1,7 +1,7 @@
 """What differs between the configuration of a run and the one that it is to go on with."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 ABSENT = "(absent)"
@@ -73,6 +73,24 @@ def check_config(
             f"{where} is of a run with other options:\n{lines}\n"
             f"Repeat its options to go on with it, or choose another folder (--out).{may}"
         )
+
+
+def another_spread(changed: Sequence[str], images: int, images_now: int) -> str:
+    """What differs in a run that goes on with other processes or passes, for the user.
+
+    Args:
+        changed: lines of `difference`.
+        images, images_now: of a pass, before and now.
+    """
+    passes = (
+        f"A pass has {images_now} examples instead of {images}, so that batch normalization, Mixup, CutMix and dropout "
+        "differ as well. "
+    )
+    return (
+        f"The run had other processes or passes before ({'; '.join(changed)}). Its steps go on with the same examples in "
+        "the same order; sums are added up in another order, so that the last digits differ. "
+        f"{passes if images != images_now else ''}With those from before it would go on to the same bits."
+    )
 
 
 def _fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

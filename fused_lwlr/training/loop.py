@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 
 from fused_lwlr.data import Batch
-from fused_lwlr.training.checkpoints import Checkpoint, Checkpoints
+from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered, process_group
-from fused_lwlr.training.config_diff import difference
+from fused_lwlr.training.config_diff import another_spread, difference
 from fused_lwlr.training.layer_values import LayerProbe
 from fused_lwlr.training.recipe import FIELDS, FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
@@ -96,34 +96,19 @@ class Loop:
             return None
         trainer.step = found.step
         trainer.scaler.load_state_dict(found.state["scaler"])
-        self._tell_of_another_spread(found)
+        changed = difference(found.config, self.config, free=[name for name in self.config if name not in SPREAD])
+        if changed and trainer.world.first:
+            self.checkpoints.notice(
+                another_spread(changed, found.state.get("pass_images", trainer.micro), trainer.micro)
+            )
         # with as many processes as before each goes on with its own; else all with the mean, and the first with names
-        world, own = trainer.world, found.own
-        mine = [own[world.rank]] if len(own) == world.size else own
+        same = len(found.own) == trainer.world.size
+        mine = [found.own[trainer.world.rank]] if same else found.own
         self.loss = (sum(each["loss"] for each in mine) / len(mine)).to(self.loss.device)
         self.steps = mine[0]["steps"]
-        self.skipped = [name for each in mine for name in each["skipped"]] if len(mine) == 1 or world.first else []
+        self.skipped = [n for each in mine for n in each["skipped"]] if same or trainer.world.first else []
         self._open(found.step)
         return found.step
-
-    def _tell_of_another_spread(self, found: Checkpoint) -> None:
-        fixed = [name for name in self.config if name not in SPREAD]
-        changed = difference(found.config, self.config, free=fixed)
-        passes = found.state["pass_images"], self.trainer.micro
-        if not changed or not self.trainer.world.first:
-            return
-        more = ""
-        if passes[0] != passes[1]:
-            more = (
-                f"A pass has {passes[1]} images instead of {passes[0]}, so that batch normalization, Mixup, CutMix and "
-                "dropout differ as well. "
-            )
-        assert self.checkpoints is not None, "a run in a folder has checkpoints"
-        self.checkpoints.notice(
-            f"The run was spread in another way before ({'; '.join(changed)}). Its steps go on with the same images in "
-            f"the same order; sums are added up in another order, so that the last digits differ. {more}"
-            "Spread as before it would go on to the same bits."
-        )
 
     def begin(self) -> None:
         """Record the rates of a training that begins, and what was measured for them in a first checkpoint."""

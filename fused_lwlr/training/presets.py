@@ -247,16 +247,16 @@ def resolve(
 def _batch_size(fields: Mapping[str, Any]) -> int:
     try:
         return int(fields["batch_size"])
-    except ValueError:
+    except (TypeError, ValueError):
         return 0  # which is refused as it was typed
 
 
 def _small(asked: Mapping[str, Any]) -> dict[str, Any]:
     """What suits a small model and the embedded images, as far as it follows from what was asked for."""
-    optimizer = asked.get("optimizer", "sgd")
+    optimizer = str(asked.get("optimizer", "sgd"))
     fields: dict[str, Any] = {"weight_decay": WEIGHT_DECAY.get(optimizer, 0.0)}
     if optimizer in WEIGHT_DECAY:
-        fields["lr"] = learning_rate(asked.get("model", "resnet"), optimizer)
-    with suppress(ValueError):  # what is no number is refused as it was typed
+        fields["lr"] = learning_rate(str(asked.get("model", "resnet")), optimizer)
+    with suppress(TypeError, ValueError):  # what is no number is refused as it was typed
         fields["warmup_epochs"] = float(asked.get("epochs", 20.0)) / 10
     return {**fields, "rates": "single"} if asked.get("scaling", "none") != "none" else fields

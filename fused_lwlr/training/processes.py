@@ -102,7 +102,7 @@ def world_of(device: str) -> Iterator[World]:
 
 
 def _local(size: int) -> int:
-    """Processes on this machine, by the word of `torchrun`; without it, all of them."""
+    """The number of processes on this machine, as `torchrun` gives it; without it, all of them."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
 

@@ -7,8 +7,25 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+
+from fused_lwlr.training.fields import (
+    Augmentation,
+    Channels,
+    Count,
+    Natural,
+    NotNegative,
+    Pair,
+    Part,
+    Positive,
+    Share,
+    Side,
+    flag,
+    option,
+    place,
+    readable,
+)  # fmt: skip
 
 FREE = (
     "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "tensorboard", "wandb", "stats_every",
@@ -18,7 +35,7 @@ FREE = (
 `corrupt` it goes on past an image that ended it."""
 
 SPREAD = ("world_size", "fsdp", "micro_batch")
-"""What a run may go on with others of as well, since a step has the same images: but not to the same bits."""
+"""Fields that may change as well when a run goes on: its steps have the same images, but not the same bits."""
 
 ONLY: dict[str, tuple[str, str]] = {
     "momentum": ("optimizer", "sgd"),
@@ -43,39 +60,8 @@ IMAGES = (
 """Fields that have a meaning only with text, or only with images."""
 
 
-def _split(value: Any) -> Any:
-    """Numbers of the command line, which are separated by commas."""
-    return value.split(",") if isinstance(value, str) else value
-
-
-def _known_augmentation(value: str) -> str:
-    if value not in ("none", "basic", "strong", "three") and not value.startswith("rand-"):
-        raise ValueError("must be none, basic, strong, three, or a policy of timm such as rand-m7-mstd0.5")
-    return value
-
-
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Part = Annotated[float, Field(ge=0, lt=1)]
-Pair = Annotated[tuple[Part, Part], BeforeValidator(_split)]
-Channels = Annotated[tuple[float, float, float], BeforeValidator(_split)]
-
-
-def _option(group: str, default: Any, help: str, *, shown: str | None = None, metavar: str | None = None) -> Any:
-    """A field.
-
-    Args:
-        group: the heading that it is listed under.
-        default, help: as on the command line.
-        shown: the default in words, where it depends on other fields.
-        metavar: what stands for the value, where it does not follow from the type.
-    """
-    return Field(default, description=help, json_schema_extra={"group": group, "shown": shown, "metavar": metavar})
-
-
-_model, _data, _loss = partial(_option, "Model"), partial(_option, "Data"), partial(_option, "Loss")
-_optimizer, _schedule, _run = partial(_option, "Optimizer"), partial(_option, "Schedule"), partial(_option, "Run")
+_model, _data, _loss = partial(option, "Model"), partial(option, "Data"), partial(option, "Loss")
+_optimizer, _schedule, _run = partial(option, "Optimizer"), partial(option, "Schedule"), partial(option, "Run")
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
@@ -124,19 +110,15 @@ class Recipe:
         "Function that opens the data with another loader (DALI, FFCV, ...), in place of open_data.",
         metavar="MODULE:FUNCTION",
     )
-    image_size: Annotated[int, Field(ge=4)] | None = _data(
-        None, "Side of images in pixels.", shown="224 for timm, 8 for digits, else 64"
-    )
-    test_size: Annotated[int, Field(ge=4)] | None = _data(
-        None, "Side of validation images in pixels.", shown="--image-size"
-    )
-    augmentation: Annotated[str, AfterValidator(_known_augmentation)] = _data(
+    image_size: Side | None = _data(None, "Side of images in pixels.", shown="224 for timm, 8 for digits, else 64")
+    test_size: Side | None = _data(None, "Side of validation images in pixels.", shown="--image-size")
+    augmentation: Augmentation = _data(
         "none",
         "basic: random crops and flips; strong: RandAugment as well; three: the three-augment of DeiT III as well; "
         "or a policy of timm, such as rand-m7-mstd0.5.",
         metavar="none|basic|strong|three|rand-...",
     )
-    crop_scale: Annotated[float, Field(gt=0, le=1)] = _data(0.08, "Smallest part of an image that a random crop keeps.")
+    crop_scale: Share = _data(0.08, "Smallest part of an image that a random crop keeps.")
     color_jitter: NotNegative = _data(0.0, "Strength of random brightness, contrast and saturation.")
     interpolation: Literal["bicubic", "bilinear", "random"] = _data(
         "bicubic", "How images are resized; random draws one for each training image, and tests with bilinear."
@@ -148,7 +130,7 @@ class Recipe:
     )
     mixup: NotNegative = _data(0.0, "Strength of Mixup, α of its beta distribution; 0 for none.")
     cutmix: NotNegative = _data(0.0, "Strength of CutMix; 0 for none.")
-    crop_pct: Annotated[float, Field(gt=0, le=1)] = _data(0.875, "Part of a side that the crop of validation keeps.")
+    crop_pct: Share = _data(0.875, "Part of a side that the crop of validation keeps.")
     mean: Channels = _data((0.485, 0.456, 0.406), "Mean of the channels, which is taken out.", metavar="R,G,B")
     std: Channels = _data(
         (0.229, 0.224, 0.225), "Standard deviation of the channels, which is divided by.", metavar="R,G,B"
@@ -156,7 +138,7 @@ class Recipe:
     corrupt: Literal["refuse", "skip"] = _data(
         "refuse", "An image that cannot be read: refuse to go on, or skip and count it."
     )
-    workers: Annotated[int, Field(ge=0)] | None = _data(
+    workers: Natural | None = _data(
         None,
         "Processes that load data, for each process that trains.",
         shown="the cores of the machine by the processes that train on it, at most 8; none for digits and text",
@@ -196,7 +178,8 @@ class Recipe:
         metavar="PATTERN",
     )
     scaling: Literal["none", "elr", "lars", "larc", "lamb", "ng"] = _optimizer(
-        "none", "Layer-wise scaling by norms of each step."
+        "none",
+        "Layer-wise scaling by norms of each step. Nesterov momentum and Adam were reported to match LARS and LAMB.",
     )
     goal: Positive | None = _optimizer(None, "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.")
     trust_coefficient: Positive = _optimizer(0.001, "With --scaling lars or larc.")
@@ -210,7 +193,7 @@ class Recipe:
     calibration_steps: Count | None = _optimizer(
         None, "Batches to measure multipliers on.", shown="an epoch, at most 100"
     )
-    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = _optimizer(
+    layer_decay: Share | None = _optimizer(
         None, "Multiply the rate by this from each block to the one before it, to fine-tune."
     )
     ema: Part | None = _optimizer(
@@ -240,7 +223,7 @@ class Recipe:
     amp: Literal["none", "bf16", "fp16"] = _schedule("none", "Mixed precision.")
     fsdp: bool = _schedule(False, "Shard the model over processes (FSDP2), where DDP copies it.")
 
-    seed: Annotated[int, Field(ge=0)] = _run(0, "Seed of weights, order of data, augmentation and dropout.")
+    seed: Natural = _run(0, "Seed of weights, order of data, augmentation and dropout.")
     deterministic: bool | None = _run(
         None,
         "Only algorithms that give the same bits each time; on a GPU they are slower.",
@@ -255,7 +238,7 @@ class Recipe:
     )
     checkpoint_minutes: Positive = _run(10.0, "Minutes between checkpoints.")
     log_every: Count | None = _run(None, "Steps between two lines of metrics.", shown="50, but at least once an epoch")
-    stats_every: Annotated[int, Field(ge=0)] = _run(0, "Steps between two records of all layers; 0 for one each epoch.")
+    stats_every: Natural = _run(0, "Steps between two records of all layers; 0 for one each epoch.")
     tensorboard: bool = _run(False, "Write curves and layers for TensorBoard.")
     wandb: bool = _run(False, "Log them to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.")
 
@@ -344,21 +327,16 @@ class Recipe:
             if name not in FIELDS:
                 close = difflib.get_close_matches(name, FIELDS, n=1)
                 raise ValueError(
-                    f"{_place(name, where)}: there is no such option" + (f"; did you mean {close[0]}?" if close else "")
+                    f"{place(name, where)}: there is no such option" + (f"; did you mean {close[0]}?" if close else "")
                 )
         try:
             return cls(**values)
         except ValidationError as error:
-            raise ValueError("; ".join(_readable(dict(one), where) for one in error.errors())) from None
+            raise ValueError("; ".join(readable(dict(one), where) for one in error.errors())) from None
 
 
 FIELDS = Recipe.__pydantic_fields__  # type: ignore[attr-defined]
-"""Name -> field, whose `json_schema_extra` is what `_option` was given."""
-
-
-def flag(name: str) -> str:
-    """A field as it is typed on the command line."""
-    return f"--{name.replace('_', '-')}"
+"""Name -> field, whose `json_schema_extra` is what `option` was given."""
 
 
 def is_text(data: str) -> bool:
@@ -368,21 +346,5 @@ def is_text(data: str) -> bool:
 
 def is_pretrained(pretrained: Any, model_args: Any) -> bool:
     """Whether these fields, or their strings, ask for a model with trained weights."""
-    given = dict(text.partition("=")[::2] for text in model_args)
+    given = dict(str(text).partition("=")[::2] for text in model_args) if isinstance(model_args, (list, tuple)) else {}
     return bool(pretrained) or given.get("pretrained", "False") not in ("False", "0") or "checkpoint_path" in given
-
-
-def _place(name: str, where: Mapping[str, str] | None) -> str:
-    return f"{where[name]}: {name}" if where and name in where else flag(name)
-
-
-def _readable(error: dict[str, Any], where: Mapping[str, str] | None) -> str:
-    """One error of pydantic as a sentence."""
-    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "must")
-    if error["type"] in ("missing", "too_long"):
-        message = "must be as many numbers as the default has, separated by commas"
-    if not error["loc"]:
-        return message
-    value = error["input"]
-    shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-    return f"{_place(str(error['loc'][0]), where)} {shown}: {message}"

@@ -196,7 +196,7 @@ class Trainer:
         self.model.train()
         for micro in range(self.accumulation):
             batch = next(passes)
-            # of the passes of all processes: what is drawn for a pass does not depend on which process has it
+            # counts the passes of all processes, so that draws do not depend on which process has a pass
             number = micro * self.world.size + self.world.rank
             inputs, targets = self._mixed(batch, self.step, number)
             self._seed(number)

@@ -14,7 +14,12 @@ import torch.distributed as dist
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training import setup
+from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.collectives import gathered, process_group
+from fused_lwlr.training.loop import Loop
+from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.trainer import Trainer
 
 pytestmark = pytest.mark.ranks(4)
@@ -92,7 +97,7 @@ def test_it_goes_on_with_any_number_of_processes(first, second, third):
     dist.barrier()
     close(Path(straight.out), Path(moved.out))
     if dist.get_rank() == 0:
-        assert [text.count("The run was spread in another way before") for text in told] == [0, 1, 1]
+        assert [text.count("The run had other processes or passes before") for text in told] == [0, 1, 1]
         assert f"world_size: {first[0]} -> {second[0]}" in told[1]
         assert "A pass has" not in "".join(told)
 
@@ -104,7 +109,7 @@ def test_passes_of_another_size_are_told():
     assert code in (0, None)
     if dist.get_rank() == 0:
         assert "micro_batch: 12 -> null" in told
-        assert "A pass has 24 images instead of 12" in told
+        assert "A pass has 24 examples instead of 12" in told
 
 
 def test_all_machines_need_the_same_images():
@@ -120,3 +125,31 @@ def test_all_machines_need_the_same_images():
             setup.load_data(BASE)
     finally:
         setup.open_data = found
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 4), (4, 2), (4, 1), (4, 4)])
+def test_what_was_counted_since_the_last_record_is_counted_once(before, after):
+    recipe = dataclasses.replace(BASE, out=str(Path("run").absolute()), rates="single", ema=None, corrupt="skip")
+
+    def loop(size):
+        world = World(dist.get_rank() if size > 1 else 0, size, torch.device("cpu"))
+        trainer = Trainer(recipe, world, running.load_data(recipe))
+        trainer.adopt()
+        return Loop(trainer, lambda after: [], checkpoints=Checkpoints("checkpoints"), flag=StopFlag())
+
+    with regrouped(before) as mine:
+        if mine:
+            saving = loop(before)
+            rank = saving.trainer.world.rank
+            saving.loss, saving.steps, saving.skipped = torch.tensor(3.0 + rank), 2, [f"{rank}.jpg"]
+            saving._save()
+    dist.barrier()
+    with regrouped(after) as mine:
+        if mine:
+            going_on = loop(after)
+            assert going_on.restore() == 0
+            mean = going_on._mean_loss()
+            names = gathered(going_on.skipped, process_group())
+            assert mean == pytest.approx((3.0 + (before - 1) / 2) / 2)
+            if going_on.trainer.world.first:
+                assert sorted(name for of_rank in names for name in of_rank) == [f"{r}.jpg" for r in range(before)]

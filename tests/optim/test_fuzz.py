@@ -23,6 +23,9 @@ OPTIONS = {
         st.fixed_dictionaries({**COMMON, "amsgrad": SWITCH, "eps": st.sampled_from([1e-8, 1e-3])}),
         st.sampled_from([{}, {"betas": (0.5, 0.9)}, {"betas": (0.0, 0.3)}]),
     ),
+    "lr in momentum": st.tuples(
+        st.fixed_dictionaries(COMMON), st.sampled_from([{}, {"momentum": 0.5, "nesterov": True}])
+    ),
     "lion": st.tuples(
         st.fixed_dictionaries(COMMON), st.sampled_from([{}, {"betas": (0.5, 0.9)}, {"betas": (0.0, 0.3)}])
     ),
@@ -30,6 +33,7 @@ OPTIONS = {
 LATER = {
     "sgd": {"momentum": st.sampled_from([0.0, 0.9])},
     "adamw": {"betas": st.sampled_from([(0.9, 0.999), (0.5, 0.9)])},
+    "lr in momentum": {"momentum": st.sampled_from([0.5, 0.9])},
     "lion": {"betas": st.sampled_from([(0.9, 0.99), (0.5, 0.9)])},
 }
 # plain gradients more often than the others, so that most sequences do not end in NaN

@@ -18,7 +18,7 @@ from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step
-from fused_lwlr.training.setup import new_model
+from fused_lwlr.training.setup import new_model, new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -201,6 +201,22 @@ def test_what_is_excluded_has_neither_decay_nor_scaling(data):
     ratios = trainer.optimizer.layer_stats()
     scaled = {name for name, ratio in zip(ratios.names, ratios.trust_ratio.tolist(), strict=True) if ratio != 1}
     assert scaled == {name for name, param in trainer.model.named_parameters() if param.dim() >= 2} - left_out
+
+
+def test_lars_leaves_out_of_resnet50_what_mlperf_does(timm):
+    """All of batch normalization, and the one bias that is left; no weight of a convolution."""
+    recipe = resolve("resnet50-lars", {})
+    model = new_model(recipe, image_size=224, channels=3, classes=10)
+    optimizer = new_optimizer(recipe, model, None)
+    norms = {
+        f"{name}.{part}" for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm2d)
+        for part in ("weight", "bias")
+    }  # fmt: skip
+    expected = {name for name, _ in model.named_parameters()} - norms - {"fc.bias"}
+    assert len(expected) == 54
+    assert {name for name, param in model.named_parameters() if optimizer.scaling.selects(name, param)} == expected
+    decayed = {name for group in optimizer.param_groups if group["weight_decay"] for name in group["param_names"]}
+    assert decayed == expected
 
 
 def test_a_pattern_that_fits_nothing_is_refused(data):

@@ -1,0 +1,63 @@
+"""What the fields of a recipe are made of: types with bounds, help, and errors in the words of the user."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+
+def _split(value: Any) -> Any:
+    """Numbers of the command line, which are separated by commas."""
+    return value.split(",") if isinstance(value, str) else value
+
+
+def _known_augmentation(value: str) -> str:
+    if value not in ("none", "basic", "strong", "three") and not value.startswith("rand-"):
+        raise ValueError("must be none, basic, strong, three, or a policy of timm such as rand-m7-mstd0.5")
+    return value
+
+
+Natural = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Part = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Side = Annotated[int, Field(ge=4)]
+Pair = Annotated[tuple[Part, Part], BeforeValidator(_split)]
+Channels = Annotated[tuple[float, float, float], BeforeValidator(_split)]
+Augmentation = Annotated[str, AfterValidator(_known_augmentation)]
+
+
+def option(group: str, default: Any, help: str, *, shown: str | None = None, metavar: str | None = None) -> Any:
+    """A field.
+
+    Args:
+        group: the heading that it is listed under.
+        default, help: as on the command line.
+        shown: the default in words, where it depends on other fields.
+        metavar: what stands for the value, where it does not follow from the type.
+    """
+    return Field(default, description=help, json_schema_extra={"group": group, "shown": shown, "metavar": metavar})
+
+
+def flag(name: str) -> str:
+    """A field as it is typed on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def place(name: str, where: Mapping[str, str] | None) -> str:
+    """Where a field was given: an option, or the name of a file and the field."""
+    return f"{where[name]}: {name}" if where and name in where else flag(name)
+
+
+def readable(error: dict[str, Any], where: Mapping[str, str] | None) -> str:
+    """One error of pydantic as a sentence."""
+    message = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    if error["type"] in ("missing", "too_long"):
+        message = "must be as many numbers as the default has, separated by commas"
+    if not error["loc"]:
+        return message
+    value = error["input"]
+    shown = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    return f"{place(str(error['loc'][0]), where)} {shown}: {message}"
