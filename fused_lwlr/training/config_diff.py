@@ -87,8 +87,8 @@ def another_spread(changed: Sequence[str], images: int, images_now: int) -> str:
         "differ as well. "
     )
     return (
-        f"The run had other processes or passes before ({'; '.join(changed)}). Its steps go on with the same examples in "
-        "the same order; sums are added up in another order, so that the last digits differ. "
+        f"The run had other processes or passes before ({'; '.join(changed)}). Its steps go on with the same examples "
+        "in the same order; sums are added up in another order, so that the last digits differ. "
         f"{passes if images != images_now else ''}With those from before it would go on to the same bits."
     )
 
