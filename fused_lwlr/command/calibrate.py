@@ -28,7 +28,9 @@ def calibrate(
             show_default="224 for timm, 8 for digits, else 64",
         ),
     ] = None,
-    context: Annotated[int, typer.Option(help="Tokens of a sequence of text.", min=1, metavar="N")] = 64,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence of text.", min=1, metavar="N", show_default="64")
+    ] = None,
     batch_size: Annotated[
         int, typer.Option(help="Images, or sequences of text, in a minibatch.", min=2, metavar="N")
     ] = 64,
@@ -92,7 +94,9 @@ def calibrate(
     if is_text(data):
         if image_size is not None:
             raise ValueError(f"--image-size {image_size} is for images, not --data {data}: leave it out")
-        source = open_text(data, context=context)
+        source = open_text(data, context=context or 64)
+    elif context is not None:
+        raise ValueError(f"--context {context} is for text, not --data {data}: leave it out")
     else:
         source = open_data(data, image_size=side, augmentation="none")
     batches = minibatches(source.train, batch_size, place, seed=seed, steps=steps, workers=workers)

@@ -103,10 +103,13 @@ class Sequences(Images):
             if index < 0:
                 continue
             start = self.begin + shift + index * self.context
+            stop = min(start + self.context + 1, self.end)
             try:
-                read = self.tokens.read(start, min(start + self.context + 1, self.end))
+                read = self.tokens.read(start, stop)
             except (OSError, ValueError) as error:
                 return Loaded(inputs, targets, (), f"the text cannot be read any more: {error}")
+            if len(read) != stop - start:
+                return Loaded(inputs, targets, (), "the text is shorter than it was when the run began")
             ids = torch.from_numpy(read.astype(np.int64))
             inputs[at, : len(ids) - 1], targets[at, : len(ids) - 1] = ids[:-1], ids[1:]
         return Loaded(inputs, targets, (), None)

@@ -35,8 +35,8 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention and a two-layer perceptron.
 
-    Before (`post=False`): x + branch(norm(x)), and GELU. After, as in Attention Is All You Need (Section 3.1):
-    norm(x + branch(x)), and ReLU.
+    With `post`, the order of Attention Is All You Need (Section 3.1): norm(x + branch(x)), and ReLU. Without:
+    x + branch(norm(x)), and GELU.
     """
 
     def __init__(

@@ -47,6 +47,7 @@ WRONG = [
     ("train --data text:short.txt --mixup 0.2", "--mixup is for images, not --data text:short.txt"),
     ("train --data text:short.txt --preset resnet50-sgd", "is for images, not --data text:short.txt"),
     ("calibrate --data text:short.txt --image-size 8", "--image-size 8 is for images, not --data text:short.txt"),
+    ("calibrate --context 8", "--context 8 is for text, not --data digits: leave it out"),
     ("train --model gpt2", "--model gpt2 is for text: give --data python-docs or --data text:FILE, or another model"),
     ("train --context 8", "--context is for text, not --data digits"),
     ("train --data python-docs --model gpt2 --vocabulary words", "--vocabulary words: must be 'bytes' or 'characters'"),

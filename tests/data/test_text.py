@@ -144,9 +144,12 @@ def test_padding_is_no_target(tmp_path):
     assert (loaded.inputs[1] == 0).all()
 
 
-def test_a_file_that_goes_away_ends_the_batches(tmp_path):
-    made(tmp_path)
+def test_a_file_that_shrinks_or_goes_away_ends_the_batches(tmp_path):
+    content = made(tmp_path)
     text = open_text(f"text:{tmp_path}/text.txt", context=8)
+    (tmp_path / "text.txt").write_bytes(content[:100])
+    with pytest.raises(ValueError, match="the text is shorter than it was when the run began"):
+        batches(text)
     (tmp_path / "text.txt").unlink()
     with pytest.raises(ValueError, match=r"the text cannot be read any more: .*text\.txt"):
         batches(text)
