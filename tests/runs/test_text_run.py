@@ -137,6 +137,14 @@ def test_the_report_and_other_screens_are_of_tokens(place):
     assert not (place / "dry").exists()
 
 
+def test_gradinit_scales_a_model_of_text(place):
+    """It takes second derivatives, which go through attention."""
+    options = "--init gradinit --gradinit-steps 2"
+    assert "perplexity" in trained("scaled", model="postln2", more=options)
+    weights = torch.load(place / "scaled" / "model.pt", weights_only=True)
+    assert all(tensor.isfinite().all() for tensor in weights.values())
+
+
 def test_rates_are_calibrated_on_text(place):
     options = ["--data", "text:text.txt", "--context", "16", "--steps", "2"]
     result = CliRunner().invoke(app, ["calibrate", "--model", "postln1", *options])
