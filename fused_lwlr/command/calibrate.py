@@ -14,8 +14,9 @@ def calibrate(
     data: Annotated[
         str,
         typer.Option(
-            help="digits, a folder of images with one sub-folder per class, or synthetic (random images, to try out).",
-            metavar="NAME|PATH",
+            help="digits, a folder of images with one sub-folder per class, synthetic (random images, to try out), or "
+            "text: python-docs (of the Python that runs) or text:PATH.",
+            metavar="NAME|PATH|text:PATH",
         ),
     ] = "digits",
     image_size: Annotated[
@@ -27,7 +28,12 @@ def calibrate(
             show_default="224 for timm, 8 for digits, else 64",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Images in a minibatch.", min=2, metavar="N")] = 64,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence of text.", min=1, metavar="N", show_default="64")
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="Images, or sequences of text, in a minibatch.", min=2, metavar="N")
+    ] = 64,
     steps: Annotated[
         int,
         typer.Option(
@@ -76,19 +82,34 @@ def calibrate(
     from torch.nn.functional import cross_entropy
 
     import fused_lwlr
-    from fused_lwlr.data import open_data
+    from fused_lwlr.data import Splits, Text, next_tokens, open_data, open_text
     from fused_lwlr.data.minibatches import minibatches
     from fused_lwlr.models.build import build
     from fused_lwlr.training.processes import pick_device
+    from fused_lwlr.training.recipe import is_text
 
     place = pick_device(device)
+    source: Splits | Text
     side = image_size or (224 if model.startswith("timm:") or data == "synthetic" else 8 if data == "digits" else 64)
-    source = open_data(data, image_size=side, augmentation="none")
+    if is_text(data):
+        if image_size is not None:
+            raise ValueError(f"--image-size {image_size} is for images, not --data {data}: leave it out")
+        source = open_text(data, context=context or 64)
+    elif context is not None:
+        raise ValueError(f"--context {context} is for text, not --data {data}: leave it out")
+    else:
+        source = open_data(data, image_size=side, augmentation="none")
     batches = minibatches(source.train, batch_size, place, seed=seed, steps=steps, workers=workers)
     torch.manual_seed(seed)
-    network = build(model, image_size=side, channels=source.channels, classes=len(source.classes))
+    network = build(model, classes=len(source.classes), **source.sizes)
     rates = fused_lwlr.calibrate(
-        network.to(place), batches, cross_entropy, steps=steps, init=init, progress=True, backend=backend.value
+        network.to(place),
+        batches,
+        lambda outputs, targets: cross_entropy(*next_tokens(outputs, targets)),
+        steps=steps,
+        init=init,
+        progress=True,
+        backend=backend.value,
     )
     typer.echo(str(rates))
     what = f"{model} on {source.name}, {steps} minibatches of {batch_size}"

@@ -1,4 +1,4 @@
-"""Images for training: folders and other sources, augmentation, order, and the loader that feeds the device."""
+"""Images and text for training: where they are from, augmentation, order, and the loader that feeds the device."""
 
 from fused_lwlr.data.loader import Batch, bytes_ahead, loader_throughput, train_batches, val_batches
 from fused_lwlr.data.mixing import Mixing, mixed_binary_cross_entropy, mixed_cross_entropy
@@ -6,6 +6,7 @@ from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler
 from fused_lwlr.data.sources import Images
 from fused_lwlr.data.splits import AUGMENTATIONS, CORRUPT, Splits, open_data
 from fused_lwlr.data.streams import Part, Stream
+from fused_lwlr.data.text import Text, next_tokens, open_text
 
 __all__ = [
     "AUGMENTATIONS",
@@ -18,11 +19,14 @@ __all__ = [
     "Part",
     "Splits",
     "Stream",
+    "Text",
     "bytes_ahead",
     "loader_throughput",
     "mixed_binary_cross_entropy",
     "mixed_cross_entropy",
+    "next_tokens",
     "open_data",
+    "open_text",
     "train_batches",
     "val_batches",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 # one for each use, so that no two draw the same numbers from the same seed
-ORDER, IMAGE, SYNTHETIC, MIXING, DROPOUT = range(5)
+ORDER, IMAGE, SYNTHETIC, MIXING, DROPOUT, SHIFT = range(6)
 
 
 def sequence(use: int, seed: int, *where: int) -> np.random.SeedSequence:

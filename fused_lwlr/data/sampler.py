@@ -70,7 +70,7 @@ class MicroBatchSampler(Sampler[MicroBatch]):
             raise ValueError(f"start_step={start_step} is not within the run of {steps} steps (steps=)")
         if batch_size > count:
             raise ValueError(
-                f"batch_size={batch_size} is more than the {count} images of the training set: lower it, or add images"
+                f"batch_size={batch_size} is more than the {count} examples of the training set: lower it, or add some"
             )
         _check_split(batch_size, micro_batch, world_size)
         self.count, self.seed, self.batch_size, self.micro_batch = count, seed, batch_size, micro_batch

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -19,7 +20,13 @@ IMAGENET = (1_281_167, 50_000, 1000)  # images for training, for validation, cla
 
 @dataclass(frozen=True)
 class Splits:
-    """A data set: images of `channels` x `image_size` x `image_size` pixels, and the names of their classes."""
+    """A data set: images of `channels` x `image_size` x `image_size` pixels, and the names of their classes.
+
+    Attributes:
+        example: what a batch is counted in: "images" here, "sequences" of a text.
+        unit: what losses are averaged over and speed is counted in: "images" here, "tokens" of a text.
+        units: how many of them an example has.
+    """
 
     name: str
     train: Images
@@ -27,6 +34,15 @@ class Splits:
     classes: tuple[str, ...]
     channels: int
     image_size: int
+
+    example: ClassVar[str] = "images"
+    unit: ClassVar[str] = "images"
+    units: ClassVar[int] = 1
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What a model must fit."""
+        return {"image_size": self.image_size, "channels": self.channels}
 
 
 def open_data(

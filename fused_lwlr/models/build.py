@@ -1,4 +1,4 @@
-"""A model by its name: the small ones, deep ones, and all of timm."""
+"""A model by its name: the small ones, deep ones, those of text, and all of timm."""
 
 import difflib
 from collections.abc import Callable
@@ -8,21 +8,31 @@ from torch import nn
 
 from fused_lwlr.extras import import_timm
 from fused_lwlr.models.deep import deepnet
+from fused_lwlr.models.gpt import ARGUMENTS, GPT, NAME
 from fused_lwlr.models.small import NoShort, ResNet, Short, ViT
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
 
 
-def build(name: str, *, image_size: int, channels: int, classes: int, **arguments: Any) -> nn.Module:
-    """A new model: one of `MODELS`, one that `deepnet` names, or "timm:NAME" for a model of timm.
+def build(
+    name: str, *, classes: int, image_size: int = 0, channels: int = 0, context: int | None = None, **arguments: Any
+) -> nn.Module:
+    """A new model: one of `MODELS`, one that `deepnet` names, "timm:NAME" for a model of timm; for text gptN, postlnN.
 
     Args:
-        arguments: for a model of timm, such as drop_path_rate=0.1.
+        classes: of images, or different tokens.
+        image_size, channels: of images.
+        context: tokens of a sequence; None for a model of images.
+        arguments: for a model of timm, such as drop_path_rate=0.1, or of text, such as width=128 (see `GPT`).
 
     Raises:
         ValueError: there is no such model, or it cannot take images of this size or these arguments.
         ImportError: a model of timm is asked for and timm cannot be imported.
     """
+    if context is not None:
+        return _of_text(name, context, classes, arguments)
+    if NAME.fullmatch(name):
+        raise ValueError(f"model={name} is for text: give data=python-docs or data=text:FILE, or another model")
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), image_size, channels, classes, arguments)
     if name not in MODELS:
@@ -33,6 +43,19 @@ def build(name: str, *, image_size: int, channels: int, classes: int, **argument
             f"there is no model {name!r}: choose from {', '.join(MODELS)} or timm:NAME (such as timm:resnet50)"
         )
     return MODELS[name](image_size=image_size, channels=channels, classes=classes)
+
+
+def _of_text(name: str, context: int, classes: int, arguments: dict[str, Any]) -> nn.Module:
+    named = NAME.fullmatch(name)
+    if named is None:
+        raise ValueError(f"model={name} is not for text: give gptN or postlnN with N blocks, such as gpt6")
+    for argument, value in arguments.items():
+        kind = ARGUMENTS.get(argument)
+        if kind is None:
+            raise ValueError(f"{name} does not take {argument}: choose from {', '.join(ARGUMENTS)}")
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{name} takes {argument} as {kind.__name__}, and not {value!r}")
+    return GPT(int(named[2]), named[1] == "postln", context=context, classes=classes, **arguments)
 
 
 def _timm(name: str, image_size: int, channels: int, classes: int, arguments: dict[str, Any]) -> nn.Module:

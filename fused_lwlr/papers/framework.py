@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fused_lwlr.papers.tables import Report
+from fused_lwlr.training.recipe import is_text
 
 OPTIONS = frozenset({"data", "model", "epochs", "seeds", "set"})
 
@@ -106,6 +107,8 @@ class Study:
         for option in sorted(OPTIONS - self.options):
             if given[option] is not None:
                 raise ValueError(f"--{option} {given[option]} has no meaning for {self.name}: leave it out")
+        if data is not None and is_text(data):
+            raise ValueError(f"--data {data} is text: {self.name} is of images")
         count = seeds if seeds is not None else min(2, self.seeds) if quick else self.seeds
         if count < self.least_seeds:
             raise ValueError(f"--seeds {count}: {self.name} shows a spread over seeds, which takes two at least")

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from fused_lwlr import LAMB, LARC, LARS, SGD, AdamW, NormalizedGradient, NormalizedGradientAdaptive, multipliers
+from fused_lwlr.data import Splits
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.mlp import MLP, drawn, drawn_for_mup
@@ -116,9 +117,12 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
     given: dict[str, float] | None = None
     if model is None:
         depth, width = map(int, size.split("x"))
-        network = drawn(load_data(recipe), depth, width, recipe.seed)
-    if network is not None and method in MUP:
-        network, given = for_mup(method, load_data(recipe), depth, width, recipe.seed)
+        images = load_data(recipe)
+        assert isinstance(images, Splits), "studies refuse text"
+        if method in MUP:
+            network, given = for_mup(method, images, depth, width, recipe.seed)
+        else:
+            network = drawn(images, depth, width, recipe.seed)
 
     def optimizer(trainer: Trainer) -> SGD | AdamW:
         by_depth = chosen.multipliers(trainer.model) if chosen.multipliers is not None else None
@@ -137,7 +141,7 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
     return train(recipe, model=network, optimizer=optimizer).last
 
 
-def for_mup(method: str, images: Any, depth: int, width: int, seed: int) -> tuple[MLP, dict[str, float]]:
+def for_mup(method: str, images: Splits, depth: int, width: int, seed: int) -> tuple[MLP, dict[str, float]]:
     """A perceptron as μP draws it, and μP's multipliers."""
     network = drawn_for_mup(images, depth, width, BASE_WIDTH, seed)
     rule: Any = METHODS[method].optimizer

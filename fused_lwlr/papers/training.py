@@ -34,7 +34,7 @@ class Trained:
         """Take a record of the loop."""
         if isinstance(record, Interval):
             self.losses.append(record.loss)
-        elif isinstance(record, Validation):
+        elif isinstance(record, Validation) and record.top1 is not None:
             self.accuracies.append(100 * record.top1)
 
     @property

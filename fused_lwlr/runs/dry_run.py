@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fused_lwlr import LayerRates
-from fused_lwlr.data import Batch, Stream, bytes_ahead, loader_throughput
+from fused_lwlr.data import Batch, Splits, Stream, Text, bytes_ahead, loader_throughput
 from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
@@ -92,11 +92,10 @@ def _steps(trainer: Trainer) -> Table:
     left = len(data.train) % recipe.batch_size
     rows = {
         "model": f"{recipe.model}, {sum(p.numel() for p in trainer.model.parameters()):,} parameters",
-        "data": f"{data.name}: {len(data.train):,} images to train, {len(data.val):,} to test, "
-        f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels",
-        "a step": f"{recipe.batch_size} images: {_count(world.size, 'process', 'processes')}, "
-        f"{_count(trainer.accumulation, 'pass', 'passes')} in each, of {trainer.micro} images",
-        "an epoch": f"{trainer.steps_per_epoch:,} steps" + (f"; {left} images are left over" if left else ""),
+        "data": f"{data.name}: {len(data.train):,} {data.example} to train, {len(data.val):,} to test, " + _size(data),
+        "a step": f"{recipe.batch_size} {data.example}: {_count(world.size, 'process', 'processes')}, "
+        f"{_count(trainer.accumulation, 'pass', 'passes')} in each, of {trainer.micro} {data.example}",
+        "an epoch": f"{trainer.steps_per_epoch:,} steps" + (f"; {left} {data.example} are left over" if left else ""),
         "training": f"{trainer.total:,} steps, {trainer.warmup:,} of them warm-up, then a {recipe.schedule} to "
         f"{recipe.min_lr:g}",
         "learning rate": f"{peak_lr(recipe):.4g} at its peak"
@@ -108,6 +107,12 @@ def _steps(trainer: Trainer) -> Table:
     return _table("What is trained", ("", ""), list(rows.items()))
 
 
+def _size(data: Splits | Text) -> str:
+    if isinstance(data, Text):
+        return f"of {data.context} tokens; {len(data.classes)} different tokens"
+    return f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels"
+
+
 def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Table:
     params, state = list(trainer.model.parameters()), trainer.optimizer.state.values()
     found = {
@@ -116,7 +121,7 @@ def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Tab
         "state of the optimizer": _bytes(t for s in state for name, t in s.items() if name != "ema"),
         "average of the weights": _bytes(s["ema"] for s in state if "ema" in s),
         "buffers": _bytes(trainer.model.buffers()),
-        f"kept for the backward pass, {micro} images": int(activations),
+        f"kept for the backward pass, {micro} {trainer.data.example}": int(activations),
     }
     rows = [(name, f"{size / GIB:.3f}") for name, size in found.items()]
     rows.append(("together; what layers need for a moment comes on top", f"{sum(found.values()) / GIB:.3f}"))
@@ -124,7 +129,7 @@ def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Tab
         rows.append(
             ("highest so far on this GPU", f"{torch.cuda.max_memory_allocated(trainer.world.device) / GIB:.3f}")
         )
-    note = "" if micro == probe else f" (backward: from {probe} images)"
+    note = "" if micro == probe else f" (backward: from {probe} {trainer.data.example})"
     return _table(f"Memory of a process{note}", ("", "GiB"), rows)
 
 
@@ -136,8 +141,10 @@ def _waiting(trainer: Trainer) -> Table:
     ahead = {"workers": trainer.workers, "prefetch": recipe.prefetch}
     loaders = f"{world.local_size} x {_count(trainer.workers, 'worker', 'workers')}, {recipe.prefetch} passes each"
     each = {
-        f"training, {loaders} of {trainer.micro} images": bytes_ahead(data.train, batch_size=trainer.micro, **ahead),
-        f"validation, {loaders} of {trainer.val_batch} images": bytes_ahead(
+        f"training, {loaders} of {trainer.micro} {data.example}": bytes_ahead(
+            data.train, batch_size=trainer.micro, **ahead
+        ),
+        f"validation, {loaders} of {trainer.val_batch} {data.example}": bytes_ahead(
             data.val, batch_size=trainer.val_batch, **ahead
         ),
     }
@@ -183,9 +190,9 @@ def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
     stepping = rounds * probe / (time.perf_counter() - start)
     rows = [
         (f"loader alone, {workers} workers", f"{loading:,.1f}"),
-        (f"steps alone, passes of {probe} images", f"{stepping:,.1f}"),
+        (f"steps alone, passes of {probe} {data.example}", f"{stepping:,.1f}"),
     ]
-    return _table("Images a second of a process", ("", "images/s"), rows)
+    return _table(f"{data.example.capitalize()} a second of a process", ("", f"{data.example}/s"), rows)
 
 
 def _wait(trainer: Trainer) -> None:

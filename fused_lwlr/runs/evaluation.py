@@ -12,6 +12,7 @@ from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.records import perplexity
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
 
@@ -42,9 +43,15 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
             trainer.step = found.step
             title = f"{folder} after step {found.step}"
         tested = trainer.test()
-    table = Table("weights", "top-1 in %", "top-5 in %", "loss", "images", title=title, title_justify="left")
+    accuracies = trainer.data.unit == "images"
+    shown = ("top-1 in %", "top-5 in %", "loss") if accuracies else ("perplexity", "loss")
+    table = Table("weights", *shown, trainer.data.unit, title=title, title_justify="left")
     for name, each in tested.items():
-        table.add_row(name, f"{100 * each.top1:.2f}", f"{100 * each.top5:.2f}", f"{each.loss:.4f}", f"{each.images:,}")
+        if each.top1 is None or each.top5 is None:
+            values = [f"{perplexity(each.loss):.2f}"]
+        else:
+            values = [f"{100 * each.top1:.2f}", f"{100 * each.top5:.2f}"]
+        table.add_row(name, *values, f"{each.loss:.4f}", f"{each.count:,}")
     if world.first:
         console.print(table)
 

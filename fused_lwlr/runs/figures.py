@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from fused_lwlr.methods.elr.history import draw_layers
+from fused_lwlr.runs.metrics import unit_of
 
 Array = NDArray[np.float64]
 Records = Sequence[dict[str, Any]]
@@ -23,8 +24,9 @@ def column(records: Records, name: str) -> Array:
 
 
 def learning(train: Records, validation: Records) -> Figure:
-    """Loss, accuracy and learning rate by epoch."""
-    figure, (loss, accuracy, lr) = _row(3)
+    """Loss, accuracy (of text perplexity) and learning rate by epoch."""
+    figure, (loss, quality, lr) = _row(3)
+    tokens = unit_of([*train, *validation]) == "tokens"
     loss.plot(
         column(train, "epoch"), column(train, "loss"), color=GRAY, linewidth=1, marker=_marker(train), label="training"
     )
@@ -33,30 +35,34 @@ def learning(train: Records, validation: Records) -> Figure:
         if not records:
             continue
         style = {"color": color, "marker": "o", "markersize": 3} if len(records) < 40 else {"color": color}
-        epochs, top1 = column(records, "epoch"), 100 * column(records, "top1")
+        epochs = column(records, "epoch")
         loss.plot(epochs, column(records, "loss"), label=f"validation, {label}", **style)
-        accuracy.plot(epochs, top1, label=f"top-1, {label}", **style)
-        accuracy.plot(epochs, 100 * column(records, "top5"), label="top-5", **{**style, "linestyle": ":"})
+        if tokens:
+            quality.plot(epochs, column(records, "perplexity"), label=label, **style)
+            continue
+        quality.plot(epochs, 100 * column(records, "top1"), label=f"top-1, {label}", **style)
+        quality.plot(epochs, 100 * column(records, "top5"), label="top-5", **{**style, "linestyle": ":"})
     lr.plot(column(train, "epoch"), column(train, "lr"), color=BLUE, marker=_marker(train))
-    for axes, label in ((loss, "loss"), (accuracy, "accuracy in %"), (lr, "learning rate")):
+    named = "perplexity of validation" if tokens else "accuracy in %"
+    for axes, label in ((loss, "loss"), (quality, named), (lr, "learning rate")):
         axes.set(xlabel="epoch", ylabel=label)
     lr.set_ylim(bottom=0)
-    _legends(loss, accuracy)
+    _legends(loss, quality)
     return figure
 
 
 def throughput(train: Records) -> Figure:
-    """Images a second and where the time goes, by epoch; the norm of the gradient and skipped images if there are."""
+    """Images, or tokens, a second and where the time goes, by epoch; norms and skipped images if there are."""
     norms, skipped = column(train, "grad_norm"), column(train, "skipped")
     figure, (rate, share, *more) = _row(2 + bool(np.isfinite(norms).any()) + bool(skipped.any()))
     epochs, seconds, in_step = (column(train, name) for name in ("epoch", "seconds", "step_seconds"))
-    dot = _marker(train)
-    rate.plot(epochs, column(train, "images_per_second"), color=BLUE, marker=dot, label="training")
-    rate.plot(epochs, _over(column(train, "images"), in_step), color=GRAY, linestyle="--", label="without waiting")
+    dot, unit = _marker(train), unit_of(train)
+    rate.plot(epochs, column(train, f"{unit}_per_second"), color=BLUE, marker=dot, label="training")
+    rate.plot(epochs, _over(column(train, unit), in_step), color=GRAY, linestyle="--", label="without waiting")
     waiting = column(train, "loader_seconds")
     share.plot(epochs, 100 * _over(in_step, seconds), color=BLUE, marker=dot, label="in the step")
     share.plot(epochs, 100 * _over(waiting, seconds), color=RED, marker=dot, label="waiting for the loader")
-    rate.set(xlabel="epoch", ylabel="images a second", ylim=(0, None))
+    rate.set(xlabel="epoch", ylabel=f"{unit} a second", ylim=(0, None))
     share.set(xlabel="epoch", ylabel="% of the time", ylim=(0, 105))
     if np.isfinite(norms).any():
         more[0].plot(epochs, norms, color=BLUE, linewidth=1)

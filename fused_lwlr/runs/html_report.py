@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fused_lwlr import files
-from fused_lwlr.runs.metrics import FILES, read_records
+from fused_lwlr.runs.metrics import FILES, read_records, unit_of
 from fused_lwlr.runs.provenance import read_starts
 from fused_lwlr.training.checkpoints import Checkpoints
 
@@ -66,7 +66,13 @@ class Run:
 
     def results(self, weights: str) -> list[dict[str, Any]]:
         """Validations of the trained ("model") or averaged ("ema") weights that came out with a number."""
-        return [r for r in self.validation if r["weights"] == weights and r["top1"] is not None]
+        name = "top1" if self.unit == "images" else "perplexity"
+        return [r for r in self.validation if r["weights"] == weights and r[name] is not None]
+
+    @property
+    def unit(self) -> str:
+        """What was trained on: "images" or "tokens"."""
+        return unit_of([*self.train, *self.validation])
 
 
 def write_report(folder: str | Path) -> Path:
@@ -128,18 +134,24 @@ def _cards(run: Run) -> str:
     cards = []
     for weights, label in (("model", "trained weights"), ("ema", "averaged weights (EMA)")):
         results = run.results(weights)
-        if results:
+        if results and run.unit == "tokens":
+            best, last = min(results, key=lambda r: r["loss"]), results[-1]
+            told = f"{label}, in nats a token"
+            cards.append((f"{best['loss']:.4f}", f"lowest validation loss, {told}, epoch {best['epoch']:.4g}"))
+            cards.append((f"{last['loss']:.4f}", f"final loss (perplexity {last['perplexity']:.2f}), {told}"))
+        elif results:
             best = max(results, key=lambda r: r["top1"])
             cards.append((_percent(best["top1"]), f"best top-1, {label}, epoch {best['epoch']:.4g}"))
             last = results[-1]
             cards.append((_percent(last["top1"]), f"final top-1 (top-5 {_percent(last['top5'])}), {label}"))
     if run.train:
-        images, seconds = (sum(r[name] or 0 for r in run.train) for name in ("images", "seconds"))
+        count, seconds = (sum(r[name] or 0 for r in run.train) for name in (run.unit, "seconds"))
         if seconds > 0:
-            cards.append((f"{images / seconds:,.0f}", "images a second in training, on average"))
+            cards.append((f"{count / seconds:,.0f}", f"{run.unit} a second in training, on average"))
         spent = seconds + sum(r["seconds"] or 0 for r in run.validation)
         cards.append((_duration(spent), "in training and validation"))
-        cards.append((f"{sum(r['skipped'] for r in run.train):,}", "images skipped, since they could not be read"))
+        if run.unit == "images":
+            cards.append((f"{sum(r['skipped'] for r in run.train):,}", "images skipped, since they could not be read"))
     shown = (f'<div class="card"><b>{value}</b><span>{html.escape(label)}</span></div>' for value, label in cards)
     return f'<div class="cards">{"".join(shown)}</div>' if cards else '<p class="note">Nothing was recorded yet.</p>'
 
@@ -149,9 +161,11 @@ def _pictures(run: Run) -> Iterable[str]:
     from fused_lwlr.runs import figures
 
     if run.train or run.validation:
-        yield _picture("Learning", lambda: figures.learning(run.train, run.validation), "Loss, accuracy, learning rate")
+        caption = f"Loss, {'accuracy' if run.unit == 'images' else 'perplexity'}, learning rate"
+        yield _picture("Learning", lambda: figures.learning(run.train, run.validation), caption)
     if run.train:
-        yield _picture("Throughput", lambda: figures.throughput(run.train), "Images a second and where the time goes")
+        caption = f"{run.unit.capitalize()} a second and where the time goes"
+        yield _picture("Throughput", lambda: figures.throughput(run.train), caption)
     if run.layers:
         last = run.layers[-1]
         # without a scaling, or multipliers, there is nothing to see
@@ -181,14 +195,14 @@ def _picture(title: str, draw: Callable[[], Any], caption: str) -> str:
 def _speed(run: Run) -> str:
     if not run.train:
         return ""
-    total = {n: sum(r[n] or 0 for r in run.train) for n in ("images", "seconds", "loader_seconds", "step_seconds")}
+    total = {n: sum(r[n] or 0 for r in run.train) for n in (run.unit, "seconds", "loader_seconds", "step_seconds")}
     rows: list[tuple[str, str]] = []
     for label, seconds in (
         ("training", total["seconds"]),
         ("training, without waiting", total["step_seconds"]),
     ):
         if seconds > 0:
-            rows.append((f"images a second, {label}", f"{total['images'] / seconds:,.1f}"))
+            rows.append((f"{run.unit} a second, {label}", f"{total[run.unit] / seconds:,.1f}"))
     if total["seconds"] > 0:
         rows.append(("waiting for the loader", _percent(total["loader_seconds"] / total["seconds"])))
     peak = run.last.get("peak_memory_bytes")

@@ -3,15 +3,16 @@
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fused_lwlr import files
 from fused_lwlr.training.collectives import from_first, is_first, process_group
-from fused_lwlr.training.records import Interval, Record
+from fused_lwlr.training.records import Interval, Record, Validation, perplexity
 
-TIMING = ("seconds", "loader_seconds", "step_seconds", "images_per_second")
+TIMING = ("seconds", "loader_seconds", "step_seconds", "images_per_second", "tokens_per_second")
 """What differs between two runs that are the same otherwise."""
 
 
@@ -64,13 +65,27 @@ class Metrics:
 
 
 def plain(record: Record) -> dict[str, Any]:
-    """A record as a dict of values of JSON, with its kind; None stands for what is not finite."""
+    """A record as a dict of values of JSON, with its kind; None stands for what is not finite.
+
+    The count is named for what is counted: `images`, `images_per_second`, or of text `tokens`, `tokens_per_second`.
+    Text has `perplexity` in place of `top1` and `top5`.
+    """
     found: dict[str, Any] = {"kind": record.kind}
     for field in fields(record):
         found[field.name] = _finite(getattr(record, field.name))
-        if field.name == "images" and isinstance(record, Interval):
-            found["images_per_second"] = _finite(record.images_per_second)
+        if field.name == "count" and isinstance(record, (Interval, Validation)):
+            found[record.unit] = found.pop("count")
+            if isinstance(record, Interval):
+                found[f"{record.unit}_per_second"] = _finite(record.per_second)
+    if found.pop("unit", None) == "tokens" and isinstance(record, Validation):
+        del found["top1"], found["top5"]
+        found["perplexity"] = _finite(perplexity(record.loss))
     return found
+
+
+def unit_of(records: Sequence[Mapping[str, Any]]) -> str:
+    """What records of a training count: "images" or "tokens"."""
+    return "tokens" if any("tokens" in record for record in records) else "images"
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:

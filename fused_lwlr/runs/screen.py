@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fused_lwlr.training.records import Interval, Record, Validation
+from fused_lwlr.training.records import Interval, Record, Validation, perplexity
 
 NAMES = {"model": "test", "ema": "test of the average"}
 
@@ -54,7 +54,7 @@ class Screen:
 
     def _interval(self, found: Interval) -> None:
         waited = found.loader_seconds / found.seconds if found.seconds > 0 else 0.0
-        speed = f"{found.images_per_second:,.0f} images/s, {waited:.0%} waiting for them"
+        speed = f"{found.per_second:,.0f} {found.unit}/s, {waited:.0%} waiting for them"
         if self._bar is not None:
             self._bar[0].update(self._bar[1], speed=speed)
         skipped = f"  {found.skipped} images skipped" if found.skipped else ""
@@ -63,7 +63,8 @@ class Screen:
         )
 
     def _validation(self, found: Validation) -> None:
-        self.say(
-            f"{NAMES[found.weights]} at epoch {found.epoch:.4g}: top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, "
-            f"loss {found.loss:.4f}"
-        )
+        if found.top1 is None or found.top5 is None:
+            told = f"loss {found.loss:.4f} nats a token, perplexity {perplexity(found.loss):.2f}"
+        else:
+            told = f"top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, loss {found.loss:.4f}"
+        self.say(f"{NAMES[found.weights]} at epoch {found.epoch:.4g}: {told}")

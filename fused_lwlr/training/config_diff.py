@@ -83,12 +83,12 @@ def another_spread(changed: Sequence[str], images: int, images_now: int) -> str:
         images, images_now: of a pass, before and now.
     """
     passes = (
-        f"A pass has {images_now} images instead of {images}, so that batch normalization, Mixup, CutMix and dropout "
+        f"A pass has {images_now} examples instead of {images}, so that batch normalization, Mixup, CutMix and dropout "
         "differ as well. "
     )
     return (
-        f"The run had other processes or passes before ({'; '.join(changed)}). Its steps go on with the same images in "
-        "the same order; sums are added up in another order, so that the last digits differ. "
+        f"The run had other processes or passes before ({'; '.join(changed)}). Its steps go on with the same examples "
+        "in the same order; sums are added up in another order, so that the last digits differ. "
         f"{passes if images != images_now else ''}With those from before it would go on to the same bits."
     )
 

@@ -1,4 +1,4 @@
-"""How well a model classifies the validation images, counted over all processes."""
+"""How well a model does on the validation data, counted over all processes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fused_lwlr.data import next_tokens
 from fused_lwlr.training.processes import World
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -16,36 +17,44 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Over `images` images: the parts whose class is the first, and among the first five, guess; the mean loss.
+    """Over `count` images, or tokens: the mean loss; of images the parts whose class is the first, or a top-5, guess.
 
     Attributes:
+        top1, top5: None of text.
         skipped: files of this process that could not be read, and do not count.
     """
 
-    top1: float
-    top5: float
+    top1: float | None
+    top5: float | None
     loss: float
-    images: int
+    count: int
     skipped: tuple[str, ...] = ()
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Iterable[Any], world: World, mixed: Context, weights: Mapping[str, Context]
+    model: nn.Module,
+    batches: Iterable[Any],
+    world: World,
+    mixed: Context,
+    weights: Mapping[str, Context],
+    *,
+    accuracy: bool = True,
 ) -> dict[str, Evaluation]:
-    """Test a model with one set of weights or more, in one pass over the images.
+    """Test a model with one set of weights or more, in one pass over the data.
 
     Args:
         model: in any mode; it is left in eval mode. Buffers are the same in all processes.
         batches: those of this process; targets of -1 do not count.
         mixed: makes the context in which the model computes.
         weights: by name, what puts a set of weights in the place of the model's, while it lasts.
+        accuracy: whether guesses are counted, as of images and not of text.
 
     Returns:
         By name, how well each of them does.
     """
     model.eval()
-    # right, right among five, loss and images
+    # right, right among five, loss and number
     zeros = torch.zeros(4, dtype=torch.float64, device="cpu" if world.device.type == "mps" else world.device)
     totals = {name: zeros.clone() for name in weights}
     skipped: list[str] = []
@@ -54,17 +63,21 @@ def evaluate(
         for name, placed in weights.items():
             with placed(), mixed():
                 logits = model(batch.inputs).float()
-            totals[name] += _counts(logits, batch.targets).to(zeros)
-    return {name: _mean(world.sum(total).tolist(), tuple(skipped)) for name, total in totals.items()}
+            totals[name] += _counts(*next_tokens(logits, batch.targets), accuracy=accuracy).to(zeros)
+    return {name: _mean(world.sum(total).tolist(), tuple(skipped), accuracy) for name, total in totals.items()}
 
 
-def _counts(logits: Tensor, targets: Tensor) -> Tensor:
-    hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+def _counts(logits: Tensor, targets: Tensor, *, accuracy: bool) -> Tensor:
     loss = cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
-    return torch.stack([hits[:, 0].sum(), hits.sum(), loss, (targets >= 0).sum()])
+    right = five = torch.zeros_like(loss)
+    if accuracy:
+        hits = logits.topk(min(5, logits.shape[1])).indices == targets[:, None]
+        right, five = hits[:, 0].sum(), hits.sum()
+    return torch.stack([right, five, loss, (targets >= 0).sum()])
 
 
-def _mean(totals: list[float], skipped: tuple[str, ...]) -> Evaluation:
-    right, five, loss, images = totals
-    count = max(images, 1)
-    return Evaluation(right / count, five / count, loss / count, int(images), skipped)
+def _mean(totals: list[float], skipped: tuple[str, ...], accuracy: bool) -> Evaluation:
+    right, five, loss, found = totals
+    count = max(found, 1)
+    top1, top5 = (right / count, five / count) if accuracy else (None, None)
+    return Evaluation(top1, top5, loss / count, int(found), skipped)

@@ -67,7 +67,7 @@ class Loop:
             **self.recipe.to_dict(),
             "world_size": trainer.world.size,
             # their order follows from their number
-            "images": [len(trainer.data.train), len(trainer.data.val)],
+            trainer.data.example: [len(trainer.data.train), len(trainer.data.val)],
         }
         self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
         self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
@@ -175,12 +175,13 @@ class Loop:
             epoch=trainer.step / trainer.steps_per_epoch,
             lr=lr,
             loss=mean,
-            images=self.steps * self.recipe.batch_size,
+            count=self.steps * self.recipe.batch_size * trainer.data.units,
             seconds=seconds,
             loader_seconds=waited,
             step_seconds=seconds - waited,
             grad_norm=self._grad_norm(),
             skipped=skipped,
+            unit=trainer.data.unit,
         )
         self._add(interval)
         self.loss.zero_()
@@ -233,8 +234,9 @@ class Loop:
                 top1=found.top1,
                 top5=found.top5,
                 loss=found.loss,
-                images=found.images,
+                count=found.count,
                 seconds=seconds,
+                unit=self.trainer.data.unit,
             )
             self._add(record)
 

@@ -47,7 +47,8 @@ class World:
         if share % micro:
             fits = max(size for size in range(1, micro) if share % size == 0)
             raise ValueError(
-                f"micro_batch {micro} does not divide the {share} images that each process has of a batch: take {fits}"
+                f"micro_batch {micro} does not divide the {share} examples that each process has of a batch: "
+                f"take {fits}"
             )
         return micro
 
@@ -56,11 +57,11 @@ class World:
         return recipe.batch_size // (self.size * self.micro_batch(recipe))
 
     def workers(self, recipe: Recipe) -> int:
-        """Processes that load images for this one: as asked for, or its share of the cores; 0 for images in memory."""
+        """Processes that load data for this one: as asked for, or its share of the cores; 0 for digits and text."""
         if recipe.workers is not None:
             return recipe.workers
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return 0 if recipe.data == "digits" else min(8, max(1, cores // self.local_size))
+        return 0 if recipe.data == "digits" or recipe.is_text else min(8, max(1, cores // self.local_size))
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes, in place."""

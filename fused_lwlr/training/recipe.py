@@ -51,6 +51,14 @@ ONLY: dict[str, tuple[str, str]] = {
 }
 """Fields that have a meaning only with one choice of another field. Elsewhere they must be left as they are."""
 
+TEXT = ("context", "vocabulary")
+IMAGES = (
+    "pretrained", "channels_last", "val_data", "loader", "image_size", "test_size", "augmentation", "crop_scale",
+    "color_jitter", "interpolation", "random_erasing", "repeats", "mixup", "cutmix", "crop_pct", "mean", "std",
+    "corrupt", "loss",
+)  # fmt: skip
+"""Fields that have a meaning only with text, or only with images."""
+
 
 _model, _data, _loss = partial(option, "Model"), partial(option, "Data"), partial(option, "Loss")
 _optimizer, _schedule, _run = partial(option, "Optimizer"), partial(option, "Schedule"), partial(option, "Run")
@@ -65,10 +73,15 @@ class Recipe:
     """
 
     model: str = _model(
-        "resnet", "resnet, vit, resnet56, noshort110-nobn, ... (small ones of our own), or timm:NAME.", metavar="NAME"
+        "resnet",
+        "resnet, vit, resnet56, noshort110-nobn, ... (small ones of our own), or timm:NAME; of text gptN or postlnN, "
+        "with N blocks.",
+        metavar="NAME",
     )
     model_args: tuple[str, ...] = _model(
-        (), "NAME=VALUE for a model of timm, such as drop_path_rate=0.1; may be repeated.", metavar="NAME=VALUE"
+        (),
+        "NAME=VALUE for a model of timm, such as drop_path_rate=0.1, or of text, such as width=128; may be repeated.",
+        metavar="NAME=VALUE",
     )
     pretrained: bool = _model(False, "Start from the pretrained weights of timm, as they are.")
     init: Literal["lwlr", "gradinit", "model"] = _model(
@@ -83,9 +96,12 @@ class Recipe:
     data: str = _data(
         "digits",
         "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn), or tar files of "
-        "WebDataset, 'train-{000..146}.tar'.",
-        metavar="FOLDER|digits|FILES",
+        "WebDataset, 'train-{000..146}.tar'. Text is python-docs (of the Python that runs), or text:PATH, of a file or "
+        "a folder of *.txt.",
+        metavar="FOLDER|digits|FILES|python-docs|text:PATH",
     )
+    context: Count = _data(64, "Tokens of a sequence of text.")
+    vocabulary: Literal["bytes", "characters"] = _data("bytes", "Tokens of text.")
     val_data: str | None = _data(
         None, "With tar files: those to test on. Without, it is every fifth image of a class.", metavar="FILES"
     )
@@ -124,8 +140,8 @@ class Recipe:
     )
     workers: Natural | None = _data(
         None,
-        "Processes that load images, for each process that trains.",
-        shown="the cores of the machine by the processes that train on it, at most 8; none for digits",
+        "Processes that load data, for each process that trains.",
+        shown="the cores of the machine by the processes that train on it, at most 8; none for digits and text",
     )
     prefetch: Count = _data(2, "Passes that each of them loads ahead; --dry-run shows the memory that this takes.")
 
@@ -184,7 +200,7 @@ class Recipe:
         None, "Decay of an average of the weights, which the step itself keeps; it is tested as well."
     )
 
-    epochs: Positive = _schedule(20.0, "Passes over the training images.")
+    epochs: Positive = _schedule(20.0, "Passes over the training data.")
     steps: Count | None = _schedule(
         None, "Steps of the optimizer, in place of --epochs; warm-up and steps of the schedule keep their share."
     )
@@ -198,7 +214,7 @@ class Recipe:
         0.1, "With --schedule step: what the rate is multiplied by."
     )
     min_lr: NotNegative = _schedule(0.0, "Learning rate that the schedule ends at.")
-    batch_size: Count = _schedule(64, "Images in a step, of all processes together.")
+    batch_size: Count = _schedule(64, "Images, or sequences of text, in a step, of all processes together.")
     micro_batch: Count | None = _schedule(
         None,
         "At most so many in one pass of one process; gradients of several passes make a step.",
@@ -207,7 +223,7 @@ class Recipe:
     amp: Literal["none", "bf16", "fp16"] = _schedule("none", "Mixed precision.")
     fsdp: bool = _schedule(False, "Shard the model over processes (FSDP2), where DDP copies it.")
 
-    seed: Natural = _run(0, "Seed of weights, order of images, augmentation and dropout.")
+    seed: Natural = _run(0, "Seed of weights, order of data, augmentation and dropout.")
     deterministic: bool | None = _run(
         None,
         "Only algorithms that give the same bits each time; on a GPU they are slower.",
@@ -245,8 +261,11 @@ class Recipe:
             )
         if (self.nesterov or self.lr_in_momentum) and not self.momentum:
             raise ValueError("--nesterov and --lr-in-momentum need --momentum above 0")
+        for name in IMAGES if self.is_text else TEXT:
+            if getattr(self, name) != FIELDS[name].default:
+                raise ValueError(f"{flag(name)} is for {'images' if self.is_text else 'text'}, not --data {self.data}")
         for name in ("model_args", "pretrained"):
-            if getattr(self, name) and not self.model.startswith("timm:"):
+            if getattr(self, name) and not (self.model.startswith("timm:") or self.is_text):
                 raise ValueError(f"{flag(name)} is for models of timm (--model timm:NAME), not {self.model}")
         if self.has_pretrained_weights and self.init != "model":
             raise ValueError(
@@ -265,6 +284,11 @@ class Recipe:
         if min(self.std) <= 0:
             raise ValueError(f"--std {','.join(map(str, self.std))}: all must be above 0")
         return self
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the data are text."""
+        return is_text(self.data)
 
     @property
     def side(self) -> int:
@@ -313,6 +337,11 @@ class Recipe:
 
 FIELDS = Recipe.__pydantic_fields__  # type: ignore[attr-defined]
 """Name -> field, whose `json_schema_extra` is what `option` was given."""
+
+
+def is_text(data: str) -> bool:
+    """Whether data, by their name, are text."""
+    return data == "python-docs" or data.startswith("text:")
 
 
 def is_pretrained(pretrained: Any, model_args: Any) -> bool:

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 
+def perplexity(loss: float) -> float:
+    """e to a loss in nats a token; infinite where double precision has no such number."""
+    return math.exp(loss) if loss < 700 else math.inf
+
+
 @dataclass(frozen=True)
 class Interval:
     """Training since the record before.
@@ -13,55 +18,59 @@ class Interval:
         step: optimizer steps taken.
         epoch: epochs trained, in parts of one.
         lr: the learning rate of the last step, of the first parameter group.
-        loss: the mean over the images of the interval.
-        images: trained on in it, by all ranks.
+        loss: the mean over the images, or tokens, of the interval.
+        count: images, or tokens, trained on in it by all ranks.
         seconds: that it took.
         loader_seconds: of these, waited for the loader; the mean over ranks, or that of the first.
         step_seconds: of these, in forward, backward and the optimizer.
         grad_norm: of the whole gradient in the last step, where it is known.
         skipped: images in it that could not be read.
+        unit: "images", or "tokens" of text.
     """
 
     step: int
     epoch: float
     lr: float
     loss: float
-    images: int
+    count: int
     seconds: float
     loader_seconds: float
     step_seconds: float
     grad_norm: float | None = None
     skipped: int = 0
+    unit: str = "images"
 
     kind: ClassVar[str] = "train"
 
     @property
-    def images_per_second(self) -> float:
-        """Images by the seconds of the interval."""
-        return self.images / self.seconds if self.seconds > 0 else math.nan
+    def per_second(self) -> float:
+        """Images, or tokens, by the seconds of the interval."""
+        return self.count / self.seconds if self.seconds > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class Validation:
-    """One pass over the validation images.
+    """One pass over the validation data.
 
     Attributes:
         step, epoch: as of `Interval`.
         weights: "model", or "ema" for averaged weights.
-        top1, top5: the part of the images with the right class first, or among the first five: 0 to 1.
-        loss: the mean over images.
-        images: of the pass, all ranks together.
+        top1, top5: the part of the images with the right class first, or among the first five: 0 to 1; of text None.
+        loss: the mean over images, or tokens, in nats.
+        count: images, or tokens, of the pass, all ranks together.
         seconds: that it took, which is the same for all weights that it was of.
+        unit: as of `Interval`.
     """
 
     step: int
     epoch: float
     weights: str
-    top1: float
-    top5: float
+    top1: float | None
+    top5: float | None
     loss: float
-    images: int
+    count: int
     seconds: float
+    unit: str = "images"
 
     kind: ClassVar[str] = "validation"
 

@@ -1,17 +1,17 @@
-"""Images, a model and an optimizer from a recipe."""
+"""Data, a model and an optimizer from a recipe."""
 
 import ast
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 import fused_lwlr
 from fused_lwlr import SGD, AdamW, LayerRates
-from fused_lwlr.data import Splits, open_data
+from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.streams import imported
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
@@ -20,14 +20,18 @@ from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import peak_lr
 
+Data = TypeVar("Data", Splits, Text)
 
-def load_data(recipe: Recipe) -> Splits:
-    """The images of a recipe, which all processes must find alike.
+
+def load_data(recipe: Recipe) -> Splits | Text:
+    """The data of a recipe, which all processes must find alike.
 
     Raises:
-        FileNotFoundError, ValueError: as of `open_data`; or processes found different images, as on machines with
-            copies of their own.
+        FileNotFoundError, ValueError: as of `open_data` and `open_text`; or processes found different data, as on
+            machines with copies of their own.
     """
+    if recipe.is_text:
+        return _alike(open_text(recipe.data, context=recipe.context, vocabulary=recipe.vocabulary))
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
     found = opener(
         recipe.data,
@@ -46,23 +50,32 @@ def load_data(recipe: Recipe) -> Splits:
     )
     if not isinstance(found, Splits):
         raise ValueError(f"--loader {recipe.loader} returned {type(found).__name__}, and not fused_lwlr.data.Splits")
+    return _alike(found)
+
+
+def _alike(data: Data) -> Data:
     group = process_group()
-    sizes = gathered((len(found.train), len(found.val), len(found.classes)), group)
-    from_first(lambda: _check_alike(sizes, recipe.data), group)
-    return found
+    sizes = gathered((len(data.train), len(data.val), len(data.classes)), group)
+
+    def check() -> None:
+        for rank, size in enumerate(sizes):
+            if size != sizes[0]:
+                raise ValueError(
+                    f"process {rank} found {size[0]} {data.example} to train, {size[1]} to test and {size[2]} classes "
+                    f"in {data.name}, but process 0 {sizes[0][0]}, {sizes[0][1]} and {sizes[0][2]}: all machines need "
+                    f"the same {data.example}"
+                )
+
+    from_first(check, group)
+    return data
 
 
-def _check_alike(sizes: list[tuple[int, int, int]], data: str) -> None:
-    for rank, size in enumerate(sizes):
-        if size != sizes[0]:
-            raise ValueError(
-                f"process {rank} found {size[0]} images to train, {size[1]} to test and {size[2]} classes in {data}, "
-                f"but process 0 {sizes[0][0]}, {sizes[0][1]} and {sizes[0][2]}: all machines need the same images"
-            )
-
-
-def new_model(recipe: Recipe, *, image_size: int, channels: int, classes: int) -> nn.Module:
+def new_model(recipe: Recipe, *, classes: int, **sizes: int) -> nn.Module:
     """The model that training starts from, on the CPU, drawn from the seed; GradInit has not run yet.
+
+    Args:
+        classes: of images, or different tokens.
+        sizes: of the data, as `Splits.sizes` or `Text.sizes` has them.
 
     Raises:
         ValueError: there is no such model, or it cannot be initialized in this way.
@@ -71,11 +84,11 @@ def new_model(recipe: Recipe, *, image_size: int, channels: int, classes: int) -
     arguments = dict(map(_argument, recipe.model_args))
     if recipe.pretrained:
         arguments["pretrained"] = True
-    model = build(recipe.model, image_size=image_size, channels=channels, classes=classes, **arguments)
+    model = build(recipe.model, classes=classes, **sizes, **arguments)
     if recipe.init == "lwlr":
         fused_lwlr.lwlr_init_(model)
-    if recipe.test_size not in (None, image_size):
-        _check_test_size(recipe, model, channels)
+    if recipe.test_size not in (None, sizes.get("image_size")):
+        _check_test_size(recipe, model, sizes["channels"])
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model

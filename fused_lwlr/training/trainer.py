@@ -16,8 +16,10 @@ from fused_lwlr.data import (
     Mixing,
     Splits,
     Stream,
+    Text,
     mixed_binary_cross_entropy,
     mixed_cross_entropy,
+    next_tokens,
     train_batches,
     val_batches,
 )
@@ -43,7 +45,7 @@ class Trainer:
     Args:
         recipe: what to do.
         world: the processes.
-        data: what `open_data` found.
+        data: what `load_data` found.
         model: a network to train, with the weights that it has, instead of the one that the recipe names.
 
     Raises:
@@ -60,7 +62,7 @@ class Trainer:
 
     optimizer: Any
 
-    def __init__(self, recipe: Recipe, world: World, data: Splits, *, model: nn.Module | None = None) -> None:
+    def __init__(self, recipe: Recipe, world: World, data: Splits | Text, *, model: nn.Module | None = None) -> None:
         self.recipe, self.world, self.data = recipe, world, data
         if recipe.fsdp and world.size == 1:
             raise ValueError("fsdp shards a model over processes, of which there is one: start several with torchrun")
@@ -81,7 +83,7 @@ class Trainer:
                 smoothing=recipe.label_smoothing, seed=recipe.seed,
             )  # fmt: skip
         if model is None:
-            model = new_model(recipe, image_size=data.image_size, channels=data.channels, classes=len(data.classes))
+            model = new_model(recipe, classes=len(data.classes), **data.sizes)
         self.model = model.to(world.device)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
         self.rates: LayerRates | None = None
@@ -164,8 +166,9 @@ class Trainer:
         return self.mixing(inputs, targets, step=step, micro=number)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a pass, averaged over its images."""
+        """The loss of a pass, averaged over its images or tokens."""
         recipe = self.recipe
+        outputs, targets = next_tokens(outputs, targets)
         if recipe.loss == "bce":
             return mixed_binary_cross_entropy(
                 outputs, targets, smoothing=recipe.label_smoothing, threshold=recipe.bce_threshold
@@ -245,10 +248,12 @@ class Trainer:
         if self.averages is not None and self.step:
             self.world.from_first(self.averages)
             weights["ema"] = self.averaged
-        found = evaluate(self.model, images, self.world, self.mixed_precision, weights)
-        if isinstance(self.data.val, Stream) and found["model"].images != len(self.data.val):
+        found = evaluate(
+            self.model, images, self.world, self.mixed_precision, weights, accuracy=self.data.unit == "images"
+        )
+        if isinstance(self.data.val, Stream) and found["model"].count != len(self.data.val):
             raise ValueError(
-                f"the loader made {found['model'].images} images to test, and not {len(self.data.val)}: each counts "
+                f"the loader made {found['model'].count} images to test, and not {len(self.data.val)}: each counts "
                 "once, and one that comes again needs the target -1"
             )
         return found

@@ -16,9 +16,12 @@ WRONG = [
     ("report nowhere", "nowhere holds no run: there is no run.json in it"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),
-    ("calibrate --batch-size 5000 --device cpu", "--batch-size 5000 is more than the 1437 images of the training set"),
-    ("train --batch-size 5000", "--batch-size 5000 is more than the 1437 images of the training set: lower it"),
-    ("train --micro-batch 60", "--micro-batch 60 does not divide the 64 images that each process has of a batch"),
+    (
+        "calibrate --batch-size 5000 --device cpu",
+        "--batch-size 5000 is more than the 1437 examples of the training set",
+    ),
+    ("train --batch-size 5000", "--batch-size 5000 is more than the 1437 examples of the training set: lower it"),
+    ("train --micro-batch 60", "--micro-batch 60 does not divide the 64 examples that each process has of a batch"),
     ("train --warmup-epochs -2", "--warmup-epochs -2: must be greater than or equal to 0"),
     ("train --lr fast", "--lr fast: "),
     ("study methods --seeds 1", "--seeds 1: methods shows a spread over seeds, which takes two at least"),
@@ -31,6 +34,29 @@ WRONG = [
     ("study balance --model vit", "--model vit has no meaning for balance: leave it out"),
     ("study methods --set amp", "--set amp is not of the form NAME=VALUE, such as --set amp=bf16"),
     ("study methods --set amd=bf16 --quick --jobs 1", "--amd: there is no such option; did you mean amp?"),
+    # text
+    ("train --data text:nowhere.txt --model gpt2", "there is no file or folder nowhere.txt: give the path of a text"),
+    ("train --data text:empty.txt --model gpt2", "empty.txt is empty: give a text"),
+    ("train --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes, less the"),
+    ("calibrate --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes"),
+    (
+        "train --data text:short.txt --context 8 --model gpt2",
+        "--batch-size 64 is more than the 9 examples of the training",
+    ),
+    ("train --data text:short.txt --context 8 --batch-size 4", "--model resnet is not for text: give gptN or postlnN"),
+    ("train --data text:short.txt --mixup 0.2", "--mixup is for images, not --data text:short.txt"),
+    ("train --data text:short.txt --preset resnet50-sgd", "is for images, not --data text:short.txt"),
+    ("calibrate --data text:short.txt --image-size 8", "--image-size 8 is for images, not --data text:short.txt"),
+    ("calibrate --context 8", "--context 8 is for text, not --data digits: leave it out"),
+    ("train --model gpt2", "--model gpt2 is for text: give --data python-docs or --data text:FILE, or another model"),
+    ("train --context 8", "--context is for text, not --data digits"),
+    ("train --data python-docs --model gpt2 --vocabulary words", "--vocabulary words: must be 'bytes' or 'characters'"),
+    ("train --data python-docs --model gpt2 --model-args depth=2", "gpt2 does not take depth: choose from width"),
+    (
+        "train --data python-docs --model gpt2 --model-args width=6",
+        "width=6, heads=4, hidden=24: all must be 1 or more",
+    ),
+    ("study lwlr-vs-single --data python-docs", "--data python-docs is text: lwlr-vs-single is of images"),
     # options and commands that there are not
     ("train --learning-rate 1", "there is no option --learning-rate: did you mean --lr?"),
     ("train --epoch 3", "there is no option --epoch: did you mean --epochs?"),
@@ -55,6 +81,8 @@ WRONG = [
 @pytest.mark.parametrize(("line", "message"), WRONG, ids=[line for line, _ in WRONG])
 def test_one_line_without_a_traceback(run, line, message, tmp_path):
     (tmp_path / "bad.json").write_text("{}")
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("short " * 15)
     stderr = run(line, 2).stderr.strip()
     assert stderr.startswith("Error: ")
     assert message in stderr

@@ -34,7 +34,7 @@ def test_minibatches_are_those_of_a_training():
     for (inputs, targets), indices in zip(found, (order[0][:500], order[0][500:1000], order[1][:500]), strict=True):
         assert torch.equal(inputs, images.inputs[indices])
         assert torch.equal(targets, images.targets[indices])
-    with pytest.raises(ValueError, match="batch_size=2000 is more than the 1437 images"):
+    with pytest.raises(ValueError, match="batch_size=2000 is more than the 1437 examples"):
         next(minibatches(images, 2000, CPU, seed=0, steps=1))
 
 

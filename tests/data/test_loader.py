@@ -243,7 +243,10 @@ def test_throughput_is_timed_once_all_workers_are_at_work(workers, warm, monkeyp
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"batch_size": 2000}, "batch_size=2000 is more than the 1437 images"), ({"batches": 0}, "batches=0 is not posi")],
+    [
+        ({"batch_size": 2000}, "batch_size=2000 is more than the 1437 examples"),
+        ({"batches": 0}, "batches=0 is not posi"),
+    ],
 )
 def test_throughput_is_refused_before_it_begins(options, message):
     images = open_data("digits", image_size=8, augmentation="none").train

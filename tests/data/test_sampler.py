@@ -62,7 +62,7 @@ def test_begun_at_any_step_it_goes_on_as_it_would_have(start_step):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 108}, "batch_size=108 is more than the 107 images of the training set"),
+        ({"batch_size": 108}, "batch_size=108 is more than the 107 examples of the training set"),
         ({"batch_size": 100, "micro_batch": 8, "world_size": 4}, r"32 at a time: give batch_size=96 or 128, or micro_b"
          r"atch=5$"),
         ({"micro_batch": 7}, "give batch_size=21 or 28, or micro_batch=6$"),

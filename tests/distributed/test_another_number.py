@@ -109,7 +109,7 @@ def test_passes_of_another_size_are_told():
     assert code in (0, None)
     if dist.get_rank() == 0:
         assert "micro_batch: 12 -> null" in told
-        assert "A pass has 24 images instead of 12" in told
+        assert "A pass has 24 examples instead of 12" in told
 
 
 def test_all_machines_need_the_same_images():

@@ -23,6 +23,7 @@ from fused_lwlr.runs.dry_run import dry_run
 from fused_lwlr.runs.metrics import TIMING, read_records
 from fused_lwlr.training.processes import World, spread
 from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
 
 pytestmark = pytest.mark.ranks(2)
@@ -48,17 +49,21 @@ def quickly(recipe):
         running.write_report = whole
 
 
+TEXT = {
+    "data": f"text:{__file__}", "context": 16, "model": "postln2", "model_args": ("width=16", "tied=True"),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "options", [{}, pytest.param({"fsdp": True, "scaling": "larc"}, marks=AVERAGED)], ids=["ddp", "fsdp-larc"]
+    "options",
+    [{}, pytest.param({"fsdp": True, "scaling": "larc"}, marks=AVERAGED), TEXT],
+    ids=["ddp", "fsdp-larc", "text"],
 )
 def test_as_one_process(options):
     """Without batch normalization it is a matter of rounding: rates, weights, averages, losses and tests."""
     recipe = dataclasses.replace(BASE, **options, out=str(folder()))
     assert quickly(recipe) == 0
-    alone = Trainer(
-        dataclasses.replace(recipe, fsdp=False), World(0, 1, torch.device("cpu")),
-        open_data("digits", image_size=8, augmentation="none"),
-    )  # fmt: skip
+    alone = Trainer(dataclasses.replace(recipe, fsdp=False), World(0, 1, torch.device("cpu")), load_data(recipe))
     alone.prepare()
     passes, losses = alone.batches(), []
     for _ in range(5):
@@ -79,7 +84,8 @@ def test_as_one_process(options):
     tested = alone.test()
     assert test["loss"] == pytest.approx(tested["model"].loss, rel=1e-4)
     assert average["loss"] == pytest.approx(tested["ema"].loss, rel=1e-4)
-    assert test["images"] == average["images"] == 360
+    unit, count = ("tokens", int(0.08 * Path(__file__).stat().st_size) - 1) if recipe.is_text else ("images", 360)
+    assert test[unit] == average[unit] == count
 
 
 def records(out):
@@ -116,7 +122,7 @@ def test_a_signal_to_one_process_stops_all_and_both_go_on_to_the_same_bits(optio
     [
         ({"batch_size": 47}, "batch_size 47 does not divide among 2 processes: take 48"),
         ({"rates": "nofile"}, "rates must be single, layerwise or a file"),
-        ({"batch_size": 2000, "micro_batch": None}, "is more than the 1437 images"),
+        ({"batch_size": 2000, "micro_batch": None}, "is more than the 1437 examples"),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ from fused_lwlr.training.records import Interval, LayerValues, Validation
 
 
 def interval(step, seconds=2.0, **changes):
-    values = {"step": step, "epoch": step / 4, "lr": 0.1 / step, "loss": 7.0 / step, "images": 8, "seconds": seconds}
+    values = {"step": step, "epoch": step / 4, "lr": 0.1 / step, "loss": 7.0 / step, "count": 8, "seconds": seconds}
     return Interval(**{**values, "loader_seconds": seconds / 4, "step_seconds": seconds / 2, **changes})
 
 

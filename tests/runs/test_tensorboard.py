@@ -33,7 +33,7 @@ def test_metrics_and_layers(events, tmp_path):
     found = events(tmp_path)
     train = [record for record in records if record.kind == "train"]
     assert scalars(found, "train/loss") == [(r.step, round(r.loss, 4)) for r in train]
-    assert scalars(found, "train/images_per_second") == [(r.step, round(r.images_per_second, 4)) for r in train]
+    assert scalars(found, "train/images_per_second") == [(r.step, round(r.per_second, 4)) for r in train]
     # what is not finite has no point
     assert [step for step, _ in scalars(found, "train/grad_norm")] == [1, 3, 4]
     assert [step for step, _ in scalars(found, "validation/top1_ema")] == [2, 4]

@@ -44,7 +44,7 @@ def test_metrics_and_layers_over_steps(wandb, tmp_path):
     assert run.logged == [{**scalars(record), "step": record.step} for record in records]
     train = next(content for content in run.logged if "train/loss" in content)
     first = next(record for record in records if record.kind == "train")
-    assert (train["train/loss"], train["train/images_per_second"]) == (first.loss, first.images_per_second)
+    assert (train["train/loss"], train["train/images_per_second"]) == (first.loss, first.per_second)
     assert {name.split("/")[0] for content in run.logged for name in content} == {
         "step", "train", "validation", "elr", "trust_ratio", "multiplier",
     }  # fmt: skip

@@ -320,7 +320,7 @@ def test_averages_are_tested_in_the_same_pass_with_averaged_statistics(data, mon
     with torch.no_grad():
         logits = trainer.model(data.val.inputs)
     assert found["model"].loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-5)
-    assert found["model"].images == found["ema"].images == 360
+    assert found["model"].count == found["ema"].count == 360
 
 
 def test_tests_count_every_image_once(data):
@@ -328,7 +328,7 @@ def test_tests_count_every_image_once(data):
     found = trainer.test()["model"]
     with torch.no_grad():
         logits = trainer.model.eval()(data.val.inputs)
-    assert found.images == 360
+    assert found.count == 360
     assert found.top1 == (logits.argmax(1) == data.val.targets).double().mean().item()
     right = (logits.topk(5).indices == data.val.targets[:, None]).any(1)
     assert found.top5 == right.double().mean().item()

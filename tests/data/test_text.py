@@ -1,0 +1,200 @@
+"""Text: every batch follows from (seed, step), all of the text is there, and validation is apart."""
+
+import builtins
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from fused_lwlr.data import MicroBatch, MicroBatchSampler, next_tokens, open_text, train_batches, val_batches
+
+CPU = torch.device("cpu")
+
+
+def made(folder, size=1000, name="text.txt"):
+    """A file in which no eight bytes come twice in training, so that a sequence tells where it is from."""
+    content = hashlib.shake_256(name.encode()).digest(size)
+    (folder / name).write_bytes(content)
+    return content
+
+
+def batches(text, *, seed=0, start=0, steps=40, size=4, **options):
+    sampler = MicroBatchSampler(
+        len(text.train), seed=seed, batch_size=size, micro_batch=size, steps=steps, start_step=start
+    )
+    return list(train_batches(text.train, sampler, device=CPU, **options))
+
+
+def found_at(content, batch):
+    """Where in the bytes each sequence and its targets are."""
+    for ids, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        assert targets[:-1] == ids[1:]
+        at = content.find(bytes([*ids, targets[-1]]))
+        assert at >= 0
+        yield at
+
+
+def test_the_last_8_percent_are_for_validation_and_never_trained_on(tmp_path):
+    content = made(tmp_path, 1003)
+    text = open_text(f"text:{tmp_path}/text.txt", context=16)
+    cut = 1003 - 80
+    ends = [at + 17 for batch in batches(text) for at in found_at(content, batch)]
+    assert max(ends) <= cut
+    tested = list(val_batches(text.val, batch_size=2, device=CPU))
+    targets = torch.cat([batch.targets.flatten() for batch in tested])
+    # each token of the end but its first, once and in order
+    assert bytes(targets[targets >= 0].tolist()) == content[cut + 1 :]
+    inputs = torch.cat([batch.inputs.flatten() for batch in tested])
+    assert bytes(inputs[targets >= 0].tolist()) == content[cut:-1]
+
+
+def test_epochs_cover_the_training_text_with_cuts_in_other_places(tmp_path):
+    content = made(tmp_path)
+    text = open_text(f"text:{tmp_path}/text.txt", context=16)
+    assert len(text.train) == 920 // 16 - 1
+    per_epoch = len(text.train) // 4
+    epochs = [
+        sorted(at for batch in batches(text, steps=(e + 1) * per_epoch, start=e * per_epoch)
+               for at in found_at(content, batch))
+        for e in range(60)
+    ]  # fmt: skip
+    for starts in epochs:
+        assert len({at % 16 for at in starts}) == 1
+        assert len(set(starts)) == 4 * per_epoch
+    assert len({starts[0] % 16 for starts in epochs}) > 8
+    seen = np.zeros(1000, bool)
+    for at in (at for starts in epochs for at in starts):
+        seen[at : at + 17] = True
+    assert seen[:920].all()
+    assert not seen[920:].any()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_depends_on_seed_and_step_alone(tmp_path, workers):
+    made(tmp_path)
+    text = open_text(f"text:{tmp_path}/text.txt", context=16)
+    whole, later = batches(text), batches(text, start=25, workers=workers)
+    assert len(later) == 15
+    for a, b in zip(whole[25:], later, strict=True):
+        assert torch.equal(a.inputs, b.inputs)
+        assert torch.equal(a.targets, b.targets)
+    assert not torch.equal(whole[0].inputs, batches(text, seed=1)[0].inputs)
+
+
+def test_files_of_a_folder_follow_one_another(tmp_path):
+    (tmp_path / "more").mkdir()
+    parts = [made(tmp_path, 50, "a.txt"), b"", made(tmp_path, 700, "more/b.txt"), made(tmp_path, 3, "z.txt")]
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "other.md").write_text("not this")
+    text = open_text(f"text:{tmp_path}", context=8)
+    tokens = text.train.tokens
+    assert len(tokens) == 753
+    for begin, end in [(0, 753), (45, 60), (49, 50), (50, 51), (740, 753), (0, 50)]:
+        assert tokens.read(begin, end).tobytes() == b"".join(parts)[begin:end]
+
+
+def test_bytes_are_mapped_and_not_read(tmp_path):
+    """A file of 64 GiB, most of which is a hole: its middle is read, and a copy for a worker is small."""
+    path = tmp_path / "large.txt"
+    with path.open("wb") as file:
+        file.seek(64 << 30)
+        file.write(b"the end")
+    text = open_text(f"text:{path}", context=1 << 31)
+    tokens = text.val.tokens
+    assert len(text.val) == 3
+    assert tokens.read((64 << 30) - 2, len(tokens)).tobytes() == b"\0\0the end"
+    assert len(pickle.dumps(text.train)) < 2000
+
+
+def test_characters_are_numbered_in_their_order(tmp_path):
+    written = "añ€😀\r\n" * 40
+    (tmp_path / "text.txt").write_bytes(written.encode())
+    text = open_text(f"text:{tmp_path}/text.txt", context=8, vocabulary="characters")
+    assert text.classes == tuple(sorted(set(written)))
+    tokens = text.train.tokens
+    assert "".join(text.classes[i] for i in tokens.read(0, len(tokens))) == written
+    assert tokens.ids.dtype == np.uint8
+    (tmp_path / "wide.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 300))))
+    assert open_text(f"text:{tmp_path}/wide.txt", context=8, vocabulary="characters").train.tokens.ids[-1] == 299
+
+
+@pytest.mark.parametrize("vocabulary", ["bytes", "characters"])
+def test_the_reference_of_python(vocabulary):
+    topics = pytest.importorskip("pydoc_data.topics").topics
+    text = open_text("python-docs", context=64, vocabulary=vocabulary)
+    tokens = text.train.tokens
+    ids = tokens.read(0, len(tokens))
+    if vocabulary == "bytes":
+        told = ids.tobytes().decode()
+    else:
+        told = "".join(text.classes[i] for i in ids)
+        assert len(text.classes) == len(set(told))
+    for topic in topics.values():
+        assert topic in told
+    assert text.name.startswith("python-docs of Python 3.")
+
+
+def test_padding_is_no_target(tmp_path):
+    made(tmp_path)
+    loaded = open_text(f"text:{tmp_path}/text.txt", context=8).val[MicroBatch(0, 0, 0, 0, (0, -1))]
+    assert (loaded.targets[0] >= 0).all()
+    assert (loaded.targets[1] == -1).all()
+    assert (loaded.inputs[1] == 0).all()
+
+
+def test_a_file_that_shrinks_or_goes_away_ends_the_batches(tmp_path):
+    content = made(tmp_path)
+    text = open_text(f"text:{tmp_path}/text.txt", context=8)
+    (tmp_path / "text.txt").write_bytes(content[:100])
+    with pytest.raises(ValueError, match="the text is shorter than it was when the run began"):
+        batches(text)
+    (tmp_path / "text.txt").unlink()
+    with pytest.raises(ValueError, match=r"the text cannot be read any more: .*text\.txt"):
+        batches(text)
+
+
+def test_predictions_in_a_row():
+    logits, targets = torch.randn(2, 3, 5), torch.arange(6).reshape(2, 3)
+    outputs, flat = next_tokens(logits, targets)
+    assert torch.equal(outputs[4], logits[1, 1])
+    assert flat[4] == targets[1, 1]
+    images, mixed = torch.randn(4, 5), torch.rand(4, 5)
+    assert all(torch.equal(a, b) for a, b in zip(next_tokens(images, mixed), (images, mixed), strict=True))
+
+
+WRONG = {
+    "no file": ("text:nowhere.txt", {}, FileNotFoundError, "there is no file or folder nowhere.txt: give the path"),
+    "empty file": ("text:empty.txt", {}, ValueError, "empty.txt is empty: give a text"),
+    "folder without text": ("text:folder", {}, FileNotFoundError, r"folder has no file \*.txt"),
+    "short": ("text:text.txt", {"context": 461}, ValueError, "context=461 is too much for .*: its 1000 bytes"),
+    "not UTF-8": ("text:text.txt", {"vocabulary": "characters"}, ValueError, "text.txt is not UTF-8 .*vocabulary='byt"),
+    "context": ("text:text.txt", {"context": 0}, ValueError, "context=0 is not positive"),
+    "vocabulary": ("text:text.txt", {"vocabulary": "words"}, ValueError, "vocabulary='words' is unknown: choose from"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_refused(case, tmp_path, monkeypatch):
+    source, options, kind, message = WRONG[case]
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(kind, match=message):
+        open_text(source, **{"context": 8, **options})
+    assert len(open_text("text:text.txt", context=460).train) == 1
+
+
+def test_python_without_its_reference(monkeypatch):
+    whole = builtins.__import__
+
+    def without(name, *args, **options):
+        if name.startswith("pydoc_data"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return whole(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(FileNotFoundError, match=r"pydoc_data/topics.py of Python, which this installation has not"):
+        open_text("python-docs", context=8)
