@@ -21,7 +21,12 @@ class ELR(Scaling):
     Args:
         goal: E_goal.
         eps: added to E.
-        select: the layers that are constrained; weights, and neither biases nor normalizations, by default.
+        select: the layers that are constrained; all parameters of two or more dimensions by default, and neither
+            biases nor normalizations. These include embeddings and the output layer, which are rarely scale-invariant:
+            Eq. 14 bounds the relative step of a layer and does not need that; only `rescale_weights` of SGD does. The
+            paper constrains "layerwise gradients", and names no exception. To leave embeddings out, give
+            `select="!*embed*"` with the names that your model has; for scale-invariant layers alone,
+            `select=scale_invariant(...).names`.
     """
 
     goal: float

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import Layer
 from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined, tensors_in
-from fused_lwlr.model import as_it_was, loss_of
+from fused_lwlr.model import as_it_was, check_batch, loss_of
 from fused_lwlr.ops import Backend
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.shards import is_distributed, reshard
@@ -50,9 +50,8 @@ def scale_invariant(
 
     Args:
         model: runs on the device that its parameters are on.
-        batch: of a pair (inputs, targets) the loss is `loss_fn(model(inputs), targets)`; of a mapping,
-            `loss_fn(model(**batch), batch)`. Tensors of the most frequent first size, which must be at least
-            4, are cut in halves; other values go to both halves as they are.
+        batch: a minibatch of the kinds that `calibrate` takes. Tensors of the most frequent first size, which must
+            be at least 4, are cut in halves; other values go to both halves as they are.
         loss_fn: returns the mean loss over the minibatch, a scalar.
         tolerance: of the cosine. It is near eps / variance, and not 0, where eps of the normalization counts.
         backend: "auto", "triton" or "torch", for the reduction.
@@ -104,8 +103,7 @@ def scale_invariant(
 
 
 def _halves(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, Mapping) and not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise ValueError(f"batch must be a pair (inputs, targets) or a mapping, not {type(batch).__name__}")
+    check_batch(batch)
     sizes = Counter(len(tensor) for tensor in tensors_in(batch) if tensor.dim() > 0)
     size = max(sizes, key=sizes.__getitem__, default=0)
     if size < 4:
