@@ -78,24 +78,24 @@ class MetaInitResult(NamedTuple):
 
 
 def warn_of_one_branch(history: Sequence[GradInitStep], gamma: float) -> None:
-    """Warn if γ made (nearly) all steps take one branch, so that the other half of the problem had no say."""
+    """Warn if at least nine in ten steps, or none, were on the constraint, unless γ is infinite or steps are few."""
     norms, count = [step.norm for step in history], len(history)
     constrained = sum(step.branch == "constraint" for step in history)
     if count < 10 or 0 < constrained < 0.9 * count or (constrained == 0 and gamma == math.inf):
         return
-    if constrained > count / 2:
-        advice = (
+    advice = "relative_gamma=0.8 gives one that is a little below the norm at initialization"
+    if constrained:
+        message = (
             f"{constrained} of {count} steps were on the constraint: the norm went from {norms[0]:.4g} to "
-            f"{norms[-1]:.4g} and gamma is {gamma:.4g}, so the scales hardly followed the loss. Give a gamma nearer to "
-            "the norm (relative_gamma=0.5 is half of the norm at initialization), more steps, or a higher tau"
+            f"{norms[-1]:.4g} and gamma is {gamma:.4g}, so the scales hardly followed the loss. Give a higher gamma "
+            f"({advice}), or more steps"
         )
     else:
-        advice = (
-            f"no step was on the constraint: the norm was {max(norms):.4g} at most and gamma is "
-            f"{gamma:.4g}, so nothing kept the gradient small. Give a gamma below the norm (relative_gamma=0.5 is half "
-            "of the norm at initialization), or gamma=math.inf to go without the constraint"
+        message = (
+            f"no step was on the constraint: the norm was {max(norms):.4g} at most and gamma is {gamma:.4g}, so "
+            f"nothing kept the gradient small. Give a lower gamma ({advice}), or gamma=math.inf to go without"
         )
-    warnings.warn(f"gradinit_: {advice}", UserWarning, stacklevel=3)
+    warnings.warn(f"gradinit_: {message}", UserWarning, stacklevel=3)
 
 
 def _summary(scales: dict[str, float]) -> str:
