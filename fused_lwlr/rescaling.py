@@ -32,7 +32,8 @@ class ScaleInvariant:
             were examined; NaN where there is none.
         reasons: layer -> why it is not invariant, of all others that were examined.
         slices: invariant thirds of fused projections that are not invariant as a whole, each by itself, with its third
-            of the projection's bias. They are not among `names`, and nothing rescales them.
+            of the projection's bias. They are not among `names`, which scalings select whole parameters by, and
+            nothing rescales them; an `ELRRecorder` can select them.
     """
 
     names: tuple[str, ...]
