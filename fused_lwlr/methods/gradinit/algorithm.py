@@ -61,7 +61,8 @@ def gradinit_(
             `history[0].norm`. At infinity there is no constraint.
         relative_gamma: γ as a multiple of the norm on the first S, given instead of `gamma`. Ours, not the paper's.
             Values a little below 1 keep both branches in use. A post-LN character Transformer of 12 layers, with Adam
-            and no warm-up, trained with 0.8 and 0.9, with 0.5 and 0.7 at some seeds only, and not with the default γ.
+            at 5e-3 and no warm-up, trained at 3 of 3 seeds with 0.8, at 1 of 2 with 0.5 and with 0.9, at 0 of 1 with
+            0.7 and with the default γ: at such a rate, try more than one.
         tau: τ, the learning rate of the scales; the paper searches from 1e-3 to 1e-1.
         steps: T; the paper takes 390 for CIFAR-10, 2000 for ImageNet and 780 for translation.
         min_scale: the lowest scale.

@@ -84,8 +84,8 @@ class LayerRates(Mapping[str, float]):
     def exclude(self, *patterns: str) -> "LayerRates":
         """The same rates with η = 1 for some layers, which leave the normalization.
 
-        The other layers are rescaled, so that Σ(m η) / Σm = 1 holds for them and, with it, for all. The result is that
-        of a calibration that did not measure the excluded layers. (`rates | {name: 1.0}` keeps the other η.)
+        The other measured layers are rescaled, so that Σ(m η) / Σm = 1 holds for them, and so for all layers. This is
+        the result of a calibration that leaves the excluded layers out. (`rates | {name: 1.0}` keeps the other η.)
 
         Args:
             patterns: names of layers or parameters, or patterns of names with `*` and `?`, such as "*.wpe.weight".
