@@ -1,29 +1,70 @@
 """What every method does with a model: take a loss of a minibatch, and leave the model as it was."""
 
+import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr.shards import reshard
 
+_LABELS = frozenset({"label", "labels", "target", "targets"})
+
+
+def check_batch(batch: Any) -> None:
+    """Raise ValueError unless a minibatch is of a kind that `loss_of` accepts."""
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
+    if pair or isinstance(batch, Mapping) or _holds_ids(batch):
+        return
+    kind = f"a {batch.dtype} tensor" if isinstance(batch, Tensor) else type(batch).__name__
+    raise ValueError(
+        f"a minibatch must be a pair (inputs, targets), a mapping, or an integer tensor of token ids, not {kind}"
+    )
+
 
 def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device) -> Tensor:
-    """`loss_fn(model(inputs), targets)` of a pair (inputs, targets), `loss_fn(model(**batch), batch)` of a mapping.
+    """The loss of a minibatch, which is moved to `device` first.
+
+    - A pair (inputs, targets): `loss_fn(model(inputs), targets)`.
+    - A mapping: `loss_fn(model(**batch), batch)`. Entries named "label", "labels", "target" or "targets" go to the
+      model only if its `forward` has a parameter of that name or `**kwargs`.
+    - An integer tensor of token ids: `loss_fn(model(ids), ids)`. `loss_fn` shifts them to get the next tokens.
 
     Raises:
-        ValueError: the minibatch is neither.
+        ValueError: the minibatch is none of these.
     """
+    check_batch(batch)
     batch = to_device(batch, device)
     if isinstance(batch, Mapping):
-        return loss_fn(model(**batch), batch)
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return loss_fn(model(batch[0]), batch[1])
-    raise ValueError(f"a minibatch must be a pair (inputs, targets) or a mapping, not {type(batch).__name__}")
+        labels = _LABELS & batch.keys()
+        withheld = labels - _taken(model, labels) if labels else labels
+        return loss_fn(model(**{key: value for key, value in batch.items() if key not in withheld}), batch)
+    inputs, targets = (batch, batch) if isinstance(batch, Tensor) else batch
+    return loss_fn(model(inputs), targets)
+
+
+def _holds_ids(batch: Any) -> bool:
+    # a tensor of another kind is more likely one half of a pair
+    return isinstance(batch, Tensor) and not (
+        batch.is_floating_point() or batch.is_complex() or batch.dtype == torch.bool
+    )
+
+
+def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:
+    """Those of `names` that the model's `forward` accepts as keywords."""
+    model = getattr(model, "_orig_mod", model)  # compiled
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return names
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} & names
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -31,6 +31,9 @@ class ScaleInvariant:
         cosines: layer -> cosine between gradient and weight in each half of the minibatch, of all layers that
             were examined; NaN where there is none.
         reasons: layer -> why it is not invariant, of all others that were examined.
+        slices: invariant thirds of fused projections that are not invariant as a whole, each by itself, with its third
+            of the projection's bias. They are not among `names`, which scalings select whole parameters by, and
+            nothing rescales them; an `ELRRecorder` can select them.
     """
 
     names: tuple[str, ...]
@@ -39,6 +42,7 @@ class ScaleInvariant:
     norms: tuple[tuple[nn.Module, int], ...]
     cosines: Mapping[str, tuple[float, float]]
     reasons: Mapping[str, str]
+    slices: tuple[str, ...] = ()
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -67,7 +71,7 @@ class ScaleInvariant:
         return len(self.names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.names
+        return name in self.names or name in self.slices
 
     def __str__(self) -> str:
         width = max(map(len, self.cosines), default=5)
@@ -75,7 +79,8 @@ class ScaleInvariant:
         for name, (first, second) in self.cosines.items():
             lines.append(f"{name:{width}}  {first:9.1e}  {second:9.1e}  {self.reasons.get(name, 'yes')}")
         follow = f"{len(self.biases)} biases and the running statistics of {len(self.norms)} normalizations"
-        return "\n".join([*lines, f"{len(self)} of {len(self.cosines)}; {follow} are rescaled with them"])
+        slices = f" and {len(self.slices)} slices" if self.slices else ""
+        return "\n".join([*lines, f"{len(self)}{slices} of {len(self.cosines)}; {follow} are rescaled with them"])
 
 
 def _parameter(module: nn.Module, name: str) -> Tensor:

@@ -15,11 +15,9 @@ The formula is written once, in operators and in `where`, `minimum` and `maximum
 the reference runs it, and Triton compiles the same source into the step.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, ClassVar
 
@@ -27,6 +25,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Rule, Scale
 from fused_lwlr.kernels.control import Place
+from fused_lwlr.scaling.patterns import check_patterns, matches, split_patterns
 
 Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
 
@@ -46,8 +45,9 @@ class Scaling:
     """One factor for each layer.
 
     Attributes:
-        select: the parameters it acts on: a predicate of name and parameter, names, or patterns of names with
-            `*` and `?`.
+        select: the parameters it acts on: a predicate of name and parameter, or one or more names and patterns of
+            names with `*` and `?`. Those that start with `!` leave out what they match: from what the others select,
+            or, without others, from the default of the class.
         places: what the factor may multiply, in order of preference, see `place` and `fused_lwlr.kernels.Scale`.
         formula: (norm, weight_norm, lr, weight_decay, *numbers) -> factor. `norm` is ‖g‖ of the clipped gradient, or
             ‖d‖ of the direction, by the place; `weight_norm` is ‖w‖ before the step; lr includes the layer's
@@ -99,7 +99,14 @@ class Scaling:
         """Whether this acts on a parameter."""
         if callable(self.select):
             return bool(self.select(name or "", param))
-        return name is not None and any(_matches(name, pattern) for pattern in self._patterns)
+        if name is None:
+            return False
+        chosen, left_out = split_patterns(self._patterns)
+        if matches(name, left_out):
+            return False
+        if left_out and not chosen:
+            return Scaling(select=type(self).select).selects(name, param)
+        return matches(name, chosen)
 
     def check(self, names: Iterable[str] | None) -> None:
         """Raise ValueError if the selector cannot work on parameters of these names, or None for no names."""
@@ -110,14 +117,9 @@ class Scaling:
                 f"{type(self).__name__}(select=...) goes by names, but the parameters were given without: "
                 "pass model.named_parameters(), or groups of named parameters"
             )
-        known = list(names)
-        for pattern in self._patterns:
-            if not any(_matches(name, pattern) for name in known):
-                close = difflib.get_close_matches(pattern, known, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise ValueError(
-                    f"{type(self).__name__}(select=...) has {pattern!r}, which is no parameter of this optimizer{hint}"
-                )
+        chosen, left_out = split_patterns(self._patterns)
+        argument = f"{type(self).__name__}(select=...)"
+        check_patterns([*chosen, *left_out], list(names), argument, "parameter of this optimizer")
 
     @property
     def _patterns(self) -> list[str]:
@@ -144,7 +146,3 @@ def require(scaling: Scaling, *, positive: Iterable[str] = (), not_negative: Ite
             value = getattr(scaling, name)
             if not (math.isfinite(value) and (value > 0 or (value == 0 and least[0] == "0"))):
                 raise ValueError(f"{type(scaling).__name__}({name}={value}): it must be finite and {least}")
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)

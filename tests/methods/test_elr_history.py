@@ -183,3 +183,18 @@ def test_wrong_arguments():
         ELRRecorder(model).watch(torch.optim.SGD(net().parameters()))
     with pytest.raises(ValueError, match="no step was recorded yet"):
         _ = ELRRecorder(model).history.summary()
+
+
+@pytest.mark.parametrize(
+    ("select", "expected"),
+    [
+        ("!qkv.weight", ["out.weight"]), ("!qkv.weight[0:4]", ["qkv.weight[4:8]", "qkv.weight[8:12]", "out.weight"]),
+        (["*.weight", "!out.*"], ["qkv.weight[0:4]", "qkv.weight[4:8]", "qkv.weight[8:12]"]),
+        ("qkv.weight[4:8]", ["qkv.weight[4:8]"]),
+        (lambda name, _: name == "qkv.weight", ["qkv.weight[0:4]", "qkv.weight[4:8]", "qkv.weight[8:12]"]),
+        (lambda name, _: name == "qkv.weight[4:8]", ["qkv.weight[4:8]"]),
+    ],
+)  # fmt: skip
+def test_slices_are_selected_by_their_name_or_their_parameters(select, expected):
+    model = nn.ModuleDict({"qkv": nn.Linear(3, 12), "out": nn.Linear(4, 3)})
+    assert [layer.name for layer in ELRRecorder(model, select=select).layers] == expected

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import fused_lwlr
 from fused_lwlr.methods.gradinit.batches import Minibatches
+from fused_lwlr.methods.gradinit.result import GradInitStep, warn_of_one_branch
 
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias", "4.weight", "4.bias"]
 
@@ -179,6 +181,47 @@ def test_gamma_of_its_own(optimizer, lr, gamma):
     assert branch(gamma * 1.001, gamma=gamma * 1.01).branch == "objective"
 
 
+@pytest.mark.parametrize(("optimizer", "order"), [("sgd", 2), ("adam", 1)])
+@pytest.mark.parametrize("mode", ["official", "paper"])
+def test_gamma_relative_to_the_first_norm(optimizer, order, mode):
+    """The same as γ = ratio · ‖g‖, with the norm of the gradient on the first S by autograd."""
+    model, (b0, b1, *_) = net(), data(3)
+    x, y = both(b0, b1)
+    gradient = torch.autograd.grad(cross_entropy(model(x), y), list(model.parameters()))
+    norm = torch.cat([g.flatten() for g in gradient]).norm(order).item()
+    options = {"optimizer": optimizer, "lr": 0.02, "tau": 0.1, "steps": 9, "mode": mode}
+    options["normalize"] = optimizer == "sgd"
+    result = fused_lwlr.gradinit_(net(), data(3), cross_entropy, relative_gamma=0.7, **options)
+    expected = fused_lwlr.gradinit_(net(), data(3), cross_entropy, gamma=0.7 * norm, **options)
+    assert {step.branch for step in result.history} == {"constraint", "objective"}
+    assert list(result.scales.values()) == pytest.approx(list(expected.scales.values()), rel=1e-12)
+    assert result.history[0].norm == pytest.approx(norm, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "steps", "message"),
+    [
+        (1e-3, 10, r"10 of 10 steps were on the constraint: the norm went from .* and gamma is 0\.001"),
+        (1e3, 10, r"no step was on the constraint: the norm was .* at most and gamma is 1000, .*math\.inf"),
+        (math.inf, 10, None),
+        (1e-3, 9, None),
+        (1e3, 9, None),
+    ],
+)
+def test_warning_when_all_steps_take_one_branch(gamma, steps, message):
+    """Warnings are errors in these tests, so that none passes where none is expected."""
+    with pytest.warns(UserWarning, match=message) if message else nullcontext():
+        fused_lwlr.gradinit_(net(), data(3), cross_entropy, lr=0.1, gamma=gamma, steps=steps)
+
+
+@pytest.mark.parametrize(("constrained", "warns"), [(0, True), (1, False), (17, False), (18, True), (20, True)])
+def test_warning_counts_steps(constrained, warns):
+    branches = ["constraint"] * constrained + ["objective"] * (20 - constrained)
+    history = [GradInitStep(1.0, None, 2.0, branch) for branch in branches]
+    with pytest.warns(UserWarning, match="gradinit_") if warns else nullcontext():
+        warn_of_one_branch(history, 1.0)
+
+
 def test_history():
     """Loss before, and after a step of torch.optim on S, seen on S̃."""
     model, (b0, b1, b2) = net(), data(3)
@@ -205,7 +248,7 @@ def test_history():
 def test_samples_of_s_tilde(overlap, expected):
     """Minibatches a, b, c, d of four; S is a and b; the first half of S̃ is a, or d for what is not."""
     batches = [{"x": torch.arange(4) + 10 * i, "size": torch.tensor(4), "note": "same"} for i in range(4)]
-    stream = Minibatches(batches, overlap)
+    stream = Minibatches(batches, overlap, 1)
     first = stream.first()
     second = stream.second(*first)
     assert [f"{'abcd'[x // 10]}{x % 10}" for x in second["x"].tolist()] == expected.split()

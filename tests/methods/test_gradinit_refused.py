@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_module
@@ -35,6 +34,9 @@ def refused(model, batches, loss_fn, message, function=gradinit_, error=ValueErr
         ({"lr": float("inf")}, "lr must be a finite number above 0, not inf"),
         ({"gamma": 0.0}, "gamma must be above 0, or None .*, not 0.0"),
         ({"gamma": float("nan")}, "gamma must be above 0"),
+        ({"relative_gamma": 0.0}, "relative_gamma must be a finite number above 0, or None, not 0.0"),
+        ({"relative_gamma": float("inf")}, "relative_gamma must be a finite number above 0, or None, not inf"),
+        ({"gamma": 1.0, "relative_gamma": 0.5}, "relative_gamma must be None where gamma is given, not 0.5"),
         ({"tau": -1e-2}, "tau must be a finite number above 0, not -0.01"),
         ({"steps": 0}, "steps must be at least 1, not 0"),
         ({"min_scale": -0.1}, "min_scale must be from 0 to 1, where scales start, not -0.1"),
@@ -67,7 +69,8 @@ def test_arguments_of_metainit(options, message):
     [
         (data(0), cross_entropy, "batches holds 0 minibatches, but a step takes up to 3"),
         (data(2), cross_entropy, "batches holds 2 minibatches, but a step takes up to 3 different ones"),
-        (lambda: iter(data(5)), cross_entropy, "batches ended after 5 minibatches, and is an iterator"),
+        (lambda: (b for b in data(5)), cross_entropy, "iterator that ended after 5 minibatches, .* from 4 to 6 minib"),
+        (lambda: iter(data(3)), cross_entropy, "iterator over 3 minibatches, .* steps=2 take from 4 to 6 minibatches"),
         ([torch.randn(2, 4)] * 3, cross_entropy, "a minibatch must be a pair"),
         ([*data(1), *data(2, (4, 5))], cross_entropy, r"batch\[0\] is a tensor of shape \(4, 4\) in .*\(4, 5\)"),
         ([{"x": torch.randn(4, 4), "n": n} for n in range(3)], cross_entropy, r"batch\['n'\] is 0 in one and 1"),
@@ -117,13 +120,6 @@ def test_sparse_gradients():
     model = nn.Sequential(nn.Embedding(4, 3, sparse=True))
     batches = [(torch.arange(4), torch.arange(4) % 3)] * 3
     refused(model, batches, cross_entropy, r"gradient of '0\.weight' is sparse: build the layer with sparse=False")
-
-
-@pytest.fixture
-def one_process():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_process")

@@ -82,6 +82,34 @@ def test_ones_and_zeros():
     assert (model[2].running_mean == 3).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "zero"),
+    [
+        ("wpe", True), ("pos", True), ("pos_emb", True), ("posembed", True), ("position_embeddings", True),
+        ("embed_positions", True), ("relative_attention_bias", True), ("wte", False), ("token_embedding", False),
+        ("embed_tokens", False), ("token_type_embeddings", False), ("embed", False), ("swap", False), ("post", False),
+    ],
+)  # fmt: skip
+def test_position_embeddings_are_biases(name, zero):
+    """Algorithm 1: the position embedding is 0, whether it is a parameter or a module; other embeddings are drawn."""
+    model = nn.ModuleDict({"body": nn.ModuleDict({name: nn.Embedding(50, 40)}), "head": nn.Linear(40, 50)})
+    lwlr_init_(model)
+    weight = model["body"][name].weight.detach()
+    assert weight.std().item() == pytest.approx(0 if zero else 40**-0.5, rel=0.1)
+    assert model["head"].weight.std().item() == pytest.approx(50**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("first", ["wte", "head"])
+def test_a_tied_head_has_its_own_fan_out(first):
+    """300 outputs, not the 40 of the embedding, whichever of the two modules comes first."""
+    modules = {"wte": nn.Embedding(300, 40), "head": nn.Linear(40, 300, bias=False)}
+    modules["head"].weight = modules["wte"].weight
+    model = nn.ModuleDict({name: modules[name] for name in (first, *({"wte", "head"} - {first}))})
+    lwlr_init_(model)
+    assert model["wte"].weight is model["head"].weight
+    assert model["head"].weight.std().item() * 300**0.5 == pytest.approx(1, abs=0.05)
+
+
 def test_prelu_slope_is_left_alone():
     slope = nn.PReLU(init=0.3)
     lwlr_init_(slope)

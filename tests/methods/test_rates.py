@@ -55,3 +55,66 @@ def test_plot_shows_every_layer(rates, tmp_path):
     assert left.lines[0].get_ydata().tolist() == list(rates.values())
     assert right.lines[0].get_ydata().tolist() == [rates["stem.weight"], rates["head.weight"]]
     assert (tmp_path / "rates.png").read_bytes().startswith(b"\x89PNG")
+
+
+def fused():
+    """A fused projection of two slices of 8 elements, between two other layers."""
+    names = ("wpe.weight", "qkv.weight[0:2]", "qkv.weight[2:4]", "head.weight", "head.bias")
+    return LayerRates.from_gradients(names, (12, 8, 8, 40, 5), (9.0, 4.0, 1.0, 0.25, 0.0), ("weight",) * 5, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "excluded"),
+    [
+        (["wpe.weight"], [0]), (["w?e.*"], [0]), (["qkv.weight"], [1, 2]), (["qkv.weight[2:4]"], [2]),
+        (["*.weight", "head.bias"], None), (["head.*"], [3, 4]), (["w*", "qkv.*"], [0, 1, 2]),
+    ],
+)  # fmt: skip
+def test_exclude_is_a_calibration_without_the_layers(patterns, excluded):
+    """Against `from_gradients` on the other layers alone; the mean over all parameters is 1."""
+    rates = fused()
+    if excluded is None:
+        with pytest.raises(ValueError, match=r"exclude has '\*\.weight', 'head\.bias', which leaves no measured layer"):
+            rates.exclude(*patterns)
+        return
+    found = rates.exclude(*patterns)
+    rest = [layer for i, layer in enumerate(rates.layers) if i not in excluded]
+    columns = ([getattr(layer, field) for layer in rest] for field in ("name", "numel", "gradient", "kind"))
+    expected = dict(LayerRates.from_gradients(*columns, steps=2))
+    assert list(found) == list(rates)
+    assert dict(found) == pytest.approx({name: expected.get(name, 1.0) for name in rates}, rel=1e-14)
+    assert [layer.note for i, layer in enumerate(found.layers) if i in excluded] == ["excluded"] * len(excluded)
+    mean = sum(layer.numel * layer.eta for layer in found.layers) / sum(layer.numel for layer in found.layers)
+    assert mean == pytest.approx(1, rel=1e-14)
+    assert found.exclude(*patterns, "head.bias") == pytest.approx(dict(found), rel=1e-14)
+
+
+def test_exclude_refuses_what_fits_nothing():
+    with pytest.raises(ValueError, match=r"exclude has 'wte\.weight', which is no layer of these rates; did you"):
+        fused().exclude("wte.weight")
+
+
+def test_or_merges_as_dict_does(tmp_path):
+    rates = fused()
+    merged = rates | {"head.weight": 3, "wpe.weight": 1.0}
+    assert dict(merged) == dict(rates) | {"head.weight": 3.0, "wpe.weight": 1.0}
+    assert list(merged) == list(rates)
+    assert [layer.name for layer in merged.unmeasured] == ["wpe.weight", "head.weight", "head.bias"]
+    merged.to_json(tmp_path / "rates.json")
+    assert LayerRates.from_json(tmp_path / "rates.json").layers == merged.layers
+    assert dict(rates) == dict(fused())
+    other = LayerRates.from_gradients(("head.weight", "tail.weight"), (40, 7), (1.0, 4.0), ("weight",) * 2, steps=1)
+    assert dict(rates | other) == dict(rates) | dict(other)
+    assert (rates | other).layers[-1] == other.layers[-1]
+
+
+def test_or_replaces_the_slices_of_a_parameter():
+    """The gradient of the whole is the mean over its elements: (8 · 4 + 8 · 1) / 16."""
+    merged = fused() | {"qkv.weight": 0.5}
+    assert list(merged) == ["wpe.weight", "qkv.weight", "head.weight", "head.bias"]
+    assert (merged.layers[1].eta, merged.layers[1].numel, merged.layers[1].gradient) == (0.5, 16, 2.5)
+    assert list(fused() | {"qkv.weight[2:4]": 2.0}) == list(fused())
+    with pytest.raises(ValueError, match=r"\| has 'qkv\.wight', which is no layer"):
+        fused() | {"qkv.wight": 1.0}
+    with pytest.raises(TypeError, match="unsupported operand"):
+        fused() | 3

@@ -165,7 +165,7 @@ def test_a_state_dict_of_the_other_placement_is_refused(mine, theirs, device):
         ({"capturable": True}, "lr_in_momentum=True and capturable=True exclude each other"),
         ({"lr_in_momentum": "yes"}, "lr_in_momentum='yes' must be True or False"),
     ],
-    ids=str,
+    ids=["momentum 0", "dampening", "LARC", "LAMB", "capturable", "not a bool"],
 )
 def test_where_it_has_no_meaning_it_is_refused(options, message, device):
     with pytest.raises(ValueError, match=message):

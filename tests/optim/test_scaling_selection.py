@@ -17,6 +17,9 @@ from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, N
         (LARS(select="conv.weight"), [0]), (LARS(select="*.bias"), [1]), (LARS(select=["conv.*", "temp*"]), [0, 1, 4]),
         (LARS(select=iter(["conv.weight", "head.weight"])), [0, 3]), (LARS(select="????.weight"), [0, 2, 3]),
         (ClipByLayer(1.0, select=("norm.weight",)), [2]), (LARS(select=[]), []),
+        (LARS(select="!head.*"), [0]), (ClipByLayer(1.0, select="!*.bias"), [0, 2, 3, 4]),
+        (LARS(select=["*.weight", "!norm.*", "!head.weight"]), [0]), (LARS(select=["!conv.*", "*"]), [2, 3, 4]),
+        (ELR(0.1, select=["!conv.weight", "!head.weight"]), []),
         (LARS(select=lambda name, p: name.startswith("head") or p.dim() == 0), [3, 4]),
     ],
 )  # fmt: skip

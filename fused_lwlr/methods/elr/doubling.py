@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fused_lwlr.layers import Layer
 from fused_lwlr.model import as_it_was, loss_of
 
 # Doubling is exact in floating point, so where it should change nothing it mostly changes no bit. Gradients
@@ -76,32 +77,39 @@ class Doubling:
     def __exit__(self, *exception: object) -> None:
         self._close()
 
-    def alone(self, weights: list[Tensor]) -> Trial:
+    def alone(self, weights: list[Layer]) -> Trial:
         """Double them in training mode."""
         outputs, grads = self._run(weights)
         if not _same(outputs, self._outputs, _OUTPUTS):
             return Trial("outputs change with its scale", self._found)
         # not where a weight is 0: a filter of zeros leaves nothing but eps in the variance, which does not double
         halved, base = (
-            [of.get(weight, torch.zeros_like(weight)) * (weight != 0) for weight in weights]
+            [layer.of(of.get(layer.param, torch.zeros_like(layer.param)) * (layer.param != 0)) for layer in weights]
             for of in (grads, self._grads)
         )
         if not _same([2 * grad for grad in halved], base, _GRADIENTS):
             return Trial("its gradient does not halve when it is doubled", self._found)
         return Trial("", self._found)
 
-    def together(self, weights: list[Tensor]) -> Trial:
-        """Double them in training mode, and with the powers that this gives in evaluation mode."""
+    def together(self, weights: list[Layer], bias: Layer | None = None) -> Trial:
+        """Double them in training mode, and with the powers that this gives in evaluation mode.
+
+        Args:
+            bias: the part of a bias that belongs to a slice of a weight and is doubled with it.
+        """
+        weights = weights if bias is None else [*weights, bias]
         trial = self.alone(weights)
         if trial.problem:
             return trial
+        if bias is not None:  # its other parts stay, so the whole of it follows by no power
+            trial.exponents.pop(bias.param, None)
         if None in trial.exponents.values():
             return Trial(NO_POWER, trial.exponents)
         if not _same(self._evaluate(weights, trial.exponents), self._evaluation, _OUTPUTS):
             return Trial("outputs in evaluation mode change with its scale", trial.exponents)
         return trial
 
-    def _run(self, weights: list[Tensor]) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
+    def _run(self, weights: list[Layer]) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
         """Outputs and the gradients of all that is examined; nothing doubled is the base to compare with."""
         if not weights:
             self._recorded = {module: [] for module in (*self._biases, *self._norms)}
@@ -115,8 +123,9 @@ class Doubling:
             return self._loss_fn(output, targets)
 
         with as_it_was(self._model):
-            for weight in weights:
-                _set(weight, 2 * weight)
+            for layer in weights:
+                part = layer.of(layer.param.detach())
+                _set(part, 2 * part)
             self._values = {bias: bias.detach().clone() for bias in self._biases.values()}
             # not torch.autograd.grad, which checkpointed activations refuse
             loss_of(self._model, self._batch, loss_fn, self._device).backward()
@@ -124,12 +133,13 @@ class Doubling:
             grads.update((p, p.grad) for p in self._model.parameters() if examined(p) and p.grad is not None)
         return outputs, grads
 
-    def _evaluate(self, weights: list[Tensor], exponents: Exponents) -> list[Tensor]:
+    def _evaluate(self, weights: list[Layer], exponents: Exponents) -> list[Tensor]:
         self._paused = True
         with as_it_was(self._model), torch.no_grad():
             self._model.eval()
-            for weight in weights:
-                _set(weight, 2 * weight)
+            for layer in weights:
+                part = layer.of(layer.param.detach())
+                _set(part, 2 * part)
             for key, power in exponents.items():
                 if isinstance(key, Tensor):
                     _set(key, key * 2.0 ** (power or 0))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr.kernels import STATISTICS
-from fused_lwlr.layers import Layer
+from fused_lwlr.layers import Layer, layers_of, split_name
 from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined, tensors_in
-from fused_lwlr.model import as_it_was, loss_of
+from fused_lwlr.model import as_it_was, check_batch, loss_of
 from fused_lwlr.ops import Backend
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.shards import is_distributed, reshard
@@ -42,7 +42,13 @@ def scale_invariant(
     Biases that are not zero take part in the scale before a LayerNorm or GroupNorm, and a weight is then not
     perpendicular by itself: examine such a model as it is initialized.
 
-    One forward and backward pass over half of the minibatch for each weight that passes Eq. 2, and a copy of
+    Of a fused query / key / value projection (see `layers_of`) that is not invariant as a whole, each third is examined
+    by itself, doubled together with its third of the bias. The value is invariant where a normalization follows on the
+    output of the attention, before anything is added; query and key are where they are normalized before their
+    product, and otherwise not. Thirds that are invariant are listed in `slices`, apart from `names`, and are not
+    rescaled by SGD.
+
+    One forward and backward pass over half of the minibatch for each weight or third that passes Eq. 2, and a copy of
     what every normalization with running statistics and every module with a bias computes. A model in
     training mode is taken with the modes of its modules, so that a BatchNorm in evaluation mode counts as
     frozen; a model in evaluation mode is put in training mode. When this returns or raises, weights, buffers,
@@ -50,9 +56,8 @@ def scale_invariant(
 
     Args:
         model: runs on the device that its parameters are on.
-        batch: of a pair (inputs, targets) the loss is `loss_fn(model(inputs), targets)`; of a mapping,
-            `loss_fn(model(**batch), batch)`. Tensors of the most frequent first size, which must be at least
-            4, are cut in halves; other values go to both halves as they are.
+        batch: a minibatch of the kinds that `calibrate` takes. Tensors of the most frequent first size, which must
+            be at least 4, are cut in halves; other values go to both halves as they are.
         loss_fn: returns the mean loss over the minibatch, a scalar.
         tolerance: of the cosine. It is near eps / variance, and not 0, where eps of the normalization counts.
         backend: "auto", "triton" or "torch", for the reduction.
@@ -71,6 +76,8 @@ def scale_invariant(
     layers = [Layer(name, param) for name, param in model.named_parameters() if examined(param)]
     if not layers:
         raise ValueError("model has no parameter of two or more dimensions that requires a gradient")
+    parts = {layer.name: layer for layer in layers_of(model) if layer.stop is not None}
+    every = [*layers, *(layer for layer in parts.values() if examined(layer.param))]
     halves = _halves(batch)
     # hooks put into a model that is compiled already are not seen, unless it runs as if it were not
     compiled = "torch._dynamo" in sys.modules
@@ -78,16 +85,25 @@ def scale_invariant(
         if not model.training:
             model.train()
         model.zero_grad(set_to_none=True)
-        statistics = [_statistics(model, half, loss_fn, layers, backend) for half in halves]
+        statistics = [_statistics(model, half, loss_fn, every, backend) for half in halves]
         norms, dots = torch.stack(statistics).unbind(2)  # [half, layer]
-        reasons = _not_perpendicular(layers, norms, dots / norms, tolerance)
-        candidates = {layer.name: layer.param for layer in layers if layer.name not in reasons}
+        reasons = _not_perpendicular(every, norms, dots / norms, tolerance)
+        candidates = {layer.name: layer for layer in layers if layer.name not in reasons}
         exponents: Exponents = {}
-        if candidates:
+        if any(layer.name not in reasons for layer in every):
             with Doubling(model, halves[0], loss_fn) as doubling:
                 exponents = _select(doubling, candidates, reasons)
+                for layer in every[len(layers) :]:
+                    if layer.name not in reasons and split_name(layer.name)[0] in reasons:
+                        bias = parts.get(layer.name.replace("weight[", "bias["))
+                        if problem := doubling.together([layer], bias).problem:
+                            reasons[layer.name] = problem
     names = tuple(name for name in candidates if name not in reasons)
     first, second = (dots / norms).tolist()
+    cosines = {layer.name: (a, b) for layer, a, b in zip(every, first, second, strict=True)}
+    shown = [layer.name for layer in layers]
+    # slices of what is not invariant as a whole
+    shown += [layer.name for layer in every[len(layers) :] if split_name(layer.name)[0] in reasons]
     owners: dict[Tensor, tuple[nn.Module, str]] = {
         param: (module, name)
         for module in reversed(list(model.modules()))
@@ -95,17 +111,17 @@ def scale_invariant(
     }
     return ScaleInvariant(
         names,
-        tuple(owners[candidates[name]] for name in names),
+        tuple(owners[candidates[name].param] for name in names),
         tuple((*owners[param], power) for param in model.parameters() if (power := exponents.get(param))),
         tuple((module, power) for module in model.modules() if (power := exponents.get(module))),
-        {layer.name: (a, b) for layer, a, b in zip(layers, first, second, strict=True)},
-        {layer.name: reasons[layer.name] for layer in layers if layer.name in reasons},
+        {name: cosines[name] for name in shown},
+        {name: reasons[name] for name in shown if name in reasons},
+        tuple(name for name in shown[len(layers) :] if name not in reasons),
     )
 
 
 def _halves(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, Mapping) and not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-        raise ValueError(f"batch must be a pair (inputs, targets) or a mapping, not {type(batch).__name__}")
+    check_batch(batch)
     sizes = Counter(len(tensor) for tensor in tensors_in(batch) if tensor.dim() > 0)
     size = max(sizes, key=sizes.__getitem__, default=0)
     if size < 4:
@@ -156,9 +172,9 @@ def _not_perpendicular(layers: list[Layer], norms: Tensor, cosines: Tensor, tole
     return reasons
 
 
-def _select(doubling: Doubling, candidates: dict[str, Tensor], reasons: dict[str, str]) -> Exponents:
+def _select(doubling: Doubling, candidates: dict[str, Layer], reasons: dict[str, str]) -> Exponents:
     """Add the candidates that are out to `reasons`; return the powers for all others at once."""
-    trials = {name: doubling.alone([weight]) for name, weight in candidates.items()}
+    trials = {name: doubling.alone([layer]) for name, layer in candidates.items()}
     reasons.update((name, trial.problem) for name, trial in trials.items() if trial.problem)
     chosen = [name for name in candidates if name not in reasons]
     result = Trial("", {})

@@ -30,8 +30,8 @@ class ELRRecorder:
     Args:
         source: a model, or named parameters; of a model, fused query / key / value projections are three layers each.
         every: steps between two records.
-        select: the layers: a predicate of name and parameter, names, or patterns with `*` and `?`; weights, and neither
-            biases nor normalizations, by default. `scale_invariant(...).names` are those that the paper means.
+        select: the layers, as for a `Scaling`; weights, and neither biases nor normalizations, by default.
+            `scale_invariant(...).names` are those that the paper means.
         momentum: measure the norm of `state["momentum_buffer"]` after the step instead of that of the gradient, where
             there is one: what the learning rate multiplies, and what `simulate.momentum` models.
         backend: "auto", "triton" or "torch", as for the optimizers.
@@ -56,7 +56,8 @@ class ELRRecorder:
         self.layers = [
             layer
             for layer in layers
-            if any(selection.selects(name, layer.param) for name in {layer.name, split_name(layer.name)[0]})
+            if selection.selects(layer.name, layer.param)
+            or (callable(select) and selection.selects(split_name(layer.name)[0], layer.param))
         ]
         if not self.layers:
             raise ValueError(f"select={select!r} fits none of {len(layers)} layers")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -18,14 +19,25 @@ class Minibatches:
     Args:
         source: where the minibatches come from.
         overlap: the part of S that is in S̃ as well, 0 to 1.
+        steps: how many steps they are for.
+
+    Raises:
+        ValueError: an iterator whose length is known and too small.
     """
 
-    def __init__(self, source: Iterable[Any], overlap: float) -> None:
+    def __init__(self, source: Iterable[Any], overlap: float, steps: int) -> None:
         self.shares = (min(1.0, 2 * overlap), max(0.0, 2 * overlap - 1))
         self.needed = 2 + sum(share < 1 for share in self.shares)
         self._source = source
         self._iterator = iter(source)
         self._taken = 0
+        self._advice = (
+            f"which cannot start again, but steps={steps} take from {2 * steps} to {self.needed * steps} minibatches: "
+            "give a list or a DataLoader, which start again, or an iterator over more"
+        )
+        known = length_hint(source, 2 * steps)
+        if self._iterator is source and known < 2 * steps:
+            raise ValueError(f"batches is an iterator over {known} minibatches, {self._advice}")
 
     def first(self) -> tuple[Any, Any]:
         """b0 and b1."""
@@ -43,8 +55,7 @@ class Minibatches:
         except StopIteration:
             if self._iterator is self._source:
                 raise ValueError(
-                    f"batches ended after {self._taken} minibatches, and is an iterator, which cannot start again: "
-                    f"give a list or a DataLoader, or more; each step takes up to {self.needed}"
+                    f"batches is an iterator that ended after {self._taken} minibatches, {self._advice}"
                 ) from None
             if self._taken < self.needed:
                 raise ValueError(

@@ -1,6 +1,9 @@
 """What GradInit and MetaInit return: the scales that weights were multiplied by, and how they came about."""
 
 import json
+import math
+import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -72,6 +75,27 @@ class MetaInitResult(NamedTuple):
     def to_json(self, path: str | Path) -> None:
         """Write scales and history to a file."""
         _write(path, {"scales": self.scales, "history": [asdict(step) for step in self.history]})
+
+
+def warn_of_one_branch(history: Sequence[GradInitStep], gamma: float) -> None:
+    """Warn if at least nine in ten steps, or none, were on the constraint, unless γ is infinite or steps are few."""
+    norms, count = [step.norm for step in history], len(history)
+    constrained = sum(step.branch == "constraint" for step in history)
+    if count < 10 or 0 < constrained < 0.9 * count or (constrained == 0 and gamma == math.inf):
+        return
+    advice = "relative_gamma=0.8 gives one that is a little below the norm at initialization"
+    if constrained:
+        message = (
+            f"{constrained} of {count} steps were on the constraint: the norm went from {norms[0]:.4g} to "
+            f"{norms[-1]:.4g} and gamma is {gamma:.4g}, so the scales hardly followed the loss. Give a higher gamma "
+            f"({advice}), or more steps"
+        )
+    else:
+        message = (
+            f"no step was on the constraint: the norm was {max(norms):.4g} at most and gamma is {gamma:.4g}, so "
+            f"nothing kept the gradient small. Give a lower gamma ({advice}), or gamma=math.inf to go without"
+        )
+    warnings.warn(f"gradinit_: {message}", UserWarning, stacklevel=3)
 
 
 def _summary(scales: dict[str, float]) -> str:

@@ -39,8 +39,10 @@ def calibrate(
 
     Args:
         model: runs on the device that its parameters are on.
-        batches: minibatches. Of a pair (inputs, targets) the loss is `loss_fn(model(inputs), targets)`; of a
-            mapping, `loss_fn(model(**batch), batch)`. Their tensors are moved to the model's device.
+        batches: minibatches, moved to the model's device. The loss of a pair (inputs, targets) is
+            `loss_fn(model(inputs), targets)`; that of a mapping `loss_fn(model(**batch), batch)`, where entries
+            named "label", "labels", "target" or "targets" are kept from a model whose `forward` does not take them;
+            that of an integer tensor of token ids `loss_fn(model(ids), ids)`.
         loss_fn: returns the mean loss over the minibatch, a scalar.
         steps: the number of minibatches T; all of them when None. One deviates from an epoch by some percent.
         accumulate: so many of `batches` make a minibatch together: its gradient is the mean of theirs, and magnitudes

@@ -1,9 +1,10 @@
 """Multipliers by depth alone: what LWLR is compared with, and what fine-tuning goes by."""
 
 from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
 
 from torch import nn
+
+from fused_lwlr.scaling.patterns import matches
 
 TRUNK = 0.8
 """The part of all parameters that a list of blocks must hold to be found."""
@@ -73,7 +74,7 @@ def layer_decay(
         depth = inside[0] if inside else len(names) + 1 if depth else 0
         found[name] = decay ** (len(names) + 1 - depth)
     for pattern in frozen:
-        hit = [name for name in found if name == pattern or fnmatchcase(name, pattern)]
+        hit = [name for name in found if matches(name, [pattern])]
         if not hit:
             raise ValueError(f"frozen= has {pattern!r}, which fits no parameter of the model")
         found |= dict.fromkeys(hit, 0.0)

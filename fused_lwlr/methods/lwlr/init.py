@@ -21,8 +21,10 @@ Kind = Literal["weight", "scale", "bias", "other"]
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-# class and register tokens, position embeddings, relative-position tables
-_ADDED = re.compile(r"token|class_emb|pos_?emb|position|rel_pos")
+# position embeddings and relative-position tables: parameters, or modules whose weight is one
+_POSITIONS = re.compile(r"wpe$|pos_?e(mb|nc)|position|rel_pos|(^|_)pos$|relative_attention_bias")
+# class and register tokens; a module of such a name is an embedding of words
+_TOKENS = re.compile(r"token|class_emb")
 _SCALES = re.compile(r"gamma|gain|scale|layer_?scale|ls\d")
 
 
@@ -30,17 +32,19 @@ def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
     """What each parameter of a model is: a weight, a scale, a bias, "other" (left alone), or None (cannot tell)."""
     names = {id(param): name for name, param in model.named_parameters()}
     kinds: dict[str, Kind | None] = {}
-    for module in model.modules():
+    for path, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
             # a tied parameter is what its first owner makes of it
-            kinds.setdefault(names[id(param)], _kind(module, name, param))
+            kinds.setdefault(names[id(param)], _kind(module, path.rpartition(".")[2], name, param))
     return kinds
 
 
-def _kind(module: nn.Module, name: str, param: Tensor) -> Kind | None:
+def _kind(module: nn.Module, module_name: str, name: str, param: Tensor) -> Kind | None:
     if isinstance(module, nn.PReLU):
         return "other"
-    if name.endswith(("bias", "biases")) or name.startswith("bias") or _ADDED.search(name):
+    if isinstance(module, _EMBEDDINGS) and name == "weight":
+        return "bias" if _POSITIONS.search(module_name) else "weight"
+    if name.endswith(("bias", "biases")) or name.startswith("bias") or _TOKENS.search(name) or _POSITIONS.search(name):
         return "bias"
     vector = param.numel() == max(param.shape, default=1)
     if isinstance(module, _NORMS) or (param.dim() <= 1 and name == "weight") or (vector and _SCALES.match(name)):
@@ -69,7 +73,11 @@ def lwlr_init_(
     Convolution, linear and embedding weights: N(0, std = √(1/fan_out)), with the fan-out of PyTorch
     (out_channels · kernel area, groups divided out); a fused query / key / value projection is three layers,
     each with its own third of the outputs. Scales (of normalizations, LayerScale): 1. Biases, class token,
-    position embedding, relative-position tables: 0. Buffers stay as they are.
+    position embedding, relative-position tables: 0, also if they are an `nn.Embedding`, which is recognised by its
+    name, such as "wpe", "pos_emb" or "position_embeddings". Buffers stay as they are.
+
+    A weight that an embedding shares with an output layer has the fan-out of the output layer, the number of
+    outputs: the paper's rule is about linear layers, and says nothing of embeddings of words.
 
     Args:
         kinds: parameter name -> "weight", "scale", "bias" or "other" (left alone), for parameters that
@@ -89,9 +97,9 @@ def lwlr_init_(
             f"kinds={{{unknown[0]!r}: 'weight' | 'scale' | 'bias' | 'other'}} to lwlr_init_, or initialize the model "
             "yourself and calibrate with init=False"
         )
-    owners = {
-        id(param): module for module in reversed(list(model.modules())) for param in module.parameters(recurse=False)
-    }
+    # the first owner of a tied weight decides on its fan-out, but an embedding only if no other module has the weight
+    modules = sorted(model.modules(), key=lambda module: isinstance(module, _EMBEDDINGS))
+    owners = {id(param): module for module in reversed(modules) for param in module.parameters(recurse=False)}
     parameters = dict(model.named_parameters())
     for name, kind in found.items():
         if kind in ("scale", "bias"):

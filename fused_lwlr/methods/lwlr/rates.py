@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from fused_lwlr.layers import split_name
+from fused_lwlr.scaling.patterns import check_patterns, matches
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,8 +78,66 @@ class LayerRates(Mapping[str, float]):
 
     @property
     def unmeasured(self) -> tuple[LayerRate, ...]:
-        """Layers that got η = 1 because they have no gradient, or none to speak of."""
+        """Layers whose η is not from their gradient: they have none to speak of, or were excluded or set."""
         return tuple(layer for layer in self.layers if layer.note)
+
+    def exclude(self, *patterns: str) -> "LayerRates":
+        """The same rates with η = 1 for some layers, which leave the normalization.
+
+        The other measured layers are rescaled, so that Σ(m η) / Σm = 1 holds for them, and so for all layers. This is
+        the result of a calibration that leaves the excluded layers out. (`rates | {name: 1.0}` keeps the other η.)
+
+        Args:
+            patterns: names of layers or parameters, or patterns of names with `*` and `?`, such as "*.wpe.weight".
+
+        Raises:
+            ValueError: a pattern fits no layer, or no measured layer is left.
+        """
+        names = [*self._eta, *{split_name(name)[0] for name in self._eta}]
+        check_patterns(patterns, names, "exclude", "layer of these rates")
+        left = [layer for layer in self.layers if not (layer.note or matches(layer.name, patterns))]
+        if not left:
+            raise ValueError(f"exclude has {', '.join(map(repr, patterns))}, which leaves no measured layer")
+        mean = sum(layer.numel * layer.eta for layer in left) / sum(layer.numel for layer in left)
+        kept = {layer.name for layer in left}
+
+        def changed(layer: LayerRate) -> LayerRate:
+            if layer.name in kept:
+                return replace(layer, eta=layer.eta / mean)
+            return replace(layer, eta=1.0, note="excluded") if matches(layer.name, patterns) else layer
+
+        return LayerRates([changed(layer) for layer in self.layers], self.steps)
+
+    def __or__(self, other: Mapping[str, float]) -> "LayerRates":
+        """These rates with those of `other` in their place, as `dict` merges. No other η changes.
+
+        The mean over parameters is then no longer 1, see `exclude`. A parameter in `other` replaces its slices here,
+        such as query, key and value. Other `LayerRates` may add layers.
+
+        Args:
+            other: layer or parameter -> η.
+
+        Raises:
+            ValueError: a plain mapping has a name that is no layer and no parameter of these rates.
+        """
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        rows = other.layers if isinstance(other, LayerRates) else [self._row(*item) for item in other.items()]
+        given = {row.name: row for row in rows}
+        merged: dict[str, LayerRate] = {}
+        for layer in self.layers:
+            row = given.get(split_name(layer.name)[0]) or given.get(layer.name, layer)
+            merged[row.name] = row
+        return LayerRates(list((merged | given).values()), self.steps)
+
+    def _row(self, name: str, eta: float) -> LayerRate:
+        """What is known of a layer, or of the slices of a parameter together, with another η."""
+        parts = [layer for layer in self.layers if name in (layer.name, split_name(layer.name)[0])]
+        if not parts:
+            raise ValueError(f"the mapping right of | has {name!r}, which is no layer and no parameter of these rates")
+        numel = sum(layer.numel for layer in parts)
+        gradient = sum(layer.numel * layer.gradient for layer in parts) / max(1, numel)
+        return LayerRate(name, float(eta), numel, gradient, parts[0].kind, "set")
 
     def __repr__(self) -> str:
         return f"LayerRates({len(self)} layers, η from {min(self.values()):.3g} to {max(self.values()):.3g})"

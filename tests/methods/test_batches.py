@@ -1,0 +1,136 @@
+"""The kinds of minibatches that every method takes: pairs, mappings, and tensors of token ids."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from fused_lwlr import calibrate, gradinit_, metainit_
+from fused_lwlr.methods.elr import scale_invariant
+from fused_lwlr.model import loss_of
+
+VOCABULARY, WIDTH = 11, 6
+
+
+class Language(nn.Module):
+    """Logits of the next token: ids [samples, length] -> [samples, length, vocabulary]."""
+
+    def __init__(self):
+        super().__init__()
+        self.wte = nn.Embedding(VOCABULARY, WIDTH)
+        self.hidden, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, input_ids):
+        return self.head(self.norm(self.hidden(self.wte(input_ids)).tanh()))
+
+
+def next_token(logits, ids):
+    return cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def ids(count):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(0, VOCABULARY, (4, 5), generator=generator) for _ in range(count)]
+
+
+def named(labels):
+    """Mappings whose labels have this name, which `forward` does not take."""
+    return lambda x: {"input_ids": x, labels: x}, lambda logits, batch: next_token(logits, batch[labels])
+
+
+KINDS = {
+    "pair": (lambda x: (x, x), next_token),
+    "tensor": (lambda x: x, next_token),
+    "int32": (lambda x: x.int(), lambda logits, x: next_token(logits, x.long())),
+    **{labels: named(labels) for labels in ("label", "labels", "target", "targets")},
+}
+METHODS = {
+    "calibrate": lambda model, batches, loss_fn: dict(calibrate(model, batches, loss_fn)),
+    "gradinit_": lambda model, batches, loss_fn: gradinit_(model, batches, loss_fn, lr=0.1, steps=3, gamma=0.5),
+    "metainit_": lambda model, batches, loss_fn: metainit_(model, batches, loss_fn, steps=3),
+    "scale_invariant": lambda model, batches, loss_fn: scale_invariant(model, batches[0], loss_fn).cosines,
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_every_kind(method):
+    results = []
+    for make, loss_fn in KINDS.values():
+        torch.manual_seed(0)
+        results.append(METHODS[method](Language(), [make(x) for x in ids(3)], loss_fn))
+    assert all(result == results[0] for result in results)
+
+
+class Recorded(nn.Module):
+    """Notes the names that forward was called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def note(self, **given):
+        self.given = set(given)
+        return self.weight.sum()
+
+
+class Inputs(Recorded):
+    def forward(self, x):
+        return self.note(x=x)
+
+
+class WithLabels(Recorded):
+    def forward(self, x, labels=None):
+        return self.note(x=x, labels=labels)
+
+
+class Anything(Recorded):
+    def forward(self, x, **rest):
+        return self.note(x=x, **rest)
+
+
+@pytest.mark.parametrize(
+    ("model", "taken"), [(Inputs, {"x"}), (WithLabels, {"x", "labels"}), (Anything, {"x", "labels", "targets"})]
+)
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")])
+def test_labels_go_to_a_forward_that_takes_them(model, taken, wrap):
+    """The loss function has the whole mapping in every case."""
+    inner = model()
+    batch = {"x": torch.ones(2), "labels": torch.zeros(2)} | ({"targets": torch.ones(1)} if "targets" in taken else {})
+    seen = []
+    loss_of(wrap(inner), batch, lambda output, batch: seen.append(set(batch)) or output, torch.device("cpu"))
+    assert inner.given == taken
+    assert seen == [set(batch)]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_labels_are_kept_from_the_model_inside_ddp():
+    inner = Inputs()
+    batch = {"x": torch.ones(2), "labels": torch.zeros(2)}
+    loss_of(DistributedDataParallel(inner), batch, lambda output, _: output, torch.device("cpu"))
+    assert inner.given == {"x"}
+
+
+def test_other_entries_are_not_dropped():
+    """A misspelt entry is an error of the model's, not one that nobody notices."""
+    with pytest.raises(TypeError, match="attention_msk"):
+        loss_of(Inputs(), {"x": 1, "attention_msk": 2}, lambda output, _: output, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind"),
+    [
+        (torch.randn(4, 3), "a torch.float32 tensor"), (torch.ones(4, dtype=torch.bool), "a torch.bool tensor"),
+        ((torch.ones(4),) * 3, "tuple"), ([torch.ones(4)], "list"), ("text", "str"),
+    ],
+)  # fmt: skip
+def test_other_kinds_are_refused(batch, kind):
+    message = rf"must be a pair \(inputs, targets\), a mapping, or an integer tensor of token ids, not {kind}"
+    for call in (
+        lambda: calibrate(Language(), [batch], next_token),
+        lambda: scale_invariant(Language(), batch, next_token),
+        lambda: metainit_(Language(), [batch], next_token),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
