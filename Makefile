@@ -17,7 +17,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
-# machine code for all GPUs, and other libraries' trainers; then kernels in Triton's interpreter, which tells integers that
+# machine code for all GPUs, four processes, other libraries' trainers; then kernels in Triton's interpreter, which tells integers that
 # overflow and lets programs overlap
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m long

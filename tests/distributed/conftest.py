@@ -10,6 +10,14 @@ from launch import Case, run
 from torch import distributed as dist
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Four processes take both cores of a small machine for minutes; two are tried in `make test` too."""
+    for item in items:
+        if _world(item) == 4:
+            item.add_marker(pytest.mark.long)
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("ranks") and not (dist.is_available() and dist.is_gloo_available()):
         pytest.skip("needs torch.distributed with gloo")

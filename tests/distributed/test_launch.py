@@ -6,6 +6,7 @@ import time
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from launch import Case, run
@@ -30,6 +31,7 @@ def case(rank_that="", does=""):
     return Case(Path(__file__), "meet", {"rank_that": rank_that, "does": does})
 
 
+@pytest.mark.long
 def test_failures_are_told_by_rank(tmp_path):
     """Also where the other rank waits for the one that fails."""
     cases = [case(), case("1", "warn"), case("0", "die"), case("1", "hang"), case()]

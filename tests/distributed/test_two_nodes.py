@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from fused_lwlr.runs import run as running
@@ -18,6 +19,7 @@ FIELDS = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
     """Each node has a folder of its own, as without a shared disk: the first one's gets the run."""
     with socket.socket() as free:

@@ -20,7 +20,7 @@ every_compiler = pytest.mark.parametrize(
 )
 
 # of inductor's own imports
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
 
 
 class Recorder:

@@ -284,6 +284,7 @@ TSAN = subprocess.run(
 ).stdout.strip()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path(TSAN).is_absolute(), reason="gcc has no libtsan")
 def test_no_race_and_every_memory_order_is_needed(tmp_path):
     """ThreadSanitizer finds no data race among six threads, and finds one if any order is relaxed."""
