@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import triton
 
 from bench.bytes_moved import read_soon
 from bench.machine_code import Job, reports
@@ -321,7 +322,7 @@ def main() -> None:
         sizes = sizes._replace(window=options.window << 20)
     device = Device()
     if not options.json:
-        print(f"PREDICTED for an {device.name}, not measured: {device}")
+        print(f"PREDICTED, not measured; compiled by triton {triton.__version__} for sm_90; {device}")
         print(HEAD)
     for row in rows(options.set or PREDICTED, options.dtype or ("fp32", "bf16"), device, sizes):
         print(json.dumps(row) if options.json else line(row), flush=True)
