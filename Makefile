@@ -17,8 +17,8 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
-# machine code for all GPUs, four processes, other libraries' trainers; then kernels in Triton's interpreter, which tells integers that
-# overflow and lets programs overlap
+# machine code for all GPUs, four processes, races, compilers and other libraries' trainers; then kernels in Triton's
+# interpreter, which tells integers that overflow and lets programs overlap
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m long
 	TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 tests/kernels tests/optim/test_balanced.py \
