@@ -17,7 +17,7 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not long"
 
-# machine code for all GPUs, four processes, races, compilers and other libraries' trainers; then kernels in Triton's
+# machine code, several processes, races, compilers and other libraries' trainers; then kernels in Triton's
 # interpreter, which tells integers that overflow and lets programs overlap
 test-long: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m long

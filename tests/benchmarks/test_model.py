@@ -71,6 +71,7 @@ def test_updates_before_their_norms_are_an_error():
         model.seconds(items, Code(1, (1,), (1,), 1), SLOW, 1, queued=True)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(constants.LANES != 32, reason="sm_90 has warps of 32 threads")
 def test_predictions_are_within_their_targets():
     """On ResNet-50 and ViT-S/16 in single precision, by the code that this Triton compiles."""

@@ -105,11 +105,7 @@ def problems(found):
 @looked_at
 @pytest.mark.parametrize(
     ("target", "dtype"),
-    [
-        pytest.param(target, dtype, marks=[] if (target, dtype) == ("sm_90", "fp32") else pytest.mark.long)
-        for target in TARGETS.get(VERSION, [])
-        for dtype in ITEMSIZE
-    ],
+    [pytest.param(target, dtype, marks=pytest.mark.long) for target in TARGETS.get(VERSION, []) for dtype in ITEMSIZE],
 )
 def test_machine_code(target, dtype):
     """128-bit accesses where a tile is full, nothing spilled, few registers, no long division."""
@@ -120,6 +116,7 @@ def test_machine_code(target, dtype):
 
 
 @looked_at
+@pytest.mark.long
 def test_what_is_looked_for_is_found():
     """Of a kernel with narrow accesses, a long division and many live values."""
     found = [json.loads(line) for line in lines(Path(__file__).with_name("bad_code.py"))]

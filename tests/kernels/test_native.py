@@ -227,6 +227,7 @@ except RuntimeError as error:
     assert out.endswith("or pass backend='torch'\n")
 
 
+@pytest.mark.long
 @pytest.mark.skipif("gcc" not in build._compiler()[0][0], reason="asks gcc what it vectorized")
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_every_loop_over_elements_is_vectorized(dtype, monkeypatch, tmp_path):

@@ -99,6 +99,7 @@ TRACED = 1_000
 """Steps for which allocations are counted by the byte, which takes ten times as long."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "backend", "more"),
     [("sgd", "torch", FULLEST[1]), ("adamw", "torch", {}), ("sgd", "triton", {}), ("adamw", "triton", FULLEST[1])],
