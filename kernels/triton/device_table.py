@@ -42,7 +42,7 @@ class DeviceTable:
         active: for each row, whether it is active.
         norms: which Σw² of the last step are still right.
         rescales: whether the power of any row is not 0.
-        stream: the handle of the stream that the buffer was made on, 0 on a CPU.
+        stream: the handle of the only stream that launches were on, 0 on a CPU; None once there were two.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
         workspace: what an operation keeps from launch to launch.
     """
@@ -70,7 +70,7 @@ class DeviceTable:
         often = slice(padded // 2, integers + (names.index("grad") + 1) * self.rows)
         self._upload = Upload(integers + (len(names) + 4) * self.rows, often, params[0].device)
         self.buffer = self._upload.device
-        self.stream = stream_of(self.buffer.device)
+        self.stream: int | None = stream_of(self.buffer.device)
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
         fixed = len(columns)

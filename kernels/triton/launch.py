@@ -120,12 +120,14 @@ def launch(kernel: BoundKernel, items: Tensor, args: Sequence[Any]) -> None:
     with kernel.device:
         kernel.compiled[tuple(map(type, args))]((grid(programs), 1, 1), arguments)
         if stream_of(kernel.device_table.buffer.device) != kernel.device_table.stream:
+            # from now on its lists and buffers may be made on either stream
+            kernel.device_table.stream = None
             keep_for_stream(arguments)
     counters["launches"] += 1
 
 
 def keep_for_stream(arguments: Sequence[Any]) -> None:
-    """Keeps memory of tensors from being reused before the current stream, which did not allocate it, is done."""
+    """Keeps memory of tensors from being reused before the current stream, which may not have allocated it, is done."""
     for argument in arguments:
         if isinstance(argument, Tensor) and argument.is_cuda:
             argument.record_stream(torch.cuda.current_stream(argument.device))

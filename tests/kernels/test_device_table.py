@@ -215,6 +215,10 @@ def test_memory_is_kept_for_another_stream(monkeypatch, current, kept):
     monkeypatch.setattr(launch, "keep_for_stream", seen.append)
     step.step(SGD, table, HYPER["sgd"])
     assert len(seen) == kept
+    # lists of work may have been made on the other stream
+    monkeypatch.setattr(launch, "stream_of", lambda device: 0)
+    step.step(SGD, table, HYPER["sgd"])
+    assert len(seen) == 2 * kept
     if kept:
         device_table = table.cache[step.columns_of(SGD)]
         assert {t.data_ptr() for t in seen[0] if isinstance(t, torch.Tensor)} >= {
