@@ -1,8 +1,8 @@
 """Layers: named parameters, and named slices of them.
 
-A layer is what gets a multiplier and a row of its own. Mostly it is a whole parameter; a fused query /
-key / value projection is three. A slice is named after the parameter and its range along the first
-dimension: `blocks.0.attn.qkv.weight[0:384]`.
+Each layer has its own multiplier and its own row in a table. Most layers are whole parameters; a fused query, key and
+value projection is three layers. A slice is named after the parameter and its range along the first dimension:
+`blocks.0.attn.qkv.weight[0:384]`.
 """
 
 import re
@@ -33,21 +33,21 @@ class Layer:
         return (self.stop - self.start) * (self.param.numel() // self.param.shape[0])
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The view of a tensor of the parameter's shape that belongs to this layer."""
+        """Returns this layer's view of a tensor that has the shape of the parameter."""
         return tensor if self.stop is None else tensor[self.start : self.stop]
 
 
 def split_name(name: str) -> tuple[str, int, int | None]:
-    """Parameter name, start and stop of a layer's name; stop is None for a whole parameter."""
+    """Splits the name of a layer into parameter name, start and stop; stop is None for a whole parameter."""
     match = _SLICE.fullmatch(name)
     return (match["name"], int(match["start"]), int(match["stop"])) if match else (name, 0, None)
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """The layers of a model in the order of its parameters, query, key and value projections apart.
+    """Returns the layers of a model in the order of its parameters; query, key and value are separate layers.
 
-    Recognised are `torch.nn.MultiheadAttention` and linear layers named "qkv" (timm's name), if their
-    output divides by three.
+    Fused projections are those of `torch.nn.MultiheadAttention` and linear layers named "qkv" (as in timm) whose output
+    size is divisible by three.
     """
     reshard(model)
     fused = set(_fused_qkv(model))
@@ -72,7 +72,7 @@ def _fused_qkv(model: nn.Module) -> Iterator[str]:
 
 
 def named_layers(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> list[Layer]:
-    """Layers of a model, or whole-tensor layers of named tensors."""
+    """Returns the layers of a model, or one layer for each named tensor."""
     if isinstance(source, nn.Module):
         return layers_of(source)
     pairs = source.items() if isinstance(source, Mapping) else source
@@ -80,7 +80,7 @@ def named_layers(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, 
 
 
 def rows_of(layers: Iterable[Layer]) -> tuple[list[Tensor], list[Row]]:
-    """The distinct parameters of some layers, and a table row for each layer."""
+    """Returns the distinct parameters of some layers, and a table row for each layer."""
     index: dict[int, int] = {}
     params: list[Tensor] = []
     rows = []

@@ -1,4 +1,4 @@
-"""What every method does with a model: take a loss of a minibatch, and leave the model as it was."""
+"""The loss of a minibatch, and a context that restores a model."""
 
 import inspect
 import random
@@ -29,7 +29,7 @@ def check_batch(batch: Any) -> None:
 
 
 def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device) -> Tensor:
-    """The loss of a minibatch, which is moved to `device` first.
+    """Returns the loss of a minibatch, which is moved to `device` first.
 
     - A pair (inputs, targets): `loss_fn(model(inputs), targets)`.
     - A mapping: `loss_fn(model(**batch), batch)`. Entries named "label", "labels", "target" or "targets" go to the
@@ -37,7 +37,7 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
     - An integer tensor of token ids: `loss_fn(model(ids), ids)`. `loss_fn` shifts them to get the next tokens.
 
     Raises:
-        ValueError: the minibatch is none of these.
+        ValueError: the minibatch is of another kind.
     """
     check_batch(batch)
     batch = to_device(batch, device)
@@ -57,7 +57,7 @@ def _holds_ids(batch: Any) -> bool:
 
 
 def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:
-    """Those of `names` that the model's `forward` accepts as keywords."""
+    """Returns the `names` that the model's `forward` accepts as keywords."""
     model = getattr(model, "_orig_mod", model)  # compiled
     if isinstance(model, DistributedDataParallel):
         model = model.module
@@ -68,7 +68,7 @@ def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A tensor, or nested mappings and sequences of them, on a device. Other values stay as they are."""
+    """Moves tensors in nested mappings and sequences to a device. Other values stay the same."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
@@ -80,7 +80,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put weights, buffers, gradients, modes and random number generators back, whatever happens inside."""
+    """Restores weights, buffers, gradients, training modes and random number generators on exit or error."""
     reshard(model)
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     buffers = [
@@ -97,7 +97,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        # what was gathered of other weights is not to be used again
+        # FSDP may still hold gathered copies of the temporary weights
         reshard(model)
         with torch.no_grad():
             for param, value, grad in params:
