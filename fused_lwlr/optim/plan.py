@@ -40,7 +40,7 @@ class Plan:
     """All parameters of an optimizer, cut into parts.
 
     In a part is every parameter that has a gradient, or all of its state, when the plan is made, and every tensor that
-    is rescaled. Which of them have a gradient may change from step to step.
+    is rescaled; of a bucket of `step_in_backward` those with a gradient only. Which of them have a gradient may change from step to step.
 
     Args:
         options, groups, states: of the optimizer.
@@ -69,9 +69,10 @@ class Plan:
         self._params = [*params, *self._others]
         grads = [*(param.grad for param in params), *[None] * len(self._others)]
         self._distributed = any(map(is_distributed, self._params))
+        whole = not options.in_backward
         stepped = [
             grad is not None
-            or (is_ordinary(param) and is_complete(options, groups, groups[number], param, states.get(param, {})))
+            or (whole and is_ordinary(param) and is_complete(options, groups, groups[number], param, states.get(param, {})))
             for param, grad, (number, _) in zip(params, grads, places, strict=False)
         ]
         check_gradients(options.optimizer, groups, params, fused=bool(options.fused))
