@@ -25,13 +25,13 @@ def check_capture(options: StepOptions, groups: Groups, plan: Plan | None) -> Pl
     name = options.optimizer
     if not all(group["capturable"] for group in groups):
         raise RuntimeError(f"this {name}.step() cannot be captured in a CUDA graph: construct it with capturable=True")
+    if options.in_backward:
+        raise RuntimeError("step_in_backward() cannot be captured in a CUDA graph: remove() its handle before")
     if plan is None or not plan.stepped_as_now:
         raise RuntimeError(
             f"{name}.step() is captured before a step with the same parameters and gradients was taken: take one "
             "first, on a side stream, as for the rest of the training step"
         )
-    if options.in_backward:
-        raise RuntimeError("step_in_backward() cannot be captured in a CUDA graph: remove() its handle before")
     if options.lr_in_momentum:
         raise RuntimeError("lr_in_momentum=True cannot be captured: lr is a number, which a replay would not read")
     if options.nonfinite == "raise":
