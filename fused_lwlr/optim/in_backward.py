@@ -164,8 +164,8 @@ def check_final(optimizer: FusedOptimizer) -> None:
         )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise RuntimeError(
-            "step_in_backward() with a process group: DDP and fully_shard reduce gradients in hooks of their own, so "
-            "it is for one process, without init_process_group()"
+            "step_in_backward() with a process group: DDP averages gradients over processes after its hooks, and "
+            "fully_shard is not supported; it is for one process, without init_process_group()"
         )
 
 
