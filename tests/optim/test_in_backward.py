@@ -172,6 +172,10 @@ def test_plans_are_kept(size, monkeypatch, device):
     assert buckets == {1: 9, 200: 3, 1 << 30: 1}[size]
     train(sides, 3)
     assert len(made) == buckets
+    # of its own bucket alone
+    model, optimizer = sides[0]
+    members = [i for plan in optimizer._buckets for part in plan.parts for i in part.members.tolist()]
+    assert sorted(members) == [i for i, p in enumerate(model.parameters()) if optimizer.state.get(p)]
 
 
 # memory
