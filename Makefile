@@ -40,19 +40,22 @@ environments: $(VENV)/.dev $(VENV)/triton-3.6.0 $(VENV)/triton-3.7.1
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/optim/test_fuzz.py --hypothesis-profile=long
 
-# all that this machine can measure; GPU throughput alone; single host times, compared with those saved before
+# all that this machine can measure; GPU throughput alone; host times alone. All are added to bench/results/history.csv
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.history --add bench/results
 
 bench-gpu: $(VENV)/.dev
 	$(BIN)/python -m bench --gpu
+	$(BIN)/python -m bench.history --add bench/results
+
+bench-host: $(VENV)/.dev
+	$(BIN)/python -m bench --only host --out runs/bench-host
+	$(BIN)/python -m bench.history --add runs/bench-host
 
 # the tests and figures of a GPU's first half hour, in stages; also PYTHONPATH=. python -m bench.gpu_day
 gpu: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m bench.gpu_day
-
-bench-host: $(VENV)/.dev
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest bench -p no:xdist --benchmark-autosave --benchmark-compare
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
