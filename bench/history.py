@@ -123,6 +123,8 @@ def main(given: Sequence[str] | None = None) -> None:
             print(f"{path}: {add(options.history, json.loads(path.read_text()))} rows added")
         except ValueError as error:
             print(f"{path}: not added: {error}", file=sys.stderr)
+    if not options.history.exists():
+        parser.error(f"--history {options.history}: there is no such file; make it with --add")
     rows = read(options.history)
     if options.commits:
         try:

@@ -83,6 +83,12 @@ def test_commits_are_compared_on_the_same_machine(run, tmp_path, capsys):
         assert why in capsys.readouterr().err
 
 
+def test_a_history_that_there_is_not(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        history.main(["--history", str(tmp_path / "none.csv")])
+    assert "none.csv: there is no such file; make it with --add" in capsys.readouterr().err
+
+
 def test_what_is_recorded_is_of_commits():
     """Each row has a key of its own, and a time."""
     rows = history.read(history.HISTORY)
