@@ -13,6 +13,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 RESULTS = Path(__file__).parent / "results"
+PICTURE = re.compile(r"^!\[(.*)\]\((\.\./bench/results/.*)\)$", re.MULTILINE)
 MARKER = re.compile(r"^<!-- results: (\S+) -->$", re.MULTILINE)
 
 
@@ -25,8 +26,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Puts tables in the place of their markers, and links to results where the site has them."""
-    return MARKER.sub(lambda match: tables(match[1]), markdown).replace("](../bench/results/", "](results/")
+    """Puts tables in the place of their markers, makes pictures links to their full size, and finds results."""
+    markdown = MARKER.sub(lambda match: tables(match[1]), markdown)
+    return PICTURE.sub(r"[![\1](\2)](\2)", markdown).replace("](../bench/results/", "](results/")
 
 
 def tables(name: str) -> str:

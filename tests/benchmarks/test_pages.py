@@ -27,7 +27,10 @@ def test_all_tables_and_studies_are_on_a_page():
 
 def test_markers_and_links_are_replaced():
     text = "before\n<!-- results: about -->\n![A](../bench/results/a.png)"
-    assert pages.on_page_markdown(text, page=None) == f"before\n{pages.tables('about')}\n![A](results/a.png)"
+    assert (
+        pages.on_page_markdown(text, page=None)
+        == f"before\n{pages.tables('about')}\n[![A](results/a.png)](results/a.png)"
+    )
 
 
 def test_an_unknown_name_is_an_error():
