@@ -46,12 +46,15 @@ class ScaleInvariant:
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        """The parameters of the layers, in the same order: looked up, since sharding a model replaces them."""
+        """The parameters of the layers, each of its own shape, in the order of `names`.
+
+        They are looked up every time, because sharding a model replaces them.
+        """
         return tuple(_parameter(module, name) for module, name in self.weight_owners)
 
     @property
     def biases(self) -> tuple[tuple[Tensor, int], ...]:
-        """Parameters that follow, and their exponents, looked up as well."""
+        """Parameters that follow, each of its own shape, and their exponents, looked up as well."""
         return tuple((_parameter(module, name), power) for module, name, power in self.bias_owners)
 
     def targets(self) -> list[Target]:

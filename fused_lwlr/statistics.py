@@ -24,22 +24,22 @@ class Columns:
 
     @property
     def abs_sum(self) -> Tensor:
-        """Σ|g| of each layer."""
+        """Σ|g| of each layer, float64 [layers]."""
         return self._column("abs_sum")
 
     @property
     def grad_norm(self) -> Tensor:
-        """‖g‖₂ of each layer, of the gradient as it is in `.grad`."""
+        """‖g‖₂ of each layer, float64 [layers], of the gradient as it is in `.grad`."""
         return self._column("sq_sum").sqrt()
 
     @property
     def weight_norm(self) -> Tensor:
-        """‖w‖₂ of each layer, in a step that before it."""
+        """‖w‖₂ of each layer, float64 [layers]; for a step, of the weight before it."""
         return self._column("weight_sq_sum").sqrt()
 
     @property
     def nonfinite(self) -> Tensor:
-        """How many elements of each layer's gradient are NaN or infinite."""
+        """The number of NaN or infinite elements of each layer's gradient, float64 [layers]."""
         return self._column("nonfinite")
 
     def _column(self, name: str) -> Tensor:
@@ -64,12 +64,12 @@ class LayerStatistics(Columns):
 
     @property
     def abs_max(self) -> Tensor:
-        """max|g| of each layer."""
+        """max|g| of each layer, float64 [layers]."""
         return self._column("abs_max")
 
     @property
     def dot(self) -> Tensor:
-        """⟨g, w⟩ of each layer."""
+        """⟨g, w⟩ of each layer, float64 [layers]."""
         return self._column("dot")
 
     def to_dict(self) -> dict[str, dict[str, float]]:

@@ -28,27 +28,30 @@ class StepStatistics(Columns):
 
     @property
     def trust_ratio(self) -> Tensor:
-        """The factor of each layer, 1 where the scaling does not act."""
+        """The factor of each layer, float64 [layers]; 1 where the scaling does not act."""
         return self._column("scale")
 
     @property
     def found_inf(self) -> Tensor:
-        """Whether any gradient element was NaN or infinite, of no dimension."""
+        """Whether any gradient element was NaN or infinite: a bool tensor of shape []."""
         return self.nonfinite.sum() > 0
 
     @property
     def elr(self) -> Tensor:
-        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer; infinite for a weight of zeros."""
+        """The effective learning rate E = ‖g‖ / ‖w‖, float64 [layers]; infinite for a weight of zeros."""
         return self.grad_norm / self.weight_norm
 
     @property
     def elr_mean(self) -> Tensor:
-        """The mean of E over the layers that the scaling acts on and whose weight is not zero."""
+        """The mean of E over the layers that the scaling acts on and whose weight is not zero: a scalar."""
         return self._constrained_elr().mean()
 
     @property
     def elr_spread(self) -> Tensor:
-        """Std(E) over the same layers: their population standard deviation (Spreads in Effective Learning Rates)."""
+        """Std(E) over the same layers, their population standard deviation: a scalar.
+
+        (Spreads in Effective Learning Rates.)
+        """
         return self._constrained_elr().std(correction=0)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
@@ -82,6 +85,9 @@ class LayerStatsLogger:
     Args:
         writer: has `add_scalar(tag, value, step)`, as a `torch.utils.tensorboard.SummaryWriter`.
         every: steps between two writes, each of which waits for the device.
+
+    Raises:
+        ValueError: `every` below 1.
     """
 
     def __init__(self, writer: Any, *, every: int = 100):

@@ -67,7 +67,11 @@ class ELRHistory:
         return {name: float(values.mean()) for name, values in found.items()}
 
     def to_json(self, path: str | Path) -> None:
-        """Write everything to a file; null stands for what is not finite."""
+        """Write everything to a JSON file; null stands for a number that is not finite.
+
+        Args:
+            path: the file to write.
+        """
         content: dict[str, Any] = {"names": self.names, "steps": self.steps}
         content |= {name: _plain(getattr(self, name)) for name in ("grad_norm", "weight_norm", "lr")}
         Path(path).write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
@@ -75,6 +79,9 @@ class ELRHistory:
     @classmethod
     def from_json(cls, path: str | Path) -> "ELRHistory":
         """Read what `to_json` wrote.
+
+        Args:
+            path: the file to read.
 
         Raises:
             ValueError: the file is not one that `to_json` wrote.
@@ -95,6 +102,10 @@ class ELRHistory:
 
         Args:
             path: where to save the figure (PNG, PDF or SVG by its suffix), if anywhere.
+            title: a title above both panels.
+
+        Returns:
+            The figure.
         """
         from matplotlib.figure import Figure
 

@@ -70,6 +70,12 @@ class ELRRecorder:
     def watch(self, optimizer: torch.optim.Optimizer) -> "ELRRecorder":
         """Record the steps of an optimizer from now on.
 
+        Args:
+            optimizer: any optimizer of torch or of this library that steps some of the layers.
+
+        Returns:
+            The recorder itself.
+
         Raises:
             ValueError: it steps none of the layers, or momentum is asked for of layers that several processes share.
         """

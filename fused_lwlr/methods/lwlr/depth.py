@@ -34,8 +34,15 @@ def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> d
 def depth_decreasing(model: nn.Module, high: float = 2.0, low: float = 1.0) -> dict[str, float]:
     """Rates that fall linearly with depth, from 2 to 1 by default, scaled as those of `depth_increasing`.
 
-    Args, Returns, Raises:
-        as of `depth_increasing`; `high` is of the first tensor, `low` of the last.
+    Args:
+        model: its trainable parameters are counted; frozen ones get 1.
+        high, low: of the first and the last tensor, before they are scaled.
+
+    Returns:
+        Parameter name -> η, for `multipliers=` of an optimizer.
+
+    Raises:
+        ValueError: a bound that is negative, both 0, or a model without trainable parameters.
     """
     return _linear(model, high, low)
 

@@ -80,6 +80,7 @@ def lwlr_init_(
     outputs: the paper's rule is about linear layers, and says nothing of embeddings of words.
 
     Args:
+        model: the model to initialize, on any device; it may be sharded.
         kinds: parameter name -> "weight", "scale", "bias" or "other" (left alone), for parameters that
             cannot be recognised or are to be treated otherwise.
         generator: where the draws come from; PyTorch's global one when None. Of a model that is sharded over
