@@ -48,11 +48,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class LayerStatistics(Columns):
-    """Statistics of some layers, on the device until asked for.
+    """Statistics of layers: the result of `layer_statistics`. Its tensors stay on the device.
 
     Attributes:
-        names: the layers, as in `layer_statistics`.
-        numel: elements of each.
+        names: the names of the layers.
+        numel: the number of elements of each layer.
         values: float64 of shape [layers, 6], columns Σ|g|, Σg², max|g|, Σw², Σg·w, number of non-finite g.
     """
 
@@ -205,9 +205,12 @@ def layer_statistics(
     """Σ|g|, ‖g‖, max|g|, ‖w‖, ⟨g, w⟩ and the number of non-finite g of every layer, from one pass over memory.
 
     Args:
-        source: a model, or named tensors (pairs or a mapping); g is a tensor's `.grad`, and tensors without
-            one are left out. Of a model, fused query / key / value projections are three layers each.
+        source: a model, or named tensors (pairs or a mapping). g is a tensor's `.grad`; tensors without a gradient are
+            left out. Fused query / key / value projections of a model are three layers each.
         backend: "auto", "triton" or "torch", as for the optimizers.
+
+    Returns:
+        The statistics, float64 of shape [layers, 6], on the device of the first gradient.
 
     Raises:
         ValueError: no tensor has a gradient, or one has a sparse gradient.

@@ -12,11 +12,11 @@ from fused_lwlr.statistics import Columns
 
 @dataclass(frozen=True)
 class StepStatistics(Columns):
-    """Statistics of one step for every layer that had a gradient, on the device until asked for.
+    """Statistics of one step, for every layer that had a gradient. Its tensors stay on the device.
 
     Attributes:
         names: the layers, in the order of the optimizer's parameters; `group.position` where they have no names.
-        constrained: for each, whether the scaling acts on it.
+        constrained: whether the scaling acts on the layer, for each layer.
         values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio.
     """
 
@@ -75,7 +75,7 @@ class StepStatistics(Columns):
 
 
 class LayerStatsLogger:
-    """Writes `layer_stats()` to a TensorBoard-style writer every so many steps.
+    """Writes `layer_stats()` to a TensorBoard-style writer at regular intervals.
 
         optimizer.register_step_post_hook(LayerStatsLogger(SummaryWriter(), every=100))
 
@@ -83,8 +83,8 @@ class LayerStatsLogger:
     and `elr_spread` for all.
 
     Args:
-        writer: has `add_scalar(tag, value, step)`, as a `torch.utils.tensorboard.SummaryWriter`.
-        every: steps between two writes, each of which waits for the device.
+        writer: an object with `add_scalar(tag, value, step)`, such as `torch.utils.tensorboard.SummaryWriter`.
+        every: the number of steps between two writes. A write waits for the device.
 
     Raises:
         ValueError: `every` below 1.

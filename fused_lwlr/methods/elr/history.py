@@ -17,15 +17,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ELRHistory:
-    """E = ‖∇W‖ / ‖W‖ of every layer in every step that was recorded.
+    """The effective learning rate E = ‖∇W‖ / ‖W‖ of every layer in every recorded step.
 
     Attributes:
         names: the layers, in the order of the model.
         steps: which steps were recorded, counted from 0: int [records].
-        grad_norm: ‖∇W‖ before the step, float64 [records, layers]; of the momentum buffer if that was asked for. NaN
-            for a layer without a gradient.
+        grad_norm: ‖∇W‖ before the step, or the norm of the momentum buffer with `ELRRecorder(momentum=True)`; float64
+            [records, layers]. NaN for a layer without a gradient.
         weight_norm: ‖W‖ before the step, of the same shape.
-        lr: the learning rate of each layer, its multiplier included, of the same shape; NaN where it has no one rate.
+        lr: the learning rate of each layer, its multiplier included, of the same shape; NaN for a layer whose parts
+            have different rates.
     """
 
     names: tuple[str, ...]
