@@ -43,8 +43,9 @@ def gradinit_(
     the step, with 𝒜[g] held constant. 𝒜[g] is g for SGD, sign(g) for Adam; the norm is ℓ2 for SGD, ℓ1 for Adam.
 
     Normalizations take statistics of the minibatch, and dropout is off. A tied parameter has one scale; a parameter
-    that does not require a gradient has none. When this returns, weights are multiplied by their scales; buffers, `.grad`,
-    modes and the random number generators are as they were. If it raises or is interrupted, so are the weights.
+    that does not require a gradient has none. When this returns, weights are multiplied by their scales; buffers,
+    `.grad`, modes and the random number generators are as they were. If it raises or is interrupted, so are the
+    weights.
 
     Args:
         model: an initialized model in float32 or float64; it runs on the device of its parameters.
