@@ -1,6 +1,6 @@
-"""Puts the results of `bench/results` on the site: a hook of MkDocs, see `mkdocs.yml`.
+"""Puts the results of `bench/results`, and the examples, on the site: a hook of MkDocs, see `mkdocs.yml`.
 
-A page says `<!-- results: NAME -->` where a table belongs. NAME is one of `TABLES`, or a Markdown file under
+A page says `<!-- include: NAME -->` where a table belongs. NAME is one of `TABLES`, or a Markdown file under
 `bench/results`, without its suffix. Pictures and files that a page links to by `../bench/results/` are copied.
 """
 
@@ -13,8 +13,9 @@ from typing import Any
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 RESULTS = Path(__file__).parent / "results"
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 PICTURE = re.compile(r"^!\[(.*)\]\((\.\./bench/results/.*)\)$", re.MULTILINE)
-MARKER = re.compile(r"^<!-- results: (\S+) -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -41,7 +42,7 @@ def tables(name: str) -> str:
         return "\n".join(TABLES[name]())
     file = RESULTS / f"{name}.md"
     if not file.is_file():
-        raise ValueError(f"results: {name}: it is neither a file in {RESULTS.name} nor one of {', '.join(TABLES)}")
+        raise ValueError(f"include: {name}: it is neither a file in {RESULTS.name} nor one of {', '.join(TABLES)}")
     return file.read_text(encoding="utf-8")
 
 
@@ -119,7 +120,31 @@ def predicted() -> Iterator[str]:
     yield from ("```text", *lines[1:], "```")
 
 
-TABLES = {"about": about, "host": host, "cpu": cpu, "traffic": traffic, "predicted": predicted}
+def examples() -> Iterator[str]:
+    """The examples, each with its first sentence as the heading."""
+    for path in sorted(EXAMPLES.glob("*.py")):
+        code = path.read_text(encoding="utf-8")
+        title = code.removeprefix('"""').partition("\n")[0].removesuffix('"""').rstrip(".")
+        yield from (
+            f"## {title}",
+            "",
+            f"[`{path.name}`](examples/{path.name})",
+            "",
+            "```python",
+            code.rstrip(),
+            "```",
+            "",
+        )
+
+
+TABLES = {
+    "about": about,
+    "host": host,
+    "cpu": cpu,
+    "traffic": traffic,
+    "predicted": predicted,
+    "examples": examples,
+}
 
 
 def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Iterator[str]:

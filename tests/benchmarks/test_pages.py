@@ -26,7 +26,7 @@ def test_all_tables_and_studies_are_on_a_page():
 
 
 def test_markers_and_links_are_replaced():
-    text = "before\n<!-- results: about -->\n![A](../bench/results/a.png)"
+    text = "before\n<!-- include: about -->\n![A](../bench/results/a.png)"
     assert (
         pages.on_page_markdown(text, page=None)
         == f"before\n{pages.tables('about')}\n[![A](results/a.png)](results/a.png)"
