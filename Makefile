@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fuzz lint gpu bench bench-gpu bench-host clean
+.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fuzz lint docs gpu bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -62,6 +62,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# the site, into build/site; a warning is an error
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict --quiet
 
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed; try: make PYTHON=python3.11" if sys.version_info < (3, 10) else 0)'

@@ -17,7 +17,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ScaleInvariant:
-    """The weights that a network in training mode is invariant to the scale of, each by itself.
+    """The weights whose scale a network in training mode ignores: the result of `scale_invariant`.
 
     The network does not change, neither in training nor in evaluation mode (but for the eps of its
     normalizations), if for one c > 0 all of `weights` are divided by c, each of `biases` by c^exponent, and of
@@ -25,15 +25,16 @@ class ScaleInvariant:
 
     Attributes:
         names: the invariant layers, in the order of the model's parameters.
-        weight_owners: for each of them, the module that it is a parameter of, and its name there.
-        bias_owners: the same of parameters that lie between such weights and the normalization, and their exponents.
-        norms: the modules with running statistics of what such weights compute, and their exponents.
-        cosines: layer -> cosine between gradient and weight in each half of the minibatch, of all layers that
-            were examined; NaN where there is none.
-        reasons: layer -> why it is not invariant, of all others that were examined.
+        weight_owners: the module of each of them, and the name of the parameter in the module.
+        bias_owners: the module and name of each parameter between such a weight and the normalization, and its
+            exponent.
+        norms: the modules with running statistics that depend on such weights, and their exponents.
+        cosines: layer -> cosine between gradient and weight in each half of the minibatch, for every layer that
+            was examined; NaN without a gradient.
+        reasons: layer -> why it is not invariant, for every other layer that was examined.
         slices: invariant thirds of fused projections that are not invariant as a whole, each by itself, with its third
-            of the projection's bias. They are not among `names`, which scalings select whole parameters by, and
-            nothing rescales them; an `ELRRecorder` can select them.
+            of the projection's bias. They are not in `names`, by which scalings select whole parameters, and nothing
+            rescales them; an `ELRRecorder` can select them.
     """
 
     names: tuple[str, ...]
@@ -46,19 +47,22 @@ class ScaleInvariant:
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        """The parameters of the layers, in the same order: looked up, since sharding a model replaces them."""
+        """The parameters of the layers, each of its own shape, in the order of `names`.
+
+        They are looked up every time, because sharding a model replaces them.
+        """
         return tuple(_parameter(module, name) for module, name in self.weight_owners)
 
     @property
     def biases(self) -> tuple[tuple[Tensor, int], ...]:
-        """Parameters that follow, and their exponents, looked up as well."""
+        """Parameters that follow, each of its own shape, and their exponents, looked up as well."""
         return tuple((_parameter(module, name), power) for module, name, power in self.bias_owners)
 
     def targets(self) -> list[Target]:
-        """Returns what W ← W / Ŵ divides, with Ŵ = max ‖W‖ over the layers: weights, biases and running statistics.
+        """The weights, biases and running statistics that W ← W / Ŵ divides, with Ŵ = max ‖W‖ over the layers.
 
-        (Spreads in Effective Learning Rates, Section 4.5, which leaves out the variance and the bias.) All are looked
-        up anew: `module.to()` puts other tensors in the place of running statistics.
+        (Spreads in Effective Learning Rates, Section 4.5, which leaves out the variance and the bias.) They are looked
+        up every time, because `module.to()` replaces running statistics.
         """
         found = [Target(weight, 1, True) for weight in self.weights]
         found += [Target(bias, power, False) for bias, power in self.biases]

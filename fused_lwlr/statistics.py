@@ -24,22 +24,22 @@ class Columns:
 
     @property
     def abs_sum(self) -> Tensor:
-        """Σ|g| of each layer."""
+        """Σ|g| of each layer, float64 [layers]."""
         return self._column("abs_sum")
 
     @property
     def grad_norm(self) -> Tensor:
-        """‖g‖₂ of each layer, of the gradient as it is in `.grad`."""
+        """‖g‖₂ of each layer, float64 [layers], of the gradient as it is in `.grad`."""
         return self._column("sq_sum").sqrt()
 
     @property
     def weight_norm(self) -> Tensor:
-        """‖w‖₂ of each layer, in a step that before it."""
+        """‖w‖₂ of each layer, float64 [layers]; for a step, of the weight before it."""
         return self._column("weight_sq_sum").sqrt()
 
     @property
     def nonfinite(self) -> Tensor:
-        """How many elements of each layer's gradient are NaN or infinite."""
+        """The number of NaN or infinite elements of each layer's gradient, float64 [layers]."""
         return self._column("nonfinite")
 
     def _column(self, name: str) -> Tensor:
@@ -48,11 +48,11 @@ class Columns:
 
 @dataclass(frozen=True)
 class LayerStatistics(Columns):
-    """Statistics of some layers, on the device until asked for.
+    """Statistics of layers: the result of `layer_statistics`. Its tensors stay on the device.
 
     Attributes:
-        names: the layers, as in `layer_statistics`.
-        numel: elements of each.
+        names: the names of the layers.
+        numel: the number of elements of each layer.
         values: float64 of shape [layers, 6], columns Σ|g|, Σg², max|g|, Σw², Σg·w, number of non-finite g.
     """
 
@@ -64,12 +64,12 @@ class LayerStatistics(Columns):
 
     @property
     def abs_max(self) -> Tensor:
-        """max|g| of each layer."""
+        """max|g| of each layer, float64 [layers]."""
         return self._column("abs_max")
 
     @property
     def dot(self) -> Tensor:
-        """⟨g, w⟩ of each layer."""
+        """⟨g, w⟩ of each layer, float64 [layers]."""
         return self._column("dot")
 
     def to_dict(self) -> dict[str, dict[str, float]]:
@@ -205,9 +205,12 @@ def layer_statistics(
     """Σ|g|, ‖g‖, max|g|, ‖w‖, ⟨g, w⟩ and the number of non-finite g of every layer, from one pass over memory.
 
     Args:
-        source: a model, or named tensors (pairs or a mapping); g is a tensor's `.grad`, and tensors without
-            one are left out. Of a model, fused query / key / value projections are three layers each.
+        source: a model, or named tensors (pairs or a mapping). g is a tensor's `.grad`; tensors without a gradient are
+            left out. Fused query / key / value projections of a model are three layers each.
         backend: "auto", "triton" or "torch", as for the optimizers.
+
+    Returns:
+        The statistics, float64 of shape [layers, 6], on the device of the first gradient.
 
     Raises:
         ValueError: no tensor has a gradient, or one has a sparse gradient.

@@ -12,11 +12,11 @@ from fused_lwlr.statistics import Columns
 
 @dataclass(frozen=True)
 class StepStatistics(Columns):
-    """Statistics of one step for every layer that had a gradient, on the device until asked for.
+    """Statistics of one step, for every layer that had a gradient. Its tensors stay on the device.
 
     Attributes:
         names: the layers, in the order of the optimizer's parameters; `group.position` where they have no names.
-        constrained: for each, whether the scaling acts on it.
+        constrained: whether the scaling acts on the layer, for each layer.
         values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio.
     """
 
@@ -28,27 +28,30 @@ class StepStatistics(Columns):
 
     @property
     def trust_ratio(self) -> Tensor:
-        """The factor of each layer, 1 where the scaling does not act."""
+        """The factor of each layer, float64 [layers]; 1 where the scaling does not act."""
         return self._column("scale")
 
     @property
     def found_inf(self) -> Tensor:
-        """Whether any gradient element was NaN or infinite, of no dimension."""
+        """Whether any gradient element was NaN or infinite: a bool tensor of shape []."""
         return self.nonfinite.sum() > 0
 
     @property
     def elr(self) -> Tensor:
-        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer; infinite for a weight of zeros."""
+        """The effective learning rate E = ‖g‖ / ‖w‖, float64 [layers]; infinite for a weight of zeros."""
         return self.grad_norm / self.weight_norm
 
     @property
     def elr_mean(self) -> Tensor:
-        """The mean of E over the layers that the scaling acts on and whose weight is not zero."""
+        """The mean of E over the layers that the scaling acts on and whose weight is not zero: a scalar."""
         return self._constrained_elr().mean()
 
     @property
     def elr_spread(self) -> Tensor:
-        """Std(E) over the same layers: their population standard deviation (Spreads in Effective Learning Rates)."""
+        """Std(E) over the same layers, their population standard deviation: a scalar.
+
+        (Spreads in Effective Learning Rates.)
+        """
         return self._constrained_elr().std(correction=0)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
@@ -72,7 +75,7 @@ class StepStatistics(Columns):
 
 
 class LayerStatsLogger:
-    """Writes `layer_stats()` to a TensorBoard-style writer every so many steps.
+    """Writes `layer_stats()` to a TensorBoard-style writer at regular intervals.
 
         optimizer.register_step_post_hook(LayerStatsLogger(SummaryWriter(), every=100))
 
@@ -80,8 +83,11 @@ class LayerStatsLogger:
     and `elr_spread` for all.
 
     Args:
-        writer: has `add_scalar(tag, value, step)`, as a `torch.utils.tensorboard.SummaryWriter`.
-        every: steps between two writes, each of which waits for the device.
+        writer: an object with `add_scalar(tag, value, step)`, such as `torch.utils.tensorboard.SummaryWriter`.
+        every: the number of steps between two writes. A write waits for the device.
+
+    Raises:
+        ValueError: `every` below 1.
     """
 
     def __init__(self, writer: Any, *, every: int = 100):

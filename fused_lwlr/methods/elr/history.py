@@ -17,15 +17,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ELRHistory:
-    """E = ‖∇W‖ / ‖W‖ of every layer in every step that was recorded.
+    """The effective learning rate E = ‖∇W‖ / ‖W‖ of every layer in every recorded step.
 
     Attributes:
         names: the layers, in the order of the model.
         steps: which steps were recorded, counted from 0: int [records].
-        grad_norm: ‖∇W‖ before the step, float64 [records, layers]; of the momentum buffer if that was asked for. NaN
-            for a layer without a gradient.
+        grad_norm: ‖∇W‖ before the step, or the norm of the momentum buffer with `ELRRecorder(momentum=True)`; float64
+            [records, layers]. NaN for a layer without a gradient.
         weight_norm: ‖W‖ before the step, of the same shape.
-        lr: the learning rate of each layer, its multiplier included, of the same shape; NaN where it has no one rate.
+        lr: the learning rate of each layer, its multiplier included, of the same shape; NaN for a layer whose parts
+            have different rates.
     """
 
     names: tuple[str, ...]
@@ -67,7 +68,11 @@ class ELRHistory:
         return {name: float(values.mean()) for name, values in found.items()}
 
     def to_json(self, path: str | Path) -> None:
-        """Write everything to a file; null stands for what is not finite."""
+        """Write everything to a JSON file; null stands for a number that is not finite.
+
+        Args:
+            path: the file to write.
+        """
         content: dict[str, Any] = {"names": self.names, "steps": self.steps}
         content |= {name: _plain(getattr(self, name)) for name in ("grad_norm", "weight_norm", "lr")}
         Path(path).write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
@@ -75,6 +80,9 @@ class ELRHistory:
     @classmethod
     def from_json(cls, path: str | Path) -> "ELRHistory":
         """Read what `to_json` wrote.
+
+        Args:
+            path: the file to read.
 
         Raises:
             ValueError: the file is not one that `to_json` wrote.
@@ -95,6 +103,10 @@ class ELRHistory:
 
         Args:
             path: where to save the figure (PNG, PDF or SVG by its suffix), if anywhere.
+            title: a title above both panels.
+
+        Returns:
+            The figure.
         """
         from matplotlib.figure import Figure
 

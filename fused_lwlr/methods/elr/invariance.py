@@ -30,41 +30,46 @@ def scale_invariant(
     tolerance: float = 1e-2,
     backend: Backend = "auto",
 ) -> ScaleInvariant:
-    """The weights that the model in training mode is invariant to the scale of, found and not guessed.
+    """Find the weights whose scale the model in training mode ignores.
 
-    Examined are the parameters of two or more dimensions that require a gradient. An invariant one is
-    perpendicular to its gradient, ⟨∂L/∂W, W⟩ = 0 (Spreads in Effective Learning Rates, Eq. 2). Those that are,
-    up to `tolerance`, in both halves of the minibatch are then doubled, each alone: the outputs must stay and
-    its gradient must halve. Last, all that passed are doubled at once, which shows by which power the biases
-    and running statistics after them follow; a weight is left out if one of these follows by no power, or if
-    outputs in evaluation mode change when all are scaled.
+    It examines the parameters of two or more dimensions that require a gradient, in three steps:
 
-    Biases that are not zero take part in the scale before a LayerNorm or GroupNorm, and a weight is then not
-    perpendicular by itself: examine such a model as it is initialized.
+    1. A scale-invariant weight is perpendicular to its gradient, ⟨∂L/∂W, W⟩ = 0 (Spreads in Effective Learning Rates,
+       Eq. 2). This must hold up to `tolerance` in both halves of the minibatch.
+    2. Each weight that passes is doubled alone. The outputs must stay the same and its gradient must halve.
+    3. All weights that pass are doubled at once. This shows by which power of the scale the biases and running
+       statistics after them follow. A weight is left out if one of these follows by no power, or if outputs in
+       evaluation mode change when all are scaled.
 
-    Of a fused query / key / value projection (see `layers_of`) that is not invariant as a whole, each third is examined
-    by itself, doubled together with its third of the bias. The value is invariant where a normalization follows on the
-    output of the attention, before anything is added; query and key are where they are normalized before their
-    product, and otherwise not. Thirds that are invariant are listed in `slices`, apart from `names`, and are not
-    rescaled by SGD.
+    Biases that are not zero take part in the scale before a LayerNorm or GroupNorm, so a weight is then not
+    perpendicular by itself. Examine such a model as it is initialized.
 
-    One forward and backward pass over half of the minibatch for each weight or third that passes Eq. 2, and a copy of
-    what every normalization with running statistics and every module with a bias computes. A model in
-    training mode is taken with the modes of its modules, so that a BatchNorm in evaluation mode counts as
-    frozen; a model in evaluation mode is put in training mode. When this returns or raises, weights, buffers,
-    `.grad`, modes, hooks, eps and the random number generators are as they were.
+    If a fused query / key / value projection is not invariant as a whole, each third is examined by itself, and doubled
+    together with its third of the bias. The value is invariant if the output of the attention is normalized before
+    anything is added; query and key are invariant if they are normalized before their product. Invariant thirds are
+    in `slices` of the result and not in its `names`, and SGD does not rescale them.
+
+    The cost is one forward and backward pass over half of the minibatch for each weight or third that passes step 1,
+    and a copy of the outputs of every normalization with running statistics and every module with a bias. A BatchNorm
+    in evaluation mode within a model in training mode counts as frozen; a model in evaluation mode is put in training
+    mode. When this returns or raises, weights, buffers, `.grad`, modes, hooks, eps and the random number generators are
+    as they were.
 
     Args:
-        model: runs on the device that its parameters are on.
+        model: the model to examine; it runs on the device of its parameters.
         batch: a minibatch of the kinds that `calibrate` takes. Tensors of the most frequent first size, which must
             be at least 4, are cut in halves; other values go to both halves as they are.
         loss_fn: returns the mean loss over the minibatch, a scalar.
-        tolerance: of the cosine. It is near eps / variance, and not 0, where eps of the normalization counts.
-        backend: "auto", "triton" or "torch", for the reduction.
+        tolerance: the largest cosine between a weight and its gradient. The cosine is near eps / variance, and not 0,
+            where the eps of a normalization counts.
+        backend: "auto", "triton" or "torch", for the sums.
+
+    Returns:
+        The invariant weights, what follows their scale, and why the others are not invariant.
 
     Raises:
-        ValueError: a model that is sharded already, a minibatch that is too small or no minibatch, a loss that is
-            no scalar, a gradient or outputs that are not finite, no tensor among the outputs, or no parameter to
+        ValueError: a model that is already sharded, a minibatch that is too small or of an unknown kind, a loss that is
+            not a scalar, a gradient or outputs that are not finite, no tensor among the outputs, or no parameter to
             examine.
     """
     reshard(model)

@@ -17,23 +17,23 @@ from fused_lwlr.statistics import StatisticsPass
 
 
 class ELRRecorder:
-    """Measures E = ‖∇W‖ / ‖W‖ of every layer in the steps of an optimizer, ours or another of torch.
+    """Measures E = ‖∇W‖ / ‖W‖ of every layer in the steps of an optimizer, of this library or of torch.
 
         recorder = fused_lwlr.ELRRecorder(model).watch(optimizer)
         ...
         recorder.history.plot("elr.png")
 
-    Each recorded step costs one pass over gradients and weights; what it finds stays on the device until `history` is
-    asked for. Gradients are those that `step()` starts from: unscaled where a `GradScaler` scaled them, before any
-    clipping or scaling by the optimizer itself.
+    Each recorded step costs one pass over gradients and weights. The results stay on the device until `history` is
+    read. Gradients are measured as `step()` gets them, before the optimizer clips or scales them; the scale of a
+    `GradScaler` is divided out.
 
     Args:
-        source: a model, or named parameters; of a model, fused query / key / value projections are three layers each.
+        source: a model, or named parameters. Fused query / key / value projections of a model are three layers each.
         every: steps between two records.
         select: the layers, as for a `Scaling`; weights, and neither biases nor normalizations, by default.
-            `scale_invariant(...).names` are those that the paper means.
-        momentum: measure the norm of `state["momentum_buffer"]` after the step instead of that of the gradient, where
-            there is one: what the learning rate multiplies, and what `simulate.momentum` models.
+            The paper means `scale_invariant(...).names`.
+        momentum: measure the norm of `state["momentum_buffer"]` after the step, if there is one, instead of that of the
+            gradient. `simulate.momentum` models this value.
         backend: "auto", "triton" or "torch", as for the optimizers.
 
     Raises:
@@ -69,6 +69,12 @@ class ELRRecorder:
 
     def watch(self, optimizer: torch.optim.Optimizer) -> "ELRRecorder":
         """Record the steps of an optimizer from now on.
+
+        Args:
+            optimizer: any optimizer of torch or of this library that steps some of the layers.
+
+        Returns:
+            The recorder itself.
 
         Raises:
             ValueError: it steps none of the layers, or momentum is asked for of layers that several processes share.

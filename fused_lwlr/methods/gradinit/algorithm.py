@@ -34,7 +34,7 @@ def gradinit_(
     mode: Mode = "official",
     progress: bool = False,
 ) -> GradInitResult:
-    """Scale the weights of a model, in place, so that one step of the optimizer brings the loss down the furthest.
+    """Scale the weights of a model, in place, so that one step of the optimizer lowers the loss the most.
 
         minimize over α   L(S̃; αW - η·𝒜[g])     subject to   ‖g‖ ≤ γ     where g = ∇L(S; αW)
 
@@ -42,20 +42,20 @@ def gradinit_(
     Algorithm 1). Where ‖g‖ > γ, scales follow -∇‖g‖, a second-order gradient; else the gradient of the loss after
     the step, with 𝒜[g] held constant. 𝒜[g] is g for SGD, sign(g) for Adam; the norm is ℓ2 for SGD, ℓ1 for Adam.
 
-    Normalizations take statistics of the minibatch and dropout is off. A tied parameter has one scale, and one that
-    does not require a gradient none. When this returns, weights are multiplied by their scales; buffers, `.grad`,
-    modes and the random number generators are as they were. When it raises, and if it is interrupted, weights are
-    as well.
+    Normalizations take statistics of the minibatch, and dropout is off. A tied parameter has one scale; a parameter
+    that does not require a gradient has none. When this returns, weights are multiplied by their scales; buffers,
+    `.grad`, modes and the random number generators are as they were. If it raises or is interrupted, so are the
+    weights.
 
     Args:
-        model: initialized, in float32 or float64; runs on the device that its parameters are on.
+        model: an initialized model in float32 or float64; it runs on the device of its parameters.
         batches: minibatches of the kinds that `calibrate` takes, each half an S. A step takes three of them, two on
             the constraint, so `steps` take up to 3 · `steps` (4 · `steps` at an overlap below 0.5, 2 · `steps` at 1).
             Samples lie along the first dimension. A list, a DataLoader or another iterable is started again when it
             ends; an iterator, such as a generator, cannot be, and must hold that many.
         loss_fn: returns the mean loss over a minibatch, a scalar.
-        optimizer: "sgd" or "adam", what the model will be trained with.
-        lr: η, what it will be trained with.
+        optimizer: "sgd" or "adam", the optimizer of the training; "adam" for AdamW too.
+        lr: η, the learning rate of the training.
         gamma: γ; when None, such that η·γ² = 0.1 for SGD or η·γ = 0.1 for Adam (Section 3.3). This rule does not
             depend on the model, but the norm does, and ℓ1 grows with the number of parameters: compare
             `history[0].norm`. At infinity there is no constraint.
@@ -66,26 +66,27 @@ def gradinit_(
         tau: τ, the learning rate of the scales; the paper searches from 1e-3 to 1e-1.
         steps: T; the paper takes 390 for CIFAR-10, 2000 for ImageNet and 780 for translation.
         min_scale: the lowest scale.
-        overlap: the part of S that is in S̃ as well, 0 to 1.
+        overlap: the fraction of S that is also in S̃, 0 to 1.
         normalize: for SGD, 𝒜[g] is g/‖g‖, and γ·g/‖g‖ with mode="paper" (Section 3.1). The authors' scripts for
             CIFAR-10 do so.
         mode: "official", as in the authors' code, which differs from the text: Adam on the scales, with one first
             moment for each branch; the loss divided by η; gradients of scales clipped to ±1; `min_scale` holds after
             every step, for biases it is 0; and what is zero stays out. "paper": gradient descent, and `min_scale`
-            after steps on the objective only.
+            only holds after steps on the objective.
         progress: show a progress bar (needs rich).
 
     Returns:
-        The scales by parameter, and of each step the loss before and after one step of the optimizer, the norm, and
-        which branch was taken.
+        The scales by parameter, and for each step the loss before and after one step of the optimizer, the norm, and
+        the branch that was taken.
 
     Warns:
-        UserWarning: nine in ten steps or more, or none, were on the constraint, of at least 10: γ is far from the norm.
+        UserWarning: at least nine in ten steps, or none, were on the constraint, out of 10 steps or more. γ is then far
+            from the norm.
 
     Raises:
-        ValueError: a bad argument; too few minibatches, or such as cannot be joined; a loss that is no scalar, or a
-            loss or gradient that is not finite; a model that is sharded, under DistributedDataParallel or in half
-            precision.
+        ValueError: a bad argument; too few minibatches, or minibatches that cannot be joined; a loss that is not a
+            scalar, or a loss or gradient that is not finite; a model that is sharded, under DistributedDataParallel or
+            in half precision.
         RuntimeError: torch has no second derivative of something in the model, by its name, and the constraint needs
             one; of `hardsigmoid`, for example, which is `relu6(x + 3) / 6`.
     """

@@ -20,19 +20,19 @@ from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
 def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5) -> Tensor:
     """The mean over all elements of |(g - Hg) / (g ± ε) - 1|, with g = ∇L, H its Hessian and ε of the sign of g.
 
-    How much the gradient changes along itself: 0 where the loss is linear (MetaInit, Eq. 1). Where g is 0, ε is
+    It says how much the gradient changes along itself: 0 if the loss is linear (MetaInit, Eq. 1). Where g is 0, ε is
     positive.
 
     Args:
         loss: a scalar, with its graph, which is kept.
-        params: what it is differentiated with respect to; one that it does not depend on has g = 0.
+        params: the parameters to differentiate with respect to. A parameter that the loss does not depend on has g = 0.
         eps: ε.
 
     Returns:
         A scalar that can be differentiated in turn, which takes third derivatives of the loss.
 
     Raises:
-        ValueError: no parameters, a loss that is no scalar or depends on none of them, or an ε that is not above 0.
+        ValueError: no parameters, a loss that is not a scalar or depends on none of them, or an ε that is not above 0.
     """
     params = list(params)
     if not params:
@@ -70,29 +70,30 @@ def metainit_(
     """Scale the weights of a model, in place, so that its gradient quotient is low.
 
     The norms of all parameters of two or more dimensions follow the sign of minus the derivative of the quotient, with
-    momentum; the quotient is over all parameters that require a gradient. Those are the paper's algorithm and its
-    defaults. Unlike the code that it prints, which runs the model in evaluation mode, normalizations take statistics
-    of the minibatch, as in GradInit's comparison with it.
+    momentum; the quotient is over all parameters that require a gradient. This is the paper's algorithm, with its
+    defaults. The code that the paper prints runs the model in evaluation mode; here normalizations take statistics of
+    the minibatch, as in GradInit's comparison with MetaInit.
 
-    Needs third derivatives: about twice the memory of `gradinit_`. What is kept and what is restored, also when this
-    raises or is interrupted, is as there.
+    It needs third derivatives, so about twice the memory of `gradinit_`. It keeps and restores the same things as
+    `gradinit_`, also if it raises or is interrupted.
 
     Args:
-        model: initialized, in float32 or float64; runs on the device that its parameters are on.
-        batches: minibatches, one a step, as for `gradinit_`; `gaussian_batches` gives the random ones of the paper.
+        model: an initialized model in float32 or float64; it runs on the device of its parameters.
+        batches: minibatches, one for each step, as for `gradinit_`. `gaussian_batches` makes the random ones of the
+            paper.
         loss_fn: returns the mean loss over a minibatch, a scalar.
         lr: how much a norm changes in a step, without momentum.
-        momentum: of these changes.
+        momentum: the momentum of these changes.
         steps: the number of steps.
         eps: ε of the quotient.
         progress: show a progress bar (needs rich).
 
     Returns:
-        The scales by parameter, and the loss and the gradient quotient of each step. A scale may be negative: a norm
-        that would pass through 0 turns the weight around.
+        The scales by parameter, and the loss and the gradient quotient of each step. A scale is negative if a norm
+        passes through 0, which changes the sign of the weight.
 
     Raises:
-        ValueError: as `gradinit_`.
+        ValueError: as in `gradinit_`.
     """
     for rule, value, held in (
         ("lr must be a finite number above 0", lr, 0 < lr < math.inf),

@@ -34,25 +34,29 @@ def calibrate(
 
     over the layers i with m_i parameters each and minibatches t (Initializing the Layer-wise Learning Rate,
     Algorithm 1). Every parameter is a layer, and so is each of query, key and value in a fused projection.
-    The model is in training mode while gradients are taken; when this returns or raises, its weights,
-    buffers, `.grad`, modes and the random number generators are as they were.
+    Gradients are taken in training mode. When this returns or raises, the weights, buffers, `.grad` and modes of the
+    model and the random number generators are as they were.
 
     Args:
-        model: runs on the device that its parameters are on.
+        model: the model to measure; it runs on the device of its parameters.
         batches: minibatches, moved to the model's device. The loss of a pair (inputs, targets) is
             `loss_fn(model(inputs), targets)`; that of a mapping `loss_fn(model(**batch), batch)`, where entries
             named "label", "labels", "target" or "targets" are kept from a model whose `forward` does not take them;
             that of an integer tensor of token ids `loss_fn(model(ids), ids)`.
         loss_fn: returns the mean loss over the minibatch, a scalar.
-        steps: the number of minibatches T; all of them when None. One deviates from an epoch by some percent.
-        accumulate: so many of `batches` make a minibatch together: its gradient is the mean of theirs, and magnitudes
-            are taken of that. For minibatches that do not fit in memory.
-        init: draw weights with `lwlr_init_` first, as the paper does; else take them as they are.
+        steps: the number of minibatches T; all of them when None. One minibatch gives multipliers that are off by some
+            percent.
+        accumulate: the number of `batches` that make one minibatch, for minibatches that do not fit in memory. The
+            gradient of the minibatch is the mean of theirs, and its magnitudes are measured.
+        init: draw weights with `lwlr_init_` first, as the paper does; otherwise measure the weights as they are.
         progress: show a progress bar (needs rich).
-        backend: "auto", "triton" or "torch", for the reduction.
+        backend: "auto", "triton" or "torch", for the sums of magnitudes.
+
+    Returns:
+        The multipliers by name, with G and the kind of every layer.
 
     Raises:
-        ValueError: too few minibatches, a loss that is no scalar, a gradient that is not finite, or a model
+        ValueError: too few minibatches, a loss that is not a scalar, a gradient that is not finite, or a model
             that `lwlr_init_` cannot initialize.
     """
     if steps is not None and steps < 1:

@@ -20,7 +20,16 @@ NEGLIGIBLE = 1e-6
 
 @dataclass(frozen=True)
 class LayerRate:
-    """One layer: its multiplier `eta`, its size, and G, the mean |gradient| summed over minibatches."""
+    """What is known of one layer.
+
+    Attributes:
+        name: the name of the parameter, or of a slice such as `attn.qkv.weight[0:384]`.
+        eta: the learning-rate multiplier η.
+        numel: the number of elements.
+        gradient: G, the mean |gradient| of the elements, summed over minibatches; 0 without a gradient.
+        kind: "weight", "scale", "bias" or "other".
+        note: why η does not come from G, such as "no gradient" or "excluded"; empty if it does.
+    """
 
     name: str
     eta: float
@@ -33,7 +42,11 @@ class LayerRate:
 class LayerRates(Mapping[str, float]):
     """Layer name -> learning-rate multiplier η, in the order of the model's parameters.
 
-    A mapping, to be passed as `multipliers=` of an optimizer. `layers` holds what is known of each layer.
+    A mapping, to be passed as `multipliers=` of an optimizer.
+
+    Args:
+        layers: a `LayerRate` for each layer.
+        steps: the number of minibatches that were measured.
     """
 
     def __init__(self, layers: Sequence[LayerRate], steps: int):
@@ -51,7 +64,11 @@ class LayerRates(Mapping[str, float]):
         normalization, and carry a note.
 
         Args:
+            names: the names of the layers.
+            numel: m, the number of elements of each layer.
             gradients: G of each layer, summed over `steps` minibatches; NaN for a layer without a gradient.
+            kinds: "weight", "scale", "bias" or "other" for each layer.
+            steps: the number of minibatches.
 
         Raises:
             ValueError: no layer has a gradient that differs from zero.
@@ -151,13 +168,20 @@ class LayerRates(Mapping[str, float]):
         return "\n".join(lines)
 
     def to_json(self, path: str | Path) -> None:
-        """Write the rates to a file."""
+        """Write the rates to a JSON file.
+
+        Args:
+            path: the file to write.
+        """
         content = {"steps": self.steps, "layers": [asdict(layer) for layer in self.layers]}
         Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def from_json(cls, path: str | Path) -> "LayerRates":
         """Read rates that `to_json` wrote: the same numbers, bit for bit.
+
+        Args:
+            path: the file to read.
 
         Raises:
             ValueError: the file is not one that `to_json` wrote.
@@ -176,6 +200,10 @@ class LayerRates(Mapping[str, float]):
 
         Args:
             path: where to save the figure (PNG, PDF or SVG by its suffix), if anywhere.
+            title: a title above both panels.
+
+        Returns:
+            The figure.
         """
         from matplotlib.figure import Figure
 
