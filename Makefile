@@ -3,6 +3,9 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# releases that go together
+TORCH ?= 2.13.0
+TORCHVISION ?= 0.28.0
 BIN := $(VENV)/bin
 # modules are compiled when they are first imported, which few of those installed are; then what was compiled is kept
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
@@ -70,7 +73,7 @@ docs: $(VENV)/.dev
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed; try: make PYTHON=python3.11" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
+	$(PIP) torch==$(TORCH)
 	# a GPU build of torch brings the triton it was made for
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) triton==3.9.0
 	touch $@
@@ -80,7 +83,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[dev]'
+	$(PIP) torch==$(TORCH) torchvision==$(TORCHVISION) -e '.[dev]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/triton-%: | $(VENV)/.torch
