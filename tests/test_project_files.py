@@ -64,3 +64,21 @@ def test_a_bug_report_has_versions_and_a_reproduction():
 
 def test_the_citation_is_of_this_version():
     assert load("CITATION.cff")["version"] == fused_lwlr.__version__
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "bench/README.md"])
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
+    assert links
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_what_contributing_names_is_there():
+    """Commands of make, and paths of files and folders."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make ([a-z0-9.-]+)`", text):
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+    paths = re.findall(r"`((?:tests|bench|kernels|fused_lwlr)/[\w./]+|\.ci/run)`", text)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
