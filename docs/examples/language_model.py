@@ -17,12 +17,12 @@ import fused_lwlr
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--gradinit", action=argparse.BooleanOptionalAction, default=True)
-parser.add_argument("--gradinit-steps", type=int, default=100)
+parser.add_argument("--gradinit-steps", type=int, default=50)
 parser.add_argument("--lr", type=float, default=3e-3)
 parser.add_argument("--steps", type=int, default=500)
-parser.add_argument("--depth", type=int, default=12)
-parser.add_argument("--width", type=int, default=64)
-parser.add_argument("--context", type=int, default=64)
+parser.add_argument("--depth", type=int, default=6)
+parser.add_argument("--width", type=int, default=32)
+parser.add_argument("--context", type=int, default=32)
 parser.add_argument("--seed", type=int, default=0)
 args = parser.parse_args()
 
