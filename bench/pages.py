@@ -54,8 +54,8 @@ def measured() -> dict[str, Any]:
 def about() -> Iterator[str]:
     """Where and with what the figures were measured."""
     facts = measured()["about"]
-    names = ("device", "python", "torch", "triton", "date")
-    yield ", ".join(f"{name} {facts[name]}" for name in names).replace("device ", "") + "."
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("python", "torch", "triton"))
+    yield f"Measured on an {facts['device']} with {versions}, on {facts['date'][:10]}."
 
 
 def host() -> Iterator[str]:
