@@ -176,7 +176,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
-    @hooked
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, in one launch for each combination of device and dtypes.
 
@@ -235,6 +234,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._verdict is not None:
             self._report(wait=False)
         return loss
+
+    step = hooked(step)
 
     def layer_stats(self) -> StepStatistics:
         """Norms, ELR and trust ratio of every layer in the last step, from what the step computed anyway.
