@@ -20,7 +20,7 @@ MARKER = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds what pages may link to."""
-    for path in [*RESULTS.rglob("*.png"), *RESULTS.glob("*.md"), *RESULTS.glob("*.txt")]:
+    for path in [*RESULTS.rglob("*.png"), *RESULTS.glob("*.md"), *RESULTS.glob("*.txt"), *RESULTS.glob("*.csv")]:
         uri = f"results/{path.relative_to(RESULTS).as_posix()}"
         files.append(File.generated(config, uri, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV))
     return files
@@ -54,8 +54,8 @@ def measured() -> dict[str, Any]:
 def about() -> Iterator[str]:
     """Where and with what the figures were measured."""
     facts = measured()["about"]
-    names = ("device", "python", "torch", "triton", "date")
-    yield ", ".join(f"{name} {facts[name]}" for name in names).replace("device ", "") + "."
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("python", "torch", "triton"))
+    yield f"Measured on an {facts['device']} with {versions}, on {facts['date'][:10]}."
 
 
 def host() -> Iterator[str]:

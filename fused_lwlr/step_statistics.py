@@ -16,7 +16,7 @@ class StepStatistics(Columns):
 
     Attributes:
         names: the layers, in the order of the optimizer's parameters; `group.position` where they have no names.
-        constrained: whether the scaling acts on the layer, for each layer.
+        constrained: for each, whether the scaling acts on it.
         values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio.
     """
 

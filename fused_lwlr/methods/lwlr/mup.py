@@ -28,7 +28,7 @@ def mup(model: nn.Module, base: nn.Module, rule: Rule) -> dict[str, float]:
         Parameter name -> η, for `multipliers=` of an optimizer; all 1 where `model` is as wide as `base`.
 
     Raises:
-        ValueError: an unknown rule, or a base with other parameters, or with other numbers of dimensions.
+        ValueError: another rule, or a base with other parameters, or other numbers of dimensions.
     """
     if rule not in get_args(Rule):
         raise ValueError(f"rule={rule!r} is not one of {', '.join(map(repr, get_args(Rule)))}")

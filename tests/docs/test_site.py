@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECORDED = ROOT / "bench" / "results"
 BLOCK = re.compile(r"^```python *(?:title=\"(?P<title>[^\"]*)\")?\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -14,7 +14,7 @@ from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.options import SharedOptions
 from fused_lwlr.scaling import Scaling
 
-PAGES = {page.stem: page.read_text() for page in (Path(__file__).parents[1] / "docs").glob("*.md")}
+PAGES = {page.stem: page.read_text() for page in (Path(__file__).parents[2] / "docs").glob("*.md")}
 MODULES = {name: vars(fused_lwlr)[name] for name in fused_lwlr.__all__ if inspect.ismodule(getattr(fused_lwlr, name))}
 TENSOR = re.compile(r"\b(Tensor|Array|ArrayLike)\b")
 SHAPE = re.compile(r"\bshape|\[\w+[\w, .*]*\]|\bscalar|\bdtype|\bfloat(16|32|64)|\bnumber|\barray|\bmask")
