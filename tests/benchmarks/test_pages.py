@@ -7,7 +7,7 @@ import pytest
 
 # it needs Python 3.11
 pytest.importorskip("mkdocs")
-from bench import pages  # noqa: E402
+from bench import pages
 
 DOCS = Path(__file__).parents[2] / "docs"
 MARKED = [name for page in sorted(DOCS.glob("*.md")) for name in pages.MARKER.findall(page.read_text())]
