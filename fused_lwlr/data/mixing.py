@@ -45,7 +45,7 @@ class Mixing:
             raise ValueError(f"smoothing={smoothing} is out of range: give 0 or more, and less than 1")
         for name, value in (("probability", probability), ("switch", switch)):
             if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value} is no probability: give 0 to 1")
+                raise ValueError(f"{name}={value} is not a probability: give 0 to 1")
         self.seed = seed
         self.mix = import_timm("Mixup and CutMix").data.Mixup(
             mixup, cutmix, prob=probability, switch_prob=switch, label_smoothing=smoothing, num_classes=classes

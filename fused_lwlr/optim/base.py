@@ -150,6 +150,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             group.setdefault("multipliers", None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group, as in `torch.optim`.
+
+        Args:
+            param_group: "params", and the options in which the group differs from the others. It may have `multipliers`
+                (a mapping, if its parameters are named) and `ema` of its own.
+
+        Raises:
+            ValueError: an option that is not supported or out of range, or a multiplier that names no parameter of the
+                group. The optimizer stays as it was.
+        """
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
         for name, why in UNSUPPORTED.items():
             if options.get(name):
@@ -292,6 +302,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         None counts as not having it: averages that the dict lacks begin with the weights before the next step.
         Implementation flags (`foreach`, `fused`, ...) stay as constructed. State is copied, in the dtype that the
         optimizer keeps it in.
+
+        Args:
+            state_dict: the result of `state_dict()`.
 
         Raises:
             ValueError: something in the dict does not fit the optimizer, or cannot be what it should. The optimizer

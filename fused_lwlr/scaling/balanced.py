@@ -41,7 +41,14 @@ class BalancedLR(Scaling):
 
     @staticmethod
     def factors(weight_norm: Tensor) -> Tensor:
-        """The factors of layers of these norms, [layers]; 1 for a norm of 0, which is left out."""
+        """The factors of layers.
+
+        Args:
+            weight_norm: ‖w‖ of each layer, a floating-point tensor of shape [layers].
+
+        Returns:
+            A factor for each layer, of the same shape and dtype; 1 for a layer of norm 0, which is left out.
+        """
         some = weight_norm != 0
         inverse = torch.where(some, 1 / torch.where(some, weight_norm, 1.0), 0.0)
         # as the kernels: an infinite weight is no term

@@ -56,6 +56,9 @@ class Scaling:
         uses_lr: whether the formula may depend on lr. SGD's `lr_in_momentum=True` refuses those that do.
         measures: whether a step measures the norms of the gradients; False if the factors come from the norms of the
             weights before the step alone.
+
+    Raises:
+        ValueError: a selector of another kind.
     """
 
     select: Selector = field(default=weights, kw_only=True)
@@ -78,6 +81,9 @@ class Scaling:
         With an adaptive rule, for which the length of the gradient does not matter, it is the direction if that is one
         of them.
 
+        Args:
+            rule: the update rule of an optimizer.
+
         Raises:
             ValueError: the rule offers none of them.
         """
@@ -89,14 +95,26 @@ class Scaling:
         raise ValueError(f"{type(self).__name__} acts at {self.places}, but {rule.name} offers {rule.offers}")
 
     def scale(self, rule: Rule) -> Scale | Balance:
-        """Returns what a backend takes."""
+        """Returns the formula, its place and its numbers, as a backend takes them.
+
+        Args:
+            rule: the update rule of an optimizer.
+
+        Raises:
+            ValueError: more than four numbers, or a rule that offers none of the places.
+        """
         numbers = self.numbers
         if len(numbers) > 4:
             raise ValueError(f"{type(self).__name__} has {len(numbers)} numbers: a formula takes at most four")
         return Scale(type(self).formula, self.place(rule), numbers)
 
     def selects(self, name: str | None, param: Tensor) -> bool:
-        """Whether this acts on a parameter."""
+        """Returns whether this acts on a parameter.
+
+        Args:
+            name: the name of the parameter or of the slice; None if it has no name.
+            param: the parameter, of any shape and dtype.
+        """
         if callable(self.select):
             return bool(self.select(name or "", param))
         if name is None:
@@ -109,7 +127,14 @@ class Scaling:
         return matches(name, chosen)
 
     def check(self, names: Iterable[str] | None) -> None:
-        """Raise ValueError if the selector cannot work on parameters of these names, or None for no names."""
+        """Check that the selector fits the parameters of an optimizer.
+
+        Args:
+            names: the names of the parameters; None if they have none.
+
+        Raises:
+            ValueError: a selector by names without names, or a pattern that fits none of them.
+        """
         if callable(self.select):
             return
         if names is None:

@@ -19,6 +19,9 @@ class ClipByLayer(Scaling):
     Args:
         max_norm: the largest ‖g‖.
         select: the layers it acts on; all by default.
+
+    Raises:
+        ValueError: a norm that is not above 0, or not finite.
     """
 
     max_norm: float

@@ -28,6 +28,9 @@ class ELR(Scaling):
             loss was the same with and without the embeddings (2.09 and 2.09, means of 3 seeds), and 2.22 without the
             output layer as well. `select="!*.wte.weight"` leaves parameters out by their names;
             `select=scale_invariant(...).names` keeps to the invariant ones.
+
+    Raises:
+        ValueError: a goal that is not above 0, a negative eps, or one of them that is not finite.
     """
 
     goal: float

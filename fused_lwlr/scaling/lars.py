@@ -22,6 +22,9 @@ class LARS(Scaling):
         trust_coefficient: how far a layer moves at lr 1, relative to its norm.
         eps: added to the denominator.
         select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+
+    Raises:
+        ValueError: a coefficient that is not above 0, a negative eps, or one of them that is not finite.
     """
 
     trust_coefficient: float = 0.001
@@ -57,6 +60,9 @@ class LARC(LARS):
         trust_coefficient: how far a layer moves at most, relative to its norm.
         eps: added to the denominator.
         select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+
+    Raises:
+        ValueError: a coefficient that is not above 0, a negative eps, or one of them that is not finite.
     """
 
     uses_lr = True

@@ -55,8 +55,16 @@ def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
     The formulas are derived here. Their highest terms are those that the paper names: powers of 1 + η₁ η₂ / h³, and
     η₁⁴ η₂⁴ / h⁶.
 
-    Args, Returns, Raises:
-        as of `one_step_loss`.
+    Args:
+        eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.
+        h: the width.
+        layers: 2, or 3 with a fixed last one.
+
+    Returns:
+        float64, of the shape of the rates together.
+
+    Raises:
+        ValueError: another number of layers, or a width below 2.
     """
     a, b, _ = _start(eta1, eta2, h, layers)
     both, p = 2 * (a + b) * (1 + a * b), a * b

@@ -37,7 +37,12 @@ class MetaInitStep:
 
 
 class GradInitResult(NamedTuple):
-    """Parameter name -> scale, of all that require a gradient, and every step. Unpacks into the two."""
+    """The result of `gradinit_`. It unpacks into its two attributes.
+
+    Attributes:
+        scales: parameter name -> scale, for every parameter that requires a gradient.
+        history: one `GradInitStep` for each step.
+    """
 
     scales: dict[str, float]
     history: tuple[GradInitStep, ...]
@@ -54,12 +59,21 @@ class GradInitResult(NamedTuple):
         return f"{_table(self.scales)}\n{self!r}"
 
     def to_json(self, path: str | Path) -> None:
-        """Write scales and history to a file."""
+        """Write scales and history to a JSON file.
+
+        Args:
+            path: the file to write.
+        """
         _write(path, {"scales": self.scales, "history": [asdict(step) for step in self.history]})
 
 
 class MetaInitResult(NamedTuple):
-    """Parameter name -> scale, of all that require a gradient, and every step. Unpacks into the two."""
+    """The result of `metainit_`. It unpacks into its two attributes.
+
+    Attributes:
+        scales: parameter name -> scale, for every parameter that requires a gradient.
+        history: one `MetaInitStep` for each step, with the loss and the gradient quotient.
+    """
 
     scales: dict[str, float]
     history: tuple[MetaInitStep, ...]
@@ -73,7 +87,11 @@ class MetaInitResult(NamedTuple):
         return f"{_table(self.scales)}\n{self!r}"
 
     def to_json(self, path: str | Path) -> None:
-        """Write scales and history to a file."""
+        """Write scales and history to a JSON file.
+
+        Args:
+            path: the file to write.
+        """
         _write(path, {"scales": self.scales, "history": [asdict(step) for step in self.history]})
 
 

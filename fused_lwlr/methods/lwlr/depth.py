@@ -20,7 +20,7 @@ def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> d
 
     Args:
         model: its trainable parameters are counted; frozen ones get 1.
-        low, high: of the first and the last tensor, before they are scaled.
+        low, high: the rates of the first and the last tensor, before they are scaled.
 
     Returns:
         Parameter name -> η, for `multipliers=` of an optimizer.
@@ -32,10 +32,19 @@ def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> d
 
 
 def depth_decreasing(model: nn.Module, high: float = 2.0, low: float = 1.0) -> dict[str, float]:
-    """Rates that fall linearly with depth, from 2 to 1 by default, scaled as those of `depth_increasing`.
+    """Rates that fall linearly with depth, from 2 to 1 by default, scaled to a mean of 1 over parameters.
 
-    Args, Returns, Raises:
-        as of `depth_increasing`; `high` is of the first tensor, `low` of the last.
+    See `depth_increasing`.
+
+    Args:
+        model: its trainable parameters are counted; frozen ones get 1.
+        high, low: the rates of the first and the last tensor, before they are scaled.
+
+    Returns:
+        Parameter name -> η, for `multipliers=` of an optimizer.
+
+    Raises:
+        ValueError: a bound that is negative, both 0, or a model without trainable parameters.
     """
     return _linear(model, high, low)
 
@@ -52,17 +61,18 @@ def layer_decay(
 
     Args:
         model: its parameters are in the order of depth.
-        decay: above 0, at most 1; 1 for none.
+        decay: the factor, above 0 and at most 1; 1 for no decay.
         blocks: the name of a `Sequential` or `ModuleList` of blocks, or the names of the blocks themselves in order
-            ("layer1", "layer2", ... of a ResNet); when not given, the list that holds nearly all parameters.
-        frozen: names of parameters, or patterns with `*` and `?`, that get 0: their weights stay as they are, bit for
-            bit, though gradients are computed.
+            ("layer1", "layer2", ... of a ResNet). When None, it is the list that holds nearly all parameters.
+        frozen: names of parameters, or patterns with `*` and `?`, that get 0. Their weights stay as they are, bit for
+            bit, although gradients are computed.
 
     Returns:
         Parameter name -> η, for `multipliers=` of an optimizer.
 
     Raises:
-        ValueError: a decay out of range, no such blocks or none found, or a pattern that fits no parameter.
+        ValueError: a decay out of range, blocks that are not in the model or that cannot be found, or a pattern that
+            fits no parameter.
     """
     if not 0 < decay <= 1:
         raise ValueError(f"decay={decay} must be above 0 and at most 1")

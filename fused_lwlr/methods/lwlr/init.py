@@ -71,19 +71,21 @@ def lwlr_init_(
     """Initialize a model in place as LWLR does before it measures gradients (Algorithm 1, line 3).
 
     Convolution, linear and embedding weights: N(0, std = √(1/fan_out)), with the fan-out of PyTorch
-    (out_channels · kernel area, groups divided out); a fused query / key / value projection is three layers,
-    each with its own third of the outputs. Scales (of normalizations, LayerScale): 1. Biases, class token,
-    position embedding, relative-position tables: 0, also if they are an `nn.Embedding`, which is recognised by its
-    name, such as "wpe", "pos_emb" or "position_embeddings". Buffers stay as they are.
+    (out_channels · kernel area, divided by groups); a fused query / key / value projection is three layers,
+    each with its own third of the outputs. Scales of normalizations and of LayerScale are set to 1. Biases, class
+    tokens, position embeddings and tables of relative positions are set to 0. A position embedding that is an
+    `nn.Embedding` is recognised by its name, such as "wpe", "pos_emb" or "position_embeddings". Buffers stay as they
+    are.
 
-    A weight that an embedding shares with an output layer has the fan-out of the output layer, the number of
-    outputs: the paper's rule is about linear layers, and says nothing of embeddings of words.
+    A weight that an embedding shares with an output layer has the fan-out of the output layer, which is the number of
+    outputs. (The paper's rule is about linear layers, and does not mention embeddings of words.)
 
     Args:
+        model: the model to initialize, on any device; it may be sharded.
         kinds: parameter name -> "weight", "scale", "bias" or "other" (left alone), for parameters that
-            cannot be recognised or are to be treated otherwise.
-        generator: where the draws come from; PyTorch's global one when None. Of a model that is sharded over
-            processes, those of the first process.
+            cannot be recognised or should be treated differently.
+        generator: the generator of random numbers; PyTorch's global one when None. All processes of a sharded model
+            get the weights that the first one draws.
 
     Raises:
         ValueError: a parameter that cannot be recognised, or a wrong entry of `kinds`. Nothing is changed then.

@@ -16,12 +16,12 @@ def mup(model: nn.Module, base: nn.Module, rule: Rule) -> dict[str, float]:
 
     (Tensor Programs V, Table 3: SGD's rate of input weights, biases and scales goes with the width, that of output
     weights against it; Adam's of hidden and output weights goes against it.) Everything but the weights of linear and
-    convolution layers is like a bias: fan_in 1. This is the learning rates alone: weights are to be drawn with
-    variance 1 / fan_in, those of the output with 1 / fan_in².
+    convolution layers counts as a bias, with a fan_in of 1. These are the learning rates only: draw weights with
+    variance 1 / fan_in, and those of the output layer with 1 / fan_in².
 
     Args:
-        model: the one to train.
-        base: the same with the widths at which the learning rate was tuned.
+        model: the model to train.
+        base: the same model with the widths at which the learning rate was tuned.
         rule: "sgd" or "adamw".
 
     Returns:
