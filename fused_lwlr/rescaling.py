@@ -45,12 +45,15 @@ class ScaleInvariant:
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        """The parameters of the layers, in the order of `names`; read from the modules, as sharding replaces them."""
+        """The parameters of the layers, in the order of `names` and of any shape.
+
+        They are read from the modules at each call, since sharding replaces them.
+        """
         return tuple(_parameter(module, name) for module, name in self.weight_owners)
 
     @property
     def biases(self) -> tuple[tuple[Tensor, int], ...]:
-        """The biases that are rescaled too, and their exponents. Read from the modules."""
+        """The biases that are rescaled too, of any shape, and their exponents. They are read from the modules."""
         return tuple((_parameter(module, name), power) for module, name, power in self.bias_owners)
 
     def targets(self) -> list[Target]:

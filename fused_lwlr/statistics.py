@@ -65,12 +65,12 @@ class LayerStatistics(Columns):
 
     @property
     def abs_max(self) -> Tensor:
-        """max|g| of each layer."""
+        """max|g| of each layer, float64 [layers]."""
         return self._column("abs_max")
 
     @property
     def dot(self) -> Tensor:
-        """⟨g, w⟩ of each layer."""
+        """⟨g, w⟩ of each layer, float64 [layers]."""
         return self._column("dot")
 
     def to_dict(self) -> dict[str, dict[str, float]]:

@@ -68,7 +68,11 @@ class ELRHistory:
         return {name: float(values.mean()) for name, values in found.items()}
 
     def to_json(self, path: str | Path) -> None:
-        """Writes the history to a JSON file. Numbers that are not finite become null."""
+        """Writes the history to a JSON file. Numbers that are not finite become null.
+
+        Args:
+            path: the file to write.
+        """
         content: dict[str, Any] = {"names": self.names, "steps": self.steps}
         content |= {name: _plain(getattr(self, name)) for name in ("grad_norm", "weight_norm", "lr")}
         Path(path).write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
@@ -76,6 +80,9 @@ class ELRHistory:
     @classmethod
     def from_json(cls, path: str | Path) -> "ELRHistory":
         """Reads a history that `to_json` wrote.
+
+        Args:
+            path: the file to read.
 
         Raises:
             ValueError: the file was not written by `to_json`.

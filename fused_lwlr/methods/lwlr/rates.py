@@ -168,13 +168,20 @@ class LayerRates(Mapping[str, float]):
         return "\n".join(lines)
 
     def to_json(self, path: str | Path) -> None:
-        """Writes the rates to a JSON file."""
+        """Writes the rates to a JSON file.
+
+        Args:
+            path: the file to write.
+        """
         content = {"steps": self.steps, "layers": [asdict(layer) for layer in self.layers]}
         Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def from_json(cls, path: str | Path) -> "LayerRates":
         """Reads rates that `to_json` wrote. The numbers are the same, bit for bit.
+
+        Args:
+            path: the file to read.
 
         Raises:
             ValueError: the file was not written by `to_json`.
