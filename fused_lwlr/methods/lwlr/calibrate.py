@@ -42,7 +42,7 @@ def calibrate(
         batches: minibatches, moved to the model's device. The loss of a pair (inputs, targets) is
             `loss_fn(model(inputs), targets)`; that of a mapping `loss_fn(model(**batch), batch)`, where entries
             named "label", "labels", "target" or "targets" are kept from a model whose `forward` does not take them;
-            that of an integer tensor of token ids `loss_fn(model(ids), ids)`.
+            that of an integer tensor of token ids, alone or in a list, `loss_fn(model(ids), ids)`.
         loss_fn: returns the mean loss over the minibatch, a scalar.
         steps: the number of minibatches T; all of them when None. One deviates from an epoch by some percent.
         accumulate: so many of `batches` make a minibatch together: its gradient is the mean of theirs, and magnitudes
