@@ -27,11 +27,16 @@ def load_data(recipe: Recipe) -> Splits | Text:
     """The data of a recipe, which all processes must find alike.
 
     Raises:
-        FileNotFoundError, ValueError: as of `open_data` and `open_text`; or processes found different data, as on
-            machines with copies of their own.
+        FileNotFoundError, ImportError, ValueError: as of `open_data` and `open_text`; or processes found different
+            data, as on machines with copies of their own.
     """
     if recipe.is_text:
-        return _alike(open_text(recipe.data, context=recipe.context, vocabulary=recipe.vocabulary))
+        return _alike(
+            open_text(
+                recipe.data, context=recipe.context, vocabulary=recipe.vocabulary, tokenizer=recipe.tokenizer,
+                val_data=recipe.val_data,
+            )
+        )  # fmt: skip
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
     found = opener(
         recipe.data,
@@ -70,7 +75,7 @@ def _alike(data: Data) -> Data:
     return data
 
 
-def new_model(recipe: Recipe, *, classes: int, **sizes: int) -> nn.Module:
+def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
     """The model that training starts from, on the CPU, drawn from the seed; GradInit has not run yet.
 
     Args:

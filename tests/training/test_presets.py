@@ -241,7 +241,13 @@ def test_train_and_report(command, tmp_path):
         "train --model noshort --scaling elr --goal 0.15 --momentum 0 --epochs 1 --device cpu --ema 0.9 --tensorboard"
     )
     output = command(line).output
-    for text in ("step     22", "epoch   1.00", "images/s", "test at epoch 1: top-1", "test of the average at epoch 1"):
+    for text in (
+        "step     22",
+        "epoch   1.00",
+        "images/s",
+        "test at step 22, epoch 1: top-1",
+        "test of the average at step 22",
+    ):
         assert text in output
     assert "Everything is in runs/train; runs/train/report.html shows it." in output
     assert {path.name for path in (tmp_path / "runs/train").iterdir()} == {
