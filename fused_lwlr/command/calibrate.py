@@ -11,6 +11,14 @@ from fused_lwlr.command import options as option
 
 def calibrate(
     model: option.Model = "resnet",
+    model_args: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE for a model of timm, of text or of transformers, such as width=128; may be repeated.",
+            metavar="NAME=VALUE",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         str,
         typer.Option(
@@ -93,7 +101,11 @@ def calibrate(
     from fused_lwlr.models.build import build
     from fused_lwlr.training.processes import pick_device
     from fused_lwlr.training.recipe import is_text
+    from fused_lwlr.training.setup import model_argument
 
+    if model_args and not (model.startswith("timm:") or is_text(data)):
+        raise ValueError(f"--model-args is for models of timm and of text, not {model}: leave it out")
+    arguments = dict(map(model_argument, model_args or []))
     place = pick_device(device)
     source: Splits | Text
     side = image_size or (224 if model.startswith("timm:") or data == "synthetic" else 8 if data == "digits" else 64)
@@ -108,7 +120,7 @@ def calibrate(
         source = open_data(data, image_size=side, augmentation="none")
     batches = minibatches(source.train, batch_size, place, seed=seed, steps=steps, workers=workers)
     torch.manual_seed(seed)
-    network = build(model, classes=len(source.classes), **source.sizes)
+    network = build(model, classes=len(source.classes), **source.sizes, **arguments)
     rates = fused_lwlr.calibrate(
         network.to(place),
         batches,

@@ -270,10 +270,10 @@ class Recipe:
         if (self.nesterov or self.lr_in_momentum) and not self.momentum:
             raise ValueError("--nesterov and --lr-in-momentum need --momentum above 0")
         for name in IMAGES if self.is_text else TEXT:
-            if name == "val_data" and self.data.startswith("pairs:"):
-                continue
-            if getattr(self, name) != FIELDS[name].default:
-                raise ValueError(f"{flag(name)} is for {'images' if self.is_text else 'text'}, not --data {self.data}")
+            of_pairs = name == "val_data" and self.data.startswith("pairs:")
+            if getattr(self, name) != FIELDS[name].default and not of_pairs:
+                kind = "images or pairs" if name == "val_data" else "images" if self.is_text else "text"
+                raise ValueError(f"{flag(name)} is for {kind}, not --data {self.data}")
         for name in ("model_args", "pretrained"):
             if getattr(self, name) and not (self.model.startswith("timm:") or self.is_text):
                 raise ValueError(f"{flag(name)} is for models of timm (--model timm:NAME), not {self.model}")

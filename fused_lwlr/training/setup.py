@@ -86,7 +86,7 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
         ValueError: there is no such model, or it cannot be initialized in this way.
     """
     torch.manual_seed(recipe.seed)
-    arguments = dict(map(_argument, recipe.model_args))
+    arguments = dict(map(model_argument, recipe.model_args))
     if recipe.pretrained:
         arguments["pretrained"] = True
     model = build(recipe.model, classes=classes, **sizes, **arguments)
@@ -111,7 +111,12 @@ def _check_test_size(recipe: Recipe, model: nn.Module, channels: int) -> None:
     model.train()
 
 
-def _argument(text: str) -> tuple[str, Any]:
+def model_argument(text: str) -> tuple[str, Any]:
+    """Name and value of one of `--model-args`.
+
+    Raises:
+        ValueError: it is not of the form NAME=VALUE.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"--model-args {text} is not of the form NAME=VALUE")
