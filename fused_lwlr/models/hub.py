@@ -35,7 +35,7 @@ def language_model(name: str, *, context: int, classes: int, arguments: dict[str
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions < context:
         raise ValueError(f"context={context} is more than the {positions} positions of hf:{name}: give fewer")
-    if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"model=hf:{name} is no model that predicts the next token: give one that is, such as hf:gpt2")
     model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     linear_(model, transformers.pytorch_utils.Conv1D)

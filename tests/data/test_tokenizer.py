@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fused_lwlr.data import open_text
-from fused_lwlr.data.vocabulary import Tokenizer
+from fused_lwlr.data.vocabulary import TOGETHER, Tokenizer
 
 LINES = [f"{i} bottles of beer on the wall, {i} bottles of beer" for i in range(60)]
 
@@ -74,6 +74,16 @@ def test_tokens_are_made_once_and_again_after_a_change(tokenizer, tmp_path, cach
     assert len(calls) == len(list(cache.glob("*.bin"))) == 2
 
 
+@pytest.mark.usefixtures("tokenizer")
+def test_documents_are_read_as_they_are_needed(tmp_path):
+    """Not all at once, which would not fit in memory."""
+    read = iter(range(10 * TOGETHER))
+    found = Tokenizer(str(tmp_path / "tokenizer.json")).encode(f"{i} bottles" for i in read)
+    next(found)
+    assert next(read) == TOGETHER
+    assert len(list(found)) == 10 * TOGETHER - 2
+
+
 def test_pairs_are_tokenized_one_by_one(tokenizer, tmp_path):
     pairs = list(zip(LINES, LINES[::-1], strict=True))
     (tmp_path / "pairs.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in pairs))
@@ -106,6 +116,24 @@ def test_data_sets_of_a_folder(kind, tokenizer, tmp_path):
     else:
         assert written(tokenizer, tokens) == "".join(f"{line}\n" for line in LINES[:9])
         assert (data.train.begin, data.train.end) == (0, len(data.train.tokens))
+
+
+@pytest.mark.parametrize(
+    ("source", "asked"),
+    [
+        ("hf:owner/name", ("owner/name", None)), ("hf:owner/name/config", ("owner/name", "config")),
+        ("hf:name", ("name", None)),
+    ],
+)  # fmt: skip
+def test_names_of_the_hub(source, asked, tokenizer, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    found = datasets.DatasetDict({"train": datasets.Dataset.from_dict({"text": LINES})})
+    calls = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given: calls.append(given) or found)
+    data = open_text(source, context=8, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert calls == [asked]
+    assert data.name == source
+    assert written(tokenizer, data.train.tokens).startswith(LINES[0])
 
 
 def wrong_column(folder, datasets):
