@@ -15,7 +15,7 @@ from fused_lwlr.runs.run import run
 from fused_lwlr.training import mlperf
 from fused_lwlr.training.presets import PRESETS, resolve
 from fused_lwlr.training.recipe import FIELDS
-from fused_lwlr.training.setup import _argument
+from fused_lwlr.training.setup import model_argument
 
 # of each architecture a narrow and shallow one
 SMALL = {
@@ -63,7 +63,7 @@ def test_two_steps(preset, pictures, timm, tmp_path, monkeypatch):
 
 
 def _arguments(recipe):
-    found = dict(map(_argument, recipe.model_args))
+    found = dict(map(model_argument, recipe.model_args))
     return found if recipe.model == "timm:test_resnet" or "convnext" in recipe.model else {"img_size": 32, **found}
 
 
