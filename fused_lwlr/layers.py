@@ -6,10 +6,12 @@ value projection is three layers. A slice is named after the parameter and its r
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from fused_lwlr.kernels import Row
 from fused_lwlr.shards import reshard
@@ -46,11 +48,13 @@ def split_name(name: str) -> tuple[str, int, int | None]:
 def layers_of(model: nn.Module) -> list[Layer]:
     """Returns the layers of a model in the order of its parameters; query, key and value are separate layers.
 
-    Fused projections are those of `torch.nn.MultiheadAttention` and linear layers named "qkv" (as in timm) whose output
-    size is divisible by three.
+    Fused projections are those of `torch.nn.MultiheadAttention`, linear layers named "qkv" (as in timm) whose output size
+    is divisible by three, and linear layers named "c_attn" (as in GPT-2) whose output size is three times their input
+    size. A `Conv1D` of transformers is one layer, since its weight is (inputs, outputs) and parts of its outputs are not
+    contiguous.
     """
     reshard(model)
-    fused = set(_fused_qkv(model))
+    fused = {name for name, module in fused_qkv(model) if fan_dims(module) == (1, 0)}
     layers = []
     for name, param in model.named_parameters():
         if name in fused and param.numel() > 0 and param.shape[0] % 3 == 0:
@@ -62,13 +66,27 @@ def layers_of(model: nn.Module) -> list[Layer]:
     return layers
 
 
-def _fused_qkv(model: nn.Module) -> Iterator[str]:
+def fused_qkv(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The parameters of query, key and value projections that are one, and their modules."""
     for prefix, module in model.named_modules():
-        dot = f"{prefix}." if prefix else ""
+        dot, name = f"{prefix}." if prefix else "", prefix.rpartition(".")[2]
         if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
-            yield from (f"{dot}in_proj_weight", f"{dot}in_proj_bias")
-        elif isinstance(module, nn.Linear) and prefix.rpartition(".")[2] == "qkv":
-            yield from (f"{dot}weight", f"{dot}bias")
+            yield from ((f"{dot}in_proj_weight", module), (f"{dot}in_proj_bias", module))
+        elif name in ("qkv", "c_attn") and (isinstance(module, nn.Linear) or is_conv1d(module)):
+            weight, (inputs, outputs) = module.get_parameter("weight"), fan_dims(module)
+            if name == "qkv" or weight.shape[outputs] == 3 * weight.shape[inputs]:
+                yield from ((f"{dot}weight", module), (f"{dot}bias", module))
+
+
+def fan_dims(module: nn.Module) -> tuple[int, int]:
+    """The dimensions of a module's weight that are its inputs and its outputs, in groups those of a group."""
+    return (0, 1) if isinstance(module, _ConvTransposeNd) or is_conv1d(module) else (1, 0)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is the linear layer of GPT-2 in transformers, which computes x @ weight + bias."""
+    transformers = sys.modules.get("transformers.pytorch_utils")
+    return transformers is not None and isinstance(module, transformers.Conv1D)
 
 
 def named_layers(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> list[Layer]:

@@ -20,7 +20,7 @@ _LABELS = frozenset({"label", "labels", "target", "targets"})
 def check_batch(batch: Any) -> None:
     """Raise ValueError unless a minibatch is of a kind that `loss_of` accepts."""
     pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-    if pair or isinstance(batch, Mapping) or _holds_ids(batch):
+    if pair or isinstance(batch, Mapping) or _holds_ids(_alone(batch)):
         return
     kind = f"a {batch.dtype} tensor" if isinstance(batch, Tensor) else type(batch).__name__
     raise ValueError(
@@ -34,7 +34,8 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
     - A pair (inputs, targets): `loss_fn(model(inputs), targets)`.
     - A mapping: `loss_fn(model(**batch), batch)`. Entries named "label", "labels", "target" or "targets" go to the
       model only if its `forward` has a parameter of that name or `**kwargs`.
-    - An integer tensor of token ids: `loss_fn(model(ids), ids)`. `loss_fn` shifts them to get the next tokens.
+    - An integer tensor of token ids, or a list or tuple with nothing else in it, as a `TensorDataset` of ids makes:
+      `loss_fn(model(ids), ids)`. `loss_fn` shifts them to get the next tokens.
 
     Raises:
         ValueError: the minibatch is of another kind.
@@ -45,8 +46,14 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
         labels = _LABELS & batch.keys()
         withheld = labels - _taken(model, labels) if labels else labels
         return loss_fn(model(**{key: value for key, value in batch.items() if key not in withheld}), batch)
+    batch = _alone(batch)
     inputs, targets = (batch, batch) if isinstance(batch, Tensor) else batch
     return loss_fn(model(inputs), targets)
+
+
+def _alone(batch: Any) -> Any:
+    """The only item of a list or tuple; anything else as it is."""
+    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
 
 
 def _holds_ids(batch: Any) -> bool:

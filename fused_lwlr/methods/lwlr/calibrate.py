@@ -43,7 +43,7 @@ def calibrate(
         batches: minibatches, which are moved to the model's device. A pair (inputs, targets) has the loss
             `loss_fn(model(inputs), targets)`. A mapping has the loss `loss_fn(model(**batch), batch)`; its entries
             "label", "labels", "target" and "targets" go to the model only if its `forward` accepts them. An integer
-            tensor of token ids has the loss `loss_fn(model(ids), ids)`.
+            tensor of token ids, alone or in a list, has the loss `loss_fn(model(ids), ids)`.
         loss_fn: returns the mean loss over the minibatch, a scalar.
         steps: T, the number of minibatches. If None, all of them are used. The rates from one minibatch differ from
             those of an epoch by some percent.
