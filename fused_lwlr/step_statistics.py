@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import STEP_STATISTICS
+from fused_lwlr.kernels import SPHERE_STATISTICS, STEP_STATISTICS
 from fused_lwlr.statistics import Columns
 
 
@@ -17,14 +17,16 @@ class StepStatistics(Columns):
     Attributes:
         names: the layers, in the order of the optimizer's parameters; `group.position` where they have no names.
         constrained: for each, whether the scaling acts on it.
-        values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio.
+        values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio. With
+            layers on spheres (`Hyperball`, `ELR(retract="sphere")`) [layers, 8]: also Σd², ⟨w, d⟩ and ‖Δw‖², of all
+            layers, and Σw² is of exact weights.
     """
 
     names: tuple[str, ...]
     constrained: tuple[bool, ...]
     values: Tensor
 
-    columns = STEP_STATISTICS
+    columns = SPHERE_STATISTICS
 
     @property
     def trust_ratio(self) -> Tensor:
@@ -51,20 +53,45 @@ class StepStatistics(Columns):
         """Std(E) over the same layers: their population standard deviation (Spreads in Effective Learning Rates)."""
         return self._constrained_elr().std(correction=0)
 
+    @property
+    def update_ratio(self) -> Tensor:
+        """‖Δw‖ / ‖w‖ of each layer, before Δw is rounded to half precision.
+
+        NaN with a scaling that keeps no layers on spheres: its step does not compute this.
+        """
+        return self._of_spheres("update_sq_sum").sqrt() / self.weight_norm
+
+    @property
+    def cosine(self) -> Tensor:
+        """The cosine of w and the direction d, weight decay included, of each layer; NaN as `update_ratio`."""
+        return self._of_spheres("dot") / (self.weight_norm * self._of_spheres("direction_sq_sum").sqrt())
+
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Layer name -> its numbers by name. One transfer from the device."""
+        """Layer name -> its numbers by name. One transfer from the device.
+
+        "update_ratio" and "cosine" are there only with layers on spheres.
+        """
         names = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
+        if self._spheres:
+            names = (*names, "update_ratio", "cosine")
         rows = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
         return {layer: dict(zip(names, row, strict=True)) for layer, row in zip(self.names, rows, strict=True)}
 
     def __str__(self) -> str:
         width = max(map(len, self.names), default=5)
-        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio")
+        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio", *(("‖Δw‖/‖w‖", "cosine") * self._spheres))
         lines = [f"{'layer':{width}}  " + "  ".join(f"{title:>11}" for title in titles)]
         for name, row in self.to_dict().items():
             lines.append(f"{name:{width}}  " + "  ".join(f"{number:11.3e}" for number in row.values()))
         lines.append(f"ELR of constrained layers: mean {self.elr_mean:.3e}, spread {self.elr_spread:.3e}")
         return "\n".join(lines)
+
+    @property
+    def _spheres(self) -> bool:
+        return self.values.shape[1] > len(STEP_STATISTICS)
+
+    def _of_spheres(self, name: str) -> Tensor:
+        return self._column(name) if self._spheres else torch.full_like(self.abs_sum, torch.nan)
 
     def _constrained_elr(self) -> Tensor:
         elr = self.elr
@@ -76,8 +103,8 @@ class LayerStatsLogger:
 
         optimizer.register_step_post_hook(LayerStatsLogger(SummaryWriter(), every=100))
 
-    Tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, and `elr_mean`
-    and `elr_spread` for all.
+    Tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, with layers on spheres
+    `update_ratio/<layer>` and `cosine/<layer>`, and `elr_mean` and `elr_spread` for all.
 
     Args:
         writer: has `add_scalar(tag, value, step)`, as a `torch.utils.tensorboard.SummaryWriter`.
@@ -97,7 +124,8 @@ class LayerStatsLogger:
             return
         stats = optimizer.layer_stats()
         for layer, numbers in stats.to_dict().items():
-            for name in ("elr", "trust_ratio", "grad_norm", "weight_norm"):
-                self._writer.add_scalar(f"{name}/{layer}", numbers[name], self._steps)
+            for name in ("elr", "trust_ratio", "grad_norm", "weight_norm", "update_ratio", "cosine"):
+                if name in numbers:
+                    self._writer.add_scalar(f"{name}/{layer}", numbers[name], self._steps)
         self._writer.add_scalar("elr_mean", stats.elr_mean.item(), self._steps)
         self._writer.add_scalar("elr_spread", stats.elr_spread.item(), self._steps)
