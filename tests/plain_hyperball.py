@@ -38,8 +38,10 @@ class PlainHyperball(torch.optim.SGD):
         u = g
         if group["momentum"]:
             b = self.state[w].get("momentum_buffer")
-            b = g.clone() if b is None else group["momentum"] * b + (1 - group["dampening"]) * g
-            self.state[w]["momentum_buffer"] = b.contiguous().as_strided(w.shape, w.stride()).copy_(b)
+            if b is None:
+                b = self.state[w]["momentum_buffer"] = torch.zeros_like(w).add_(g)
+            else:
+                b.mul_(group["momentum"]).add_(g, alpha=1 - group["dampening"])
             u = g + group["momentum"] * b if group["nesterov"] else b
         if not matrix:
             w.sub_(lr * u)

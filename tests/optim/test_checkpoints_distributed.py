@@ -33,7 +33,8 @@ ROWS = [
     ("sgd", {"multipliers": MULTIPLIERS}), ("sgd", {"momentum": 0.0}), ("sgd", {"scaling": LARS(0.1)}),
     ("sgd", {"nonfinite": "skip", "clip_global_norm": 1.0}), ("adamw", {"multipliers": MULTIPLIERS}),
     ("adamw", {"amsgrad": True, "scaling": LAMB()}), ("adamw", {"nonfinite": "skip", "scaling": LARC()}),
-    ("adamw", {"multipliers": MULTIPLIERS, "scaling": Hyperball()}),
+    # of slices there are more radii than the files are filled into, unless the optimizer was made with these
+    ("adamw", {"multipliers": {"0.weight": 0.5, "2.bias": 0.0}, "scaling": Hyperball()}),
 ]  # fmt: skip
 every_shape = pytest.mark.parametrize("flat", [False, True])
 

@@ -115,7 +115,11 @@ def test_stochastic_rounding(name, device):
 
 @pytest.mark.parametrize(
     ("backend", "dtype", "more"),
-    [("torch", torch.float32, {}), ("triton", torch.float32, {}), ("triton", torch.bfloat16, {"master_weights": True})],
+    [
+        pytest.param("torch", torch.float32, {}, marks=pytest.mark.long),
+        ("triton", torch.float32, {}),
+        ("triton", torch.bfloat16, {"master_weights": True}),
+    ],
 )
 def test_the_norm_does_not_drift(backend, dtype, more, device):
     """Over 10,000 steps, of which each is measured."""
