@@ -51,6 +51,7 @@ class PlainHyperball(torch.optim.SGD):
             w.sub_(lr * u)
             return
         moved = w.double() - lr * radius / norm(u) * u.double()
-        if norm(u).isfinite():
+        # what is not finite stays where it is: the others are not scaled by it
+        if norm(u).isfinite() and norm(moved) > 0:
             moved = moved * (radius / norm(moved))
         w.copy_(moved)
