@@ -13,9 +13,10 @@ from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels.rules.base import Number
-from fused_lwlr.optim import multipliers
+from fused_lwlr.optim import layers
 from fused_lwlr.optim.average import EMA, decay_of
 from fused_lwlr.optim.gate import Verdict, measured_gates
+from fused_lwlr.optim.layers import OLD
 from fused_lwlr.optim.options import Groups, StepOptions
 from fused_lwlr.optim.part import partition, rows_of
 from fused_lwlr.optim.sharded import sharded_of
@@ -58,10 +59,11 @@ class Plan:
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, params: Sequence[Tensor]):
         self._options, self._inference = options, is_inference_mode_enabled()
-        # a copy of the multipliers, lists within lists, that edits of them do not reach
-        self._keys = deepcopy(_keys(options, groups))
         for group in groups:
-            multipliers.check(group["multipliers"], group["params"])
+            if group["layers"] is not None:
+                group["layers"][:] = layers.check(group, group["layers"])
+        # a copy of the layers, lists within lists, that edits of them do not reach
+        self._keys = deepcopy(_keys(options, groups))
         places = [(i, at) for i, group in enumerate(groups) for at in range(len(group["params"]))]
         self._targets = [] if options.rescale_weights is False else options.rescale_weights.targets()
         known = set(map(id, params))
@@ -88,16 +90,13 @@ class Plan:
         # else every other set of gradients is looked at anew
         self._flexible = writable and once
 
-        rows, names = rows_of(groups, params, stepped, options.scaling, self._params, self._targets)
+        rows, names, self._variants = rows_of(groups, params, stepped, options.scaling, self._params, self._targets)
         largest_eta = max((row.multiplier for some in rows for row in some), default=1.0)
         self._largest = LARGEST_FLOAT32 / max(largest_eta, 1.0)
         capturable = any(group["capturable"] for group in groups)
         self.parts = list(partition(options, columns, rows, names, capturable=capturable))
         self._stepped = np.flatnonzero(stepped)
         self._outside = np.flatnonzero(~np.array(stepped, dtype=bool)).tolist()
-        # those that are only rescaled have none
-        self._group = np.array([*(number for number, _ in places), *[0] * len(self._others)], dtype=np.int64)
-        self._idle = len(groups)
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
         self._sharded = sharded_of(self.parts, self._params) if self._distributed else None
         self._set_present(bytes([grad is not None for grad in grads]))
@@ -207,15 +206,23 @@ class Plan:
         return self._last == self._present
 
     def _hyper(self, groups: Groups) -> list[Any]:
-        """Returns the hyper rows of the next step: one for each param group, and perhaps the idle one."""
+        """Returns the hyper rows of the next step: those of groups and layers, and perhaps the idle one."""
         options = self._options
         correct = options.scaling is None or options.scaling.bias_correction
         hyper: list[Any] = []
-        for group in groups:
-            row = options.rule.hyper_of(group, correct)
+        for number, (decay, values) in self._variants:
+            group = groups[number]
+            row = options.rule.hyper_of({**group, **dict(values)} if values else group, correct)
             if type(row.lr) not in NUMBERS or type(row.weight_decay) not in NUMBERS:
                 lr, weight_decay = _number(row.lr, group), _number(row.weight_decay, group)
                 row = row._replace(lr=lr, weight_decay=weight_decay)
+            if decay != 1:
+                on_device = isinstance(row.weight_decay, Tensor)
+                row = (
+                    row._replace(decay_factor=decay)
+                    if on_device
+                    else row._replace(weight_decay=row.weight_decay * decay)
+                )
             if group[EMA] is not None:
                 row = row._replace(ema=decay_of(group))
             for value in row:
@@ -231,10 +238,11 @@ class Plan:
         any_present, all_present = 1 in present, 0 not in present
         self._moved = self._has_gradient | self._rescaled if self._targets else self._has_gradient
         self._active = []
-        # without a gradient a tensor is only rescaled, by the idle row
-        hyper_row = np.where(self._has_gradient, self._group, self._idle) if self._targets else self._group
         for part in self.parts:
-            part.table.hyper_row = hyper_row if part.all_members else hyper_row[part.members]
+            if self._targets:
+                # without a gradient a tensor is only rescaled, by the idle row
+                stepped = self._has_gradient[part.members][part.table.tensor_of_row]
+                part.table.hyper_row = np.where(stepped, [row.hyper for row in part.table.rows], len(self._variants))
             part.stepped = part.members
             if not all_present:
                 part.stepped = part.members[self._has_gradient[part.members]]
@@ -256,7 +264,14 @@ def _keys(options: StepOptions, groups: Groups) -> list[tuple[Any, ...]]:
     """Returns the options of param groups that a plan depends on."""
     optional = options.optional_state or "params"
     return [
-        (len(group["params"]), group["capturable"], group["ema"] is None, not group[optional], group["multipliers"])
+        (
+            len(group["params"]),
+            group["capturable"],
+            group["ema"] is None,
+            not group[optional],
+            group["layers"],
+            OLD in group,
+        )
         for group in groups
     ]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from fused_lwlr.scaling.patterns import matches
+from fused_lwlr.patterns import find
 
 TRUNK = 0.8
 """The part of all parameters that a list of blocks must hold to be found."""
@@ -23,7 +23,7 @@ def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> d
         low, high: of the first and the last tensor, before they are scaled.
 
     Returns:
-        Parameter name -> η, for `multipliers=` of an optimizer.
+        Parameter name -> η, for `layers=` of an optimizer.
 
     Raises:
         ValueError: a bound that is negative, both 0, or a model without trainable parameters.
@@ -59,7 +59,7 @@ def layer_decay(
             bit, though gradients are computed.
 
     Returns:
-        Parameter name -> η, for `multipliers=` of an optimizer.
+        Parameter name -> η, for `layers=` of an optimizer.
 
     Raises:
         ValueError: a decay out of range, no such blocks or none found, or a pattern that fits no parameter.
@@ -74,10 +74,7 @@ def layer_decay(
         depth = inside[0] if inside else len(names) + 1 if depth else 0
         found[name] = decay ** (len(names) + 1 - depth)
     for pattern in frozen:
-        hit = [name for name in found if matches(name, [pattern])]
-        if not hit:
-            raise ValueError(f"frozen= has {pattern!r}, which fits no parameter of the model")
-        found |= dict.fromkeys(hit, 0.0)
+        found |= dict.fromkeys(find(pattern, found, "frozen=", "parameter of the model"), 0.0)
     return found
 
 

@@ -25,7 +25,7 @@ def mup(model: nn.Module, base: nn.Module, rule: Rule) -> dict[str, float]:
         rule: "sgd" or "adamw".
 
     Returns:
-        Parameter name -> η, for `multipliers=` of an optimizer; all 1 where `model` is as wide as `base`.
+        Parameter name -> η, for `layers=` of an optimizer; all 1 where `model` is as wide as `base`.
 
     Raises:
         ValueError: another rule, or a base with other parameters, or other numbers of dimensions.
