@@ -6,6 +6,8 @@ from torch import nn
 
 from fused_lwlr.patterns import find
 
+Blocks = str | Sequence[str] | None
+"""The name of a list of blocks, or the names of blocks; None for the list that holds nearly all parameters."""
 TRUNK = 0.8
 """The part of all parameters that a list of blocks must hold to be found."""
 
@@ -41,7 +43,7 @@ def depth_decreasing(model: nn.Module, high: float = 2.0, low: float = 1.0) -> d
 
 
 def layer_decay(
-    model: nn.Module, decay: float, *, blocks: str | Sequence[str] | None = None, frozen: Iterable[str] = ()
+    model: nn.Module, decay: float, *, blocks: Blocks = None, frozen: Iterable[str] = ()
 ) -> dict[str, float]:
     """Rates for fine-tuning that fall by a factor from each block to the one before it.
 
@@ -66,7 +68,7 @@ def layer_decay(
     """
     if not 0 < decay <= 1:
         raise ValueError(f"decay={decay} must be above 0 and at most 1")
-    names = _blocks(model, blocks)
+    names = blocks_of(model, blocks)
     found, depth = {}, 0
     for name, _ in model.named_parameters():
         inside = [k for k, block in enumerate(names, 1) if name.startswith(f"{block}.")]
@@ -90,8 +92,12 @@ def _linear(model: nn.Module, first: float, last: float) -> dict[str, float]:
     return {name: raw[name] * scale if name in raw else 1.0 for name, _ in model.named_parameters()}
 
 
-def _blocks(model: nn.Module, wanted: str | Sequence[str] | None) -> list[str]:
-    """The names of the blocks, in order."""
+def blocks_of(model: nn.Module, wanted: Blocks) -> list[str]:
+    """Returns the names of the blocks, in order.
+
+    Raises:
+        ValueError: no such blocks, or none found.
+    """
     modules = dict(model.named_modules())
     if wanted is None:
         wanted = _trunk(model)
