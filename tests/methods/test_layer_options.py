@@ -58,7 +58,7 @@ def test_no_decay_of_timm(timm):
     """The same as timm's own groups."""
     optim, models = (importlib.import_module(f"timm.{name}") for name in ("optim", "models.vision_transformer"))
     model = models.VisionTransformer(img_size=8, patch_size=4, embed_dim=8, depth=2, num_heads=2)
-    groups = optim.param_groups_weight_decay(model, 0.1, model.no_weight_decay())
+    groups = optim.param_groups_weight_decay(model, 0.1, no_weight_decay_list=model.no_weight_decay())
     names = {id(param): name for name, param in model.named_parameters()}
     expected = {names[id(param)] for group in groups if group["weight_decay"] == 0 for param in group["params"]}
     assert multipliers.no_decay(model).keys() == expected
@@ -120,7 +120,8 @@ def test_mup_of_decay_and_eps():
 
 
 VIT_KINDS = {
-    "cls_token": 1, "pos_embed": 10, "patch_embed.weight": 10, "blocks.0.norm1.weight": 1, "blocks.0.qkv.weight[0:48]": 8,
+    "cls_token": 1, "pos_embed": 10, "patch_embed.weight": 10, "blocks.0.norm1.weight": 1,
+    "blocks.0.qkv.weight[0:48]": 8,
     "blocks.0.qkv.bias[48:96]": 8, "blocks.0.qkv.weight[96:144]": 4, "blocks.0.proj.bias": 4, "blocks.0.fc1.weight": 6,
     "blocks.3.fc2.bias": 6, "norm.bias": 1, "head.weight": 1,
 }  # fmt: skip

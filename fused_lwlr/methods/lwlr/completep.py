@@ -19,8 +19,8 @@ def completep(
 
     with m_N the width and m_L the number of blocks over those of the base (Don't be lazy: CompleteP enables
     compute-efficient deep transformers, arXiv 2505.01618, Table 1; η and λ are multipliers of lr and weight_decay). The
-    paper multiplies logits by 1 / m_N instead, with η = 1, λ and ε / m_N for the output layer. The row above is the same
-    step of the product of the two, for a model without that factor.
+    paper multiplies logits by 1 / m_N instead, with η = 1, λ and ε / m_N for the output layer. The row above is the
+    same step of the product of the two, for a model without that factor.
 
     These are the options of the optimizer alone. The model is to add m_L^(−α) times each block to its residual stream,
     and to draw hidden weights with variance 1 / m_N of the base's, and output weights with 1 / m_N².

@@ -15,7 +15,8 @@ def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
     `model.no_weight_decay()` names where there is such a method, as in timm's models.
 
     Returns:
-        Parameter name -> {"weight_decay": 0}, for `layers=` of an optimizer; with rates `layers=[rates, no_decay(model)]`.
+        Parameter name -> {"weight_decay": 0}, for `layers=` of an optimizer; beside rates
+        `layers=[rates, no_decay(model)]`.
     """
     kinds = (nn.Embedding, nn.EmbeddingBag)
     spared = {id(param) for module, param in own_parameters(model) if isinstance(module, kinds) or is_norm(module)}

@@ -40,7 +40,8 @@ def mup(
         wide as `base`.
 
     Raises:
-        ValueError: another rule, `decay` or `eps` for SGD, or a base with other parameters, or other numbers of dimensions.
+        ValueError: another rule, `decay` or `eps` for SGD, or a base with other parameters, or other numbers of
+            dimensions.
     """
     if rule not in get_args(Rule):
         raise ValueError(f"rule={rule!r} is not one of {', '.join(map(repr, get_args(Rule)))}")
@@ -75,7 +76,8 @@ def growth(name: str, param: Tensor, base: Tensor, matrix: tuple[int, int] | Non
     """
     if param.dim() != base.dim():
         raise ValueError(
-            f"base= has {name!r} of shape {tuple(base.shape)}, the model of {tuple(param.shape)}: only widths may differ"
+            f"base= has {name!r} of shape {tuple(base.shape)}, the model of {tuple(param.shape)}: only widths may "
+            "differ"
         )
     ratios = [size / small if small else 1.0 for size, small in zip(param.shape, base.shape, strict=True)]
     if matrix is not None:
