@@ -6,16 +6,14 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, is_inference_mode_enabled
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim import layers
-from fused_lwlr.optim.average import EMA, decay_of
 from fused_lwlr.optim.gate import Verdict, measured_gates
+from fused_lwlr.optim.hyper import HyperRows
 from fused_lwlr.optim.layers import OLD
 from fused_lwlr.optim.options import Groups, StepOptions
 from fused_lwlr.optim.part import partition, rows_of
@@ -24,7 +22,6 @@ from fused_lwlr.optim.state import State, is_complete
 from fused_lwlr.optim.validate import (
     LARGEST_FLOAT32,
     check_columns,
-    check_float32,
     check_gradients,
     check_modes,
     is_ordinary,
@@ -33,8 +30,6 @@ from fused_lwlr.optim.validate import (
 )
 from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import is_distributed, local
-
-NUMBERS = (float, int)
 
 
 class Plan:
@@ -90,9 +85,9 @@ class Plan:
         # else every other set of gradients is looked at anew
         self._flexible = writable and once
 
-        rows, names, self._variants = rows_of(groups, params, stepped, options.scaling, self._params, self._targets)
+        rows, names, variants = rows_of(groups, params, stepped, options.scaling, self._params, self._targets)
         largest_eta = max((row.multiplier for some in rows for row in some), default=1.0)
-        self._largest = LARGEST_FLOAT32 / max(largest_eta, 1.0)
+        self._hyper = HyperRows(options, variants, self._params, LARGEST_FLOAT32 / max(largest_eta, 1.0))
         capturable = any(group["capturable"] for group in groups)
         self.parts = list(partition(options, columns, rows, names, capturable=capturable))
         self._stepped = np.flatnonzero(stepped)
@@ -152,7 +147,9 @@ class Plan:
         if _len_torch_dispatch_stack() and any(part.backend is not reference for part in self._active):
             check_modes()
         options, rule = self._options, self._options.rule
-        hyper = self._hyper(groups)
+        hyper = self._hyper.of(groups)
+        if self._targets:
+            hyper.append(rule.idle)
         for part in self._active:
             part.table.taken = self.state.taken if part.all_members else self.state.taken[part.members]
         scales: Sequence[Any] = [self._scale] * len(self._active)
@@ -205,32 +202,6 @@ class Plan:
         """Whether the last step was of the same parameters and gradients."""
         return self._last == self._present
 
-    def _hyper(self, groups: Groups) -> list[Any]:
-        """Returns the hyper rows of the next step: those of groups and layers, and perhaps the idle one."""
-        options = self._options
-        correct = options.scaling is None or options.scaling.bias_correction
-        hyper: list[Any] = []
-        for number, (decay, values) in self._variants:
-            group = groups[number]
-            row = options.rule.hyper_of({**group, **dict(values)} if values else group, correct)
-            if type(row.lr) not in NUMBERS or type(row.weight_decay) not in NUMBERS:
-                lr, weight_decay = _number(row.lr, group), _number(row.weight_decay, group)
-                row = row._replace(lr=lr, weight_decay=weight_decay)
-            if decay != 1:
-                on_device = isinstance(row.weight_decay, Tensor)
-                row = (
-                    row._replace(decay_factor=decay)
-                    if on_device
-                    else row._replace(weight_decay=row.weight_decay * decay)
-                )
-            if group[EMA] is not None:
-                row = row._replace(ema=decay_of(group))
-            for value in row:
-                if type(value) is float and not -self._largest <= value <= self._largest:
-                    check_float32(row, self._largest, self._params)
-            hyper.append(row)
-        return [*hyper, options.rule.idle] if self._targets else hyper
-
     def _set_present(self, present: bytes) -> None:
         """Notes which parameters have a gradient."""
         self._present = present
@@ -242,7 +213,7 @@ class Plan:
             if self._targets:
                 # without a gradient a tensor is only rescaled, by the idle row
                 stepped = self._has_gradient[part.members][part.table.tensor_of_row]
-                part.table.hyper_row = np.where(stepped, [row.hyper for row in part.table.rows], len(self._variants))
+                part.table.hyper_row = np.where(stepped, [row.hyper for row in part.table.rows], self._hyper.count)
             part.stepped = part.members
             if not all_present:
                 part.stepped = part.members[self._has_gradient[part.members]]
@@ -274,13 +245,6 @@ def _keys(options: StepOptions, groups: Groups) -> list[tuple[Any, ...]]:
         )
         for group in groups
     ]
-
-
-def _number(value: Any, group: dict[str, Any]) -> Number:
-    """Returns a learning rate or weight decay of a group: a tensor if every replay is to read it on the device."""
-    if not isinstance(value, Tensor) or not (value.is_cuda or group["capturable"]):
-        return float(value)
-    return value if value.dtype in (torch.float32, torch.float64) else value.float()
 
 
 def _same_targets(options: StepOptions, targets: Sequence[Target]) -> bool:
