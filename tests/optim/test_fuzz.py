@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cases import every_backend, nan_arithmetic, overflow
-from fuzzing import GRADIENTS, HALF, REPLACED, SHAPES, Twins
+from fuzzing import GRADIENTS, HALF, OPTIONS_OF_LAYERS, REPLACED, SHAPES, Twins
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -64,6 +64,14 @@ ARGUMENTS = {
 }
 
 
+def layers(name):
+    """No options of layers, or an entry for each of the first three parameters."""
+    entries = [1.0, (("weight_decay", 2.0),), (("weight_decay", 0.0),), *OPTIONS_OF_LAYERS.get(name, ())]
+    # of lr in the momentum buffer, η stays out of it
+    entries += [] if name == "lr in momentum" else [0.5, (("lr", 3.0), ("weight_decay", 0.5))]
+    return st.one_of(st.none(), st.lists(st.sampled_from(entries), min_size=3, max_size=3))
+
+
 @st.composite
 def sequences(draw, name):
     """Operations, most of them with a step behind them that shows what they have left."""
@@ -86,10 +94,10 @@ def sequences(draw, name):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_any_sequence(name, backend, device):
     @settings(suppress_health_check=[HealthCheck.too_slow])
-    @given(OPTIONS[name], MODEL, SWITCH, st.sampled_from([None, 0.9, 0.3]), sequences(name))
-    def run(options, shapes, named, ema, sequence):
+    @given(OPTIONS[name], MODEL, SWITCH, st.sampled_from([None, 0.9, 0.3]), layers(name), sequences(name))
+    def run(options, shapes, named, ema, entries, sequence):
         torch.manual_seed(0)
-        twins = Twins(name, backend, {**options[0], **options[1]}, shapes, device, named, ema)
+        twins = Twins(name, backend, {**options[0], **options[1]}, shapes, device, named, ema, entries)
         for operation, *arguments in sequence:
             getattr(twins, operation)(*arguments)
             twins.check()
