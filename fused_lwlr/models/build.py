@@ -8,16 +8,20 @@ from torch import nn
 
 from fused_lwlr.extras import import_timm
 from fused_lwlr.models.deep import deepnet
+from fused_lwlr.models.densenet import densenet
 from fused_lwlr.models.gpt import ARGUMENTS, GPT, NAME
 from fused_lwlr.models.small import NoShort, ResNet, Short, ViT
+from fused_lwlr.models.vgg import vgg
 
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
+FAMILIES = (deepnet, vgg, densenet)
+"""Functions of a name and sizes, which return None where the name is none of theirs."""
 
 
 def build(
     name: str, *, classes: int, image_size: int = 0, channels: int = 0, context: int | None = None, **arguments: Any
 ) -> nn.Module:
-    """A new model: one of `MODELS`, one that `deepnet` names, "timm:NAME" for a model of timm; for text gptN, postlnN.
+    """A new model: one of `MODELS`, one that `FAMILIES` know, "timm:NAME" for a model of timm; for text gptN, postlnN.
 
     Args:
         classes: of images, or different tokens.
@@ -36,11 +40,13 @@ def build(
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), image_size, channels, classes, arguments)
     if name not in MODELS:
-        deep = deepnet(name, image_size=image_size, channels=channels, classes=classes)
-        if deep is not None:
-            return deep
+        for family in FAMILIES:
+            found = family(name, image_size=image_size, channels=channels, classes=classes)
+            if found is not None:
+                return found
         raise ValueError(
-            f"there is no model {name!r}: choose from {', '.join(MODELS)} or timm:NAME (such as timm:resnet50)"
+            f"there is no model {name!r}: choose from {', '.join(MODELS)}, a deep one such as resnet56, vgg19-nobn or "
+            "densenet100, or timm:NAME (such as timm:resnet50)"
         )
     return MODELS[name](image_size=image_size, channels=channels, classes=classes)
 
