@@ -98,7 +98,7 @@ def test_tokens_are_left_out_of_the_calibration(monkeypatch):
     assert rates["cls_token"] == rates["pos_embed"] == 1.0
     others = [layer for layer in rates.layers if layer.name not in ("cls_token", "pos_embed")]
     assert sum(x.eta * x.numel for x in others) == pytest.approx(sum(x.numel for x in others))
-    assert spared["losses"] != layerwise["losses"]
+    assert spared["train_loss"] != layerwise["train_loss"]
 
 
 def test_the_papers_models_have_one_rate(monkeypatch):
