@@ -83,6 +83,7 @@ def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any
 
     def initialized(trainer: Trainer) -> SGD:
         model, recipe = trainer.model, trainer.recipe
+        found["normalized"] = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
         torch.manual_seed(recipe.seed)
         kaiming_init_(model)
         found["before"] = gradient_std(model, trainer.pairs(MEASURED))
@@ -98,7 +99,6 @@ def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any
             normalize = init == "gradinit-normalized"
             gradinit_(model, halves, cross_entropy, lr=recipe.lr, steps=steps, normalize=normalize)
         found["after"] = gradient_std(model, trainer.pairs(MEASURED))
-        found["normalized"] = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
         return SGD(
             model.named_parameters(),
             lr=recipe.lr,
@@ -148,9 +148,7 @@ def report(settings: Settings, results: Any) -> Report:
 
 def _paper(of: Any) -> tuple[str, dict[str, tuple[str, str]]]:
     """The paper's net most like that of these results, and its figures."""
-    known = of.normalized.dropna()
-    normalized = bool(known.iloc[0]) if len(known) else True
-    name = of.model.iloc[0]
+    name, normalized = of.model.iloc[0], bool(of.normalized.iloc[0])
     net = next((net for start, net in FAMILIES.items() if name.startswith(start)), "ResNet-110")
     return f"{net} {'with' if normalized else 'without'} BN", dict(zip(ARMS, PAPER[net, normalized], strict=True))
 
