@@ -95,6 +95,7 @@ def test_best(losses, rate):
 
 
 def test_large_batch(tmp_path):
+    tested = {}
     (table, grid), jobs = quick("large-batch", tmp_path, "--model", "resnet8x2")
     assert [row["optimizer"] for row in table] == ["SGD", "LARS", "AdamW", "LAMB"]
     of = {(p["arm"], p["lr"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
@@ -104,8 +105,12 @@ def test_large_batch(tmp_path):
         chosen = min(mean, key=mean.get)
         assert row["best lr"] == f"{chosen:g}"
         values = [of[row["optimizer"], chosen, seed] for seed in (0, 1)]
+        tested[row["optimizer"]] = np.array([v["test_accuracy"] for v in values])
         assert row["training loss"] == spread([v["train_loss"] for v in values], 4)
         assert row["test accuracy %"] == spread([v["test_accuracy"] for v in values], 2)
+    for row, other in ((table[1], "SGD"), (table[3], "AdamW")):
+        over = tested[row["optimizer"]] - tested[other]
+        assert row["over SGD or AdamW"] == f"{over.mean():+.2f} ± {over.std(ddof=1):.2f}"
     assert len(grid) == len(of) / 2
     assert len({value["train_loss"] for value in of.values()}) == len(of)
 
