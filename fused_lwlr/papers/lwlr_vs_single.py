@@ -91,7 +91,8 @@ def sign(values: Iterable[float]) -> str:
 def report(settings: Settings, results: Any) -> Report:
     """Accuracies at the best rates and what they differ by, paired by seed; all rates."""
     chosen = best(results, by=["model", "optimizer", "kind"])
-    return Report([table(settings, chosen), _grid(results)], _draw(results))
+    tuned = [] if set(results.model) & set(PRESETS) else [_grid(results)]
+    return Report([table(settings, chosen), *tuned], _draw(results))
 
 
 def table(settings: Settings, chosen: Any) -> Table:
@@ -106,19 +107,19 @@ def table(settings: Settings, chosen: Any) -> Table:
             ours = [f"{cell(arms[arm], '{:.2f}')} at {at[arm]:g}" for arm in ("single", kind)]
             said = [f"{paper[0]:.2f} → {paper[1]:.2f}", "+"] if paper and kind == "layerwise" else ["", ""]
             rows.append([model, optimizer, RATES[kind], *ours, cell(gain, "{:+.2f}"), sign(gain), *said])
-    tuned = chosen.val_loss.notna().any()
+    own = set(chosen.model) & set(PRESETS)
     how = "the best of its grid by the loss on a fifth of the training images, which no training has"
     notes = [
         f"{settings.over}; the difference is paired by seed, its sign undecided where it is within two standard "
         "errors of 0",
-        f"at: the learning rate of the arm, {how if tuned else 'that of the paper'}",
+        f"at: the learning rate of the arm, {'that of the preset' if own else how}",
         "paper: Table 1, a single rate → layer-wise ones, one run each: ResNet-50 after 90 epochs of ImageNet, and "
         "ViT-S/16 after 300; basic augmentation",
     ]
     if "spared" in set(chosen.kind):
         notes.insert(2, f"but tokens: η = 1 for {' and '.join(TOKENS)}, which the calibration leaves out")
     return Table(
-        "test accuracy in %: a single rate and layer-wise ones, each at its best learning rate",
+        f"test accuracy in %: a single rate and layer-wise ones{'' if own else ', each at its best learning rate'}",
         ["model", "optimizer", "rates", "single", "layer-wise", "difference", "sign", "paper", "paper's sign"],
         rows,
         notes,

@@ -117,8 +117,9 @@ def test_the_papers_models_have_one_rate(monkeypatch):
     results = pandas.DataFrame([job.parameters | job.function(**job.parameters) | {"name": job.name} for job in jobs])
     assert not seen["tuned"]
     assert seen["recipe"].lr == 0.01
-    rows = study.report(settings, results).tables[0].rows
-    assert [row[1:3] for row in rows] == [
+    [table] = study.report(settings, results).tables
+    assert "at: the learning rate of the arm, that of the preset" in table.notes
+    assert [row[1:3] for row in table.rows] == [
         [optimizer, rates] for optimizer in ("sgd", "adamw") for rates in ("layer-wise", "layer-wise but tokens")
     ]
 
