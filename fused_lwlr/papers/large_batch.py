@@ -25,7 +25,7 @@ FACTORS = (1 / 9, 1 / 3, 1, 3, 9)
 """Multiples of the middle rate of an arm."""
 ARMS: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": "sgd", "lr": 0.1},
-    "LARS": {"optimizer": "sgd", "lr": 0.3, "scaling": "lars", "trust_coefficient": 0.02},
+    "LARS": {"optimizer": "sgd", "lr": 0.9, "scaling": "lars", "trust_coefficient": 0.02},
     "AdamW": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
     "LAMB": {"optimizer": "adamw", "lr": 0.03, "scaling": "lamb", "weight_decay": 0.1},
 }
@@ -61,7 +61,7 @@ def report(settings: Settings, results: Any) -> Report:
     chosen = best(results, by=["batch_size", "arm"])
     accuracy = chosen.pivot(index="seed", columns=["batch_size", "arm"], values="test_accuracy").astype(float)
     for (batch, arm), of in chosen.groupby(["batch_size", "arm"], sort=False):
-        values = [cell(of.train_loss, "{:.4f}"), cell(of.val_loss, "{:.3f}"), cell(of.test_accuracy, "{:.2f}")]
+        values = [cell(of.train_loss, "{:.5f}"), cell(of.val_loss, "{:.3f}"), cell(of.test_accuracy, "{:.2f}")]
         over = accuracy[batch, arm] - accuracy[batch, WITHOUT[arm]] if arm in WITHOUT else None
         gain = ["", ""] if over is None else [cell(over, "{:+.2f}"), sign(over)]
         rows.append([f"{batch}", arm, f"{of.lr.iloc[0]:g}", *values, *gain])
@@ -84,7 +84,7 @@ def report(settings: Settings, results: Any) -> Report:
 def _grid(results: Any) -> Table:
     rows = []
     for (batch, arm, lr), of in results.groupby(["batch_size", "arm", "lr"], sort=False):
-        values = [cell(of.val_loss), cell(of.train_loss, "{:.4f}"), cell(of.test_accuracy, "{:.1f}")]
+        values = [cell(of.val_loss), cell(of.train_loss, "{:.5f}"), cell(of.test_accuracy, "{:.1f}")]
         rows.append([f"{batch}", arm, f"{lr:g}", *values])
     columns = ["batch", "optimizer", "lr", "held-out loss", "training loss", "test accuracy %"]
     return Table("all learning rates", columns, rows, labels=3)
