@@ -44,6 +44,7 @@ __all__ = [
     "multipliers",
     "scale_invariant",
     "simulate",
+    "step_in_backward",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Statistics of a step for every layer, as users see them."""
+"""Statistics that a step computes for every layer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,12 @@ from fused_lwlr.statistics import Columns
 
 @dataclass(frozen=True)
 class StepStatistics(Columns):
-    """Statistics of one step, for every layer that had a gradient. Its tensors stay on the device.
+    """Statistics of one step for every layer that had a gradient. They stay on the device until they are read.
 
     Attributes:
-        names: the layers, in the order of the optimizer's parameters; `group.position` where they have no names.
-        constrained: for each, whether the scaling acts on it.
+        names: the names of the layers, in the order of the optimizer's parameters. Parameters without names are called
+            by their param group and position, such as `0.3`.
+        constrained: for each layer, whether the scaling acts on it.
         values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio.
     """
 
@@ -28,34 +29,31 @@ class StepStatistics(Columns):
 
     @property
     def trust_ratio(self) -> Tensor:
-        """The factor of each layer, float64 [layers]; 1 where the scaling does not act."""
+        """The factor of each layer; 1 if the scaling does not act on it."""
         return self._column("scale")
 
     @property
     def found_inf(self) -> Tensor:
-        """Whether any gradient element was NaN or infinite: a bool tensor of shape []."""
+        """Whether any element of a gradient was NaN or infinite: a bool tensor of shape []."""
         return self.nonfinite.sum() > 0
 
     @property
     def elr(self) -> Tensor:
-        """The effective learning rate E = ‖g‖ / ‖w‖, float64 [layers]; infinite for a weight of zeros."""
+        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer; infinite if the weight is zero."""
         return self.grad_norm / self.weight_norm
 
     @property
     def elr_mean(self) -> Tensor:
-        """The mean of E over the layers that the scaling acts on and whose weight is not zero: a scalar."""
+        """The mean of E over the layers that the scaling acts on, without those whose weight is zero."""
         return self._constrained_elr().mean()
 
     @property
     def elr_spread(self) -> Tensor:
-        """Std(E) over the same layers, their population standard deviation: a scalar.
-
-        (Spreads in Effective Learning Rates.)
-        """
+        """Std(E) over the same layers: their population standard deviation (Spreads in Effective Learning Rates)."""
         return self._constrained_elr().std(correction=0)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Layer name -> its numbers by name. One transfer from the device."""
+        """Returns layer name -> statistic -> number, with one transfer from the device."""
         names = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
         rows = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
         return {layer: dict(zip(names, row, strict=True)) for layer, row in zip(self.names, rows, strict=True)}
@@ -75,19 +73,19 @@ class StepStatistics(Columns):
 
 
 class LayerStatsLogger:
-    """Writes `layer_stats()` to a TensorBoard-style writer at regular intervals.
+    """A step hook that writes `layer_stats()` to a TensorBoard-style writer.
 
         optimizer.register_step_post_hook(LayerStatsLogger(SummaryWriter(), every=100))
 
-    Tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, and `elr_mean`
-    and `elr_spread` for all.
+    The tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, and `elr_mean`
+    and `elr_spread` over all layers.
 
     Args:
-        writer: an object with `add_scalar(tag, value, step)`, such as `torch.utils.tensorboard.SummaryWriter`.
-        every: the number of steps between two writes. A write waits for the device.
+        writer: an object with `add_scalar(tag, value, step)`, such as a `torch.utils.tensorboard.SummaryWriter`.
+        every: the number of steps between two writes. Each write waits for the device.
 
     Raises:
-        ValueError: `every` below 1.
+        ValueError: `every` is below 1.
     """
 
     def __init__(self, writer: Any, *, every: int = 100):

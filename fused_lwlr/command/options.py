@@ -20,7 +20,7 @@ Model = Annotated[
     typer.Option(
         help="resnet, vit, noshort or short (small ones of our own; the last two deep, without and with shortcuts), "
         "a deep ResNet such as resnet56 or noshort110-nobn, or timm:NAME for any model of timm; of text gptN or "
-        "postlnN, with N blocks.",
+        "postlnN, with N blocks, or hf:NAME of transformers; of pairs seq2seqN.",
         metavar="NAME",
     ),
 ]

@@ -10,7 +10,7 @@ from fused_lwlr.data.augment import POLICIES, training_transform, validation_tra
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
-from fused_lwlr.data.sources import Files, Images, Noise, Pictures, Transformed
+from fused_lwlr.data.sources import Files, Noise, Pictures, Split, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
 AUGMENTATIONS = ("none", *POLICIES)
@@ -29,8 +29,8 @@ class Splits:
     """
 
     name: str
-    train: Images
-    val: Images
+    train: Split
+    val: Split
     classes: tuple[str, ...]
     channels: int
     image_size: int

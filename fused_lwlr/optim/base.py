@@ -77,6 +77,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Whether parameters hold their averages now, within `averaged()`."""
     _plan: Plan | None = None
     _verdict: Verdict | None = None
+    _buckets: tuple[Plan, ...] = ()
+    """The plans of the last step if it was taken in buckets, see `step_in_backward`."""
     _captured: tuple[Plan, ...] = ()
     """The plans that graphs go on to read and write."""
     _step_supports_amp_scaling = True
@@ -210,6 +212,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             # the device alone knows which steps are skipped
             self.options = replace(self.options, device_counts=True)
         params = groups[0]["params"] if len(groups) == 1 else [param for group in groups for param in group["params"]]
+        if self.options.in_backward and all(param.grad is None for param in params):
+            # the last gradient filled its bucket
+            return loss
         # what `torch.no_grad` does, which takes five times as long
         grad_enabled = is_grad_enabled()
         _set_grad_enabled(False)
@@ -245,7 +250,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
         """
-        return step_statistics(self.scaling, self._plan.parts if self._plan is not None else [])
+        plans = self._buckets or (self._plan,)
+        return step_statistics(self.scaling, [part for plan in plans if plan is not None for part in plan.parts])
 
     def _report(self, *, wait: bool) -> None:
         """Raises FloatingPointError if the last step is known to be skipped because of a gradient."""
@@ -323,16 +329,17 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        # without the rule, which is the class's and cannot be pickled
+        # without the rule, which is the class's and cannot be pickled, and without hooks in backward
         options = {field.name: getattr(self.options, field.name) for field in fields(StepOptions)}
-        return {**super().__getstate__(), "options": {k: v for k, v in options.items() if k not in self._kind}}
+        left_out = (*self._kind, "in_backward")
+        return {**super().__getstate__(), "options": {k: v for k, v in options.items() if k not in left_out}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "options" in state:
             state = {**state, "options": StepOptions(**state["options"], **self._kind)}
         super().__setstate__(state)
         self.complete_groups()
-        self._plan = None
+        self._plan, self._buckets = None, ()
 
     def __repr__(self) -> str:
         groups = [group.get("multipliers") for group in self.param_groups]

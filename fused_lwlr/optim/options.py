@@ -59,6 +59,8 @@ class StepOptions:
         optimizer: the name of the class, for messages.
         optional_state: the option of a param group that the last state column of the rule goes with, or None.
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate, which is another rule.
+        in_backward: whether a plan is only of the parameters that have a gradient when it is made, see
+            `step_in_backward`.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         device_counts: whether the device counts steps whatever the param groups say: it alone knows which were skipped.
 
@@ -84,6 +86,7 @@ class StepOptions:
     state_dtype: torch.dtype | None
     device_counts: bool = False
     lr_in_momentum: bool = False
+    in_backward: bool = False
 
     def __post_init__(self) -> None:
         if self.lr_in_momentum:
@@ -123,6 +126,19 @@ class StepOptions:
                 "fused_lwlr.scale_invariant(model, batch, loss_fn) returns: which layers are scale-invariant is "
                 "measured"
             )
+        if self.in_backward and self.needs_totals:
+            raise ValueError(
+                f"{self._name_what_needs_totals()} does not go with step_in_backward(): it needs all gradients, or the "
+                "norms of all weights, before the first parameter is stepped; ClipByLayer and all other scalings, "
+                "which need those of their own layer, do"
+            )
+
+    def _name_what_needs_totals(self) -> str:
+        if self.clip_global_norm is not None:
+            return f"clip_global_norm={self.clip_global_norm}"
+        if self.skips:
+            return f"nonfinite={self.nonfinite!r}"
+        return f"scaling={self.scaling!r}" if self.balances else "rescale_weights="
 
     def _take_lr_in_momentum(self) -> None:
         """Exchanges the rule for the one with the learning rate in the buffer."""

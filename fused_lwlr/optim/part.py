@@ -100,7 +100,9 @@ def partition(
         chosen = "torch" if is_fake(first) else options.backend
         elements = sum(params[i].numel() for i in members)
         backend = ops.pick(chosen, first.device, first.dtype, addressable=addressable, elements=elements)
-        yield Part(only, table, backend, options.seed_of(number), [name for i in members for name in names[i]])
+        # the noise of one bucket is not that of another
+        seed = options.seed_of(members[0] if options.in_backward else number)
+        yield Part(only, table, backend, seed, [name for i in members for name in names[i]])
 
 
 def rows_of(

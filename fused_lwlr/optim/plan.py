@@ -40,7 +40,8 @@ class Plan:
     """All parameters of an optimizer, cut into parts.
 
     In a part is every parameter that has a gradient, or all of its state, when the plan is made, and every tensor that
-    is rescaled. Which of them have a gradient may change from step to step.
+    is rescaled. Which of them have a gradient may change from step to step. With `step_in_backward` a plan is of one
+    bucket: of the parameters that have a gradient when it is made.
 
     Args:
         options, groups, states: of the optimizer.
@@ -69,11 +70,15 @@ class Plan:
         self._params = [*params, *self._others]
         grads = [*(param.grad for param in params), *[None] * len(self._others)]
         self._distributed = any(map(is_distributed, self._params))
+        self._indirect = bool(self._others) or self._distributed or options.in_backward
         stepped = [
             grad is not None
             or (is_ordinary(param) and is_complete(options, groups, groups[number], param, states.get(param, {})))
             for param, grad, (number, _) in zip(params, grads, places, strict=False)
         ]
+        if options.in_backward:
+            # other parameters are in other buckets
+            stepped = [param.grad is not None for param in params]
         check_gradients(options.optimizer, groups, params, fused=bool(options.fused))
         self.state = State(options, groups, states, self._params, places, stepped)
         columns: dict[str, list[Any]] = {"param": self._params, "grad": grads, **self.state.columns}
@@ -118,7 +123,7 @@ class Plan:
         if self._targets and not _same_targets(options, self._targets):
             return False
         try:
-            seen = self._seen(states, params) if self._others or self._distributed else (params, None, states)
+            seen = self._seen(states, params) if self._indirect else (params, None, states)
             found = self._look.again(*seen)
         except RuntimeError:  # a tensor without an address
             return False
@@ -193,7 +198,7 @@ class Plan:
         self.new = False
         self._names = self.state.names
         params: Sequence[Tensor] = self._params
-        if self._others or self._distributed:
+        if self._indirect:
             params, _, states = self._seen(states, self._params[: len(self._params) - len(self._others)])
         try:
             self._look = self.parts[0].backend.look_at(params, states, self._names)
@@ -244,6 +249,9 @@ class Plan:
 
     def _seen(self, states: Any, params: Sequence[Any]) -> tuple[Any, ...]:
         """Returns what is looked at: parameters, gradients (None for those of the parameters), and state."""
+        if self._options.in_backward:
+            # the plan of another bucket may replace the state of that
+            return params, None, {i: states.get(self._params[i], {}) for i in self._stepped.tolist()}
         grads = [*(local(param.grad) for param in params), *[None] * len(self._others)]
         params = [*map(local, params), *map(local, self._others)]
         if self._distributed:

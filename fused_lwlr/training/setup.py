@@ -27,11 +27,16 @@ def load_data(recipe: Recipe) -> Splits | Text:
     """The data of a recipe, which all processes must find alike.
 
     Raises:
-        FileNotFoundError, ValueError: as of `open_data` and `open_text`; or processes found different data, as on
-            machines with copies of their own.
+        FileNotFoundError, ImportError, ValueError: as of `open_data` and `open_text`; or processes found different
+            data, as on machines with copies of their own.
     """
     if recipe.is_text:
-        return _alike(open_text(recipe.data, context=recipe.context, vocabulary=recipe.vocabulary))
+        return _alike(
+            open_text(
+                recipe.data, context=recipe.context, vocabulary=recipe.vocabulary, tokenizer=recipe.tokenizer,
+                val_data=recipe.val_data,
+            )
+        )  # fmt: skip
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
     found = opener(
         recipe.data,
@@ -70,7 +75,7 @@ def _alike(data: Data) -> Data:
     return data
 
 
-def new_model(recipe: Recipe, *, classes: int, **sizes: int) -> nn.Module:
+def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
     """The model that training starts from, on the CPU, drawn from the seed; GradInit has not run yet.
 
     Args:
@@ -81,7 +86,7 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: int) -> nn.Module:
         ValueError: there is no such model, or it cannot be initialized in this way.
     """
     torch.manual_seed(recipe.seed)
-    arguments = dict(map(_argument, recipe.model_args))
+    arguments = dict(map(model_argument, recipe.model_args))
     if recipe.pretrained:
         arguments["pretrained"] = True
     model = build(recipe.model, classes=classes, **sizes, **arguments)
@@ -106,7 +111,12 @@ def _check_test_size(recipe: Recipe, model: nn.Module, channels: int) -> None:
     model.train()
 
 
-def _argument(text: str) -> tuple[str, Any]:
+def model_argument(text: str) -> tuple[str, Any]:
+    """Name and value of one of `--model-args`.
+
+    Raises:
+        ValueError: it is not of the form NAME=VALUE.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"--model-args {text} is not of the form NAME=VALUE")

@@ -8,6 +8,7 @@ from cases import every_name, nan_arithmetic
 from graphs import capture as graph_of
 from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train
 
+from fused_lwlr import step_in_backward
 from fused_lwlr.kernels.triton import launch
 from fused_lwlr.optim import base, capture
 
@@ -89,6 +90,16 @@ def test_before_the_first_step(name, capturing, device):
     named[0][1].grad = None
     capturing()
     refused(ours, named, "before a step with the same parameters and gradients was taken")
+
+
+@every_name
+def test_in_backward(name, capturing, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named)
+    step_in_backward(torch.nn.ParameterDict(dict(named)), ours)
+    gradients(named)
+    capturing()
+    refused(ours, named, r"remove\(\) its handle before")
 
 
 CHANGES = {

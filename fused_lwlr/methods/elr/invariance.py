@@ -1,4 +1,4 @@
-"""Which weights a network is invariant to the scale of, and what must be rescaled with them."""
+"""Finds the scale-invariant weights of a network, and the tensors that must be rescaled with them."""
 
 import math
 import sys
@@ -30,47 +30,46 @@ def scale_invariant(
     tolerance: float = 1e-2,
     backend: Backend = "auto",
 ) -> ScaleInvariant:
-    """Find the weights whose scale the model in training mode ignores.
+    """Measures which weights are scale-invariant: their scale does not change the output in training mode.
 
-    It examines the parameters of two or more dimensions that require a gradient, in three steps:
+    The function examines all parameters of two or more dimensions that require a gradient, in three steps:
 
     1. A scale-invariant weight is perpendicular to its gradient, ⟨∂L/∂W, W⟩ = 0 (Spreads in Effective Learning Rates,
        Eq. 2). This must hold up to `tolerance` in both halves of the minibatch.
-    2. Each weight that passes is doubled alone. The outputs must stay the same and its gradient must halve.
-    3. All weights that pass are doubled at once. This shows by which power of the scale the biases and running
-       statistics after them follow. A weight is left out if one of these follows by no power, or if outputs in
-       evaluation mode change when all are scaled.
+    2. Each of these weights is doubled by itself. The outputs must stay the same, and its gradient must halve.
+    3. All of these weights are doubled together. This shows the power of two by which biases and running statistics
+       change. A weight is rejected if one of them changes by no power of two, or if the outputs in evaluation mode
+       change when everything is rescaled.
 
-    Biases that are not zero take part in the scale before a LayerNorm or GroupNorm, so a weight is then not
-    perpendicular by itself. Examine such a model as it is initialized.
+    If a bias before a LayerNorm or GroupNorm is not zero, the weight alone is not perpendicular to its gradient.
+    Examine such a model at initialization, where biases are zero.
 
-    If a fused query / key / value projection is not invariant as a whole, each third is examined by itself, and doubled
-    together with its third of the bias. The value is invariant if the output of the attention is normalized before
-    anything is added; query and key are invariant if they are normalized before their product. Invariant thirds are
-    in `slices` of the result and not in its `names`, and SGD does not rescale them.
+    If a fused query, key and value projection is not scale-invariant as a whole, each third is examined with its third
+    of the bias. The value is scale-invariant if a normalization layer follows the attention before anything is added;
+    query and key are if they are normalized before their product. `slices` lists these thirds. SGD does not rescale
+    them.
 
-    The cost is one forward and backward pass over half of the minibatch for each weight or third that passes step 1,
-    and a copy of the outputs of every normalization with running statistics and every module with a bias. A BatchNorm
-    in evaluation mode within a model in training mode counts as frozen; a model in evaluation mode is put in training
-    mode. When this returns or raises, weights, buffers, `.grad`, modes, hooks, eps and the random number generators are
-    as they were.
+    The cost is one forward and backward pass over half of the minibatch for each weight that passes step 1, and a copy
+    of the inputs of every normalization layer with running statistics and of the outputs of every module with a bias.
+    A BatchNorm in evaluation mode counts as frozen if the model is in training mode; a model in evaluation mode is put
+    in training mode. Afterwards, also if this raises, weights, buffers, `.grad`, training modes, hooks, eps and the
+    random number generators are restored.
 
     Args:
-        model: the model to examine; it runs on the device of its parameters.
-        batch: a minibatch of the kinds that `calibrate` takes. Tensors of the most frequent first size, which must
-            be at least 4, are cut in halves; other values go to both halves as they are.
+        model: the model to examine. It runs on the device of its parameters.
+        batch: a minibatch of the kinds that `calibrate` accepts. Tensors with the most frequent first size, which must
+            be at least 4, are split in halves. Both halves get all other values.
         loss_fn: returns the mean loss over the minibatch, a scalar.
-        tolerance: the largest cosine between a weight and its gradient. The cosine is near eps / variance, and not 0,
-            where the eps of a normalization counts.
-        backend: "auto", "triton" or "torch", for the sums.
+        tolerance: the largest |cosine| between weight and gradient. The cosine is about eps / variance and not 0 if
+            the eps of the normalization layer matters.
+        backend: the backend of the reduction: "auto", "triton" or "torch".
 
     Returns:
-        The invariant weights, what follows their scale, and why the others are not invariant.
+        The scale-invariant weights, and the reason for each weight that is not.
 
     Raises:
-        ValueError: a model that is already sharded, a minibatch that is too small or of an unknown kind, a loss that is
-            not a scalar, a gradient or outputs that are not finite, no tensor among the outputs, or no parameter to
-            examine.
+        ValueError: the model is sharded or has no parameter to examine; the batch is too small or not a minibatch; the
+            loss is not a scalar; the outputs contain no tensor; or a gradient or an output is not finite.
     """
     reshard(model)
     if any(map(is_distributed, model.parameters())):

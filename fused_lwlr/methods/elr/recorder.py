@@ -17,27 +17,27 @@ from fused_lwlr.statistics import StatisticsPass
 
 
 class ELRRecorder:
-    """Measures E = ‖∇W‖ / ‖W‖ of every layer in the steps of an optimizer, of this library or of torch.
+    """Records E = ‖∇W‖ / ‖W‖ of every layer in the steps of any `torch.optim.Optimizer`.
 
         recorder = fused_lwlr.ELRRecorder(model).watch(optimizer)
         ...
         recorder.history.plot("elr.png")
 
     Each recorded step costs one pass over gradients and weights. The results stay on the device until `history` is
-    read. Gradients are measured as `step()` gets them, before the optimizer clips or scales them; the scale of a
-    `GradScaler` is divided out.
+    read. The recorder sees the gradients that `step()` receives: without the loss scale of a `GradScaler`, and before
+    the optimizer clips or scales them.
 
     Args:
-        source: a model, or named parameters. Fused query / key / value projections of a model are three layers each.
-        every: steps between two records.
-        select: the layers, as for a `Scaling`; weights, and neither biases nor normalizations, by default.
-            The paper means `scale_invariant(...).names`.
-        momentum: measure the norm of `state["momentum_buffer"]` after the step, if there is one, instead of that of the
-            gradient. `simulate.momentum` models this value.
+        source: a model, or named parameters. In a model, query, key and value of a fused projection are three layers.
+        every: the number of steps between two records.
+        select: the layers to record, as for a `Scaling`. By default all weights, without biases and normalization
+            layers. The layers in the paper are `scale_invariant(...).names`.
+        momentum: whether to record the norm of `state["momentum_buffer"]` after the step, if there is one, in place of
+            the norm of the gradient. The learning rate multiplies this buffer, and `simulate.momentum` models it.
         backend: "auto", "triton" or "torch", as for the optimizers.
 
     Raises:
-        ValueError: `every` below 1, or a selector that fits no layer.
+        ValueError: `every` is below 1, or the selector matches no layer.
     """
 
     def __init__(
@@ -68,16 +68,13 @@ class ELRRecorder:
         self._handles: list[Any] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> "ELRRecorder":
-        """Record the steps of an optimizer from now on.
+        """Starts to record the steps of an optimizer. Returns the recorder.
 
         Args:
-            optimizer: any optimizer of torch or of this library that steps some of the layers.
-
-        Returns:
-            The recorder itself.
+            optimizer: the optimizer of the recorded layers.
 
         Raises:
-            ValueError: it steps none of the layers, or momentum is asked for of layers that several processes share.
+            ValueError: the optimizer has none of the layers, or `momentum=True` and a layer is sharded.
         """
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
         if not any(id(layer.param) in held for layer in self.layers):
@@ -91,14 +88,14 @@ class ELRRecorder:
         return self
 
     def stop(self) -> None:
-        """Record no further steps."""
+        """Stops recording."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     @property
     def history(self) -> ELRHistory:
-        """What was recorded so far, on the host."""
+        """The records so far, on the host."""
         shape = (len(self._records), len(self.layers))
         norms = [values.cpu() for _, values, _ in self._records]
         grad, weight = torch.stack(norms, dim=1).numpy() if norms else np.empty((2, *shape))
@@ -146,7 +143,7 @@ class ELRRecorder:
         self._seen += 1
 
     def _rates(self, optimizer: Any) -> list[float]:
-        """lr · η of each layer; NaN for what the optimizer does not step, or steps by parts at different rates."""
+        """Returns lr · η of each layer. NaN if the optimizer lacks it or steps its slices at different rates."""
         found = {}
         for group in optimizer.param_groups:
             entries = group.get("multipliers") or [1.0] * len(group["params"])

@@ -1,4 +1,4 @@
-"""What GradInit and MetaInit return: the scales that weights were multiplied by, and how they came about."""
+"""Results of GradInit and MetaInit: the scales of the weights, and a record of every step."""
 
 import json
 import math
@@ -17,9 +17,9 @@ class GradInitStep:
 
     Attributes:
         loss: L(S) before the step of the optimizer.
-        loss_after: L(S̃) after it; None on the constraint, where no such step is taken.
-        norm: of the gradient on S: ℓ2 for SGD, ℓ1 for Adam.
-        branch: "objective" or "constraint", which scales are changed for where the norm is above γ.
+        loss_after: L(S̃) after the step of the optimizer. None on the constraint, which takes no such step.
+        norm: the norm of the gradient on S: ℓ2 for SGD, ℓ1 for Adam.
+        branch: "constraint" if the norm was above γ, else "objective".
     """
 
     loss: float

@@ -4,8 +4,9 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
+from fused_lwlr.layers import fan_dims, is_conv1d
+
 Rule = Literal["sgd", "adamw"]
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 def mup(model: nn.Module, base: nn.Module, rule: Rule) -> dict[str, float]:
@@ -63,8 +64,8 @@ def _matrices(model: nn.Module) -> dict[str, tuple[int, int]]:
     found = {}
     for prefix, module in model.named_modules():
         dot = f"{prefix}." if prefix else ""
-        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
-            found[f"{dot}weight"] = (0, 1) if isinstance(module, _TRANSPOSED) else (1, 0)
+        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) or is_conv1d(module):
+            found[f"{dot}weight"] = fan_dims(module)
         elif isinstance(module, nn.MultiheadAttention):
             names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
             found |= {f"{dot}{name}": (1, 0) for name in names}
