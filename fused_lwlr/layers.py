@@ -48,10 +48,10 @@ def split_name(name: str) -> tuple[str, int, int | None]:
 def layers_of(model: nn.Module) -> list[Layer]:
     """Returns the layers of a model in the order of its parameters; query, key and value are separate layers.
 
-    Fused projections are those of `torch.nn.MultiheadAttention`, linear layers named "qkv" (as in timm) whose output size
-    is divisible by three, and linear layers named "c_attn" (as in GPT-2) whose output size is three times their input
-    size. A `Conv1D` of transformers is one layer, since its weight is (inputs, outputs) and parts of its outputs are not
-    contiguous.
+    Fused projections are those of `torch.nn.MultiheadAttention`, linear layers named "qkv" (as in timm) whose output
+    size is divisible by three, and linear layers named "c_attn" (as in GPT-2) whose output size is three times their
+    input size. A `Conv1D` of transformers is one layer, since its weight is (inputs, outputs) and parts of its outputs
+    are not contiguous.
     """
     reshard(model)
     fused = {name for name, module in fused_qkv(model) if fan_dims(module) == (1, 0)}

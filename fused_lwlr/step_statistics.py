@@ -29,7 +29,7 @@ class StepStatistics(Columns):
 
     @property
     def trust_ratio(self) -> Tensor:
-        """The factor of each layer; 1 if the scaling does not act on it."""
+        """The factor of each layer, float64 [layers]; 1 if the scaling does not act on it."""
         return self._column("scale")
 
     @property
@@ -39,17 +39,20 @@ class StepStatistics(Columns):
 
     @property
     def elr(self) -> Tensor:
-        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer; infinite if the weight is zero."""
+        """The effective learning rate E = ‖g‖ / ‖w‖, float64 [layers]; infinite if the weight is zero."""
         return self.grad_norm / self.weight_norm
 
     @property
     def elr_mean(self) -> Tensor:
-        """The mean of E over the layers that the scaling acts on, without those whose weight is zero."""
+        """The mean of E over the layers that the scaling acts on, without those whose weight is zero: a scalar."""
         return self._constrained_elr().mean()
 
     @property
     def elr_spread(self) -> Tensor:
-        """Std(E) over the same layers: their population standard deviation (Spreads in Effective Learning Rates)."""
+        """Std(E) over the same layers, the population standard deviation: a scalar.
+
+        (Spreads in Effective Learning Rates.)
+        """
         return self._constrained_elr().std(correction=0)
 
     def to_dict(self) -> dict[str, dict[str, float]]:
