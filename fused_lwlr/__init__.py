@@ -24,6 +24,7 @@ __all__ = [
     "ELRHistory",
     "ELRRecorder",
     "GradInitResult",
+    "Hyperball",
     "LayerRate",
     "LayerRates",
     "LayerStatistics",

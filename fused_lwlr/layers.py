@@ -50,8 +50,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
     Fused projections are those of `torch.nn.MultiheadAttention`, linear layers named "qkv" (as in timm) whose output
     size is divisible by three, and linear layers named "c_attn" (as in GPT-2) whose output size is three times their
-    input size. A `Conv1D` of transformers is one layer, since its weight is (inputs, outputs) and parts of its outputs
-    are not contiguous.
+    input size. A `Conv1D` of transformers is one layer: its weight is (inputs, outputs), so parts of its outputs are
+    not contiguous.
     """
     reshard(model)
     fused = {name for name, module in fused_qkv(model) if fan_dims(module) == (1, 0)}

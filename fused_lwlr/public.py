@@ -12,6 +12,7 @@ from fused_lwlr.scaling import (
     LARS,
     BalancedLR,
     ClipByLayer,
+    Hyperball,
     NormalizedGradient,
     NormalizedGradientAdaptive,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "ELRHistory",
     "ELRRecorder",
     "GradInitResult",
+    "Hyperball",
     "LayerRate",
     "LayerRates",
     "LayerStatistics",

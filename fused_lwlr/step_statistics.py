@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import STEP_STATISTICS
+from fused_lwlr.kernels import SPHERE_STATISTICS, STEP_STATISTICS
 from fused_lwlr.statistics import Columns
 
 
@@ -18,14 +18,16 @@ class StepStatistics(Columns):
         names: the names of the layers, in the order of the optimizer's parameters. Parameters without names are called
             by their param group and position, such as `0.3`.
         constrained: for each layer, whether the scaling acts on it.
-        values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio.
+        values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio. With
+            layers on spheres (`Hyperball`, `ELR(retract="sphere")`) [layers, 8]: also Σd², ⟨w, d⟩ and ‖Δw‖². Σw² is
+            then that of the exact weights.
     """
 
     names: tuple[str, ...]
     constrained: tuple[bool, ...]
     values: Tensor
 
-    columns = STEP_STATISTICS
+    columns = SPHERE_STATISTICS
 
     @property
     def trust_ratio(self) -> Tensor:
@@ -39,7 +41,7 @@ class StepStatistics(Columns):
 
     @property
     def elr(self) -> Tensor:
-        """The effective learning rate E = ‖g‖ / ‖w‖, float64 [layers]; infinite if the weight is zero."""
+        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer, float64 [layers]; infinite if the weight is zero."""
         return self.grad_norm / self.weight_norm
 
     @property
@@ -49,26 +51,48 @@ class StepStatistics(Columns):
 
     @property
     def elr_spread(self) -> Tensor:
-        """Std(E) over the same layers, the population standard deviation: a scalar.
-
-        (Spreads in Effective Learning Rates.)
-        """
+        """Std(E), the population standard deviation over the same layers: a scalar (Spreads in Effective Learning Rates)."""
         return self._constrained_elr().std(correction=0)
 
+    @property
+    def update_ratio(self) -> Tensor:
+        """‖Δw‖ / ‖w‖ of each layer, float64 [layers], before Δw is rounded to half precision.
+
+        NaN unless the scaling keeps layers on spheres: other steps do not compute it.
+        """
+        return self._of_spheres("update_sq_sum").sqrt() / self.weight_norm
+
+    @property
+    def cosine(self) -> Tensor:
+        """The cosine of w and the direction d (with weight decay) of each layer, float64 [layers]; NaN as `update_ratio`."""
+        return self._of_spheres("dot") / (self.weight_norm * self._of_spheres("direction_sq_sum").sqrt())
+
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Returns layer name -> statistic -> number, with one transfer from the device."""
+        """Returns layer name -> statistic -> number, with one transfer from the device.
+
+        "update_ratio" and "cosine" are included only with layers on spheres.
+        """
         names = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
+        if self._spheres:
+            names = (*names, "update_ratio", "cosine")
         rows = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
         return {layer: dict(zip(names, row, strict=True)) for layer, row in zip(self.names, rows, strict=True)}
 
     def __str__(self) -> str:
         width = max(map(len, self.names), default=5)
-        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio")
+        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio", *(("‖Δw‖/‖w‖", "cosine") * self._spheres))
         lines = [f"{'layer':{width}}  " + "  ".join(f"{title:>11}" for title in titles)]
         for name, row in self.to_dict().items():
             lines.append(f"{name:{width}}  " + "  ".join(f"{number:11.3e}" for number in row.values()))
         lines.append(f"ELR of constrained layers: mean {self.elr_mean:.3e}, spread {self.elr_spread:.3e}")
         return "\n".join(lines)
+
+    @property
+    def _spheres(self) -> bool:
+        return self.values.shape[1] > len(STEP_STATISTICS)
+
+    def _of_spheres(self, name: str) -> Tensor:
+        return self._column(name) if self._spheres else torch.full_like(self.abs_sum, torch.nan)
 
     def _constrained_elr(self) -> Tensor:
         elr = self.elr
@@ -80,8 +104,8 @@ class LayerStatsLogger:
 
         optimizer.register_step_post_hook(LayerStatsLogger(SummaryWriter(), every=100))
 
-    The tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, and `elr_mean`
-    and `elr_spread` over all layers.
+    The tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, with layers on
+    spheres also `update_ratio/<layer>` and `cosine/<layer>`, and `elr_mean` and `elr_spread` over all layers.
 
     Args:
         writer: an object with `add_scalar(tag, value, step)`, such as a `torch.utils.tensorboard.SummaryWriter`.
@@ -104,7 +128,8 @@ class LayerStatsLogger:
             return
         stats = optimizer.layer_stats()
         for layer, numbers in stats.to_dict().items():
-            for name in ("elr", "trust_ratio", "grad_norm", "weight_norm"):
-                self._writer.add_scalar(f"{name}/{layer}", numbers[name], self._steps)
+            for name in ("elr", "trust_ratio", "grad_norm", "weight_norm", "update_ratio", "cosine"):
+                if name in numbers:
+                    self._writer.add_scalar(f"{name}/{layer}", numbers[name], self._steps)
         self._writer.add_scalar("elr_mean", stats.elr_mean.item(), self._steps)
         self._writer.add_scalar("elr_spread", stats.elr_spread.item(), self._steps)

@@ -45,7 +45,8 @@ class Table:
             columns have the names of `optimizer.state`; they hold None where a parameter has no such state, or are left
             out. All tensors of a column share one dtype, and all columns share one device. "step" holds the number of
             steps taken, float32 of no dimension, where the device counts them. "master_weight" holds the float32
-            weights that parameters are rounded from. "ema" holds the moving averages of the weights.
+            weights that parameters are rounded from. "ema" holds the moving averages of the weights. "radius" holds for
+            each row of a parameter the radius of its sphere, float32 [rows of the parameter], where it has spheres.
         rows: contiguous slices of parameters, each with its learning-rate multiplier; by default one row for each
             parameter. All rows of a parameter are adjacent.
         grad_dtype: the dtype of gradients; by default that of the first gradient, or of the parameters.
@@ -116,6 +117,20 @@ class Table:
     def tensor_of_row(self) -> np.ndarray:
         """For each row, the index of its parameter, int64 [rows]."""
         return np.array([row.tensor for row in self.rows], dtype=np.int64)
+
+    @cached_property
+    def number_in_tensor(self) -> np.ndarray:
+        """For each row, its number among the rows of its parameter, int64 [rows]."""
+        _, first, tensor = np.unique(self.tensor_of_row, return_index=True, return_inverse=True)
+        number: np.ndarray = np.arange(len(self.rows)) - first[tensor]
+        return number
+
+    def radii(self) -> Tensor:
+        """Returns the radius of each row, 0 for one without, float32 [rows]."""
+        column = self.column("radius")
+        none = torch.zeros((), device=self.columns["param"][0].device)
+        places = zip(self.tensor_of_row.tolist(), self.number_in_tensor.tolist(), strict=True)
+        return torch.stack([none if column[tensor] is None else column[tensor][number] for tensor, number in places])
 
     @property
     def stepped(self) -> np.ndarray:

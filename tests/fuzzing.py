@@ -4,16 +4,19 @@ from copy import deepcopy
 
 import torch
 from lazy import imaginary, negated
+from plain_hyperball import PlainHyperball
 from plain_lion import PlainLion
 from plain_lr_in_momentum import PlainLRInMomentum
 from steps import ALL, TORCH, identical, parameters, saved, twin, uniform
 from tolerances import EPS, same
 from torch import nn
 
-OURS = {**ALL, "lr in momentum": ALL["sgd"]}
-PLAIN = {**TORCH, "lion": PlainLion, "lr in momentum": PlainLRInMomentum}
+from fused_lwlr import Hyperball
+
+OURS = {**ALL, "lr in momentum": ALL["sgd"], "hyperball": ALL["sgd"]}
+PLAIN = {**TORCH, "lion": PlainLion, "lr in momentum": PlainLRInMomentum, "hyperball": PlainHyperball}
 # what a state dict of another optimizer must have, too
-ALWAYS = {"lr in momentum": {"momentum": 0.9, "lr_in_momentum": True}}
+ALWAYS = {"lr in momentum": {"momentum": 0.9, "lr_in_momentum": True}, "hyperball": {"scaling": Hyperball()}}
 SHAPES = [(3,), (2, 3), (), (2, 2, 2, 2), (0,)]
 HALF = (torch.float16, torch.bfloat16)
 # ours has multipliers and averages, torch's one of its implementations
@@ -77,7 +80,7 @@ class Twins:
 
     def __init__(self, name, backend, options, shapes, device, named, ema):
         self.name, self.backend, self.options, self.device = name, backend, options, device
-        self.exact, self.ema = backend == "torch", ema
+        self.exact, self.ema = backend == "torch" and name != "hyperball", ema
         self.named = parameters(shapes, torch.float32, device)
         self.expected = twin(self.named)
         self.with_names = named
@@ -239,7 +242,7 @@ class Twins:
             if q.grad is not None:
                 q.data.copy_(w.detach())
             for key, value in self.torchs.state.get(w, {}).items():
-                kept.state[q][key] = value if key == "step" else value.to(q.dtype)
+                kept.state[q][key] = value if key in ("step", "radius") else value.to(q.dtype)
         self.expected, self.torchs = narrow, kept
 
     @staticmethod
@@ -260,7 +263,7 @@ class Twins:
             sizes = self._sizes(q, theirs) + (before[i] if i < len(before) else 0)
             self._compare(p.detach(), q.detach(), sizes)
             for key in keys:
-                self._compare(mine[key], theirs[key], None if key == "step" else sizes)
+                self._compare(mine[key], theirs[key], None if key in ("step", "radius") else sizes)
         for group, other in zip(self.ours.param_groups, self.torchs.param_groups, strict=True):
             keys = (group.keys() | other.keys()) - set(NOT_COMPARED)
             assert identical({key: group[key] for key in keys}, {key: other[key] for key in keys})

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from fused_lwlr.optim import multipliers as multiplier
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.options import MASTER, Groups, StepOptions
+from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
+from fused_lwlr.optim.radius import check_shape
+from fused_lwlr.shards import local
 
 Ranges = dict[str, tuple[str, Callable[[float], bool]]]
 
@@ -158,6 +160,14 @@ def _state(
     """Returns the new state, in new memory: ids in their saved order stand for the parameters in theirs."""
     groups, saved = state_dict["param_groups"], state_dict["state"]
     averaged = [group[EMA] is not None for group in new_groups for _ in group["params"]]
+    places = [(mine, new, at) for mine, new in zip(own, new_groups, strict=True) for at in range(len(mine["params"]))]
+    # as many as layers that a parameter is cut into, none for one that does not stay on spheres
+    radii = [
+        len(multiplier.slices(mine["params"][at], new["multipliers"][at] if new["multipliers"] else 1.0))
+        if options.has_radius(mine, at)
+        else 0
+        for mine, new, at in places
+    ]
     on_device = options.counts_on_device(own)
     params = [param for group in own for param in group["params"]]
     names = [name for group in own for name in group.get("param_names", [])]
@@ -173,7 +183,9 @@ def _state(
     for key, entry in require_dict(saved, "'state' of the state dict").items():
         if key in place:
             i = place[key]
-            state[params[i]] = _entry(options, params[i], entry, labels[i], averaged=averaged[i], on_device=on_device)
+            state[params[i]] = _entry(
+                options, params[i], entry, labels[i], averaged=averaged[i], on_device=on_device, radii=radii[i]
+            )
         elif isinstance(key, kinds) or key in spelled:
             raise ValueError(f"the state dict has state of {_shown(key)}, which is in none of its parameter groups")
         else:
@@ -183,7 +195,7 @@ def _state(
 
 
 def _entry(
-    options: StepOptions, param: Tensor, saved: Any, label: str, *, averaged: bool, on_device: bool
+    options: StepOptions, param: Tensor, saved: Any, label: str, *, averaged: bool, on_device: bool, radii: int
 ) -> dict[Any, Any]:
     """Returns the state of one parameter."""
     saved = require_dict(saved, f"the state of {label}")
@@ -199,11 +211,16 @@ def _entry(
         )
     entry = {}
     for name, value in saved.items():
-        if (name == MASTER and not options.has_master(param)) or (name == EMA and not averaged):
+        kept = {MASTER: options.has_master(param), EMA: averaged, RADIUS: radii}
+        if not kept.get(name, True):
             # it would go stale
             continue
         try:
-            entry[name] = _value(options, param, name, value, on_device=on_device)
+            entry[name] = (
+                _radius(param, value, radii)
+                if name == RADIUS
+                else _value(options, param, name, value, on_device=on_device)
+            )
         except ValueError as error:
             raise ValueError(f"{name!r} in the state of {label} {error}") from error.__cause__
         except Exception as error:
@@ -228,6 +245,14 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
         # a DTensor and the like
         return value.detach().to(param.device, dtype, copy=True)
     return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).copy_(value)
+
+
+def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
+    """Returns the radii of so many rows of a parameter."""
+    check_shape(value, rows)
+    if not value.is_meta and bool((value < 0).any()):
+        raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
+    return torch.empty(rows, device=local(param).device).copy_(value.detach())
 
 
 def _check_column(param: Tensor, value: Any) -> None:

@@ -18,6 +18,7 @@ from fused_lwlr.scaling import Scaling
 Groups = Sequence[dict[str, Any]]
 Nonfinite = Literal["propagate", "skip", "raise"]
 MASTER = "master_weight"
+RADIUS = "radius"
 HALF = (torch.bfloat16, torch.float16)
 UNSUPPORTED = {
     "foreach": "the step is one launch for all tensors already; leave foreach=None",
@@ -118,6 +119,11 @@ class StepOptions:
             )
         if clip is not None and not (type(clip) in (int, float) and math.isfinite(clip) and clip > 0):
             raise ValueError(f"clip_global_norm={clip!r} must be a finite number above 0, or None")
+        if self.on_spheres and self.rescale_weights is not False:
+            raise ValueError(
+                f"scaling={scaling!r} and rescale_weights= exclude each other: weights on spheres keep their norms; "
+                "choose one"
+            )
         if self.nonfinite not in get_args(Nonfinite):
             raise ValueError(f"nonfinite={self.nonfinite!r} is not one of {', '.join(map(repr, get_args(Nonfinite)))}")
         if self.rescale_weights is not False and not isinstance(self.rescale_weights, ScaleInvariant):
@@ -149,7 +155,7 @@ class StepOptions:
                 "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "
                 "replay would not read"
             )
-        if isinstance(self.scaling, Scaling) and self.scaling.uses_lr:
+        if isinstance(self.scaling, Scaling) and (self.scaling.uses_lr or self.scaling.on_spheres):
             raise ValueError(
                 f"scaling={self.scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or is of "
                 "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
@@ -180,6 +186,11 @@ class StepOptions:
         return self.scaling is not None and not self.scaling.measures
 
     @cached_property
+    def on_spheres(self) -> bool:
+        """Whether layers keep the norms that they start with."""
+        return isinstance(self.scaling, Scaling) and self.scaling.on_spheres
+
+    @cached_property
     def needs_totals(self) -> bool:
         """Whether something about all layers together has to be known before the step."""
         return self.skips or self.clip_global_norm is not None or self.rescale_weights is not False or self.balances
@@ -202,6 +213,13 @@ class StepOptions:
     def has_master(self, param: Tensor) -> bool:
         """Returns whether the state has the exact weight of a parameter."""
         return self.master_weights and param.dtype in HALF
+
+    def has_radius(self, group: dict[str, Any], at: int) -> bool:
+        """Returns whether the state has the radius of a parameter of a group: whether it stays on a sphere."""
+        if self.scaling is None or not self.on_spheres:
+            return False
+        name = group["param_names"][at] if "param_names" in group else None
+        return self.scaling.selects(name, group["params"][at])
 
     def dtype_of(self, param: Tensor, name: str) -> torch.dtype:
         """Returns the dtype of an entry of a parameter's state; not of step counts, which are float32."""

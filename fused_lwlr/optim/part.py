@@ -13,7 +13,7 @@ from fused_lwlr.kernels import Row, Table
 from fused_lwlr.memory import all_addressable, is_fake
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.options import RADIUS, Groups, StepOptions
 from fused_lwlr.rescaling import Target
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import local_row
@@ -79,8 +79,8 @@ def partition(
         capturable: whether steps may be captured in a CUDA graph.
     """
     params, grads = columns["param"], columns["grad"]
-    # counts are float32 wherever they are, and the dtype of an average follows from its parameter's
-    typed = [column for name, column in columns.items() if name not in ("step", EMA)]
+    # counts and radii are float32 wherever they are, and the dtype of an average follows from its parameter's
+    typed = [column for name, column in columns.items() if name not in ("step", RADIUS, EMA)]
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, param in enumerate(params):
         if rows[i]:

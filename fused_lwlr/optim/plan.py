@@ -16,8 +16,9 @@ from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim import multipliers
 from fused_lwlr.optim.average import EMA, decay_of
 from fused_lwlr.optim.gate import Verdict, measured_gates
-from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.options import RADIUS, Groups, StepOptions
 from fused_lwlr.optim.part import partition, rows_of
+from fused_lwlr.optim.radius import radii_of
 from fused_lwlr.optim.sharded import sharded_of
 from fused_lwlr.optim.state import State, is_complete
 from fused_lwlr.optim.validate import (
@@ -73,8 +74,8 @@ class Plan:
         self._indirect = bool(self._others) or self._distributed or options.in_backward
         stepped = [
             grad is not None
-            or (is_ordinary(param) and is_complete(options, groups, groups[number], param, states.get(param, {})))
-            for param, grad, (number, _) in zip(params, grads, places, strict=False)
+            or (is_ordinary(param) and is_complete(options, groups, groups[number], at, states.get(param, {})))
+            for param, grad, (number, at) in zip(params, grads, places, strict=False)
         ]
         if options.in_backward:
             # other parameters are in other buckets
@@ -94,6 +95,10 @@ class Plan:
         self._flexible = writable and once
 
         rows, names = rows_of(groups, params, stepped, options.scaling, self._params, self._targets)
+        if options.on_spheres:
+            radii = radii_of(self._params, rows, states, labels)
+            self.state.add(RADIUS, radii)
+            columns[RADIUS] = radii
         largest_eta = max((row.multiplier for some in rows for row in some), default=1.0)
         self._largest = LARGEST_FLOAT32 / max(largest_eta, 1.0)
         capturable = any(group["capturable"] for group in groups)
@@ -102,6 +107,9 @@ class Plan:
         self._outside = np.flatnonzero(~np.array(stepped, dtype=bool)).tolist()
         # those that are only rescaled have none
         self._group = np.array([*(number for number, _ in places), *[0] * len(self._others)], dtype=np.int64)
+        if options.on_spheres:
+            # decay does not act on spheres: a hyper row without it, of each group
+            self._group += len(groups) * np.array([entry is not None for entry in radii], dtype=np.int64)
         self._idle = len(groups)
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
         self._sharded = sharded_of(self.parts, self._params) if self._distributed else None
@@ -227,6 +235,8 @@ class Plan:
                 if type(value) is float and not -self._largest <= value <= self._largest:
                     check_float32(row, self._largest, self._params)
             hyper.append(row)
+        if options.on_spheres:
+            return [*hyper, *(row._replace(weight_decay=0.0) for row in hyper)]
         return [*hyper, options.rule.idle] if self._targets else hyper
 
     def _set_present(self, present: bytes) -> None:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -56,9 +56,11 @@ class Scaling:
         uses_lr: whether the formula may depend on lr. SGD's `lr_in_momentum=True` refuses those that do.
         measures: whether a step measures the norms of the gradients; False if the factors come from the norms of the
             weights before the step alone.
+        retract: "sphere" if each layer keeps its initial norm, see `Hyperball`. `weight_norm` is then that norm, and the
+            factor acts on the direction.
 
     Raises:
-        ValueError: a selector of another kind.
+        ValueError: `select` is neither a name, names and patterns, nor a predicate.
     """
 
     select: Selector = field(default=weights, kw_only=True)
@@ -68,6 +70,7 @@ class Scaling:
     bias_correction: ClassVar[bool] = True
     uses_lr: ClassVar[bool] = True
     measures: ClassVar[bool] = True
+    retract: ClassVar[Literal["none", "sphere"]] = "none"
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -78,8 +81,8 @@ class Scaling:
     def place(self, rule: Rule) -> Place:
         """Returns where the factor acts with a rule: the first of `places` that the rule offers.
 
-        With an adaptive rule, for which the length of the gradient does not matter, it is the direction if that is one
-        of them.
+        With an adaptive rule, for which the length of the gradient does not matter, or with spheres, it is the
+        direction if that is one of them.
 
         Args:
             rule: the update rule of an optimizer.
@@ -87,7 +90,7 @@ class Scaling:
         Raises:
             ValueError: the rule offers none of them.
         """
-        if rule.adaptive and "direction" in self.places:
+        if (rule.adaptive or self.on_spheres) and "direction" in self.places:
             return "direction"
         for place in self.places:
             if place in rule.offers:
@@ -106,7 +109,12 @@ class Scaling:
         numbers = self.numbers
         if len(numbers) > 4:
             raise ValueError(f"{type(self).__name__} has {len(numbers)} numbers: a formula takes at most four")
-        return Scale(type(self).formula, self.place(rule), numbers)
+        return Scale(type(self).formula, self.place(rule), numbers, self.on_spheres)
+
+    @property
+    def on_spheres(self) -> bool:
+        """Whether each layer keeps the norm that it starts with."""
+        return self.retract == "sphere"
 
     def selects(self, name: str | None, param: Tensor) -> bool:
         """Returns whether this acts on a parameter.
@@ -161,7 +169,7 @@ class Scaling:
 @cache
 def _number_names(cls: Any) -> tuple[str, ...]:
     """The fields of a scaling that its formula takes."""
-    return tuple(f.name for f in fields(cls) if f.name != "select")
+    return tuple(f.name for f in fields(cls) if f.name not in ("select", "retract"))
 
 
 def require(scaling: Scaling, *, positive: Iterable[str] = (), not_negative: Iterable[str] = ()) -> None:

@@ -1,6 +1,7 @@
 """Constrained effective learning rates."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -18,9 +19,17 @@ class ELR(Scaling):
     With AdamW on the direction, weight decay included, with E = ‖d‖ / ‖w‖: so ‖Δw‖ / ‖w‖ = lr · goal for every
     constrained layer, to eps / E. A layer whose weight is all zero is left as it is.
 
+    With `retract="sphere"` on the direction with every rule, and each layer stays at the norm R that it starts with:
+
+        w ← R · N(w − lr · η · goal / (E + eps) · d),    E = ‖d‖ / R,    N(x) = x / ‖x‖
+
+    without weight decay, which on a sphere would only change the rate. Weights then need no rescaling
+    (`rescale_weights` of SGD). All else is as for `Hyperball`, which with lr · goal for lr is the same at eps = 0.
+
     Args:
         goal: E_goal.
         eps: added to E.
+        retract: "sphere" or "none".
         select: the layers that are constrained; by default all parameters of two or more dimensions, and neither biases
             nor normalizations. That includes embeddings and the output layer, although they are rarely
             scale-invariant: Eq. 14 bounds the relative step of a layer, which needs no invariance (`rescale_weights`
@@ -35,6 +44,7 @@ class ELR(Scaling):
 
     goal: float
     eps: float = 1e-5
+    retract: Literal["none", "sphere"] = field(default="none", kw_only=True)  # type: ignore[misc]
     select: Selector = field(default=weights, kw_only=True)
 
     places = ("gradient", "direction")
@@ -42,6 +52,8 @@ class ELR(Scaling):
 
     def __post_init__(self) -> None:
         require(self, positive=("goal",), not_negative=("eps",))
+        if self.retract not in ("none", "sphere"):
+            raise ValueError(f"ELR(retract={self.retract!r}): it must be 'none' or 'sphere'")
         super().__post_init__()
 
     @staticmethod

@@ -6,7 +6,7 @@ from sharding import LAYOUTS, compare, full, gradients, local, parameters, sprea
 from steps import ALL, OPTIONS, OURS, TORCH
 from tolerances import close, same
 
-from fused_lwlr import ELR, LAMB, LARC, LARS, BalancedLR
+from fused_lwlr import ELR, LAMB, LARC, LARS, BalancedLR, Hyperball
 
 pytestmark = pytest.mark.ranks(4)
 # slices that begin and end within a shard, at its end, and in the same one
@@ -23,6 +23,8 @@ CONTROLS = [
     ("adamw", {"scaling": LARS(), "multipliers": SLICES}),
     ("sgd", {"scaling": BalancedLR(), "multipliers": SLICES}),
     ("lion", {"scaling": LAMB(), "clip_global_norm": 0.5, "multipliers": SLICES}),
+    ("sgd", {"scaling": ELR(0.1, retract="sphere"), "nonfinite": "skip"}),
+    ("adamw", {"scaling": Hyperball(), "clip_global_norm": 0.5, "multipliers": SLICES}),
 ]  # fmt: skip
 
 
@@ -108,6 +110,8 @@ def test_every_scaling(name, scaling):
         (*CONTROLS[5], "rows"),
         ("adamw", {"scaling": BalancedLR(), "clip_global_norm": 0.5}, "rows"),
         ("lion", {"scaling": ELR(0.1), "ema": 0.9}, "rows"),
+        ("lion", {"scaling": Hyperball(), "multipliers": SLICES}, "columns"),
+        (*CONTROLS[11], "rows"),
     ],
 )
 def test_kernels_step_shards(name, options, layout):

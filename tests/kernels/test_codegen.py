@@ -33,6 +33,10 @@ COLUMNS = {
     "adamw, all": (4 + SUMMED + 4, 3),
     "lion, ELR": (3 + SUMMED + 3, 2),
     "lion, all": (3 + SUMMED + 3, 2),
+    # weights are summed with the direction
+    "sgd momentum, Hyperball": (3 + 3, 2),
+    "adamw, Hyperball": (4 + 4, 3),
+    "lion, Hyperball": (3 + 3, 2),
     "statistics": (2 * (ONCE // 2 + 1), 0),
     "totals": (SUMMED, 0),
 }
@@ -142,4 +146,6 @@ def test_launches_bind_and_compile():
         *[f"queue_kernel 1 4 False {registers}" for registers in (96, 128)],
         *gated[0],
         *gated[1],
+        # spheres, whose factors are found or known
+        *[f"queue_kernel 1 4 False {registers}" for registers in (96, 96, 128, 128)],
     ]

@@ -26,6 +26,13 @@ OPTIONS = {
     "lr in momentum": st.tuples(
         st.fixed_dictionaries(COMMON), st.sampled_from([{}, {"momentum": 0.5, "nesterov": True}])
     ),
+    # with rates that no weight was halved to, so that no step ends near zero
+    "hyperball": st.tuples(
+        st.fixed_dictionaries({**COMMON, "lr": st.sampled_from([0.05, 0.2])}),
+        st.sampled_from([
+            {}, {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.3}, {"momentum": 0.5, "nesterov": True},
+        ]),
+    ),
     "lion": st.tuples(
         st.fixed_dictionaries(COMMON), st.sampled_from([{}, {"betas": (0.5, 0.9)}, {"betas": (0.0, 0.3)}])
     ),
@@ -34,6 +41,7 @@ LATER = {
     "sgd": {"momentum": st.sampled_from([0.0, 0.9])},
     "adamw": {"betas": st.sampled_from([(0.9, 0.999), (0.5, 0.9)])},
     "lr in momentum": {"momentum": st.sampled_from([0.5, 0.9])},
+    "hyperball": {"lr": st.sampled_from([0.05, 0.2]), "momentum": st.sampled_from([0.0, 0.9])},
     "lion": {"betas": st.sampled_from([(0.9, 0.99), (0.5, 0.9)])},
 }
 # plain gradients more often than the others, so that most sequences do not end in NaN
