@@ -51,7 +51,7 @@ class StepStatistics(Columns):
 
     @property
     def elr_spread(self) -> Tensor:
-        """Std(E), the population standard deviation over the same layers: a scalar (Spreads in Effective Learning Rates)."""
+        """Std(E), the population standard deviation over the same layers: a scalar (Spreads in ELR)."""
         return self._constrained_elr().std(correction=0)
 
     @property
@@ -64,7 +64,7 @@ class StepStatistics(Columns):
 
     @property
     def cosine(self) -> Tensor:
-        """The cosine of w and the direction d (with weight decay) of each layer, float64 [layers]; NaN as `update_ratio`."""
+        """The cosine of w and the direction d, with decay, of each layer: float64 [layers]; NaN as `update_ratio`."""
         return self._of_spheres("dot") / (self.weight_norm * self._of_spheres("direction_sq_sum").sqrt())
 
     def to_dict(self) -> dict[str, dict[str, float]]:

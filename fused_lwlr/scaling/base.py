@@ -56,8 +56,8 @@ class Scaling:
         uses_lr: whether the formula may depend on lr. SGD's `lr_in_momentum=True` refuses those that do.
         measures: whether a step measures the norms of the gradients; False if the factors come from the norms of the
             weights before the step alone.
-        retract: "sphere" if each layer keeps its initial norm, see `Hyperball`. `weight_norm` is then that norm, and the
-            factor acts on the direction.
+        retract: "sphere" if each layer keeps its initial norm, see `Hyperball`. `weight_norm` is then this norm, and
+            the factor acts on the direction.
 
     Raises:
         ValueError: `select` is neither a name, names and patterns, nor a predicate.
