@@ -4,16 +4,16 @@ from dataclasses import replace
 
 from fused_lwlr.data import Splits, Stream, Text
 from fused_lwlr.data.sampler import MicroBatch, permutation
-from fused_lwlr.data.sources import Images, Loaded
+from fused_lwlr.data.sources import Loaded, Split
 
 PART = 5
 """One image in so many is held out."""
 
 
-class Selected(Images):
+class Selected(Split):
     """Some images of a split, by their index."""
 
-    def __init__(self, images: Images, indices: tuple[int, ...]) -> None:
+    def __init__(self, images: Split, indices: tuple[int, ...]) -> None:
         self.images, self.indices, self.statistics = images, indices, images.statistics
 
     def __len__(self) -> int:
@@ -24,7 +24,7 @@ class Selected(Images):
         return self.images[wanted._replace(indices=indices)]
 
 
-def hold_out(data: Splits | Text) -> tuple[Splits, Images]:
+def hold_out(data: Splits | Text) -> tuple[Splits, Split]:
     """The data with four fifths of the training images, and the other fifth; test images stay as they are.
 
     The same fifth, drawn at random, for every seed of a training. It has the transform of training images.
