@@ -8,7 +8,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from fused_lwlr import ELR, Hyperball
-from fused_lwlr.kernels import ADAMW, LION, LR_IN_MOMENTUM, SGD, constants, sphere
+from fused_lwlr.kernels import ADAMW, LION, LR_IN_MOMENTUM, SGD, Rule, constants, sphere
 
 # the modules: the package exports functions of these names
 statistics, queue, update, step, formula = (
@@ -66,6 +66,12 @@ class Variant(NamedTuple):
         return constants.most_registers(self.kind)
 
 
+def cautious(rule: Rule) -> Rule:
+    """The rule with cautious decay."""
+    assert rule.cautious is not None
+    return rule.cautious
+
+
 def dtypes(dtype: Any, columns: str, single: str = "") -> tuple[Any, ...]:
     """`DTYPES` of the kernels, of which some columns have a dtype and some are float32."""
     return tuple(tl.float32 if name in single else dtype if name in columns else None for name in "WGXYZME")
@@ -80,6 +86,8 @@ def variants(dtype: Any) -> Iterator[Variant]:
         "adamw": (ADAMW, "XY", 20),
         "adamw amsgrad": (ADAMW, "XYZ", 20),
         "lion": (LION, "X", 16),
+        "adamw cautious": (cautious(ADAMW), "XY", 20),
+        "lion cautious": (cautious(LION), "X", 16),
     }
     made = {}
     for name, (rule, states, width) in rules.items():

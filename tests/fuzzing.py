@@ -23,6 +23,8 @@ def _by_layers(cls):
             for param, entry in zip(group["params"], group.get("layers") or [1.0] * len(group["params"]), strict=True):
                 own = dict(entry) if isinstance(entry, tuple) else {"lr": entry}
                 products = {key: group[key] * own.pop(key) for key in ("lr", "weight_decay") if key in own}
+                if own.pop("corrected_decay", False):
+                    products["weight_decay"] = group["weight_decay"] * (group["lr"] / group["max_lr"])
                 self.param_groups.append({**group, **own, **products, "params": [param]})
         try:
             cls.step(self)
@@ -106,7 +108,7 @@ class Twins:
         self.named = parameters(shapes, torch.float32, device)
         self.expected = twin(self.named)
         self.with_names = named
-        self.groups = [(0, len(shapes), {} if layers is None else {"layers": layers[: len(shapes)]})]
+        self.groups = [(0, len(shapes), {} if layers is None else {"layers": layers[: len(shapes)], "max_lr": 0.5})]
         self.ours, self.torchs = self._optimizers(options)
         self.check()
 

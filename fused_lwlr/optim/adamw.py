@@ -27,7 +27,7 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in `torch.optim.AdamW`.
         options: what all optimizers share, see `FusedOptimizer`: layers, scaling, clip_global_norm, nonfinite,
-            ema, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
+            ema, cautious_decay, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
 
     Raises:
         ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.

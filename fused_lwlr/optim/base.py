@@ -38,9 +38,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         layers: what differs from layer to layer: names of parameters, of slices of them ("qkv.weight[0:64]") or
             patterns with `*` and `?` -> a multiplier η of lr, such as `fused_lwlr.calibrate` returns (Initializing the
             Layer-wise Learning Rate, Eq. 2), or a dict of options: "lr" and "weight_decay" multiply the group's,
-            "betas" and "eps" replace the group's. Where several fit a layer, their options are merged in the order of
-            the mapping, and the last of each counts. A list of mappings is read as one. It needs named parameters
-            (`model.named_parameters()`). They are part of `state_dict()`. A param group may have its own.
+            "betas" and "eps" replace the group's, and "corrected_decay": True multiplies the decay by lr / max_lr. The
+            option max_lr of a param group is the lr that it is made with by default. Where several fit a layer, their
+            options are merged in the order of the mapping, and the last of each counts. A list of mappings is read as
+            one. It needs named parameters (`model.named_parameters()`). They are part of `state_dict()`. A param group
+            may have its own.
         multipliers: the older name of `layers`.
         scaling: one factor for each layer from norms of this step: `ELR`, `LARS`, `LARC`, `LAMB`, ... Still one launch.
         clip_global_norm: the largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` before the
@@ -56,6 +58,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             a CUDA graph it is that of the capture). With None the average is dropped, and a number after that begins
             with the weight as it is then. A parameter that is not stepped, for want of a gradient or since the step is
             skipped, keeps its average. See `averaged()`.
+        cautious_decay: whether weight decay acts only on elements that it does not move against the step: those of
+            which weight and direction do not differ in sign (Cautious Weight Decay, arXiv 2510.12402). Of AdamW and
+            Lion.
         master_weights: keeps the exact weights of half-precision parameters, float32, as `state["master_weight"]`, and
             steps those. A parameter that was changed from outside counts as it is, element by element.
         stochastic_rounding: rounds half-precision parameters and state up or down at random, so that expectations are
@@ -121,6 +126,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 raise ValueError(f"{argument} is given twice: to the optimizer, and in a param group")
             for group, entries in zip(groups, of_layers.resolve(given, groups, argument), strict=True):
                 group["layers"] = entries
+                of_layers.complete(group)
         if scaling is not None:
             named = all("param_names" in group for group in groups)
             scaling.check([name for group in groups for name in group["param_names"]] if named else None)
@@ -184,6 +190,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             argument = "multipliers=" if of_layers.OLD in group else "layers="
             of_layers.rename(group)
             group["layers"] = of_layers.taken(group, group.get("layers"), argument)
+            of_layers.complete(group)
         except ValueError:
             self.param_groups.pop()
             raise

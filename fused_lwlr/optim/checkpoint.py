@@ -85,7 +85,7 @@ def _groups(own: Groups, saved: Any, kept: Sequence[str]) -> list[dict[str, Any]
         group = deepcopy({name: option for name, option in theirs.items() if name != "params"})
         group["params"] = mine["params"]
         group.update({name: mine[name] for name in kept if name in mine})
-        for name in ("param_names", "layers"):
+        for name in ("param_names", "layers", "max_lr"):
             if name in mine:
                 group.setdefault(name, mine[name])
         group.update({name: mine[name] for name in OWN if group.get(name) is None})

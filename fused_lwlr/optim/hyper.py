@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim.average import EMA, decay_of
-from fused_lwlr.optim.layers import Variant
+from fused_lwlr.optim.layers import Variant, decay_factor, max_lr
 from fused_lwlr.optim.options import Groups, StepOptions
 from fused_lwlr.optim.validate import check_float32
 
 NUMBERS = (float, int)
-PLAIN: Variant = (1.0, ())
+PLAIN = Variant()
 
 
 class HyperRows:
@@ -58,20 +58,24 @@ class HyperRows:
             else:
                 rows = [self._variant(group, row, variant) for variant in variants]
                 # tensors are not compared: that would wait for the device
-                self._made[number] = row[1:] if type(row.weight_decay) in NUMBERS else None, rows
+                again = type(row.weight_decay) in NUMBERS and not any(variant.corrected for variant in variants)
+                self._made[number] = row[1:] if again else None, rows
             found += rows
         return found
 
     def _variant(self, group: dict[str, Any], row: Any, variant: Variant) -> Any:
         """Returns the row of some layers of a group."""
-        decay, values = variant
-        if values:
-            row = self._row(group, {**group, **dict(values)})
-        if decay == 1:
+        if variant.values:
+            row = self._row(group, {**group, **dict(variant.values)})
+        if variant.corrected and isinstance(row.lr, Tensor):
+            # a replay reads lr
+            return row._replace(decay_factor=-variant.decay / max_lr(group))
+        factor = decay_factor(group, variant.decay, variant.corrected)
+        if factor == 1:
             return row
         if isinstance(row.weight_decay, Tensor):
-            return row._replace(decay_factor=decay)
-        return self._checked(row._replace(weight_decay=row.weight_decay * decay))
+            return row._replace(decay_factor=factor)
+        return self._checked(row._replace(weight_decay=row.weight_decay * factor))
 
     def _row(self, group: dict[str, Any], options: dict[str, Any]) -> Any:
         row = self._rule.hyper_of(options, self._correct)

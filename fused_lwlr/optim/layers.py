@@ -5,25 +5,42 @@ A group holds None (all layers have the group's options) or a list with one entr
 dimension. Pairs cannot be changed in place, so that a step need not look into them.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from fused_lwlr.layers import split_name
-from fused_lwlr.optim.ranges import check_option, number_of
+from fused_lwlr.optim.ranges import check_option, number_of, shown
 from fused_lwlr.patterns import find
 
 MULTIPLIERS = ("lr", "weight_decay")
 """Options of layers that multiply the group's."""
-NAMES = (*MULTIPLIERS, "betas", "eps")
-"""Options that a layer may have if the group has them; the last two replace the group's."""
+CORRECTED = "corrected_decay"
+"""Whether the weight decay of a layer follows lr: it is multiplied by lr over the max_lr of the group."""
+NAMES = (*MULTIPLIERS, "betas", "eps", CORRECTED)
+"""Options that a layer may have, if the group has them; betas and eps replace the group's."""
 OLD = "multipliers"
 """The older name of `layers`, of the argument and in state dicts."""
 
 Options = dict[str, Any]
-Variant = tuple[float, tuple[tuple[str, Any], ...]]
-"""The multiplier of weight decay, and options that replace the group's."""
+
+
+class Variant(NamedTuple):
+    """What a row of hyper-parameters has that differs from its group's.
+
+    Attributes:
+        decay: the multiplier of weight decay.
+        corrected: whether weight decay is multiplied by lr / max_lr too.
+        values: options that replace the group's.
+    """
+
+    decay: float = 1.0
+    corrected: bool = False
+    values: tuple[tuple[str, Any], ...] = ()
+
+
 Packed = float | tuple[tuple[str, Any], ...]
 Entry = Packed | list[tuple[int, int, Packed]]
 
@@ -122,10 +139,45 @@ def options_of(packed: Packed) -> Options:
 
 def split(packed: Packed) -> tuple[float, Variant]:
     """Returns the learning-rate multiplier of a layer, and what needs a hyper row."""
-    if not isinstance(packed, tuple):
-        return packed, (1.0, ())
-    options = dict(packed)
-    return options.pop("lr", 1.0), (options.pop("weight_decay", 1.0), tuple(options.items()))
+    options = options_of(packed)
+    eta, decay, corrected = options.pop("lr", 1.0), options.pop("weight_decay", 1.0), options.pop(CORRECTED, False)
+    return eta, Variant(decay, corrected, tuple(options.items()))
+
+
+def complete(group: dict[str, Any]) -> None:
+    """Gives a group with layers of corrected decay a max_lr, if it has none: its lr."""
+    if any(split(packed)[1].corrected for packed in _each(group["layers"])):
+        group.setdefault("max_lr", float(group["lr"]))
+        max_lr(group)
+
+
+def max_lr(group: Mapping[str, Any]) -> float:
+    """Returns the largest lr of a group.
+
+    Raises:
+        ValueError: it is not a finite number above 0.
+    """
+    value = number_of(group["max_lr"])
+    if value is None or not 0 < value < math.inf:
+        raise ValueError(
+            f"max_lr={shown(group['max_lr'])} of a param group with corrected_decay must be a finite number above 0: "
+            "the largest lr of the schedule, by default the lr that the group is made with"
+        )
+    return value
+
+
+def decay_factor(group: Mapping[str, Any], decay: float, corrected: bool) -> float:
+    """Returns what the weight decay of a group is multiplied by."""
+    return decay * float(group["lr"]) / max_lr(group) if corrected else decay
+
+
+def _each(entries: list[Entry] | None) -> Iterator[Packed]:
+    """Yields the options of every layer."""
+    for entry in entries or ():
+        if isinstance(entry, list):
+            yield from (packed for *_, packed in entry)
+        else:
+            yield entry
 
 
 def effective(groups: Sequence[dict[str, Any]]) -> dict[str, Options]:
@@ -136,9 +188,12 @@ def effective(groups: Sequence[dict[str, Any]]) -> dict[str, Options]:
             name = group["param_names"][at] if "param_names" in group else f"{number}.{at}"
             for start, stop, packed in slices(param, 1.0 if group["layers"] is None else group["layers"][at]):
                 own = options_of(packed)
-                options = {option: own.get(option, group[option]) for option in _allowed([group])}
-                for option in MULTIPLIERS:
-                    options[option] = float(group[option]) * own.get(option, 1.0)
+                options = {option: own.get(option, group[option]) for option in _allowed([group]) if option in group}
+                corrected = own.get(CORRECTED, False)
+                options["lr"] = float(group["lr"]) * own.get("lr", 1.0)
+                options["weight_decay"] = float(group["weight_decay"]) * decay_factor(
+                    group, own.get("weight_decay", 1.0), corrected
+                )
                 found[name if stop is None else f"{name}[{start}:{stop}]"] = options
     return found
 
@@ -164,7 +219,7 @@ def slices(param: Tensor, entry: Entry) -> list[tuple[int, int | None, Packed]]:
 
 
 def _allowed(groups: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    return tuple(name for name in NAMES if all(name in group for group in groups))
+    return tuple(name for name in NAMES if name == CORRECTED or all(name in group for group in groups))
 
 
 def _options(value: Any, name: str, allowed: Sequence[str]) -> Options:
@@ -179,10 +234,13 @@ def _options(value: Any, name: str, allowed: Sequence[str]) -> Options:
                 f"layer {name!r} has {option!r}: of this optimizer, layers may have {', '.join(map(repr, allowed))}"
             )
         check_option(option, number, f"layer {name!r}")
-    return {
-        option: tuple(map(number_of, number)) if option == "betas" else number_of(number)
-        for option, number in options.items()
-    }
+    return {option: _plain(option, number) for option, number in options.items()}
+
+
+def _plain(option: str, value: Any) -> Any:
+    if option == CORRECTED:
+        return value
+    return tuple(map(number_of, value)) if option == "betas" else number_of(value)
 
 
 def _packed(options: Options) -> Packed:

@@ -42,6 +42,7 @@ class SharedOptions(TypedDict, total=False):
     clip_global_norm: float | None
     nonfinite: Nonfinite
     ema: float | None
+    cautious_decay: bool
     master_weights: bool
     stochastic_rounding: bool
     rounding_seed: int
@@ -51,7 +52,8 @@ class SharedOptions(TypedDict, total=False):
 
 DEFAULTS: SharedOptions = {
     "foreach": None, "differentiable": False, "fused": None, "capturable": False, "layers": None, "multipliers": None,
-    "scaling": None, "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "master_weights": False,
+    "scaling": None, "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "cautious_decay": False,
+    "master_weights": False,
     "stochastic_rounding": False, "rounding_seed": 0, "state_dtype": None, "backend": "auto",
 }  # fmt: skip
 
@@ -85,6 +87,7 @@ class StepOptions:
     clip_global_norm: float | None
     nonfinite: Nonfinite
     rescale_weights: ScaleInvariant | Literal[False]
+    cautious_decay: bool
     master_weights: bool
     stochastic_rounding: bool
     rounding_seed: int
@@ -96,12 +99,14 @@ class StepOptions:
     def __post_init__(self) -> None:
         if self.lr_in_momentum:
             self._take_lr_in_momentum()
+        if self.cautious_decay is True:
+            self._take_cautious_decay()
         if self.master_weights and self.stochastic_rounding:
             raise ValueError(
                 "master_weights=True and stochastic_rounding=True exclude each other: with exact weights there is "
                 "nothing to make up for; choose one"
             )
-        for name in ("master_weights", "stochastic_rounding"):
+        for name in ("cautious_decay", "master_weights", "stochastic_rounding"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
         if type(self.rounding_seed) is not int or not 0 <= self.rounding_seed < 1 << 31:
@@ -166,6 +171,16 @@ class StepOptions:
                 "ClipByLayer or BalancedLR"
             )
         object.__setattr__(self, "rule", LR_IN_MOMENTUM)
+
+    def _take_cautious_decay(self) -> None:
+        """Exchanges the rule for the one with cautious decay."""
+        rule = self.rule if self.rule.is_cautious else self.rule.cautious
+        if rule is None:
+            raise ValueError(
+                f"cautious_decay=True is not for {self.optimizer}, which adds weight decay to the gradient and not to "
+                "the step: use AdamW or Lion, or leave it out"
+            )
+        object.__setattr__(self, "rule", rule)
 
     def check_fused(self, fused: bool | None) -> None:
         """Raises ValueError if `fused` contradicts the backend. "auto" accepts either."""

@@ -146,7 +146,7 @@ def rows_of(
         for start, stop, packed in slices:
             eta, variant = layers.split(packed)
             if on_sphere:  # weight decay does not act there
-                variant = 0.0, variant[1]
+                variant = variant._replace(decay=0.0, corrected=False)
             hyper = variants.setdefault((number, variant), len(variants))
             row = Row(0, start, stop, eta, scaled, *powers.get(id(param), (0, False)), hyper)
             rows[i].append(local_row(row, param))

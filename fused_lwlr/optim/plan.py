@@ -59,6 +59,7 @@ class Plan:
         for group in groups:
             if group["layers"] is not None:
                 group["layers"][:] = layers.check(group, group["layers"])
+                layers.complete(group)
         # a copy of the layers, lists within lists, that edits of them do not reach
         self._keys = deepcopy(_keys(options, groups))
         places = [(i, at) for i, group in enumerate(groups) for at in range(len(group["params"]))]

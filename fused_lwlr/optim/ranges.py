@@ -24,7 +24,7 @@ Others may be missing, as from dicts of older versions: `__setstate__` gives the
 """
 OWN: Ranges = {"ema": ("None, or a number, at least 0 and below 1", lambda x: 0 <= x < 1)}
 """Options that dicts of `torch.optim` lack: they stay as they are where a dict has them not, or None for one."""
-SWITCHES = ("nesterov", "maximize", "amsgrad")
+SWITCHES = ("nesterov", "maximize", "amsgrad", "corrected_decay")
 """Options that are True or False."""
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Factors, Gate, Scale
+from fused_lwlr.kernels.rules.base import decay_of
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.optim.gate import Verdict, gates_of, loss_scales
 from fused_lwlr.optim.options import StepOptions
@@ -125,7 +126,7 @@ class Sharded:
         """Returns what the formula of a scaling makes of the norms of all rows, and the learning rate of each."""
         used = [hyper[i] for part in self._parts for i in part.table.hyper_row]
         lr = _numbers([h.lr for h in used], norm) * self._multiplier
-        weight_decay = _numbers([h.weight_decay * h.decay_factor for h in used], norm)
+        weight_decay = _numbers([decay_of(h) for h in used], norm)
         numbers = [norm.new_full((), number) for number in scale.numbers]
         return scale.formula(norm, weight_norm, lr, weight_decay, *numbers), lr
 

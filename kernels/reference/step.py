@@ -12,7 +12,7 @@ from fused_lwlr.kernels.control import SPHERE_STATISTICS, STEP_STATISTICS, Balan
 from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.reference.statistics import inverse_of
-from fused_lwlr.kernels.rules.base import Rule
+from fused_lwlr.kernels.rules.base import Rule, decay_of
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.kernels.table import Row, Table
 
@@ -153,7 +153,7 @@ class Control:
         """Goes on to the next row."""
         self._row, self._param, self._taken = row, param, taken
         self._index += 1
-        self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(hyper.weight_decay) * hyper.decay_factor
+        self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(decay_of(hyper))
 
     def own(self, tensor: Tensor) -> Tensor:
         """Returns the tensor to compute in: itself, or a copy if it is half precision or may have to stay."""

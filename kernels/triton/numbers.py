@@ -2,9 +2,9 @@
 
 Each row is, by index,
 
-    0 lr   1 sign   2 weight decay of the gradient   3 weight decay of the weight
+    0 lr   1 sign   2 weight decay that the rule applies   3 weight decay of the weight
     4 to 9: as three int64, the addresses of lr and the two weight decays if they are tensors on the device
-    10 1 − ema   11 a factor of the weight decays, for kernels that find numbers on the device
+    10 1 − ema   11 see `decay_factor`, for kernels that find numbers on the device
 
 and then the rule's own numbers and those of a scaling. lr, c1 and c2 often are all that differs from the step before.
 If they are the same for all parameters, kernels take them as arguments, and rows hold 0 for lr.
@@ -128,9 +128,11 @@ def _here(value: Any, device: device_type) -> Any:
 
 def _row(rule: Rule, h: Any, more: tuple[float, ...]) -> list[Any]:
     decay, factor = h.weight_decay, h.decay_factor
-    if not isinstance(decay, Tensor):
+    if factor < 0 and not isinstance(h.lr, Tensor):
+        factor *= -h.lr
+    if factor >= 0 and not isinstance(decay, Tensor):
         decay, factor = decay * factor, 1.0
-    decays = (decay, 0.0) if rule.decay_in_gradient else (0.0, decay)
+    decays = (decay, 0.0) if rule.applies_decay else (0.0, decay)
     row = [h.lr, -1.0 if h.maximize else 1.0, *decays, *(0.0,) * 6, 1 - h.ema, factor, *rule.numbers(h)]
     # an even width, for the alignment of the addresses
     return [*row, *(0.0,) * ((len(row) + len(more)) % 2), *more]

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.ranks(4)
 # slices that begin and end within a shard, at its end, and in the same one
 SLICES = {"attn.qkv.weight[0:1]": 2.0, "attn.qkv.weight[1:3]": 0.5, "attn.qkv.weight[5:12]": 3.0, "conv.weight": 0.0}
 DOT = SPHERE_STATISTICS.index("dot")
+DECAYS = {"*.bias": {"weight_decay": 0.0}, "attn.qkv.weight[1:3]": {"weight_decay": 3.0}}
 PLAIN = [
     ("sgd", {"nesterov": True}), ("sgd", {"momentum": 0.0}), ("adamw", {}),
     ("adamw", {"amsgrad": True, "maximize": True}),
@@ -27,6 +28,11 @@ CONTROLS = [
     ("lion", {"scaling": LAMB(), "clip_global_norm": 0.5, "multipliers": SLICES}),
     ("sgd", {"scaling": ELR(0.1, retract="sphere"), "nonfinite": "skip"}),
     ("adamw", {"scaling": Hyperball(), "clip_global_norm": 0.5, "multipliers": SLICES}),
+    # options of layers, of which decay is in the norm, and eps and betas in each process's part of it
+    ("adamw", {"scaling": LAMB(), "layers": [SLICES, {"attn*": {"eps": 0.01, "betas": (0.5, 0.9)}, **DECAYS}]}),
+    ("sgd", {"scaling": LARC(), "layers": [SLICES, DECAYS]}),
+    ("lion", {"scaling": ELR(0.1), "layers": {"*": {"corrected_decay": True}}, "cautious_decay": True}),
+    ("adamw", {"scaling": LAMB(), "layers": [SLICES, DECAYS], "cautious_decay": True}),
 ]  # fmt: skip
 
 
@@ -99,7 +105,7 @@ def test_slices_of_rows_that_are_sharded_twice_are_refused():
 )
 def test_norms_are_of_the_whole(name, options, layout):
     if layout == "twice":
-        options = {**options, "multipliers": None}
+        options = {**options, "multipliers": None, "layers": None}
     follow(name, options, "torch", layout, 2, close)
 
 

@@ -129,7 +129,7 @@ def test_a_factor_of_decays(name):
     decay = torch.tensor(0.25)
     found = numbers(name, [plain, half._replace(weight_decay=decay)])
     assert floats(found)[:, 11].tolist() == [1, 0.5]
-    index = 2 if RULES[name].decay_in_gradient else 3
+    index = 2 if RULES[name].applies_decay else 3
     addresses = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[:, ON_DEVICE[index]]
     assert addresses.tolist() == [0, decay.data_ptr()]
 

@@ -1,8 +1,9 @@
-"""Options of layers by what they are: layers without weight decay, and rates of the parts of a transformer."""
+"""Options of layers by what they are: their weight decay, and rates of the parts of a transformer."""
 
 from torch import nn
 
 from fused_lwlr.methods.lwlr.kinds import is_norm, kinds_of, own_parameters
+from fused_lwlr.rescaling import ScaleInvariant
 
 BLOCKWISE = {"norm": 1.0, "vo": 4.0, "ffn": 6.0, "qk": 8.0, "embedding": 10.0}
 """Multipliers of the paper, tuned on language models with AdamW."""
@@ -26,6 +27,24 @@ def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
         for name, param in model.named_parameters()
         if param.dim() < 2 or id(param) in spared or name in named
     }
+
+
+def corrected_decay(invariant: ScaleInvariant) -> dict[str, dict[str, bool]]:
+    """Weight decay that follows lr, for layers whose scale does not matter.
+
+        weight_decay · lr / max_lr
+
+    In a steady state weight decay keeps ‖g‖ / ‖w‖ of such a layer at √(2 weight_decay / lr), which grows as lr falls;
+    with the correction at √(2 weight_decay / max_lr) (Why Gradients Rapidly Increase Near the End of Training, arXiv
+    2506.02285: AdamC and SGDC).
+
+    Args:
+        invariant: what `fused_lwlr.scale_invariant` returns. Of slices that are invariant by themselves too.
+
+    Returns:
+        Layer name -> {"corrected_decay": True}, for `layers=` of an optimizer.
+    """
+    return {name: {"corrected_decay": True} for name in (*invariant.names, *invariant.slices)}
 
 
 def blockwise(model: nn.Module) -> dict[str, float]:
