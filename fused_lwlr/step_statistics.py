@@ -72,7 +72,7 @@ class StepStatistics(Columns):
 
         "update_ratio" and "cosine" are included only with layers on spheres.
         """
-        names = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
+        names: tuple[str, ...] = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
         if self._spheres:
             names = (*names, "update_ratio", "cosine")
         rows = torch.stack([getattr(self, name) for name in names], dim=1).tolist()

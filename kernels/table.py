@@ -26,6 +26,7 @@ class Row(NamedTuple):
         power: p of the division by Ŵᵖ that ends the step, where Ŵ is the largest ‖w‖ of the rows that count for it; 0
             for no division. The momentum buffer is divided, too.
         counts_for_max_norm: whether ‖w‖ of this row counts for Ŵ. Its power is not 0 then.
+        hyper: the index of its hyper row when its parameter has a gradient.
     """
 
     tensor: int
@@ -35,6 +36,7 @@ class Row(NamedTuple):
     scaled: bool = False
     power: int = 0
     counts_for_max_norm: bool = False
+    hyper: int = 0
 
 
 class Table:
@@ -58,7 +60,7 @@ class Table:
         columns: name -> tensors.
         gradients: which parameters have a gradient, their addresses, and their descriptors (None if each is that of its
             parameter). The same object for as long as it is equal.
-        hyper_row: for each parameter, the index of its hyper row in the next step. Replaced, never changed in place.
+        hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         taken: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         cache: what the backend keeps for this table from step to step.
         capturable: whether steps may be captured in a CUDA graph.
@@ -74,7 +76,7 @@ class Table:
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
         self.grad_dtype = grad_dtype or next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
-        self.hyper_row: Sequence[int] | np.ndarray = [0] * len(params)
+        self.hyper_row: Sequence[int] | np.ndarray = [row.hyper for row in self.rows]
         self.taken: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
         self.capturable = False

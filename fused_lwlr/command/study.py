@@ -39,8 +39,8 @@ def demo(
     """Compare layer-wise rates with a single one, in minutes.
 
     Trains a small ResNet and a small ViT with SGD and with AdamW on the 1797
-    handwritten digits that come with scikit-learn: at the learning rate that
-    suits a single rate best and at three times that. Then a deep network
+    handwritten digits that come with scikit-learn, over a grid of learning
+    rates: both kinds are shown at their best. Then a deep network
     without shortcuts (noshort) with plain SGD, and with every layer at one
     effective learning rate. Ends with tables and a picture.
     """
@@ -66,7 +66,7 @@ def study(
     model: Annotated[
         str | None,
         typer.Option(
-            help="resnet, vit, noshort, short, a deep one such as resnet56 or noshort110-nobn, or timm:NAME.",
+            help="resnet, vit, noshort, short, a deep one such as resnet56, noshort110-nobn or vgg19, or timm:NAME.",
             metavar="NAME",
             show_default="the models of the study",
         ),

@@ -9,21 +9,25 @@ from torch import nn
 
 from fused_lwlr.extras import import_timm
 from fused_lwlr.models.deep import deepnet
+from fused_lwlr.models.densenet import densenet
 from fused_lwlr.models.gpt import ARGUMENTS, GPT
 from fused_lwlr.models.hub import language_model
 from fused_lwlr.models.seq2seq import Seq2Seq
 from fused_lwlr.models.small import NoShort, ResNet, Short, ViT
+from fused_lwlr.models.vgg import vgg
 
 HUB = "hf:"
 TEXT = re.compile(r"(gpt|postln|seq2seq)([1-9]\d*)")
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
+FAMILIES = (deepnet, vgg, densenet)
+"""Functions of a name and sizes, which return None where the name is none of theirs."""
 
 
 def build(
     name: str, *, classes: int, image_size: int = 0, channels: int = 0, context: int | None = None,
     pairs: bool = False, **arguments: Any,
 ) -> nn.Module:  # fmt: skip
-    """A new model: one of `MODELS`, one that `deepnet` names, or "timm:NAME" for a model of timm.
+    """A new model: one of `MODELS`, one that `FAMILIES` know, or "timm:NAME" for a model of timm.
 
     For text it is gptN, postlnN, or "hf:NAME" for a model of transformers (see `language_model`); for pairs seq2seqN.
 
@@ -48,11 +52,13 @@ def build(
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), image_size, channels, classes, arguments)
     if name not in MODELS:
-        deep = deepnet(name, image_size=image_size, channels=channels, classes=classes)
-        if deep is not None:
-            return deep
+        for family in FAMILIES:
+            found = family(name, image_size=image_size, channels=channels, classes=classes)
+            if found is not None:
+                return found
         raise ValueError(
-            f"there is no model {name!r}: choose from {', '.join(MODELS)} or timm:NAME (such as timm:resnet50)"
+            f"there is no model {name!r}: choose from {', '.join(MODELS)}, a deep one such as resnet56, vgg19-nobn or "
+            "densenet100, or timm:NAME (such as timm:resnet50)"
         )
     return MODELS[name](image_size=image_size, channels=channels, classes=classes)
 

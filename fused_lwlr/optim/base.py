@@ -11,7 +11,7 @@ from torch._C import _set_grad_enabled
 
 from fused_lwlr.kernels import Gate, Rule
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim import multipliers as multiplier
+from fused_lwlr.optim import layers as of_layers
 from fused_lwlr.optim.average import averages_of, check_decay, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import read, require_dict
@@ -35,9 +35,13 @@ class FusedOptimizer(torch.optim.Optimizer):
         fused: accepted for compatibility; `backend` decides. Must not contradict "triton" or "torch".
         capturable: allows `step()` to be captured in a CUDA graph, after a step was taken. lr and weight_decay are
             read by every replay if they are tensors on the GPU; step counts are kept there, as `state["step"]`.
-        multipliers: layer name -> η, such as `fused_lwlr.calibrate` returns; needs named parameters
-            (`model.named_parameters()`). A parameter that is not named gets 1. They are part of
-            `state_dict()`. Initializing the Layer-wise Learning Rate, Eq. 2.
+        layers: what differs from layer to layer: names of parameters, of slices of them ("qkv.weight[0:64]") or
+            patterns with `*` and `?` -> a multiplier η of lr, such as `fused_lwlr.calibrate` returns (Initializing the
+            Layer-wise Learning Rate, Eq. 2), or a dict of options: "lr" and "weight_decay" multiply the group's,
+            "betas" and "eps" replace the group's. Where several fit a layer, their options are merged in the order of
+            the mapping, and the last of each counts. A list of mappings is read as one. It needs named parameters
+            (`model.named_parameters()`). They are part of `state_dict()`. A param group may have its own.
+        multipliers: the older name of `layers`.
         scaling: one factor for each layer from norms of this step: `ELR`, `LARS`, `LARC`, `LAMB`, ... Still one launch.
         clip_global_norm: the largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` before the
             step would have it, but `.grad` stays as it is. Costs a launch that reads the gradients.
@@ -63,8 +67,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             "triton" and "torch" insist. "torch" computes the bits of `torch.optim`'s single-tensor path.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a multiplier that names no
-            parameter.
+        ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.
     """
 
     rule: Rule
@@ -106,14 +109,18 @@ class FusedOptimizer(torch.optim.Optimizer):
         )  # fmt: skip
         return options
 
-    def _finish(self, multipliers: Mapping[str, float] | None) -> None:
+    def _finish(self, options: Mapping[str, Any]) -> None:
         """Takes the options that name parameters, once there are param groups."""
         groups, scaling = self.param_groups, self.scaling
-        if multipliers is not None:
-            if any(group["multipliers"] is not None for group in groups):
-                raise ValueError("multipliers= is given twice: to the optimizer, and in a param group")
-            for group, entries in zip(groups, multiplier.resolve(multipliers, groups), strict=True):
-                group["multipliers"] = entries
+        if options["layers"] is not None and options["multipliers"] is not None:
+            raise ValueError("layers= and multipliers=, its older name, are both given: give layers= alone")
+        argument = "multipliers=" if options["layers"] is None else "layers="
+        given = options[argument[:-1]]
+        if given is not None:
+            if any(group["layers"] is not None for group in groups):
+                raise ValueError(f"{argument} is given twice: to the optimizer, and in a param group")
+            for group, entries in zip(groups, of_layers.resolve(given, groups, argument), strict=True):
+                group["layers"] = entries
         if scaling is not None:
             named = all("param_names" in group for group in groups)
             scaling.check([name for group in groups for name in group["param_names"]] if named else None)
@@ -147,7 +154,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.setdefault("capturable", False)
             group.setdefault("ema", None)
-            group.setdefault("multipliers", None)
+            of_layers.rename(group)
+            group.setdefault("layers", None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group, as in `torch.optim`.
@@ -164,6 +172,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         for name, why in UNSUPPORTED.items():
             if options.get(name):
                 raise ValueError(f"{name}={options[name]} is not supported: {why}")
+        if options.get("layers") is not None and options.get(of_layers.OLD) is not None:
+            raise ValueError("a param group has both 'layers' and 'multipliers', its older name: give 'layers' alone")
         self.options.check_fused(options.get("fused"))
         check_decay(options.get("ema"))
         super().add_param_group(param_group)
@@ -171,9 +181,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         group.setdefault("capturable", self.options.capturable)
         group.setdefault("ema", self.options.ema)
         try:
-            if isinstance(group.setdefault("multipliers", None), Mapping):
-                group["multipliers"] = multiplier.resolve(group["multipliers"], [group])[0]
-            multiplier.check(group["multipliers"], group["params"])
+            argument = "multipliers=" if of_layers.OLD in group else "layers="
+            of_layers.rename(group)
+            group["layers"] = of_layers.taken(group, group.get("layers"), argument)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -242,6 +252,15 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     step = hooked(step)
 
+    def layers(self) -> dict[str, dict[str, Any]]:
+        """Returns what every layer has now: its name -> lr, weight_decay, and betas and eps if the rule has them.
+
+        lr and weight_decay are the group's times the multipliers of the layer. Of parameters without names, the name
+        is the number of their group and their place in it, such as "0.3".
+        """
+        self.complete_groups()
+        return of_layers.effective(self.param_groups)
+
     def layer_stats(self) -> StepStatistics:
         """Norms, ELR and trust ratio of every layer in the last step, from what the step computed anyway.
 
@@ -291,15 +310,15 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.holds_averages = False
 
     def state_dict(self) -> dict[str, Any]:
-        """As `torch.optim`'s, with multipliers; a step that was skipped because of a gradient is reported first."""
+        """As `torch.optim`'s, with layers; a step that was skipped because of a gradient is reported first."""
         self._report(wait=True)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of its `torch.optim` namesake: all of it, or nothing.
 
-        Multipliers come from the dict if it has them and stay as they are if not; so does the decay `ema`, for which
-        None counts as not having it: averages that the dict lacks begin with the weights before the next step.
+        Options of layers come from the dict if it has them and stay as they are if not; so does the decay `ema`, for
+        which None counts as not having it: averages that the dict lacks begin with the weights before the next step.
         Implementation flags (`foreach`, `fused`, ...) stay as constructed. State is copied, in the dtype that the
         optimizer keeps it in.
 
@@ -342,12 +361,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._plan, self._buckets = None, ()
 
     def __repr__(self) -> str:
-        groups = [group.get("multipliers") for group in self.param_groups]
+        groups = [group.get("layers") for group in self.param_groups]
         try:
             for group, entries in zip(self.param_groups, groups, strict=True):
                 if entries is not None:
-                    group["multipliers"] = f"for {len(entries)} parameters"
+                    group["layers"] = f"of {len(entries)} parameters, see layers()"
             return super().__repr__()
         finally:
             for group, entries in zip(self.param_groups, groups, strict=True):
-                group["multipliers"] = entries
+                group["layers"] = entries

@@ -17,6 +17,9 @@ from fused_lwlr.scaling import Scaling
 
 Groups = Sequence[dict[str, Any]]
 Nonfinite = Literal["propagate", "skip", "raise"]
+Entries = Mapping[str, float | Mapping[str, Any]]
+Layers = Entries | Sequence[Entries] | None
+"""Name or pattern -> η or options, see `FusedOptimizer`."""
 MASTER = "master_weight"
 RADIUS = "radius"
 HALF = (torch.bfloat16, torch.float16)
@@ -33,7 +36,8 @@ class SharedOptions(TypedDict, total=False):
     differentiable: bool
     fused: bool | None
     capturable: bool
-    multipliers: Mapping[str, float] | None
+    layers: Layers
+    multipliers: Layers
     scaling: Scaling | None
     clip_global_norm: float | None
     nonfinite: Nonfinite
@@ -46,8 +50,8 @@ class SharedOptions(TypedDict, total=False):
 
 
 DEFAULTS: SharedOptions = {
-    "foreach": None, "differentiable": False, "fused": None, "capturable": False, "multipliers": None, "scaling": None,
-    "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "master_weights": False,
+    "foreach": None, "differentiable": False, "fused": None, "capturable": False, "layers": None, "multipliers": None,
+    "scaling": None, "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "master_weights": False,
     "stochastic_rounding": False, "rounding_seed": 0, "state_dtype": None, "backend": "auto",
 }  # fmt: skip
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from fused_lwlr import ops
 from fused_lwlr.kernels import Row, Table
 from fused_lwlr.memory import all_addressable, is_fake
-from fused_lwlr.optim import multipliers
+from fused_lwlr.optim import layers
 from fused_lwlr.optim.average import EMA
+from fused_lwlr.optim.layers import Variant
 from fused_lwlr.optim.options import RADIUS, Groups, StepOptions
 from fused_lwlr.rescaling import Target
 from fused_lwlr.scaling import Scaling
@@ -112,8 +113,10 @@ def rows_of(
     scaling: Scaling | None,
     every: Sequence[Tensor],
     targets: Sequence[Target],
-) -> tuple[list[list[Row]], list[list[str]]]:
-    """Returns the rows of each tensor, as of the first tensor of a table, and what these are called.
+) -> tuple[list[list[Row]], list[list[str]], list[tuple[int, Variant]]]:
+    """Returns the rows of each tensor, as of the first tensor of a table, what these are called, and their hyper rows.
+
+    There is a hyper row for each param group, and for each set of options that some of its layers have.
 
     Args:
         groups: the param groups.
@@ -128,17 +131,24 @@ def rows_of(
         [Row(0, power=p, counts_for_max_norm=c) for p, c in [powers[id(t)]]] if id(t) in powers else [] for t in every
     ]
     names = [[""] * len(own) for own in rows]
+    variants: dict[tuple[int, Variant], int] = {}
     places = [(number, group, at) for number, group in enumerate(groups) for at in range(len(group["params"]))]
     for i, (number, group, at) in enumerate(places):
         if not stepped[i]:
             continue
-        param = params[i]
+        param, rows[i] = params[i], []
         name = group["param_names"][at] if "param_names" in group else None
         label = f"{number}.{at}" if name is None else name
         scaled = scaling is not None and scaling.selects(name, param)
-        entry = 1.0 if group["multipliers"] is None else group["multipliers"][at]
-        slices = multipliers.slices(param, entry)
-        whole = [Row(0, start, stop, eta, scaled, *powers.get(id(param), ())) for start, stop, eta in slices]
-        rows[i] = [local_row(row, param) for row in whole]
+        on_sphere = scaled and scaling is not None and scaling.on_spheres
+        entry = 1.0 if group["layers"] is None else group["layers"][at]
+        slices = layers.slices(param, entry)
+        for start, stop, packed in slices:
+            eta, variant = layers.split(packed)
+            if on_sphere:  # weight decay does not act there
+                variant = 0.0, variant[1]
+            hyper = variants.setdefault((number, variant), len(variants))
+            row = Row(0, start, stop, eta, scaled, *powers.get(id(param), (0, False)), hyper)
+            rows[i].append(local_row(row, param))
         names[i] = [label if stop is None else f"{label}[{start}:{stop}]" for start, stop, _ in slices]
-    return rows, names
+    return rows, names, list(variants)

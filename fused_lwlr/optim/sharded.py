@@ -123,9 +123,9 @@ class Sharded:
 
     def _factors(self, hyper: Sequence[Any], scale: Scale, norm: Tensor, weight_norm: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what the formula of a scaling makes of the norms of all rows, and the learning rate of each."""
-        used = [hyper[part.table.hyper_row[row.tensor]] for part in self._parts for row in part.table.rows]
+        used = [hyper[i] for part in self._parts for i in part.table.hyper_row]
         lr = _numbers([h.lr for h in used], norm) * self._multiplier
-        weight_decay = _numbers([h.weight_decay for h in used], norm)
+        weight_decay = _numbers([h.weight_decay * h.decay_factor for h in used], norm)
         numbers = [norm.new_full((), number) for number in scale.numbers]
         return scale.formula(norm, weight_norm, lr, weight_decay, *numbers), lr
 

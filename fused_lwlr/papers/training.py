@@ -2,12 +2,14 @@
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
 from fused_lwlr import LayerRates
+from fused_lwlr.data import Splits, Text
+from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.training.loop import DivergedError, Loop
 from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import Recipe
@@ -21,12 +23,14 @@ class Trained:
     """How a training went: the mean loss of each epoch, and the test accuracy in % after it.
 
     Attributes:
+        val_loss: after the last epoch, on the training images that were held out; None without any, or if it diverged.
         problem: why it ended before its last epoch, or None.
         rates: the layer-wise rates that it used, or None.
     """
 
     losses: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
+    val_loss: float | None = None
     problem: str | None = None
     rates: LayerRates | None = None
 
@@ -63,13 +67,17 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
     return Recipe.from_dict({**own, **fields, "deterministic": False, **asked})
 
 
-def trainer_of(recipe: Recipe, model: nn.Module | None = None) -> Trainer:
-    """What trains by a recipe, in this process alone."""
-    return Trainer(recipe, World(0, 1, pick_device(recipe.device)), load_data(recipe), model=model)
+def trainer_of(recipe: Recipe, model: nn.Module | None = None, data: Splits | Text | None = None) -> Trainer:
+    """What trains by a recipe, in this process alone; on other data, where they are given."""
+    return Trainer(recipe, World(0, 1, pick_device(recipe.device)), data or load_data(recipe), model=model)
 
 
 def train(
-    recipe: Recipe, *, model: nn.Module | None = None, optimizer: Callable[[Trainer], Any] | None = None
+    recipe: Recipe,
+    *,
+    model: nn.Module | None = None,
+    optimizer: Callable[[Trainer], Any] | None = None,
+    tuned: bool = False,
 ) -> Trained:
     """Train by a recipe, in this process; nothing is written. A training that diverges ends early.
 
@@ -79,14 +87,21 @@ def train(
         recipe: what to train.
         model: a network to train, with the weights that it has, instead of the one that the recipe names.
         optimizer: makes the optimizer, of a trainer with its model and rates, instead of what the recipe says.
+        tuned: hold out a part of the training images, to choose the learning rate by.
     """
-    trainer = trainer_of(recipe, model)
+    data = load_data(recipe)
+    fit, held_out = hold_out(data) if tuned else (data, None)
+    trainer = trainer_of(recipe, model, fit)
     trainer.prepare(optimizer)
     found = Trained(rates=trainer.rates)
     try:
         Loop(trainer, lambda after: [found], every=trainer.steps_per_epoch).train()
     except DivergedError as error:
         found.problem = str(error)
+        return found
+    if held_out is not None:
+        trainer.data = replace(fit, val=held_out)
+        found.val_loss = trainer.test()["model"].loss
     return found
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Rule, Scale
 from fused_lwlr.kernels.control import Place
-from fused_lwlr.scaling.patterns import check_patterns, matches, split_patterns
+from fused_lwlr.patterns import find, matches, split_patterns
 
 Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
 
@@ -152,7 +152,9 @@ class Scaling:
             )
         chosen, left_out = split_patterns(self._patterns)
         argument = f"{type(self).__name__}(select=...)"
-        check_patterns([*chosen, *left_out], list(names), argument, "parameter of this optimizer")
+        known = set(names)
+        for pattern in (*chosen, *left_out):
+            find(pattern, known, argument, "parameter of this optimizer")
 
     @property
     def _patterns(self) -> list[str]:

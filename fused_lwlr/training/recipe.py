@@ -74,8 +74,8 @@ class Recipe:
 
     model: str = _model(
         "resnet",
-        "resnet, vit, resnet56, noshort110-nobn, ... (small ones of our own), or timm:NAME; of text gptN or postlnN, "
-        "with N blocks, or hf:NAME, of transformers and untrained; of pairs seq2seqN.",
+        "resnet, vit, resnet56, noshort110-nobn, vgg19, densenet100, ... (small ones of our own), or timm:NAME; of "
+        "text gptN or postlnN, with N blocks, or hf:NAME, of transformers and untrained; of pairs seq2seqN.",
         metavar="NAME",
     )
     model_args: tuple[str, ...] = _model(

@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Callable
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +14,7 @@ from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.streams import imported
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
+from fused_lwlr.patterns import matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.recipe import Recipe
@@ -141,11 +141,11 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
     names = {name for name, _ in spared}
     groups: list[dict[str, Any]] = [{"params": [pair for pair in named if pair[0] not in names]}]
     groups += [{"params": spared, "weight_decay": 0.0}] if spared else []
-    multipliers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
+    layers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
     common: dict[str, Any] = {
         "lr": peak_lr(recipe),
         "weight_decay": recipe.weight_decay,
-        "multipliers": multipliers,
+        "layers": layers,
         "scaling": new_scaling(recipe, included),
         "clip_global_norm": recipe.clip_global_norm,
         "ema": recipe.ema,
@@ -182,8 +182,8 @@ def _scaling(recipe: Recipe) -> Scaling | None:
 def _included(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> Callable[[str, Tensor], bool]:
     """Tells which parameters none of the patterns of `exclude` fits."""
     for pattern in recipe.exclude:
-        if not any(fnmatchcase(name, pattern) for name, _ in named):
+        if not any(matches(name, [pattern]) for name, _ in named):
             raise ValueError(
                 f"--exclude {pattern} fits no parameter of {recipe.model}, which has {named[0][0]}, {named[-1][0]}, ..."
             )
-    return lambda name, param: not any(fnmatchcase(name, pattern) for pattern in recipe.exclude)
+    return lambda name, param: not matches(name, recipe.exclude)

@@ -71,8 +71,10 @@ def step(
     """
     control = Control(table, scale, gate, write, rounding_seed)
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
-    for row, (param, grad, taken, master_weight, ema, *stored) in columns:
-        h = hyper[table.hyper_row[row.tensor]]
+    for hyper_row, (row, (param, grad, taken, master_weight, ema, *stored)) in zip(
+        table.hyper_row, columns, strict=True
+    ):
+        h = hyper[hyper_row]
         if grad is None:
             # a row that is only rescaled is not counted, and its average stays
             taken = ema = None
@@ -151,7 +153,7 @@ class Control:
         """Goes on to the next row."""
         self._row, self._param, self._taken = row, param, taken
         self._index += 1
-        self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(hyper.weight_decay)
+        self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(hyper.weight_decay) * hyper.decay_factor
 
     def own(self, tensor: Tensor) -> Tensor:
         """Returns the tensor to compute in: itself, or a copy if it is half precision or may have to stay."""

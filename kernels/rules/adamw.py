@@ -31,6 +31,7 @@ class AdamWHyper(NamedTuple):
     Attributes:
         bias_correction: whether 1 − βᵗ stands as it is, or is 1.
         ema: the decay of the average of the weights, where there is one.
+        decay_factor: what multiplies weight_decay; not 1 only where that is a tensor.
     """
 
     lr: Number
@@ -41,6 +42,7 @@ class AdamWHyper(NamedTuple):
     maximize: bool = False
     bias_correction: bool = True
     ema: float = 0.0
+    decay_factor: float = 1.0
 
 
 OPTIONS = itemgetter("lr", "betas", "eps", "weight_decay", "maximize")
@@ -50,7 +52,9 @@ def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> AdamWHyper:
     """Returns the hyper row of a param group."""
     lr, (beta1, beta2), eps, weight_decay, maximize = OPTIONS(options)
     # takes less time than a call of the class
-    return AdamWHyper._make((lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, bias_correction, 0.0))
+    return AdamWHyper._make(
+        (lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, bias_correction, 0.0, 1.0)
+    )
 
 
 def reference(

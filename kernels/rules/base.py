@@ -32,7 +32,8 @@ class Rule:
 
     Attributes:
         name: the name in `LEAST_RESIDENT`.
-        hyper: the type of a hyper row, a NamedTuple of `lr`, and then at least `weight_decay`, `maximize` and `ema`.
+        hyper: the type of a hyper row, a NamedTuple of `lr`, and then at least `weight_decay`, `maximize`, `ema` and
+            `decay_factor`.
         hyper_of: (options, bias_correction) -> hyper row of a param group with these options, without the average.
         states: the names of the state columns, at most three.
         offers: the places at which a `Scale` can act.

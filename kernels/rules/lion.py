@@ -18,6 +18,7 @@ class LionHyper(NamedTuple):
     weight_decay: Number = 0.0
     maximize: bool = False
     ema: float = 0.0
+    decay_factor: float = 1.0
 
 
 def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> LionHyper:

@@ -22,6 +22,7 @@ class SGDHyper(NamedTuple):
 
     Attributes:
         ema: the decay of the average of the weights, where there is one.
+        decay_factor: what multiplies weight_decay; not 1 only where that is a tensor.
     """
 
     lr: Number
@@ -31,6 +32,7 @@ class SGDHyper(NamedTuple):
     nesterov: bool = False
     maximize: bool = False
     ema: float = 0.0
+    decay_factor: float = 1.0
 
 
 OPTIONS = itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
@@ -39,7 +41,7 @@ OPTIONS = itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", 
 def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> SGDHyper:
     """Returns the hyper row of a param group."""
     # takes less time than a call of the class
-    return SGDHyper._make((*OPTIONS(options), 0.0))
+    return SGDHyper._make((*OPTIONS(options), 0.0, 1.0))
 
 
 def reference(
@@ -112,6 +114,7 @@ class LRInMomentumHyper(NamedTuple):
         lr: 1, since the buffer has the learning rate; 0 in the row that changes nothing.
         gradient_lr: the learning rate.
         ema: the decay of the average of the weights, where there is one.
+        decay_factor: what multiplies weight_decay; not 1 only where that is a tensor.
     """
 
     lr: Number
@@ -121,6 +124,7 @@ class LRInMomentumHyper(NamedTuple):
     nesterov: bool = False
     maximize: bool = False
     ema: float = 0.0
+    decay_factor: float = 1.0
 
 
 def lr_in_momentum_hyper_of(options: Mapping[str, Any], bias_correction: bool) -> LRInMomentumHyper:

@@ -116,15 +116,14 @@ class DeviceTable:
         hyper_row, last = self._last
         if table.hyper_row is not hyper_row:
             hyper_row = table.hyper_row
-            self._upload.assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._layout.tensor])
+            self._upload.assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64))
         if numbers.data != last.data:
             self._upload.behind = True
             self._hyper[: len(numbers.data)] = numbers.data
         if numbers.scheduled is not None:
-            scheduled = numbers.scheduled[:, self._layout.tensor]
-            if not np.array_equal(scheduled, self._scheduled):
+            if not np.array_equal(numbers.scheduled, self._scheduled):
                 self._upload.behind = True
-                self._scheduled[:] = scheduled
+                self._scheduled[:] = numbers.scheduled
         self._last = hyper_row, numbers
         capturing = table.capturable and is_capturing()
         if self.norms.measured and self.norms.look(capturing=capturing):

@@ -38,7 +38,7 @@ class Layout:
 
     def __init__(self, table: Table):
         params = [real(p) for p in table.columns["param"]]
-        tensor, start, stop, multiplier, scaled, power, counts_for_max_norm = zip(*table.rows, strict=True)
+        tensor, start, stop, multiplier, scaled, power, counts_for_max_norm, _ = zip(*table.rows, strict=True)
         slices = [i for i, end in enumerate(stop) if end is not None]
         split = {tensor[i] for i in slices}
         self.strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]

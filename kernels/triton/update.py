@@ -14,7 +14,10 @@ from fused_lwlr.kernels.triton.tile import ALIGNMENT, EMA, HYPER_ROW, MASTER, NU
 
 @triton.jit
 def number(hyper, INDEX: tl.constexpr, ON_DEVICE: tl.constexpr):
-    """lr or a weight decay. If the row holds an address, the number is there, in double precision if bit 0 is set."""
+    """lr or a weight decay. If the row holds an address, the number is there, in double precision if bit 0 is set.
+
+    A weight decay is multiplied by the factor of its row.
+    """
     value = tl.load(hyper + INDEX)
     if ON_DEVICE:
         at = tl.load((hyper + 4).to(tl.pointer_type(tl.int64)) + (INDEX + 1) // 2)
@@ -22,6 +25,8 @@ def number(hyper, INDEX: tl.constexpr, ON_DEVICE: tl.constexpr):
         here = tl.load((at - at % 2).to(tl.pointer_type(tl.float64)), mask=double, other=0.0).to(tl.float32)
         there = tl.load(at.to(tl.pointer_type(tl.float32)), mask=(at != 0) & (at % 2 == 0), other=0.0)
         value = tl.where(at == 0, value, tl.where(double, here, there))
+        if INDEX != 0:
+            value *= tl.load(hyper + 11)
     return value
 
 

@@ -8,7 +8,10 @@ import torch
 
 WRONG = [
     # names of models, data, devices and presets
-    ("calibrate --model nope", "there is no model 'nope': choose from resnet, vit, noshort, short or timm:NAME"),
+    (
+        "calibrate --model nope",
+        "there is no model 'nope': choose from resnet, vit, noshort, short, a deep one such as ",
+    ),
     ("calibrate --data nowhere", "nowhere is not a folder of images, nor the name of a data set (digits, synthetic)"),
     ("calibrate --device toaster", "--device 'toaster' cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),

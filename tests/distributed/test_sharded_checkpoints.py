@@ -109,7 +109,7 @@ def test_saved_by_two_loaded_by_four_and_by_one(name, options):
         assert optimizer.param_groups[0]["lr"] == OPTIONS[name]["lr"]
         for p in model.parameters():
             for key, value in optimizer.state[p].items():
-                assert key == "step" or getattr(value, "placements", None) == getattr(p, "placements", None)
+                assert key in ("step", "radius") or getattr(value, "placements", None) == getattr(p, "placements", None)
         train(model, optimizer, range(2, 4))
         assert_same(model, optimizer, alone, expected)
 

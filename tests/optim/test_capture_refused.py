@@ -105,7 +105,7 @@ def test_in_backward(name, capturing, device):
 CHANGES = {
     "state": lambda ours, named: ours.load_state_dict(ours.state_dict()),
     "group": lambda ours, named: ours.add_param_group({"params": [("more", torch.nn.Parameter(torch.ones(3)))]}),
-    "multipliers": lambda ours, named: ours.param_groups[0].update(multipliers=[2.0, 1.0, 1.0]),
+    "multipliers": lambda ours, named: ours.param_groups[0].update(layers=[2.0, 1.0, 1.0]),
     "parameter": lambda ours, named: setattr(named[0][1], "data", named[0][1].data.clone()),
 }
 

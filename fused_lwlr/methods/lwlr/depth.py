@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from fused_lwlr.scaling.patterns import matches
+from fused_lwlr.patterns import find
 
+Blocks = str | Sequence[str] | None
+"""The name of a list of blocks, or the names of blocks; None for the list that holds nearly all parameters."""
 TRUNK = 0.8
 """The part of all parameters that a list of blocks must hold to be found."""
 
@@ -23,7 +25,7 @@ def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> d
         low, high: the rates of the first and the last tensor, before they are scaled.
 
     Returns:
-        Parameter name -> η, for `multipliers=` of an optimizer.
+        Parameter name -> η, for `layers=` of an optimizer.
 
     Raises:
         ValueError: a bound that is negative, both 0, or a model without trainable parameters.
@@ -50,7 +52,7 @@ def depth_decreasing(model: nn.Module, high: float = 2.0, low: float = 1.0) -> d
 
 
 def layer_decay(
-    model: nn.Module, decay: float, *, blocks: str | Sequence[str] | None = None, frozen: Iterable[str] = ()
+    model: nn.Module, decay: float, *, blocks: Blocks = None, frozen: Iterable[str] = ()
 ) -> dict[str, float]:
     """Rates for fine-tuning that fall by a factor from each block to the one before it.
 
@@ -68,7 +70,7 @@ def layer_decay(
             bit, although gradients are computed.
 
     Returns:
-        Parameter name -> η, for `multipliers=` of an optimizer.
+        Parameter name -> η, for `layers=` of an optimizer.
 
     Raises:
         ValueError: a decay out of range, blocks that are not in the model or that cannot be found, or a pattern that
@@ -76,7 +78,7 @@ def layer_decay(
     """
     if not 0 < decay <= 1:
         raise ValueError(f"decay={decay} must be above 0 and at most 1")
-    names = _blocks(model, blocks)
+    names = blocks_of(model, blocks)
     found, depth = {}, 0
     for name, _ in model.named_parameters():
         inside = [k for k, block in enumerate(names, 1) if name.startswith(f"{block}.")]
@@ -84,10 +86,7 @@ def layer_decay(
         depth = inside[0] if inside else len(names) + 1 if depth else 0
         found[name] = decay ** (len(names) + 1 - depth)
     for pattern in frozen:
-        hit = [name for name in found if matches(name, [pattern])]
-        if not hit:
-            raise ValueError(f"frozen= has {pattern!r}, which fits no parameter of the model")
-        found |= dict.fromkeys(hit, 0.0)
+        found |= dict.fromkeys(find(pattern, found, "frozen=", "parameter of the model"), 0.0)
     return found
 
 
@@ -103,8 +102,12 @@ def _linear(model: nn.Module, first: float, last: float) -> dict[str, float]:
     return {name: raw[name] * scale if name in raw else 1.0 for name, _ in model.named_parameters()}
 
 
-def _blocks(model: nn.Module, wanted: str | Sequence[str] | None) -> list[str]:
-    """The names of the blocks, in order."""
+def blocks_of(model: nn.Module, wanted: Blocks) -> list[str]:
+    """Returns the names of the blocks, in order.
+
+    Raises:
+        ValueError: no such blocks, or none found.
+    """
     modules = dict(model.named_modules())
     if wanted is None:
         wanted = _trunk(model)

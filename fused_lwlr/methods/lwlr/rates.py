@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fused_lwlr.layers import split_name
-from fused_lwlr.scaling.patterns import check_patterns, matches
+from fused_lwlr.patterns import find, matches
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ class LayerRate:
 class LayerRates(Mapping[str, float]):
     """Layer name -> learning-rate multiplier η, in the order of the model's parameters.
 
-    A mapping that optimizers accept as `multipliers=`.
+    A mapping that optimizers accept as `layers=`.
 
     Attributes:
         layers: a `LayerRate` for each layer.
@@ -110,8 +110,9 @@ class LayerRates(Mapping[str, float]):
         Raises:
             ValueError: a pattern matches no layer, or no measured layer is left.
         """
-        names = [*self._eta, *{split_name(name)[0] for name in self._eta}]
-        check_patterns(patterns, names, "exclude", "layer of these rates")
+        names = {*self._eta, *(split_name(name)[0] for name in self._eta)}
+        for pattern in patterns:
+            find(pattern, names, "exclude", "layer of these rates")
         left = [layer for layer in self.layers if not (layer.note or matches(layer.name, patterns))]
         if not left:
             raise ValueError(f"exclude has {', '.join(map(repr, patterns))}, which leaves no measured layer")
