@@ -10,24 +10,24 @@ from fused_lwlr.scaling.base import Scaling, Selector, weights
 
 @dataclass(frozen=True)
 class Hyperball(Scaling):
-    """Every layer keeps the norm that it starts with, and moves by lr times that norm: AdamH, SGDH, Lion likewise.
+    """Keep every layer at its initial norm, and move it by lr times that norm: AdamH with `AdamW`, SGDH with `SGD`.
 
         w ← R · N(w − lr · η · R · N(u)),    N(x) = x / ‖x‖
 
     (Wen et al., arXiv:2606.16899.) u is the direction of the rule, without weight decay, which does not act on these
-    layers. R is ‖w‖ of the layer when it was first stepped, as `state["radius"]`: float32, one number for the
-    parameter, or one for each of its slices that are layers of their own. It is saved and loaded with the state; where
-    a checkpoint has none, it is that of the weight before the next step. Exact weights (`master_weights`) are those on
-    the sphere, and the average of the weights (`ema`) is not on it.
+    layers. R is ‖w‖ of the layer at its first step. It is kept as `state["radius"]`: float32, one number for the
+    parameter, or one for each of its slices that are separate layers. It is saved and loaded with the state. If a
+    checkpoint has no radius, R is the norm of the weight before the next step. With `master_weights` the exact weights
+    are on the sphere. The average of the weights (`ema`) is not.
 
-    A layer whose direction is zero, or that has lr · η = 0, is left as it is. A layer of zeros has no sphere: it takes
-    plain steps of the rule, without decay, for good; leave out by `select` what starts at zero.
+    A layer whose direction is zero, or whose lr · η is 0, does not change. A layer of zeros has no sphere: it takes
+    plain steps of the rule without decay. Leave layers that start at zero out by `select`.
 
-    One launch, and the memory traffic of `LAMB`.
+    The step takes one launch, with the memory traffic of `LAMB`.
 
     Args:
-        select: the layers on spheres; weights, and neither biases nor normalizations, by default. The others take plain
-            steps, with decay. Embeddings and output layers are among the weights.
+        select: the layers on spheres; by default weights, which include embeddings and the output layer, but not biases
+            and normalizations. Other layers take plain steps, with decay.
     """
 
     select: Selector = field(default=weights, kw_only=True)

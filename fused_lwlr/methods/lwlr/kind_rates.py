@@ -15,6 +15,9 @@ def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
     These are parameters with fewer than two dimensions, those of normalizations and of `torch.nn.Embedding`, and what
     `model.no_weight_decay()` names where there is such a method, as in timm's models.
 
+    Args:
+        model: the model whose parameters the optimizer gets.
+
     Returns:
         Parameter name -> {"weight_decay": 0}, for `layers=` of an optimizer; beside rates
         `layers=[rates, no_decay(model)]`.
