@@ -31,45 +31,48 @@ class FusedOptimizer(torch.optim.Optimizer):
     A subclass names its rule.
 
     Args:
-        foreach, differentiable: refused when True.
-        fused: accepted for compatibility; `backend` decides. Must not contradict "triton" or "torch".
-        capturable: allows `step()` to be captured in a CUDA graph, after a step was taken. lr and weight_decay are
-            read by every replay if they are tensors on the GPU; step counts are kept there, as `state["step"]`.
-        layers: what differs from layer to layer: names of parameters, of slices of them ("qkv.weight[0:64]") or
-            patterns with `*` and `?` -> a multiplier η of lr, such as `fused_lwlr.calibrate` returns (Initializing the
-            Layer-wise Learning Rate, Eq. 2), or a dict of options: "lr" and "weight_decay" multiply the group's,
-            "betas" and "eps" replace the group's, and "corrected_decay": True multiplies the decay by lr / max_lr. The
-            option max_lr of a param group is the lr that it is made with by default. Where several fit a layer, their
-            options are merged in the order of the mapping, and the last of each counts. A list of mappings is read as
-            one. It needs named parameters (`model.named_parameters()`). They are part of `state_dict()`. A param group
-            may have its own.
+        foreach, differentiable: must not be True.
+        fused: accepted for compatibility; `backend` decides. It must not contradict "triton" or "torch".
+        capturable: allows `step()` to be captured in a CUDA graph, after a first step without one. Every replay reads
+            lr and weight_decay that are tensors on the GPU. Step counts are on the device, as `state["step"]`.
+        layers: options of single layers: a mapping from names of parameters, of slices of them ("qkv.weight[0:64]") or
+            patterns with `*` and `?`. A value is a multiplier η of lr, such as `fused_lwlr.calibrate` returns
+            (Initializing the Layer-wise Learning Rate, Eq. 2), or a dict of options: "lr" and "weight_decay" multiply
+            the group's, "betas" and "eps" replace the group's, and "corrected_decay": True multiplies the decay by
+            lr / max_lr, where the option max_lr of a param group is by default the lr that it is made with. If several
+            keys fit a layer, their options are merged in the order of the mapping, and the last of each counts. A list
+            of mappings is read as one. Parameters need names (`model.named_parameters()`). The options are part of
+            `state_dict()`. A param group may have its own.
         multipliers: the older name of `layers`.
-        scaling: one factor for each layer from norms of this step: `ELR`, `LARS`, `LARC`, `LAMB`, ... Still one launch.
-        clip_global_norm: the largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` before the
-            step would have it, but `.grad` stays as it is. Costs a launch that reads the gradients.
-        nonfinite: what a NaN or infinite gradient does. "propagate": it is used, as in torch.optim. "skip": the
-            device skips the step; no parameter, state or step count changes. "raise": it is skipped, and reported
-            at once or, on a GPU, by the next step. The last two keep step counts on the device, as `state["step"]`,
-            and cost the same launch as clipping.
-        ema: the decay of a moving average of the weights, moved by the same launch: after every step
-            e ← e + (1 − ema) · (w − e), in `state["ema"]`, float32 also of half precision, of the exact weight with
-            `master_weights`. It begins with the weight before the first step. None: there is none. An option of the
-            param group, that may change in every step: `group["ema"] = min(0.999, (1 + t) / (10 + t))` is a warm-up (in
-            a CUDA graph it is that of the capture). With None the average is dropped, and a number after that begins
-            with the weight as it is then. A parameter that is not stepped, for want of a gradient or since the step is
-            skipped, keeps its average. See `averaged()`.
-        cautious_decay: whether weight decay acts only on elements that it does not move against the step: those of
-            which weight and direction do not differ in sign (Cautious Weight Decay, arXiv 2510.12402). Of AdamW and
+        scaling: computes one factor for each layer from norms of this step, such as `ELR`, `LARS` or `LAMB`. The step
+            is still one launch.
+        clip_global_norm: the largest norm of all gradients together. The step is that after
+            `torch.nn.utils.clip_grad_norm_`, but `.grad` does not change. It costs a launch that reads the gradients.
+        nonfinite: what happens with a NaN or infinite gradient. "propagate" uses it, as torch.optim does. "skip" skips
+            the step on the device: no parameter, state or step count changes. "raise" skips the step, and raises an
+            error at once or, on a GPU, in the next step. "skip" and "raise" keep step counts on the device, as
+            `state["step"]`, and cost the same launch as clipping.
+        ema: the decay of a moving average of the weights; None for no average. The launch of a step moves it by
+            e ← e + (1 − ema) · (w − e), from the weight before the first step on. It is kept in `state["ema"]`, in
+            float32 for half precision too, and follows the exact weight with `master_weights`. It is an option of the
+            param group that may change in every step, for example for a warm-up: `group["ema"] = min(0.999, (1 + t) /
+            (10 + t))` (in a CUDA graph it is that of the capture). Setting it to None drops the average; a number after
+            that starts again from the current weight. A parameter that is not stepped, because it has no gradient or
+            the step is skipped, keeps its average. See `averaged()`.
+        cautious_decay: applies weight decay only to elements that it does not move against the step, which are those
+            whose weight and direction do not differ in sign (Cautious Weight Decay, arXiv 2510.12402). For AdamW and
             Lion.
-        master_weights: keeps the exact weights of half-precision parameters, float32, as `state["master_weight"]`, and
-            steps those. A parameter that was changed from outside counts as it is, element by element.
-        stochastic_rounding: rounds half-precision parameters and state up or down at random, so that expectations are
-            exact and small steps are not lost. The noise depends on `rounding_seed`, the parameter's place, the step
-            count and the element: the same in every run, and on every rank. Keeps step counts on the device.
-        rounding_seed: the seed of that noise.
-        state_dtype: the dtype of momentum and moments of float32 and half-precision parameters; theirs when None.
-        backend: "auto" takes Triton's kernels on GPUs and CPUs, and the PyTorch reference elsewhere and for float64;
-            "triton" and "torch" insist. "torch" computes the bits of `torch.optim`'s single-tensor path.
+        master_weights: keeps the exact weights of half-precision parameters in float32, as `state["master_weight"]`,
+            and steps these. An element of the parameter that was changed from outside replaces its exact weight.
+        stochastic_rounding: rounds half-precision parameters and state up or down at random, so that the mean is exact
+            and small steps are not lost. The noise depends on `rounding_seed`, the place of the parameter, the step
+            count and the element: it is the same in every run and on every rank. Step counts are on the device.
+        rounding_seed: the seed of that noise, from 0 to 2³¹ − 1.
+        state_dtype: the dtype of momentum and moments of float32 and half-precision parameters; the dtype of the
+            parameter when None.
+        backend: "auto" uses Triton's kernels on GPUs and CPUs, and the PyTorch reference for float64 and elsewhere.
+            "triton" and "torch" allow one of them only. "torch" computes the bits of `torch.optim`'s single-tensor
+            implementation.
 
     Raises:
         ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.
@@ -202,8 +205,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             closure: reevaluates the model and returns the loss.
 
         Raises:
-            FloatingPointError: with `nonfinite="raise"`, a gradient of this step (on a GPU: of the one before) that is
-                not finite. Nothing was changed by the step that it is of.
+            FloatingPointError: with `nonfinite="raise"`, a gradient of this step (on a GPU: of the one before) is not
+                finite. That step changed nothing.
             RuntimeError: sparse gradients, a parameter whose elements share memory, a capture in a CUDA graph
                 whose replays would not do what a step does, or a call within `averaged()`.
             ValueError: a backend that cannot work on a parameter, or state that does not fit one.
@@ -269,9 +272,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         return of_layers.effective(self.param_groups)
 
     def layer_stats(self) -> StepStatistics:
-        """Norms, ELR and trust ratio of every layer in the last step, from what the step computed anyway.
+        """Returns norms, ELR and trust ratio of every layer in the last step, which the step computed anyway.
 
-        A copy, on the device until asked for.
+        They are a copy, on the device until they are read.
 
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
@@ -293,17 +296,17 @@ class FusedOptimizer(torch.optim.Optimizer):
                 accuracy = evaluate(model)
                 torch.save(model.state_dict(), "averaged.pt")
 
-        Averages are rounded to the dtype of their parameter. On leaving, with an exception too, the weights of the
-        training are back, bit for bit; they are kept aside as a copy. Parameters without an average stay as they are.
-        Buffers, such as the running statistics of batch normalization, are not averaged, and are those of the training:
-        for some of the averaged weights, use `torch.optim.swa_utils.update_bn(loader, copy.deepcopy(model))` within.
+        Averages are rounded to the dtype of their parameter. On leaving, also with an exception, the trained weights
+        are back, bit for bit, from a copy. Parameters without an average do not change. Buffers, such as the running
+        statistics of batch normalization, are not averaged. To compute them for the averaged weights, call
+        `torch.optim.swa_utils.update_bn(loader, copy.deepcopy(model))` within.
 
         Args:
-            model: needed where it is under `torch.distributed.fsdp.fully_shard`, whose modules may hold whole weights
-                of the last forward pass: they are let go of, on entering and on leaving.
+            model: needed for a model under `torch.distributed.fsdp.fully_shard`, whose modules may still hold whole
+                weights of the last forward pass. These are freed on entering and on leaving.
 
         Raises:
-            RuntimeError: there are no averages yet, or this is called within itself; so does `step()` within.
+            RuntimeError: there are no averages yet, or this is called within itself. `step()` within it raises, too.
         """
         if self.holds_averages:
             raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
