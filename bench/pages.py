@@ -20,7 +20,7 @@ MARKER = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds what pages may link to."""
-    for path in [*RESULTS.rglob("*.png"), *RESULTS.glob("*.md"), *RESULTS.glob("*.txt"), *RESULTS.glob("*.csv")]:
+    for path in sorted(path for path in RESULTS.rglob("*") if path.suffix in (".csv", ".md", ".png", ".txt")):
         uri = f"results/{path.relative_to(RESULTS).as_posix()}"
         files.append(File.generated(config, uri, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV))
     return files
