@@ -16,6 +16,10 @@ Epochs = Annotated[
     int | None,
     typer.Option(help="Passes over the data.", min=1, metavar="N", show_default="what the study has"),
 ]
+Steps = Annotated[
+    int | None,
+    typer.Option(help="Steps of a training, with text.", min=1, metavar="N", show_default="what the study has"),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -58,9 +62,10 @@ def study(
     data: Annotated[
         str | None,
         typer.Option(
-            help="digits, or a folder of images with one sub-folder per class.",
+            help="digits, or a folder of images with one sub-folder per class; for studies of text python-docs, or "
+            "text:PATH.",
             metavar="NAME|PATH",
-            show_default="digits",
+            show_default="digits or python-docs",
         ),
     ] = None,
     model: Annotated[
@@ -72,6 +77,7 @@ def study(
         ),
     ] = None,
     epochs: Epochs = None,
+    steps: Steps = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,7 +105,7 @@ def study(
 
       fused-lwlr study lwlr-vs-single --data imagenet/ --model timm:resnet50 --epochs 90 --set amp=bf16
     """
-    chosen = {"seeds": seeds, "epochs": epochs, "data": data, "model": model, "training": set_ or ()}
+    chosen = {"seeds": seeds, "epochs": epochs, "steps": steps, "data": data, "model": model, "training": set_ or ()}
     _run(name, out or Path("runs/study") / f"{name}{'-quick' * quick}", jobs, quick=quick, device=device, **chosen)
 
 
