@@ -34,23 +34,22 @@ Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: seconds, and
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run.", metavar="FOLDER")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(help="Seeds 0, 1, ...; 3 show spreads.", min=1, metavar="N")] = 1,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.", min=1, metavar="N")] = 10,
+    seeds: Seeds = None,
+    steps: Steps = None,
     jobs: Jobs = None,
     quick: Quick = False,
     device: option.Device = "auto",
 ) -> None:
-    """Compare layer-wise rates with a single one, in minutes.
+    """Show what the methods are for: small Transformers on text, in minutes.
 
-    Trains a small ResNet and a small ViT with SGD and with AdamW on the 1797
-    handwritten digits that come with scikit-learn: at the learning rate that
-    suits a single rate best and at three times that. Then a deep network
-    without shortcuts (noshort) with plain SGD, and with every layer at one
-    effective learning rate. Ends with tables and a picture.
+    Trains on the documentation that comes with Python: a post-LN Transformer
+    with AdamW, plain, with warm-up, and from GradInit; one with SGD, plain,
+    with warm-up, and with every layer at one effective learning rate; and a
+    pre-LN one at a single rate and at layer-wise rates (LWLR). Each has its own
+    best learning rate. Ends with a table, a sentence on each result, and a
+    picture.
     """
-    # a smoke test has its own
-    chosen = {} if quick else {"seeds": seeds, "epochs": epochs}
-    _run("demo", out, jobs, quick=quick, device=device, **chosen)
+    _run("demo", out, jobs, quick=quick, device=device, seeds=seeds, steps=steps)
 
 
 def study(

@@ -16,12 +16,12 @@ MODEL = "postln6"
 WARMUP = 0.2
 GOAL = 0.5
 SETUPS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
-    "momentum, decay": (BOTH, (0.01, 0.02, 0.04, 0.08)),
+    "momentum, decay": (BOTH, (0.01, 0.02, 0.04, 0.08, 0.16)),
     "neither": (NEITHER, (0.075, 0.15, 0.3, 0.6)),
     "constrained": ({**NEITHER, "scaling": "elr", "goal": GOAL}, (0.015, 0.03, 0.06, 0.12)),
 }
 """SGD's fields, and the rates to choose from."""
-ADAMW_LRS = (0.0015, 0.003, 0.006, 0.012)
+ADAMW_LRS = (0.004, 0.008, 0.016)
 PAPER = {
     ("momentum, decay", "no"): "diverged",
     ("momentum, decay", "yes"): "1.310",
@@ -63,7 +63,7 @@ def report(settings: Settings, results: Any) -> Report:
     title = "post-LN Transformer: one effective learning rate in place of warm-up"
     return Report(
         language.tables(settings, results, title, {"paper: perplexity": said}, notes),
-        language.draw(results, col="optimizer", hue="setup", style="warm-up", colors={**COLORS, "no decay": "0.45"}),
+        language.draw(results, col=("optimizer",), hue="setup", style="warm-up", colors={**COLORS, "no decay": "0.45"}),
     )
 
 

@@ -17,7 +17,7 @@ WARMUP = 0.1
 STARTS = {"model": "PyTorch's", "lwlr": "LWLR's"}
 CALIBRATION = 30
 """Minibatches."""
-LRS = {"sgd": (0.15, 0.3, 0.6, 1.2), "adamw": (0.002, 0.004, 0.008)}
+LRS = {"sgd": (0.15, 0.3, 0.6, 1.2, 2.4), "adamw": (0.004, 0.008, 0.016, 0.032)}
 COLORS = {"single": "0.45", "layer-wise": "#d1495b"}
 
 
@@ -52,7 +52,7 @@ def report(settings: Settings, results: Any) -> Report:
     title = "pre-LN Transformer: a single rate and layer-wise ones"
     return Report(
         language.tables(settings, results, title, {"paper: ViT": said}, notes),
-        language.draw(results, col="optimizer", hue="rates", style="initialization", colors=COLORS),
+        language.draw(results, col=("optimizer",), hue="rates", style="initialization", colors=COLORS),
     )
 
 

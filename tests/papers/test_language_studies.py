@@ -1,7 +1,10 @@
 """The studies on text: smoke tests through the command, how a rate is chosen, and a training by hand."""
 
+import json
 import math
+from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from test_lwlr_studies import quick
@@ -10,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr.data import open_text, train_batches, val_batches
 from fused_lwlr.data.sampler import MicroBatchSampler
 from fused_lwlr.models.gpt import GPT
-from fused_lwlr.papers import language
+from fused_lwlr.papers import demo, language
 from fused_lwlr.papers.language import train_from, tuned, xavier_
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.tables import cell
@@ -26,7 +29,7 @@ def test_training_by_hand():
                        every=2, **SETTINGS)  # fmt: skip
     text = open_text("python-docs", context=64, vocabulary="characters")
     torch.manual_seed(1)
-    model = GPT(1, True, context=64, classes=len(text.classes))
+    model = GPT(1, True, context=64, classes=len(text.classes), width=32)
     torch.manual_seed(1)
     xavier_(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.3)
@@ -105,7 +108,7 @@ def test_study(tmp_path, name, column, values):
         assert row["best lr"] == min(tried, key=tried.get)
         assert row["held-out loss"] == cell(job["values"]["losses"])
         assert len(job["values"]["losses"]) == 2
-        assert {lr: shown[lr] for lr in tried} == tried
+        assert shown["lr: loss"] == ": ".join(list(tried.items())[-1])
     assert len({row["held-out loss"] for row in best}) == len(best), "no two ways to train are the same"
 
 
@@ -131,3 +134,47 @@ def test_xavier():
     assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05)
     assert not model.blocks[0].fc1.bias.any()
     assert torch.equal(model.tok_embed.weight, embedding)
+
+
+RECORDED = Path(__file__).parents[2] / "bench" / "results" / "studies"
+
+
+@pytest.mark.parametrize("entry", demo.ENTRIES, ids=lambda entry: f"{entry.task}-{entry.name}")
+def test_rates_of_the_demo_are_the_best_of_recorded_grids(entry):
+    found = []
+    for name in ("gradinit-language", "elr-language", "lwlr-language"):
+        results = json.loads((RECORDED / name / "results.json").read_text())
+        expected = {**entry.arm.fields, "steps": demo.STUDY.steps, "data": demo.STUDY.data}
+        found += [
+            job["values"] for job in results["jobs"] if job["parameters"] | expected == job["parameters"]
+            and job["parameters"]["labels"] == entry.arm.labels
+        ]  # fmt: skip
+    [values] = found
+    losses = {lr: val for lr, val, _ in values["grid"] if val is not None}
+    assert entry.lr == values["lr"] == min(losses, key=losses.get)
+    lrs = [lr for lr, _, _ in values["grid"]]
+    assert min(lrs) < entry.lr < max(lrs), "the best rate is at the edge of its grid"
+
+
+def of_demo(entries, losses):
+    rows = [
+        {"labels": entry.arm.labels, "seed": seed, "loss": loss, "curve": [[1, 3.0], [2, loss]]}
+        for entry, of in zip(entries, losses, strict=True) for seed, loss in enumerate(of)
+    ]  # fmt: skip
+    return pandas.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([1.80, 1.81, 1.79], "GradInit ends at 1.800, 0.150 below warm-up: it helps."),
+        ([2.10, 2.11, 2.09], "GradInit ends at 2.100, 0.150 above warm-up: it does not help."),
+        ([1.80, 2.11, 1.91], "GradInit ends at 1.940, 0.010 below warm-up: undecided, within two standard errors."),
+        ([1.80], "GradInit ends at 1.800, 0.150 below warm-up: of one seed."),
+        ([1.80, float("nan"), 1.79], "GradInit diverges."),
+    ],
+)
+def test_sentences_of_the_demo_follow_from_results(losses, said):
+    before = [[2.0, 2.0, 2.0], [1.95, 1.96, 1.94]]
+    results = of_demo(demo.ENTRIES[:3], [*(of[: len(losses)] for of in before), losses])
+    assert demo.sentence(results, demo.ENTRIES[2]) == f"Post-LN, AdamW: {said}"
