@@ -1,4 +1,4 @@
-# make demo: calibrate and train on the embedded data set.  make test: the test suite.
+# make demo: train small Transformers on Python's documentation.  make test: the test suite.
 # Both set up their own virtual environment; a second run starts at once.
 
 PYTHON ?= python3

@@ -16,6 +16,10 @@ Epochs = Annotated[
     int | None,
     typer.Option(help="Passes over the data.", min=1, metavar="N", show_default="what the study has"),
 ]
+Steps = Annotated[
+    int | None,
+    typer.Option(help="Steps of a training, with text.", min=1, metavar="N", show_default="what the study has"),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -30,23 +34,22 @@ Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: seconds, and
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run.", metavar="FOLDER")] = Path("runs/demo"),
-    seeds: Annotated[int, typer.Option(help="Seeds 0, 1, ...; 3 show spreads.", min=1, metavar="N")] = 1,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.", min=1, metavar="N")] = 10,
+    seeds: Seeds = None,
+    steps: Steps = None,
     jobs: Jobs = None,
     quick: Quick = False,
     device: option.Device = "auto",
 ) -> None:
-    """Compare layer-wise rates with a single one, in minutes.
+    """Show what the methods are for: small Transformers on text, in minutes.
 
-    Trains a small ResNet and a small ViT with SGD and with AdamW on the 1797
-    handwritten digits that come with scikit-learn, over a grid of learning
-    rates: both kinds are shown at their best. Then a deep network
-    without shortcuts (noshort) with plain SGD, and with every layer at one
-    effective learning rate. Ends with tables and a picture.
+    Trains on the documentation that comes with Python: a post-LN Transformer
+    with AdamW, plain, with warm-up, and from GradInit; one with SGD, plain,
+    with warm-up, and with every layer at one effective learning rate; and a
+    pre-LN one at a single rate and at layer-wise rates (LWLR). Each has its own
+    best learning rate. Ends with a table, a sentence on each result, and a
+    picture.
     """
-    # a smoke test has its own
-    chosen = {} if quick else {"seeds": seeds, "epochs": epochs}
-    _run("demo", out, jobs, quick=quick, device=device, **chosen)
+    _run("demo", out, jobs, quick=quick, device=device, seeds=seeds, steps=steps)
 
 
 def study(
@@ -58,9 +61,10 @@ def study(
     data: Annotated[
         str | None,
         typer.Option(
-            help="digits, or a folder of images with one sub-folder per class.",
+            help="digits, or a folder of images with one sub-folder per class; for studies of text python-docs, or "
+            "text:PATH.",
             metavar="NAME|PATH",
-            show_default="digits",
+            show_default="digits or python-docs",
         ),
     ] = None,
     model: Annotated[
@@ -72,6 +76,7 @@ def study(
         ),
     ] = None,
     epochs: Epochs = None,
+    steps: Steps = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,7 +104,7 @@ def study(
 
       fused-lwlr study lwlr-vs-single --data imagenet/ --model timm:resnet50 --epochs 90 --set amp=bf16
     """
-    chosen = {"seeds": seeds, "epochs": epochs, "data": data, "model": model, "training": set_ or ()}
+    chosen = {"seeds": seeds, "epochs": epochs, "steps": steps, "data": data, "model": model, "training": set_ or ()}
     _run(name, out or Path("runs/study") / f"{name}{'-quick' * quick}", jobs, quick=quick, device=device, **chosen)
 
 

@@ -87,6 +87,13 @@ class Sequences(Split):
     def __len__(self) -> int:
         return self.count
 
+    def halves(self) -> "tuple[Sequences, Sequences]":
+        """The sequences of the first half and those of the second, with the same cuts; of validation only."""
+        middle = self.begin + self.count // 2 * self.context
+        ends = (self.begin, middle + 1), (middle, self.end)
+        first, second = (Sequences(self.tokens, *each, self.context, shifted=False) for each in ends)
+        return first, second
+
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
         inputs = torch.zeros(len(wanted.indices), self.context, dtype=torch.int64)
         targets = torch.full_like(inputs, -1)

@@ -1,56 +1,158 @@
-"""The demo, in minutes: layer-wise rates against a single one, and constrained effective rates, on handwritten digits.
+"""The demo, in minutes: three tasks on text, each with the usual ways to train and with one of the library's methods.
 
-The trainings of two studies: `lwlr_vs_single`, and fewer arms of `elr_constrained`, a deep net without shortcuts.
+Learning rates are the best of the studies `gradinit-language`, `elr-language` and `lwlr-language`, whose grids are
+recorded in `bench/results/studies/NAME/results.json`.
 """
 
-from itertools import product
+from dataclasses import dataclass
+from math import isfinite
+from statistics import mean
 from typing import Any
 
-from fused_lwlr.papers import elr_constrained, lwlr_vs_single
-from fused_lwlr.papers.framework import Job, Settings, Study
+from matplotlib.figure import Figure
+
+from fused_lwlr.papers import elr_language, gradinit_language, lwlr_language
+from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
+from fused_lwlr.papers.language import Arm, train_from
+from fused_lwlr.papers.lwlr_vs_single import sign
 from fused_lwlr.papers.tables import Report, Table, cell
 
-PLAIN = elr_constrained.SETUPS["neither"]
-ARMS = (
-    ("momentum, decay", elr_constrained.SETUPS["momentum, decay"][0]),
-    *(("neither", of) for of in (PLAIN[0], PLAIN[2])),
-    ("constrained", elr_constrained.SETUPS["constrained"][0]),
-)
-"""SGD at its best rates without shortcuts, at that of constrained ELR, and constrained ELR."""
+EVERY = 20
+"""Steps between two points of a curve."""
+VERDICTS = {
+    "−": "it helps",
+    "+": "it does not help",
+    "undecided": "undecided, within two standard errors",
+    "unknown": "of one seed",
+}
+COLORS = {"plain": "0.5", "usual": "#0072b2", "ours": "#d1495b"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An arm of a study in the demo.
+
+    Args:
+        task: whose arms are compared.
+        name: of the arm.
+        needs: what it takes besides a training.
+        arm: of the study.
+        lr: its best rate.
+    """
+
+    task: str
+    name: str
+    needs: str
+    arm: Arm
+    lr: float
+
+
+ADAMW, SGD, LAYERS = "Post-LN, AdamW", "Post-LN, SGD", "Pre-LN, SGD"
+FIFTH = "lower rates in a fifth of it"
+ENTRIES = [
+    Entry(ADAMW, "plain", "", gradinit_language.adamw("plain", 0.98), 0.0045),
+    Entry(ADAMW, "warm-up", FIFTH, gradinit_language.adamw("warm-up", 0.98), 0.009),
+    Entry(ADAMW, "GradInit", "15 steps on weights' scales", gradinit_language.adamw("GradInit", 0.98), 0.009),
+    Entry(SGD, "plain", "", elr_language.arm("neither", warmup=False), 0.15),
+    Entry(SGD, "warm-up", FIFTH, elr_language.arm("neither", warmup=True), 0.3),
+    Entry(SGD, "constrained ELR", "‖g‖ / ‖w‖ of every layer", elr_language.arm("constrained", warmup=False), 0.06),
+    Entry(LAYERS, "single rate", "", lwlr_language.arm("sgd", "model", "single"), 0.3),
+    Entry(LAYERS, "LWLR", "gradients of 30 minibatches", lwlr_language.arm("sgd", "model", "layerwise"), 1.2),
+]
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """Those of both studies; the order is that in which they are shown."""
-    arms = product(ARMS[-1:] if settings.quick else ARMS, range(settings.seeds))
+    """A training for each entry and seed."""
     return [
-        *lwlr_vs_single.jobs(settings),
-        *(elr_constrained.job(settings, "noshort", setup, of, 0.0, seed) for (setup, of), seed in arms),
+        entry.arm.job(settings, measure, lr=entry.lr, seed=seed) for seed in range(settings.seeds) for entry in ENTRIES
     ]
 
 
+def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
+    """The held-out loss at the end, and at some steps before; None where it diverged."""
+    found = train_from(every=EVERY, **fields)
+    return {"loss": found.test_loss, "curve": found.curve}
+
+
 def report(settings: Settings, results: Any) -> Report:
-    """A table of each study, and curves of the first."""
-    layerwise, deep = lwlr_vs_single.report(settings, results.dropna(subset="kind")), results.dropna(subset="setup")
-    return Report([layerwise.tables[0], _deep(settings, deep)], layerwise.figure)
-
-
-def _deep(settings: Settings, results: Any) -> Table:
+    """One table, with a sentence on each comparison below, and one picture."""
     rows = []
-    for (setup, lr, goal), of in results.groupby(["setup", "lr", "goal"], sort=False, dropna=False):
-        rates = [setup, f"{lr:g}", f"{goal:g}" if goal == goal else ""]
-        rows.append([*rates, cell(of.test_accuracy, "{:.1f}"), cell(of.train_loss, "{:.2f}")])
-    notes = [f"{settings.over}; no warm-up", "constrained: every layer's gradient scaled to ‖g‖ = goal · ‖w‖"]
-    columns = ["SGD with", "lr", "goal", "test accuracy %", "training loss"]
-    return Table("32 convolutions without shortcuts", columns, rows, notes, labels=3)
+    for entry in ENTRIES:
+        of = _of(results, entry)
+        rows.append([entry.task, entry.name, entry.needs, f"{entry.lr:g}", cell(of.loss)])
+    notes = [
+        f"{settings.over}; loss in nats a character; each at its own best learning rate, found beforehand",
+        *(sentence(results, entry) for entry in ENTRIES if entry.needs),
+    ]
+    columns = ["task", "training", "needs", "lr", "held-out loss"]
+    return Report([Table("small Transformers on text", columns, rows, notes, labels=3)], draw(results))
+
+
+def _of(results: Any, entry: Entry) -> Any:
+    return results[[labels == entry.arm.labels for labels in results.labels]].sort_values("seed")
+
+
+def sentence(results: Any, entry: Entry) -> str:
+    """How an entry compares with the best of those before it in its task, seed by seed."""
+    before = [other for other in ENTRIES[: ENTRIES.index(entry)] if other.task == entry.task]
+    losses = {other.name: _of(results, other).loss.tolist() for other in before}
+    trained = {name: values for name, values in losses.items() if all(map(isfinite, values))}
+    ours = _of(results, entry).loss.tolist()
+    if not all(map(isfinite, ours)) or not trained:
+        return f"{entry.task}: {entry.name} {'diverges' if trained else 'trains where the others diverge'}."
+    best = min(trained, key=lambda name: mean(trained[name]))
+    gains = [one - other for one, other in zip(ours, trained[best], strict=True)]
+    place = f"{abs(mean(gains)):.3f} {'below' if mean(gains) < 0 else 'above'} {best}"
+    return f"{entry.task}: {entry.name} ends at {mean(ours):.3f}, {place}: {VERDICTS[sign(gains)]}."
+
+
+def draw(results: Any) -> Figure:
+    """A panel for each task: mean curves, with the name and the last loss of each beside its end."""
+    tasks = list(dict.fromkeys(entry.task for entry in ENTRIES))
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    for axes, task in zip(figure.subplots(1, len(tasks)), tasks, strict=True):
+        _panel(axes, results, [entry for entry in ENTRIES if entry.task == task])
+        axes.set_title(task, fontsize=24, fontweight="bold", loc="left")
+    figure.supxlabel("steps", fontsize=20)
+    figure.supylabel("held-out loss", fontsize=20)
+    return figure
+
+
+def _panel(axes: Any, results: Any, entries: list[Entry]) -> None:
+    ends = []
+    for entry in entries:
+        curves = [dict(curve) for curve in _of(results, entry).curve]
+        steps = sorted(set.intersection(*map(set, curves)))
+        losses = [mean(curve[step] for curve in curves) for step in steps]
+        if losses:  # it may have diverged before the first test
+            color = COLORS["plain" if entry is entries[0] else "ours" if entry is entries[-1] else "usual"]
+            axes.plot(steps, losses, color=color, linewidth=4)
+            ends.append((losses[-1], entry.name, color))
+    low, high = min(ends)[0] - 0.15, max(ends)[0] + 0.6
+    # names at the ends of lines, but one above the other
+    places: list[float] = []
+    for loss, _, _ in sorted(ends):
+        places.append(max(loss, places[-1] + 0.16 * (high - low) if places else low))
+    down = mean(places) - mean(loss for loss, _, _ in ends)
+    for (loss, name, color), at in zip(sorted(ends), places, strict=True):
+        place = {"xy": (1.03, at - down), "xycoords": ("axes fraction", "data"), "va": "center"}
+        axes.annotate(f"{name}\n{loss:.2f}", color=color, fontsize=20, linespacing=0.95, **place)
+    axes.set(ylim=(low, high), xlim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=16)
+    axes.locator_params(nbins=3)
 
 
 STUDY = Study(
     name="demo",
-    doc="Layer-wise rates against a single one, for a small ResNet and a small ViT, and a deep net without shortcuts "
-    "whose layers are held at one effective learning rate: 1797 handwritten digits, a few minutes.",
+    doc="Small Transformers on the text of Python's documentation: post-LN without warm-up, from GradInit and at one "
+    "effective learning rate, and pre-LN at layer-wise rates, each beside the usual ways to train.",
     jobs=jobs,
     report=report,
-    seeds=1,
+    epochs=None,
+    steps=200,
+    data="python-docs",
+    seeds=3,
     least_seeds=1,
-    options=frozenset({"epochs", "seeds"}),
+    options=TEXT_OPTIONS - {"data", "set"},
 )

@@ -9,19 +9,22 @@ from fused_lwlr.papers.tables import Report
 from fused_lwlr.training.recipe import is_text
 
 OPTIONS = frozenset({"data", "model", "epochs", "seeds", "set"})
+TEXT_OPTIONS = frozenset({"data", "steps", "seeds", "set"})
 
 
 @dataclass(frozen=True)
 class Settings:
     """What was asked for on the command line; part of every result, except for the device.
 
+    Trainings have a number of epochs, or of steps; the other is None.
     `model` is None where the study's own models are wanted. `training` has fields of the recipes of all trainings, as
     text. `quick` asks for a smoke test of seconds: as few values of everything as the report can do with.
     """
 
     study: str
     seeds: int
-    epochs: int
+    epochs: int | None
+    steps: int | None = None
     data: str = "digits"
     model: str | None = None
     training: dict[str, str] = field(default_factory=dict)
@@ -31,14 +34,16 @@ class Settings:
     @property
     def common(self) -> dict[str, Any]:
         """What all jobs that train have among their parameters."""
-        found = {"data": self.data, "epochs": self.epochs, "device": self.device}
+        length = {"epochs": self.epochs} if self.steps is None else {"steps": self.steps}
+        found = {"data": self.data, **length, "device": self.device}
         return {**found, "training": self.training} if self.training else found
 
     @property
     def over(self) -> str:
         """What the numbers of a table are, for its notes."""
         spread = f", mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else ", one seed"
-        return f"{self.data}, {self.epochs} epoch{'s' * (self.epochs > 1)}{spread}"
+        length = f"{self.steps} steps" if self.steps else f"{self.epochs} epoch{'s' * (self.epochs != 1)}"
+        return f"{self.data}, {length}{spread}"
 
 
 @dataclass(frozen=True)
@@ -71,17 +76,22 @@ class Study:
         jobs: the work, as settings have it.
         report: tables, with the paper's own figures beside, and a picture. It gets a data frame of pandas with a row
             for each job, in their order: its name, parameters and values, of which None has become NaN among numbers.
-        epochs: by default. `quick` has 1.
+        epochs: by default, or None where it counts steps. `quick` has 1.
+        steps: of a training by default, or None where it counts epochs. `quick` has 4.
+        data: by default; others must be text as well, or images as well.
         seeds: by default, 0, 1, ... `quick` has 2.
         least_seeds: below which there is nothing to show; a spread needs 2.
-        options: those of --data, --model, --epochs, --seeds and --set that have a meaning for it; others are refused.
+        options: those of --data, --model, --epochs, --steps, --seeds and --set that have a meaning for it; others are
+            refused.
     """
 
     name: str
     doc: str
     jobs: Callable[[Settings], Sequence[Job]]
     report: Callable[[Settings, Any], Report]
-    epochs: int = 10
+    epochs: int | None = 10
+    steps: int | None = None
+    data: str = "digits"
     seeds: int = 3
     least_seeds: int = 2
     options: frozenset[str] = OPTIONS
@@ -91,6 +101,7 @@ class Study:
         *,
         seeds: int | None = None,
         epochs: int | None = None,
+        steps: int | None = None,
         data: str | None = None,
         model: str | None = None,
         training: Sequence[str] = (),
@@ -103,23 +114,27 @@ class Study:
             ValueError: an option that this study does not have, fewer seeds than it needs, or a field of the recipe
                 that is not of the form NAME=VALUE.
         """
-        given = {"data": data, "model": model, "epochs": epochs, "seeds": seeds, "set": " ".join(training) or None}
-        for option in sorted(OPTIONS - self.options):
+        given = {"data": data, "model": model, "epochs": epochs, "steps": steps, "seeds": seeds}
+        given["set"] = " ".join(training) or None
+        for option in sorted(given.keys() - self.options):
             if given[option] is not None:
                 raise ValueError(f"--{option} {given[option]} has no meaning for {self.name}: leave it out")
-        if data is not None and is_text(data):
-            raise ValueError(f"--data {data} is text: {self.name} is of images")
+        if data is not None and is_text(data) != is_text(self.data):
+            kinds = ("text", "images") if is_text(data) else ("images", "text")
+            raise ValueError(f"--data {data} is {kinds[0]}: {self.name} is of {kinds[1]}")
         count = seeds if seeds is not None else min(2, self.seeds) if quick else self.seeds
         if count < self.least_seeds:
             raise ValueError(f"--seeds {count}: {self.name} shows a spread over seeds, which takes two at least")
         pairs = [text.partition("=") for text in training]
         if bad := [name for name, equals, _ in pairs if not equals]:
             raise ValueError(f"--set {bad[0]} is not of the form NAME=VALUE, such as --set amp=bf16")
+        own = (self.epochs and 1, self.steps and 4) if quick else (self.epochs, self.steps)
         return Settings(
             study=self.name,
             seeds=count,
-            epochs=epochs if epochs is not None else 1 if quick else self.epochs,
-            data=data or "digits",
+            epochs=own[0] if epochs is None else epochs,
+            steps=own[1] if steps is None else steps,
+            data=data or self.data,
             model=model,
             training={name.lstrip("-").replace("-", "_"): value for name, _, value in pairs},
             quick=quick,

@@ -1,9 +1,10 @@
-"""Training images that are held out, to choose learning rates by."""
+"""The part of the data that learning rates are chosen by."""
 
 from dataclasses import replace
 
 from fused_lwlr.data import Splits, Stream, Text
 from fused_lwlr.data.sampler import MicroBatch, permutation
+from fused_lwlr.data.sequences import Sequences
 from fused_lwlr.data.sources import Loaded, Split
 
 PART = 5
@@ -24,15 +25,22 @@ class Selected(Split):
         return self.images[wanted._replace(indices=indices)]
 
 
-def hold_out(data: Splits | Text) -> tuple[Splits, Split]:
-    """The data with four fifths of the training images, and the other fifth; test images stay as they are.
+def hold_out(data: Splits | Text) -> tuple[Splits | Text, Split]:
+    """Returns the data without the part that learning rates are chosen by, and this part.
 
-    The same fifth, drawn at random, for every seed of a training. It has the transform of training images.
+    For images it is a random fifth of the training images, the same for every seed of a training. It has the transform
+    of training images. For text it is the first half of the validation text.
 
     Raises:
-        ValueError: the data are text, or images come from another loader, which has its own order.
+        ValueError: there are fewer than two sequences of validation text, or the data come from a loader with an order
+            of its own.
     """
-    if isinstance(data, Text) or isinstance(data.train, Stream):
+    if isinstance(data, Text):
+        if not isinstance(data.val, Sequences) or len(data.val) < 2:
+            raise ValueError(f"{data.name} has {len(data.val)} sequences of validation text, but two are needed")
+        chosen, reported = data.val.halves()
+        return replace(data, val=reported), chosen
+    if isinstance(data.train, Stream):
         raise ValueError(f"a part of {data.name} cannot be held out by index, to choose learning rates by")
     order = tuple(permutation(len(data.train), 0, 0).tolist())
     count = len(order) // PART

@@ -13,7 +13,10 @@ STUDIES = {
     "elr-constrained": "fused_lwlr.papers.elr_constrained",
     "elr-fit": "fused_lwlr.papers.elr_fit",
     "elr-simulation": "fused_lwlr.papers.elr_simulation",
+    "elr-language": "fused_lwlr.papers.elr_language",
     "gradinit": "fused_lwlr.papers.gradinit",
+    "gradinit-language": "fused_lwlr.papers.gradinit_language",
+    "lwlr-language": "fused_lwlr.papers.lwlr_language",
     "balance": "fused_lwlr.papers.balance",
 }
 """Name -> the module whose `STUDY` it is; imported when it is asked for."""

@@ -23,13 +23,15 @@ class Trained:
     """How a training went: the mean loss of each epoch, and the test accuracy in % after it.
 
     Attributes:
-        val_loss: after the last epoch, on the training images that were held out; None without any, or if it diverged.
-        problem: why it ended before its last epoch, or None.
+        curve: of text, (steps taken, test loss in nats a token) at every evaluation.
+        val_loss: after the last step, on what is held out to choose by; None without any, or if it diverged.
+        problem: why it ended before its last step, or None.
         rates: the layer-wise rates that it used, or None.
     """
 
     losses: list[float] = field(default_factory=list)
     accuracies: list[float] = field(default_factory=list)
+    curve: list[tuple[int, float]] = field(default_factory=list)
     val_loss: float | None = None
     problem: str | None = None
     rates: LayerRates | None = None
@@ -38,8 +40,16 @@ class Trained:
         """Take a record of the loop."""
         if isinstance(record, Interval):
             self.losses.append(record.loss)
-        elif isinstance(record, Validation) and record.top1 is not None:
-            self.accuracies.append(100 * record.top1)
+        elif isinstance(record, Validation):
+            if record.top1 is None:
+                self.curve.append((record.step, record.loss))
+            else:
+                self.accuracies.append(100 * record.top1)
+
+    @property
+    def test_loss(self) -> float | None:
+        """Of text, the loss after the last step; None where it diverged."""
+        return self.curve[-1][1] if self.problem is None else None
 
     @property
     def last(self) -> dict[str, float | None]:
@@ -57,12 +67,16 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
     Args:
         training: fields by name, as text; they take the place of others.
         warmup: part of the training in which rates rise; None where `fields` have `warmup_epochs`.
-        fields: of the recipe; `epochs` is one of them.
+        fields: of the recipe; `epochs` or `steps` is one of them.
 
     Raises:
         ValueError: a field that a recipe has not, or that is out of bounds.
     """
-    own = {"rates": "single"} | ({} if warmup is None else {"warmup_epochs": warmup * fields["epochs"]})
+    own: dict[str, Any] = {"rates": "single"}
+    if warmup is not None:
+        # with `steps` it is the part of `epochs` that counts
+        epochs = fields.get("epochs", 1.0)
+        own |= {"epochs": epochs, "warmup_epochs": warmup * epochs}
     asked = {name: _value(text) for name, text in (training or {}).items()}
     return Recipe.from_dict({**own, **fields, "deterministic": False, **asked})
 
@@ -78,6 +92,7 @@ def train(
     model: nn.Module | None = None,
     optimizer: Callable[[Trainer], Any] | None = None,
     tuned: bool = False,
+    every: int | None = None,
 ) -> Trained:
     """Train by a recipe, in this process; nothing is written. A training that diverges ends early.
 
@@ -87,15 +102,24 @@ def train(
         recipe: what to train.
         model: a network to train, with the weights that it has, instead of the one that the recipe names.
         optimizer: makes the optimizer, of a trainer with its model and rates, instead of what the recipe says.
-        tuned: hold out a part of the training images, to choose the learning rate by.
+        tuned: hold out a part of the data, to choose the learning rate by, see `hold_out`.
+        every: steps between two tests, besides those after an epoch and at the end; of text.
     """
     data = load_data(recipe)
     fit, held_out = hold_out(data) if tuned else (data, None)
     trainer = trainer_of(recipe, model, fit)
     trainer.prepare(optimizer)
     found = Trained(rates=trainer.rates)
+
+    every = every or trainer.steps_per_epoch
+
+    def test(step: int) -> None:
+        # the loop itself does so after an epoch and at the end
+        if step % every == 0 and step % trainer.steps_per_epoch and step < trainer.total:
+            found.curve.append((step, trainer.test()["model"].loss))
+
     try:
-        Loop(trainer, lambda after: [found], every=trainer.steps_per_epoch).train()
+        Loop(trainer, lambda after: [found], every=every, advance=test).train()
     except DivergedError as error:
         found.problem = str(error)
         return found

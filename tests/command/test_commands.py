@@ -19,7 +19,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
             "train --help",
             ["Examples:", "--rates", "--scaling", "--goal", "--preset", "1e-4 for sgd, 0.1 for adamw", "runs/train"],
         ),
-        ("demo --help", ["--seeds", "1797", "runs/demo"]),
+        ("demo --help", ["--seeds", "--steps", "runs/demo"]),
         ("study --help", ["elr-fit", "--set", "amp=bf16"]),
     ],
 )
@@ -87,16 +87,14 @@ def test_minibatches_of_more_than_an_epoch(run, tmp_path):
 
 
 def test_demo(run, tmp_path):
-    output = run("demo --quick --jobs 1 --out here --device cpu").output
-    for text in ("layer-wise", "single", "difference", "accuracy in %", "constrained", "here/demo.png"):
+    output = run("demo --quick --seeds 1 --jobs 1 --out here --device cpu").output
+    for text in ("post-LN", "GradInit ends at", "LWLR", "needs", "one seed", "here/demo.png"):
         assert text in output
     assert (tmp_path / "here" / "demo.png").read_bytes().startswith(PNG)
     results = json.loads((tmp_path / "here" / "results.json").read_text())
-    assert results["settings"] | {"seeds": 1, "epochs": 1, "quick": True} == results["settings"]
-    jobs = [(job["parameters"].get("kind"), job["parameters"].get("setup")) for job in results["jobs"]]
-    assert jobs == [("single", None)] * 2 + [("layerwise", None)] * 2 + [(None, "constrained")]
-    *layerwise, deep = (job["values"] for job in results["jobs"])
-    row = next(line for line in output.splitlines() if "resnet" in line and "sgd" in line).split()
-    for values in (min(arm, key=lambda values: values["val_loss"]) for arm in (layerwise[:2], layerwise[2:])):
-        assert f"{values['test_accuracy']:.2f}" in row
-    assert f"{deep['test_accuracy']:.1f}" in output
+    assert results["settings"] | {"seeds": 1, "steps": 4, "quick": True} == results["settings"]
+    table = (tmp_path / "here" / "table.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| P")]
+    for job, row in zip(results["jobs"], rows, strict=True):
+        assert row[3:] == [f"{job['parameters']['lr']:g}", f"{job['values']['loss']:.3f}"]
+        assert job["values"]["curve"][-1] == [4, job["values"]["loss"]]

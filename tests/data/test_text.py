@@ -198,3 +198,20 @@ def test_python_without_its_reference(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(FileNotFoundError, match=r"pydoc_data/topics.py of Python, which this installation has not"):
         open_text("python-docs", context=8)
+
+
+@pytest.mark.parametrize("size", [1000, 1003, 1013])
+def test_halves_of_validation_share_no_target_and_leave_none_out(tmp_path, size):
+    content = made(tmp_path, size)
+    text = open_text(f"text:{tmp_path}/text.txt", context=16)
+    halves = text.val.halves()
+    assert sum(map(len, halves)) == len(text.val)
+    targets = [
+        torch.cat([batch.targets.flatten() for batch in val_batches(half, batch_size=2, device=CPU)]) for half in halves
+    ]
+    first, second = (bytes(each[each >= 0].tolist()) for each in targets)
+    assert first + second == content[size - int(0.08 * size) + 1 :]
+    assert abs(len(halves[0]) - len(halves[1])) <= 1
+    inputs = torch.cat([batch.inputs for half in halves for batch in val_batches(half, batch_size=1, device=CPU)])
+    whole = torch.cat([batch.inputs for batch in val_batches(text.val, batch_size=1, device=CPU)])
+    assert torch.equal(inputs, whole)

@@ -1,0 +1,84 @@
+"""GradInit in place of warm-up: a post-LN Transformer over learning rates and β₂ of AdamW, and with SGD.
+
+GradInit, Table 7 and Figure 3: which trainings work without warm-up, on IWSLT-14 German to English.
+"""
+
+from typing import Any
+
+from fused_lwlr.papers import language
+from fused_lwlr.papers.elr_constrained import NEITHER
+from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
+from fused_lwlr.papers.language import Arm
+from fused_lwlr.papers.tables import Report
+
+MODEL = "postln8"
+WARMUP = 0.2
+STARTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "warm-up": {"warmup": WARMUP},
+    "GradInit": {"start": "gradinit"},
+    "warm-up, 1.2 × the steps": {"warmup": WARMUP, "longer": 1.2},
+}
+"""GradInit takes as long as 26 steps of training; the last takes 40 steps more."""
+BETAS = (0.98, 0.999)
+ADAMW_LRS = (0.003, 0.0045, 0.0065, 0.009, 0.0125)
+SGD_LRS = (0.15, 0.3, 0.6, 1.2)
+COLORS = {"plain": "0.45", "warm-up": "#edae49", "GradInit": "#d1495b", list(STARTS)[3]: "#00798c"}
+
+
+def adamw(start: str, beta2: float) -> Arm:
+    """With AdamW, from a start of `STARTS`."""
+    labels = {"optimizer": "AdamW", "β₂": f"{beta2:g}", "start": start}
+    fields = {"optimizer": "adamw", "betas": [0.9, beta2], "weight_decay": 0.0, **STARTS[start]}
+    return Arm(labels, {"model": MODEL, **fields}, ADAMW_LRS)
+
+
+def sgd(start: str) -> Arm:
+    """With SGD, without momentum, from a start of `STARTS`."""
+    labels = {"optimizer": "SGD", "β₂": "", "start": start}
+    return Arm(labels, {"model": MODEL, "optimizer": "sgd", **NEITHER, **STARTS[start]}, SGD_LRS)
+
+
+THREE = list(STARTS)[:3]
+ARMS = [
+    *(adamw(start, BETAS[0]) for start in STARTS),
+    *(adamw(start, BETAS[1]) for start in THREE),
+    *map(sgd, THREE),
+]
+PAPER = {("AdamW", "plain"): "fails", ("AdamW", "warm-up"): "35.6 (RAdam)", ("AdamW", "GradInit"): "36.1",
+         ("SGD", "GradInit"): "35.6"}  # fmt: skip
+"""BLEU on IWSLT-14: Table 7, and of what fails the introduction."""
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """One for each start and optimizer."""
+    return language.jobs(settings, ARMS[: 3 if settings.quick else None])
+
+
+def report(settings: Settings, results: Any) -> Report:
+    """Losses at the best rates, beside BLEU of the paper, and losses at all rates."""
+    notes = [
+        f"{MODEL}, PyTorch's initialization; warm-up: a fifth of the training; GradInit: 15 steps, τ 0.06, γ 0.8 of "
+        "the first norm, before a training without warm-up",
+        "paper: Table 7, BLEU of a post-LN Transformer on IWSLT-14; fails: without warm-up it does not converge "
+        "(Section 1)",
+    ]
+    said = [PAPER.get((of["optimizer"], of["start"]), "") for of in results.labels]
+    title = "post-LN Transformer: GradInit in place of warm-up"
+    return Report(
+        language.tables(settings, results, title, {"paper: BLEU": said}, notes),
+        language.draw(results, col=("optimizer", "β₂"), hue="start", colors=COLORS),
+    )
+
+
+STUDY = Study(
+    name="gradinit-language",
+    doc="A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning "
+    "rates and β₂ (GradInit, Table 7 and Figure 3).",
+    jobs=jobs,
+    report=report,
+    epochs=None,
+    steps=200,
+    data="python-docs",
+    options=TEXT_OPTIONS,
+)
