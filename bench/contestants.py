@@ -73,7 +73,7 @@ def ours(rule: str, method: str) -> Contestant:
     def build(named: Named, lr: float, capturable: bool) -> Any:
         more: dict[str, Any] = {"scaling": SCALINGS.get(method)}
         if method == "multipliers":
-            more["multipliers"] = {name: numbers.MULTIPLIER for name, _ in named}
+            more["layers"] = {name: numbers.MULTIPLIER for name, _ in named}
         if method == "clip":
             more["clip_global_norm"] = numbers.MAX_NORM
         cls = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}[rule]

@@ -78,9 +78,7 @@ def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Look
     ours, torchs = getattr(fused_lwlr, name), getattr(torch.optim, name)
     groups = [{"params": [param], "lr": options["lr"] * 0.5} for param in params]
     return {
-        **{
-            who: ours(named, multipliers=multipliers, backend="triton", **more, **options) for who, more in OURS.items()
-        },
+        **{who: ours(named, layers=multipliers, backend="triton", **more, **options) for who, more in OURS.items()},
         "looks": Looks(torchs(params, fused=True, **options)),
         "fused": torchs(params, fused=True, **options),
         "groups": torchs(groups, fused=True, **options),

@@ -53,7 +53,7 @@ def contestants(recipe: Recipe, model: nn.Module) -> dict[str, Callable[[], Any]
     groups = [{"params": [param], "lr": eta[name] * common["lr"]} for name, param in named]
     return {
         "ours": lambda: ours(named, **common),
-        "ours, layer-wise": lambda: ours(named, multipliers=eta, **common),
+        "ours, layer-wise": lambda: ours(named, layers=eta, **common),
         "ours, ELR": lambda: ours(named, scaling=ELR(0.1), **common),
         "torch fused": lambda: theirs([param for _, param in named], fused=True, **common),
         "torch fused, layer-wise": lambda: theirs(groups, fused=True, **common),

@@ -129,7 +129,7 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
         options: dict[str, Any] = {
             "lr": recipe.lr,
             "weight_decay": recipe.weight_decay,
-            "multipliers": given or by_depth or trainer.rates,
+            "layers": given or by_depth or trainer.rates,
             "scaling": chosen.scaling,
             "backend": recipe.backend,
         }
