@@ -1,6 +1,7 @@
 """Learning rates that are chosen on held-out images, and the study of large batches, all of whose arms have them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -11,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fused_lwlr.data import MicroBatch, Splits, Stream, open_data, open_text
 from fused_lwlr.data.digits import digits
+from fused_lwlr.data.sequences import Sequences
 from fused_lwlr.papers import large_batch
 from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.papers.studies import find
@@ -45,8 +47,21 @@ def test_what_cannot_be_held_out():
     stream = Stream(10, lambda part: [])
     with pytest.raises(ValueError, match="part of dali cannot be held out"):
         hold_out(Splits("dali", stream, stream, ("a", "b"), channels=3, image_size=8))
-    with pytest.raises(ValueError, match="cannot be held out"):
-        hold_out(open_text("python-docs", context=64))
+
+
+def test_of_text_the_first_half_of_validation_is_held_out():
+    whole = open_text("python-docs", context=64)
+    fit, held = hold_out(whole)
+    assert fit.train is whole.train
+    assert len(held) + len(fit.val) == len(whole.val)
+    assert abs(len(held) - len(fit.val)) <= 1
+    first = MicroBatch(0, 0, 0, 0, (0,))
+    torch.testing.assert_close(held[first].inputs, whole.val[first].inputs, rtol=0, atol=0)
+    later = MicroBatch(0, 0, 0, 0, (len(held),))
+    torch.testing.assert_close(fit.val[first].inputs, whole.val[later].inputs, rtol=0, atol=0)
+    too_short = Sequences(whole.val.tokens, whole.val.begin, whole.val.begin + 60, 64, shifted=False)
+    with pytest.raises(ValueError, match="has 1 sequences of validation text, but two are needed"):
+        hold_out(replace(whole, val=too_short))
 
 
 def test_a_tuned_training_is_tested_on_both():
