@@ -8,13 +8,14 @@ from typing import Any
 from fused_lwlr.papers import language
 from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
 from fused_lwlr.papers.language import Arm
-from fused_lwlr.papers.lwlr_vs_single import PAPER, RATES
+from fused_lwlr.papers.lwlr_vs_single import PAPER
 from fused_lwlr.papers.tables import Report
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 MODEL = "gpt6"
 WARMUP = 0.1
 STARTS = {"model": "PyTorch's", "lwlr": "LWLR's"}
+RATES = {"single": "single", "layerwise": "layer-wise"}
 CALIBRATION = 30
 """Minibatches."""
 LRS = {"sgd": (0.15, 0.3, 0.6, 1.2, 2.4), "adamw": (0.004, 0.008, 0.016, 0.032)}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import HAS_GPU
+from harness import HAS_GPU
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TINY = {"width": 16, "depth": 2, "steps": 40}

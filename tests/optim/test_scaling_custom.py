@@ -163,6 +163,6 @@ def test_the_rows_say_what_is_scaled(device):
     """A backend knows nothing of names: what it gets is a formula, a place and numbers."""
     scale = LAMB(min_norm=0.5, max_norm=2.0, max_ratio=3.0).scale(OURS["adamw"].rule)
     assert isinstance(scale, kernels.Scale)
-    assert scale[1:] == ("direction", (0.5, 2.0, 3.0))
+    assert scale[1:] == ("direction", (0.5, 2.0, 3.0), False)
     assert [LARS().scale(OURS[name].rule).place for name in OURS] == ["decayed", "gradient"]
     assert [ELR(1.0).scale(OURS[name].rule).place for name in OURS] == ["gradient", "direction"]
