@@ -3,12 +3,15 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# releases that go together
+TORCH ?= 2.13.0
+TORCHVISION ?= 0.28.0
 BIN := $(VENV)/bin
 # modules are compiled when they are first imported, which few of those installed are; then what was compiled is kept
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fuzz lint gpu bench bench-gpu bench-host clean
+.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fuzz lint docs gpu bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -40,19 +43,22 @@ environments: $(VENV)/.dev $(VENV)/triton-3.6.0 $(VENV)/triton-3.7.1
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/optim/test_fuzz.py --hypothesis-profile=long
 
-# all that this machine can measure; GPU throughput alone; single host times, compared with those saved before
+# all that this machine can measure; GPU throughput alone; host times alone. All are added to bench/results/history.csv
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.history --add bench/results
 
 bench-gpu: $(VENV)/.dev
 	$(BIN)/python -m bench --gpu
+	$(BIN)/python -m bench.history --add bench/results
+
+bench-host: $(VENV)/.dev
+	$(BIN)/python -m bench --only host --out runs/bench-host
+	$(BIN)/python -m bench.history --add runs/bench-host
 
 # the tests and figures of a GPU's first half hour, in stages; also PYTHONPATH=. python -m bench.gpu_day
 gpu: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m bench.gpu_day
-
-bench-host: $(VENV)/.dev
-	CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest bench -p no:xdist --benchmark-autosave --benchmark-compare
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -60,10 +66,14 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# the site, into build/site; a warning is an error
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed; try: make PYTHON=python3.11" if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
+	$(PIP) torch==$(TORCH)
 	# a GPU build of torch brings the triton it was made for
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) triton==3.9.0
 	touch $@
@@ -73,7 +83,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[dev]'
+	$(PIP) torch==$(TORCH) torchvision==$(TORCHVISION) -e '.[dev]'
 	touch $@ $(VENV)/.demo
 
 $(VENV)/triton-%: | $(VENV)/.torch

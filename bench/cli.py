@@ -121,7 +121,8 @@ def _commit() -> str:
     head = git("rev-parse", "HEAD")
     if not head:
         return "unknown: no git checkout"
-    return f"{head} with changes" if git("status", "--porcelain") else head
+    # results that were written by an earlier run change nothing
+    return f"{head} with changes" if git("status", "--porcelain", "--", ".", ":!bench/results") else head
 
 
 def _lines(section: str, quick: bool) -> Iterator[dict[str, Any]]:

@@ -33,7 +33,7 @@ def stages(out: Path) -> Stages:
         "sanitizer": [sanitizer],
         "quick": [["-m", "bench", "--gpu", "--quick", "--out", str(out / "quick")]],
         "sweep": [["-m", "bench.sweep", "--out", str(out / "gpu-sweep.jsonl"), "--seconds", "480"]],
-        "full": [["-m", "bench", "--gpu", "--out", str(out)]],
+        "full": [["-m", "bench", "--gpu", "--out", str(out)], ["-m", "bench.history", "--add", str(out)]],
         "training": [["-m", "bench.training", "--out", str(out)]],
     }
     if shutil.which(sanitizer[0]) is None:

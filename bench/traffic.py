@@ -23,6 +23,7 @@ from fused_lwlr import (
     LARC,
     LARS,
     ClipByLayer,
+    Hyperball,
     NormalizedGradient,
     NormalizedGradientAdaptive,
     ScaleInvariant,
@@ -77,6 +78,7 @@ def _rows() -> list[Row]:
         Row("sgd", {**MOMENTUM, "nesterov": True}, "fp32", 20, 0, 1),
         Row("sgd", {**MOMENTUM, "multipliers": {"layer0.weight": 0.5}}, "fp32", 20, 0, 1),
         Row("sgd", {**MOMENTUM, "scaling": LAMB()}, "fp32", 20, 12, 1),
+        Row("sgd", {**MOMENTUM, "scaling": Hyperball()}, "fp32", 20, 12, 1),
         Row("sgd", {**MOMENTUM, "clip_global_norm": 1.0}, "fp32", 24, 0, 2),
         Row("sgd", {**MOMENTUM, "nonfinite": "skip"}, "fp32", 24, 0, 2),
         Row("sgd", {**MOMENTUM, "scaling": LARS(), "clip_global_norm": 1.0}, "fp32", 24, 4, 2),
@@ -95,9 +97,12 @@ def _rows() -> list[Row]:
         Row("adamw", {"clip_global_norm": 1.0}, "fp32", 32, 0, 2),
         Row("adamw", {"nonfinite": "skip"}, "fp32", 32, 0, 2),
         Row("adamw", {"scaling": LAMB(), "clip_global_norm": 1.0}, "fp32", 32, 16, 2),
+        Row("adamw", {"scaling": Hyperball()}, "fp32", 28, 16, 1),
+        Row("adamw", {"scaling": Hyperball(), "clip_global_norm": 1.0}, "fp32", 32, 16, 2),
         Row("adamw", {"capturable": True}, "fp32", 28, 0, 1),
         Row("adamw", EXACT, "bf16", 30, 0, 1),
         Row("adamw", {**EXACT, "scaling": LAMB()}, "bf16", 30, 16, 1),
+        Row("adamw", {**EXACT, "scaling": Hyperball()}, "bf16", 30, 16, 1),
         Row("adamw", {"stochastic_rounding": True}, "bf16", 14, 0, 1),
         Row("sgd", {**MOMENTUM, **AVERAGE}, "fp32", 28, 0, 1),
         Row("adamw", AVERAGE, "fp32", 36, 0, 1),
@@ -131,8 +136,11 @@ def count(row: Row, device: torch.device) -> tuple[tuple[float, float, int], flo
     size = DTYPES[row.dtype].itemsize
     if row.rule == "statistics":
         return found, 2 * size
-    # of a scale that the device counts steps by, there is one for each tensor
-    state = [s for entry in optimizer.state.values() for name, s in entry.items() if name != "step" and s is not None]
+    # single numbers of each tensor are left out
+    single = ("step", "radius")
+    state = [
+        s for entry in optimizer.state.values() for name, s in entry.items() if name not in single and s is not None
+    ]
     kept = sum(tensor.numel() * tensor.element_size() for tensor in state) / numel
     exact = any("master_weight" in entry for entry in optimizer.state.values())
     return found, (1 if exact else 2) * size + size + 2 * kept

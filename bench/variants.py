@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
-from fused_lwlr import ELR
-from fused_lwlr.kernels import ADAMW, LION, LR_IN_MOMENTUM, SGD, constants
+from fused_lwlr import ELR, Hyperball
+from fused_lwlr.kernels import ADAMW, LION, LR_IN_MOMENTUM, SGD, Rule, constants, sphere
 
 # the modules: the package exports functions of these names
 statistics, queue, update, step, formula = (
@@ -66,6 +66,12 @@ class Variant(NamedTuple):
         return constants.most_registers(self.kind)
 
 
+def cautious(rule: Rule) -> Rule:
+    """The rule with cautious decay."""
+    assert rule.cautious is not None
+    return rule.cautious
+
+
 def dtypes(dtype: Any, columns: str, single: str = "") -> tuple[Any, ...]:
     """`DTYPES` of the kernels, of which some columns have a dtype and some are float32."""
     return tuple(tl.float32 if name in single else dtype if name in columns else None for name in "WGXYZME")
@@ -80,6 +86,8 @@ def variants(dtype: Any) -> Iterator[Variant]:
         "adamw": (ADAMW, "XY", 20),
         "adamw amsgrad": (ADAMW, "XYZ", 20),
         "lion": (LION, "X", 16),
+        "adamw cautious": (cautious(ADAMW), "XY", 20),
+        "lion cautious": (cautious(LION), "X", 16),
     }
     made = {}
     for name, (rule, states, width) in rules.items():
@@ -107,10 +115,15 @@ def variants(dtype: Any) -> Iterator[Variant]:
             "FORMULA": formula.compiled(ELR.formula), "PLACE": place, "NUMBERS": 2,
             "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
             "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
-            "SLOTS": constants.GPU.queue_slots,
+            "SLOTS": constants.GPU.queue_slots, "RADIUS": None, "RETRACTION": None, "UPDATE": None,
         }  # fmt: skip
         absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "row_sums", "seed"))
         yield Variant(f"{name}, ELR", kind, queue.queue_kernel, {**scaled, **absent})
+        spheres = {
+            "FORMULA": formula.compiled(Hyperball.formula), "PLACE": "direction", "NUMBERS": 0, "RADIUS": 11,
+            "RETRACTION": formula.compiled(sphere.retraction), "UPDATE": formula.compiled(sphere.update_sq_sum),
+        }  # fmt: skip
+        yield Variant(f"{name}, Hyperball", kind, queue.queue_kernel, {**scaled, **absent, **spheres})
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
         unused = {"known_factors": None, "row_sums": None, "seed": None, **own}
         yield Variant(f"{name}, all", f"{kind}, gated", queue.queue_kernel, {**scaled, **everything, **unused})

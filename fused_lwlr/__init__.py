@@ -24,6 +24,7 @@ __all__ = [
     "ELRHistory",
     "ELRRecorder",
     "GradInitResult",
+    "Hyperball",
     "LayerRate",
     "LayerRates",
     "LayerStatistics",
@@ -44,6 +45,7 @@ __all__ = [
     "multipliers",
     "scale_invariant",
     "simulate",
+    "step_in_backward",
 ]
 
 

@@ -25,13 +25,13 @@ def import_beside_torchvision(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def import_extra(name: str) -> ModuleType:
-    """The package of the extra with its name, or an ImportError that says what to install."""
+def import_extra(name: str, extra: str | None = None) -> ModuleType:
+    """A package of an extra, by default the one with its name, or an ImportError that says what to install."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         # not ModuleNotFoundError, which is shown as a bug
-        raise ImportError(f"{name} is not installed: pip install 'fused_lwlr[{name}]'") from error
+        raise ImportError(f"{name} is not installed: pip install 'fused_lwlr[{extra or name}]'") from error
 
 
 def import_timm(needed_by: str) -> ModuleType:

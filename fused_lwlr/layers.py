@@ -1,15 +1,17 @@
 """Layers: named parameters, and named slices of them.
 
-A layer is what gets a multiplier and a row of its own. Mostly it is a whole parameter; a fused query /
-key / value projection is three. A slice is named after the parameter and its range along the first
-dimension: `blocks.0.attn.qkv.weight[0:384]`.
+Each layer has its own multiplier and its own row in a table. Most layers are whole parameters; a fused query, key and
+value projection is three layers. A slice is named after the parameter and its range along the first dimension:
+`blocks.0.attn.qkv.weight[0:384]`.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from fused_lwlr.kernels import Row
 from fused_lwlr.shards import reshard
@@ -33,24 +35,26 @@ class Layer:
         return (self.stop - self.start) * (self.param.numel() // self.param.shape[0])
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The view of a tensor of the parameter's shape that belongs to this layer."""
+        """Returns this layer's view of a tensor that has the shape of the parameter."""
         return tensor if self.stop is None else tensor[self.start : self.stop]
 
 
 def split_name(name: str) -> tuple[str, int, int | None]:
-    """Parameter name, start and stop of a layer's name; stop is None for a whole parameter."""
+    """Splits the name of a layer into parameter name, start and stop; stop is None for a whole parameter."""
     match = _SLICE.fullmatch(name)
     return (match["name"], int(match["start"]), int(match["stop"])) if match else (name, 0, None)
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """The layers of a model in the order of its parameters, query, key and value projections apart.
+    """Returns the layers of a model in the order of its parameters; query, key and value are separate layers.
 
-    Recognised are `torch.nn.MultiheadAttention` and linear layers named "qkv" (timm's name), if their
-    output divides by three.
+    Fused projections are those of `torch.nn.MultiheadAttention`, linear layers named "qkv" (as in timm) whose output
+    size is divisible by three, and linear layers named "c_attn" (as in GPT-2) whose output size is three times their
+    input size. A `Conv1D` of transformers is one layer: its weight is (inputs, outputs), so parts of its outputs are
+    not contiguous.
     """
     reshard(model)
-    fused = set(_fused_qkv(model))
+    fused = {name for name, module in fused_qkv(model) if fan_dims(module) == (1, 0)}
     layers = []
     for name, param in model.named_parameters():
         if name in fused and param.numel() > 0 and param.shape[0] % 3 == 0:
@@ -62,17 +66,31 @@ def layers_of(model: nn.Module) -> list[Layer]:
     return layers
 
 
-def _fused_qkv(model: nn.Module) -> Iterator[str]:
+def fused_qkv(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The parameters of query, key and value projections that are one, and their modules."""
     for prefix, module in model.named_modules():
-        dot = f"{prefix}." if prefix else ""
+        dot, name = f"{prefix}." if prefix else "", prefix.rpartition(".")[2]
         if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
-            yield from (f"{dot}in_proj_weight", f"{dot}in_proj_bias")
-        elif isinstance(module, nn.Linear) and prefix.rpartition(".")[2] == "qkv":
-            yield from (f"{dot}weight", f"{dot}bias")
+            yield from ((f"{dot}in_proj_weight", module), (f"{dot}in_proj_bias", module))
+        elif name in ("qkv", "c_attn") and (isinstance(module, nn.Linear) or is_conv1d(module)):
+            weight, (inputs, outputs) = module.get_parameter("weight"), fan_dims(module)
+            if name == "qkv" or weight.shape[outputs] == 3 * weight.shape[inputs]:
+                yield from ((f"{dot}weight", module), (f"{dot}bias", module))
+
+
+def fan_dims(module: nn.Module) -> tuple[int, int]:
+    """The dimensions of a module's weight that are its inputs and its outputs, in groups those of a group."""
+    return (0, 1) if isinstance(module, _ConvTransposeNd) or is_conv1d(module) else (1, 0)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is the linear layer of GPT-2 in transformers, which computes x @ weight + bias."""
+    transformers = sys.modules.get("transformers.pytorch_utils")
+    return transformers is not None and isinstance(module, transformers.Conv1D)
 
 
 def named_layers(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> list[Layer]:
-    """Layers of a model, or whole-tensor layers of named tensors."""
+    """Returns the layers of a model, or one layer for each named tensor."""
     if isinstance(source, nn.Module):
         return layers_of(source)
     pairs = source.items() if isinstance(source, Mapping) else source
@@ -80,7 +98,7 @@ def named_layers(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, 
 
 
 def rows_of(layers: Iterable[Layer]) -> tuple[list[Tensor], list[Row]]:
-    """The distinct parameters of some layers, and a table row for each layer."""
+    """Returns the distinct parameters of some layers, and a table row for each layer."""
     index: dict[int, int] = {}
     params: list[Tensor] = []
     rows = []

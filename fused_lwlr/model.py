@@ -1,4 +1,4 @@
-"""What every method does with a model: take a loss of a minibatch, and leave the model as it was."""
+"""The loss of a minibatch, and a context that restores a model."""
 
 import inspect
 import random
@@ -20,7 +20,7 @@ _LABELS = frozenset({"label", "labels", "target", "targets"})
 def check_batch(batch: Any) -> None:
     """Raise ValueError unless a minibatch is of a kind that `loss_of` accepts."""
     pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-    if pair or isinstance(batch, Mapping) or _holds_ids(batch):
+    if pair or isinstance(batch, Mapping) or _holds_ids(_alone(batch)):
         return
     kind = f"a {batch.dtype} tensor" if isinstance(batch, Tensor) else type(batch).__name__
     raise ValueError(
@@ -29,15 +29,16 @@ def check_batch(batch: Any) -> None:
 
 
 def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor], device: torch.device) -> Tensor:
-    """The loss of a minibatch, which is moved to `device` first.
+    """Returns the loss of a minibatch, which is moved to `device` first.
 
     - A pair (inputs, targets): `loss_fn(model(inputs), targets)`.
     - A mapping: `loss_fn(model(**batch), batch)`. Entries named "label", "labels", "target" or "targets" go to the
       model only if its `forward` has a parameter of that name or `**kwargs`.
-    - An integer tensor of token ids: `loss_fn(model(ids), ids)`. `loss_fn` shifts them to get the next tokens.
+    - An integer tensor of token ids, or a list or tuple with nothing else in it, as a `TensorDataset` of ids makes:
+      `loss_fn(model(ids), ids)`. `loss_fn` shifts them to get the next tokens.
 
     Raises:
-        ValueError: the minibatch is none of these.
+        ValueError: the minibatch is of another kind.
     """
     check_batch(batch)
     batch = to_device(batch, device)
@@ -45,8 +46,14 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
         labels = _LABELS & batch.keys()
         withheld = labels - _taken(model, labels) if labels else labels
         return loss_fn(model(**{key: value for key, value in batch.items() if key not in withheld}), batch)
+    batch = _alone(batch)
     inputs, targets = (batch, batch) if isinstance(batch, Tensor) else batch
     return loss_fn(model(inputs), targets)
+
+
+def _alone(batch: Any) -> Any:
+    """The only item of a list or tuple; anything else as it is."""
+    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
 
 
 def _holds_ids(batch: Any) -> bool:
@@ -57,7 +64,7 @@ def _holds_ids(batch: Any) -> bool:
 
 
 def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:
-    """Those of `names` that the model's `forward` accepts as keywords."""
+    """Returns the `names` that the model's `forward` accepts as keywords."""
     model = getattr(model, "_orig_mod", model)  # compiled
     if isinstance(model, DistributedDataParallel):
         model = model.module
@@ -68,7 +75,7 @@ def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """A tensor, or nested mappings and sequences of them, on a device. Other values stay as they are."""
+    """Moves tensors in nested mappings and sequences to a device. Other values stay the same."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
@@ -80,7 +87,7 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put weights, buffers, gradients, modes and random number generators back, whatever happens inside."""
+    """Restores weights, buffers, gradients, training modes and random number generators on exit or error."""
     reshard(model)
     params = [(param, param.detach().clone(), param.grad) for param in model.parameters()]
     buffers = [
@@ -97,7 +104,7 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        # what was gathered of other weights is not to be used again
+        # FSDP may still hold gathered copies of the temporary weights
         reshard(model)
         with torch.no_grad():
             for param, value, grad in params:

@@ -4,7 +4,7 @@ from fused_lwlr import balance, multipliers, simulate
 from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
 from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
-from fused_lwlr.optim import SGD, AdamW, Lion
+from fused_lwlr.optim import SGD, AdamW, Lion, step_in_backward
 from fused_lwlr.scaling import (
     ELR,
     LAMB,
@@ -12,6 +12,7 @@ from fused_lwlr.scaling import (
     LARS,
     BalancedLR,
     ClipByLayer,
+    Hyperball,
     NormalizedGradient,
     NormalizedGradientAdaptive,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "ELRHistory",
     "ELRRecorder",
     "GradInitResult",
+    "Hyperball",
     "LayerRate",
     "LayerRates",
     "LayerStatistics",
@@ -50,4 +52,5 @@ __all__ = [
     "multipliers",
     "scale_invariant",
     "simulate",
+    "step_in_backward",
 ]

@@ -1,4 +1,4 @@
-"""Which weights a network is invariant to the scale of, and what is rescaled with them."""
+"""The scale-invariant weights of a network, and the tensors that must be rescaled with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,23 +17,22 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ScaleInvariant:
-    """The weights that a network in training mode is invariant to the scale of, each by itself.
+    """The weights whose scale does not change the output of a network in training mode.
 
-    The network does not change, neither in training nor in evaluation mode (but for the eps of its
-    normalizations), if for one c > 0 all of `weights` are divided by c, each of `biases` by c^exponent, and of
+    For any c > 0, the output of the network stays the same in training and in evaluation mode, up to the eps of its
+    normalization layers, if all of these change together: `weights` are divided by c, `biases` by c^exponent, and for
     each of `norms` running_mean by c^exponent and running_var by c^(2·exponent).
 
     Attributes:
-        names: the invariant layers, in the order of the model's parameters.
-        weight_owners: for each of them, the module that it is a parameter of, and its name there.
-        bias_owners: the same of parameters that lie between such weights and the normalization, and their exponents.
-        norms: the modules with running statistics of what such weights compute, and their exponents.
-        cosines: layer -> cosine between gradient and weight in each half of the minibatch, of all layers that
-            were examined; NaN where there is none.
-        reasons: layer -> why it is not invariant, of all others that were examined.
-        slices: invariant thirds of fused projections that are not invariant as a whole, each by itself, with its third
-            of the projection's bias. They are not among `names`, which scalings select whole parameters by, and
-            nothing rescales them; an `ELRRecorder` can select them.
+        names: the names of the scale-invariant layers, in the order of the model's parameters.
+        weight_owners: for each of these layers, the module that owns the parameter, and its name in the module.
+        bias_owners: the biases between these weights and the normalization layer, as (module, name, exponent).
+        norms: the modules with running statistics that depend on these weights, and their exponents.
+        cosines: layer -> cosine between gradient and weight in each half of the minibatch, for all examined layers. NaN
+            if the gradient or the weight is zero.
+        reasons: layer -> the reason why it is not scale-invariant, for all other examined layers.
+        slices: the scale-invariant thirds of fused projections that are not scale-invariant as a whole. They are not in
+            `names`, since scalings select whole parameters, and are not rescaled. An `ELRRecorder` can select them.
     """
 
     names: tuple[str, ...]
@@ -46,19 +45,22 @@ class ScaleInvariant:
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        """The parameters of the layers, in the same order: looked up, since sharding a model replaces them."""
+        """The parameters of the layers, in the order of `names` and of any shape.
+
+        They are read from the modules at each call, since sharding replaces them.
+        """
         return tuple(_parameter(module, name) for module, name in self.weight_owners)
 
     @property
     def biases(self) -> tuple[tuple[Tensor, int], ...]:
-        """Parameters that follow, and their exponents, looked up as well."""
+        """The biases that are rescaled too, of any shape, and their exponents. They are read from the modules."""
         return tuple((_parameter(module, name), power) for module, name, power in self.bias_owners)
 
     def targets(self) -> list[Target]:
-        """Returns what W ← W / Ŵ divides, with Ŵ = max ‖W‖ over the layers: weights, biases and running statistics.
+        """Returns the tensors that W ← W / Ŵ rescales, with Ŵ = max ‖W‖: weights, biases and running statistics.
 
-        (Spreads in Effective Learning Rates, Section 4.5, which leaves out the variance and the bias.) All are looked
-        up anew: `module.to()` puts other tensors in the place of running statistics.
+        (Spreads in Effective Learning Rates, Section 4.5, which does not mention the variance and the bias.) The
+        tensors are read from the modules at each call, since `module.to()` replaces running statistics.
         """
         found = [Target(weight, 1, True) for weight in self.weights]
         found += [Target(bias, power, False) for bias, power in self.biases]

@@ -50,8 +50,8 @@ def local_row(row: Row, tensor: Tensor) -> Row:
     placements: Any = tensor.placements  # type: ignore[attr-defined]
     if sum(placement.is_shard(0) for placement in placements) > 1:
         raise ValueError(
-            f"multipliers of slices need a first dimension that is sharded at most once, but this is {placements}: "
-            "give one multiplier for the whole parameter"
+            f"layers= of slices need a first dimension that is sharded at most once, but this is {placements}: "
+            "give one entry for the whole parameter"
         )
     (size, *_), (offset, *_) = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, placements  # type: ignore[attr-defined]

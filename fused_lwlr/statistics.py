@@ -17,7 +17,7 @@ from fused_lwlr.shards import Completion, completion_of, local, local_row
 
 
 class Columns:
-    """What statistics of layers have in common: float64 of shape [layers, columns], by name."""
+    """Base of the statistics of layers: float64 of shape [layers, columns], with a property for each column."""
 
     columns: ClassVar[tuple[str, ...]]
     values: Tensor
@@ -29,17 +29,17 @@ class Columns:
 
     @property
     def grad_norm(self) -> Tensor:
-        """‖g‖₂ of each layer, of the gradient as it is in `.grad`."""
+        """‖g‖₂ of each layer, where g is `.grad` as it is stored."""
         return self._column("sq_sum").sqrt()
 
     @property
     def weight_norm(self) -> Tensor:
-        """‖w‖₂ of each layer, in a step that before it."""
+        """‖w‖₂ of each layer; for a step, the norm before the step."""
         return self._column("weight_sq_sum").sqrt()
 
     @property
     def nonfinite(self) -> Tensor:
-        """How many elements of each layer's gradient are NaN or infinite."""
+        """The number of elements of each layer's gradient that are NaN or infinite."""
         return self._column("nonfinite")
 
     def _column(self, name: str) -> Tensor:
@@ -48,12 +48,13 @@ class Columns:
 
 @dataclass(frozen=True)
 class LayerStatistics(Columns):
-    """Statistics of some layers, on the device until asked for.
+    """Statistics of the gradient g and the weight w of each layer. They stay on the device until they are read.
 
     Attributes:
-        names: the layers, as in `layer_statistics`.
-        numel: elements of each.
-        values: float64 of shape [layers, 6], columns Σ|g|, Σg², max|g|, Σw², Σg·w, number of non-finite g.
+        names: the names of the layers.
+        numel: the number of elements of each layer.
+        values: float64 of shape [layers, 6]. The columns are Σ|g|, Σg², max|g|, Σw², Σg·w and the number of
+            non-finite elements of g.
     """
 
     names: tuple[str, ...]
@@ -64,16 +65,16 @@ class LayerStatistics(Columns):
 
     @property
     def abs_max(self) -> Tensor:
-        """max|g| of each layer."""
+        """max|g| of each layer, float64 [layers]."""
         return self._column("abs_max")
 
     @property
     def dot(self) -> Tensor:
-        """⟨g, w⟩ of each layer."""
+        """⟨g, w⟩ of each layer, float64 [layers]."""
         return self._column("dot")
 
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Layer name -> its numbers by name. One transfer from the device."""
+        """Returns layer name -> statistic -> number, with one transfer from the device."""
         names = ("abs_sum", "grad_norm", "abs_max", "weight_norm", "dot", "nonfinite")
         columns = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
         return {
@@ -93,7 +94,7 @@ class LayerStatistics(Columns):
 
 
 class StatisticsPass:
-    """The statistics kernel over some layers, with tables that are kept for as long as nothing in them has moved."""
+    """Runs the statistics kernel over some layers. It keeps its tables while the tensors stay where they are."""
 
     def __init__(self, layers: list[Layer], backend: ops.Backend = "auto"):
         self._layers = layers
@@ -102,19 +103,20 @@ class StatisticsPass:
         self._kept: list[_Kept] = []
         self._completion: Completion | None = None
         self.layers: list[Layer] = []
-        """Those of the last call, in order."""
+        """The layers that the last call measured, in order."""
         self.index: Tensor
-        """Their places among all layers, on the device of the values."""
+        """The indices of `layers` among all layers, on the device of the values."""
 
     def __call__(self) -> Tensor:
-        """Statistics of the layers that have a gradient now, which `layers` and `index` then name.
+        """Measures the layers that have a gradient, and sets `layers` and `index` to them.
+
+        There is one launch for each device and combination of dtypes, and two all-reduces for sharded layers.
 
         Returns:
-            float64 of shape [layers, 6], in the order of `STATISTICS`, on the device of the first. One
-            launch for each device and combination of dtypes; of shards on several processes, two all-reduces.
+            float64 of shape [layers, 6], in the order of `STATISTICS`, on the device of the first layer.
 
         Raises:
-            ValueError: no layer has a gradient, or one has a sparse gradient.
+            ValueError: no layer has a gradient, or a gradient is sparse.
         """
         absent = [layer.param.grad is None for layer in self._layers]
         if absent != self._absent or not all(kept.take() for kept in self._kept):
@@ -174,7 +176,7 @@ class _Kept:
         return list(map(local, self._params)), [local(param.grad) for param in self._params]
 
     def take(self) -> bool:
-        """Take in the gradients of now; False if they, or the parameters, are no longer what the table is for."""
+        """Updates the table to the present gradients. Returns False if the table does not fit."""
         if self._look is None:
             return False
         params, grads = self._local()
@@ -189,7 +191,7 @@ class _Kept:
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:
-    """Statistics of whole layers from those of the parts that the processes have of them."""
+    """Returns the statistics of whole layers, from the statistics of this process's shards."""
     largest = STATISTICS.index("abs_max")
     result = completion.sum(values)
     # a maximum over processes may skip NaN, a sum does not
@@ -202,15 +204,18 @@ def _completed(values: Tensor, completion: Completion) -> Tensor:
 def layer_statistics(
     source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]], *, backend: ops.Backend = "auto"
 ) -> LayerStatistics:
-    """Σ|g|, ‖g‖, max|g|, ‖w‖, ⟨g, w⟩ and the number of non-finite g of every layer, from one pass over memory.
+    """Returns Σ|g|, ‖g‖, max|g|, ‖w‖, ⟨g, w⟩ and the number of non-finite g of every layer, in one pass over memory.
 
     Args:
-        source: a model, or named tensors (pairs or a mapping); g is a tensor's `.grad`, and tensors without
-            one are left out. Of a model, fused query / key / value projections are three layers each.
+        source: a model, or named tensors as pairs or a mapping. g is the `.grad` of a tensor; tensors without a
+            gradient are left out. In a model, query, key and value of a fused projection are three layers.
         backend: "auto", "triton" or "torch", as for the optimizers.
 
+    Returns:
+        The statistics, float64, on the device of the first layer.
+
     Raises:
-        ValueError: no tensor has a gradient, or one has a sparse gradient.
+        ValueError: no tensor has a gradient, or a gradient is sparse.
     """
     statistics = StatisticsPass(named_layers(source), backend)
     values = statistics()

@@ -1,4 +1,4 @@
-"""Statistics of a step for every layer, as users see them."""
+"""Statistics that a step computes for every layer."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,65 +6,93 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import STEP_STATISTICS
+from fused_lwlr.kernels import SPHERE_STATISTICS, STEP_STATISTICS
 from fused_lwlr.statistics import Columns
 
 
 @dataclass(frozen=True)
 class StepStatistics(Columns):
-    """Statistics of one step for every layer that had a gradient, on the device until asked for.
+    """Statistics of one step for every layer that had a gradient. They stay on the device until they are read.
 
     Attributes:
-        names: the layers, in the order of the optimizer's parameters; `group.position` where they have no names.
-        constrained: for each, whether the scaling acts on it.
-        values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio.
+        names: the names of the layers, in the order of the optimizer's parameters. Parameters without names are called
+            by their param group and position, such as `0.3`.
+        constrained: for each layer, whether the scaling acts on it.
+        values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio. With
+            layers on spheres (`Hyperball`, `ELR(retract="sphere")`) [layers, 8]: also Σd², ⟨w, d⟩ and ‖Δw‖². Σw² is
+            then that of the exact weights.
     """
 
     names: tuple[str, ...]
     constrained: tuple[bool, ...]
     values: Tensor
 
-    columns = STEP_STATISTICS
+    columns = SPHERE_STATISTICS
 
     @property
     def trust_ratio(self) -> Tensor:
-        """The factor of each layer, 1 where the scaling does not act."""
+        """The factor of each layer, float64 [layers]; 1 if the scaling does not act on it."""
         return self._column("scale")
 
     @property
     def found_inf(self) -> Tensor:
-        """Whether any gradient element was NaN or infinite, of no dimension."""
+        """Whether any element of a gradient was NaN or infinite: a bool tensor of shape []."""
         return self.nonfinite.sum() > 0
 
     @property
     def elr(self) -> Tensor:
-        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer; infinite for a weight of zeros."""
+        """The effective learning rate E = ‖g‖ / ‖w‖ of each layer, float64 [layers]; infinite if the weight is zero."""
         return self.grad_norm / self.weight_norm
 
     @property
     def elr_mean(self) -> Tensor:
-        """The mean of E over the layers that the scaling acts on and whose weight is not zero."""
+        """The mean of E over the layers that the scaling acts on, without those whose weight is zero: a scalar."""
         return self._constrained_elr().mean()
 
     @property
     def elr_spread(self) -> Tensor:
-        """Std(E) over the same layers: their population standard deviation (Spreads in Effective Learning Rates)."""
+        """Std(E), the population standard deviation over the same layers: a scalar (Spreads in ELR)."""
         return self._constrained_elr().std(correction=0)
 
+    @property
+    def update_ratio(self) -> Tensor:
+        """‖Δw‖ / ‖w‖ of each layer, float64 [layers], before Δw is rounded to half precision.
+
+        NaN unless the scaling keeps layers on spheres: other steps do not compute it.
+        """
+        return self._of_spheres("update_sq_sum").sqrt() / self.weight_norm
+
+    @property
+    def cosine(self) -> Tensor:
+        """The cosine of w and the direction d, with decay, of each layer: float64 [layers]; NaN as `update_ratio`."""
+        return self._of_spheres("dot") / (self.weight_norm * self._of_spheres("direction_sq_sum").sqrt())
+
     def to_dict(self) -> dict[str, dict[str, float]]:
-        """Layer name -> its numbers by name. One transfer from the device."""
-        names = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
+        """Returns layer name -> statistic -> number, with one transfer from the device.
+
+        "update_ratio" and "cosine" are included only with layers on spheres.
+        """
+        names: tuple[str, ...] = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
+        if self._spheres:
+            names = (*names, "update_ratio", "cosine")
         rows = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
         return {layer: dict(zip(names, row, strict=True)) for layer, row in zip(self.names, rows, strict=True)}
 
     def __str__(self) -> str:
         width = max(map(len, self.names), default=5)
-        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio")
+        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio", *(("‖Δw‖/‖w‖", "cosine") * self._spheres))
         lines = [f"{'layer':{width}}  " + "  ".join(f"{title:>11}" for title in titles)]
         for name, row in self.to_dict().items():
             lines.append(f"{name:{width}}  " + "  ".join(f"{number:11.3e}" for number in row.values()))
         lines.append(f"ELR of constrained layers: mean {self.elr_mean:.3e}, spread {self.elr_spread:.3e}")
         return "\n".join(lines)
+
+    @property
+    def _spheres(self) -> bool:
+        return self.values.shape[1] > len(STEP_STATISTICS)
+
+    def _of_spheres(self, name: str) -> Tensor:
+        return self._column(name) if self._spheres else torch.full_like(self.abs_sum, torch.nan)
 
     def _constrained_elr(self) -> Tensor:
         elr = self.elr
@@ -72,16 +100,19 @@ class StepStatistics(Columns):
 
 
 class LayerStatsLogger:
-    """Writes `layer_stats()` to a TensorBoard-style writer every so many steps.
+    """A step hook that writes `layer_stats()` to a TensorBoard-style writer.
 
         optimizer.register_step_post_hook(LayerStatsLogger(SummaryWriter(), every=100))
 
-    Tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, and `elr_mean`
-    and `elr_spread` for all.
+    The tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, with layers on
+    spheres also `update_ratio/<layer>` and `cosine/<layer>`, and `elr_mean` and `elr_spread` over all layers.
 
     Args:
-        writer: has `add_scalar(tag, value, step)`, as a `torch.utils.tensorboard.SummaryWriter`.
-        every: steps between two writes, each of which waits for the device.
+        writer: an object with `add_scalar(tag, value, step)`, such as a `torch.utils.tensorboard.SummaryWriter`.
+        every: the number of steps between two writes. Each write waits for the device.
+
+    Raises:
+        ValueError: `every` is below 1.
     """
 
     def __init__(self, writer: Any, *, every: int = 100):
@@ -97,7 +128,8 @@ class LayerStatsLogger:
             return
         stats = optimizer.layer_stats()
         for layer, numbers in stats.to_dict().items():
-            for name in ("elr", "trust_ratio", "grad_norm", "weight_norm"):
-                self._writer.add_scalar(f"{name}/{layer}", numbers[name], self._steps)
+            for name in ("elr", "trust_ratio", "grad_norm", "weight_norm", "update_ratio", "cosine"):
+                if name in numbers:
+                    self._writer.add_scalar(f"{name}/{layer}", numbers[name], self._steps)
         self._writer.add_scalar("elr_mean", stats.elr_mean.item(), self._steps)
         self._writer.add_scalar("elr_spread", stats.elr_spread.item(), self._steps)

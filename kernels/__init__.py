@@ -5,7 +5,7 @@ signatures and docstrings; neither imports the other, and neither knows of `torc
 """
 
 if __name__ == "fused_lwlr.kernels":
-    from fused_lwlr.kernels.control import STEP_STATISTICS, Balance, Factors, Gate, Scale
+    from fused_lwlr.kernels.control import SPHERE_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
     from fused_lwlr.kernels.rules import (
         ADAMW,
         LION,
@@ -24,6 +24,7 @@ if __name__ == "fused_lwlr.kernels":
         "LION",
         "LR_IN_MOMENTUM",
         "SGD",
+        "SPHERE_STATISTICS",
         "STATISTICS",
         "STEP_STATISTICS",
         "AdamWHyper",

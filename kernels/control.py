@@ -10,6 +10,8 @@ Place = Literal["gradient", "decayed", "direction"]
 
 STEP_STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "scale")
 """Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor."""
+SPHERE_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
+"""Columns where the `Scale` has spheres: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 
 
 class Scale(NamedTuple):
@@ -22,11 +24,15 @@ class Scale(NamedTuple):
             before any weight decay. "decayed": the gradient with SGD's weight decay added, by the norm without.
             "direction": all that lr multiplies, decay included, by its own norm.
         numbers: at most four, the last arguments of the formula.
+        sphere: whether each of these rows stays on a sphere, w ← ρ · (w − lr · s · d) with ρ so that ‖w‖ is the radius
+            of the row; ρ = 1 for a radius of 0. The place is "direction" then. The formula takes the radius as its
+            `weight_norm`, and statistics are those of `SPHERE_STATISTICS`, with Σw² of the exact weight.
     """
 
     formula: Callable[..., Tensor]
     place: Place
     numbers: tuple[float, ...] = ()
+    sphere: bool = False
 
 
 class Factors(NamedTuple):
@@ -35,10 +41,12 @@ class Factors(NamedTuple):
     Attributes:
         values: float64 [rows], one factor for each row.
         place: as in `Scale`.
+        retraction: float64 [rows], ρ of a `Scale` with spheres, or None.
     """
 
     values: Tensor
     place: Place
+    retraction: Tensor | None = None
 
 
 class Balance(NamedTuple):

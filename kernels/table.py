@@ -26,6 +26,7 @@ class Row(NamedTuple):
         power: p of the division by Ŵᵖ that ends the step, where Ŵ is the largest ‖w‖ of the rows that count for it; 0
             for no division. The momentum buffer is divided, too.
         counts_for_max_norm: whether ‖w‖ of this row counts for Ŵ. Its power is not 0 then.
+        hyper: the index of its hyper row when its parameter has a gradient.
     """
 
     tensor: int
@@ -35,6 +36,7 @@ class Row(NamedTuple):
     scaled: bool = False
     power: int = 0
     counts_for_max_norm: bool = False
+    hyper: int = 0
 
 
 class Table:
@@ -45,7 +47,8 @@ class Table:
             columns have the names of `optimizer.state`; they hold None where a parameter has no such state, or are left
             out. All tensors of a column share one dtype, and all columns share one device. "step" holds the number of
             steps taken, float32 of no dimension, where the device counts them. "master_weight" holds the float32
-            weights that parameters are rounded from. "ema" holds the moving averages of the weights.
+            weights that parameters are rounded from. "ema" holds the moving averages of the weights. "radius" holds for
+            each row of a parameter the radius of its sphere, float32 [rows of the parameter], where it has spheres.
         rows: contiguous slices of parameters, each with its learning-rate multiplier; by default one row for each
             parameter. All rows of a parameter are adjacent.
         grad_dtype: the dtype of gradients; by default that of the first gradient, or of the parameters.
@@ -57,7 +60,7 @@ class Table:
         columns: name -> tensors.
         gradients: which parameters have a gradient, their addresses, and their descriptors (None if each is that of its
             parameter). The same object for as long as it is equal.
-        hyper_row: for each parameter, the index of its hyper row in the next step. Replaced, never changed in place.
+        hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         taken: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         cache: what the backend keeps for this table from step to step.
         capturable: whether steps may be captured in a CUDA graph.
@@ -73,7 +76,7 @@ class Table:
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
         self.grad_dtype = grad_dtype or next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
-        self.hyper_row: Sequence[int] | np.ndarray = [0] * len(params)
+        self.hyper_row: Sequence[int] | np.ndarray = [row.hyper for row in self.rows]
         self.taken: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
         self.capturable = False
@@ -116,6 +119,20 @@ class Table:
     def tensor_of_row(self) -> np.ndarray:
         """For each row, the index of its parameter, int64 [rows]."""
         return np.array([row.tensor for row in self.rows], dtype=np.int64)
+
+    @cached_property
+    def number_in_tensor(self) -> np.ndarray:
+        """For each row, its number among the rows of its parameter, int64 [rows]."""
+        _, first, tensor = np.unique(self.tensor_of_row, return_index=True, return_inverse=True)
+        number: np.ndarray = np.arange(len(self.rows)) - first[tensor]
+        return number
+
+    def radii(self) -> Tensor:
+        """Returns the radius of each row, 0 for one without, float32 [rows]."""
+        column = self.column("radius")
+        none = torch.zeros((), device=self.columns["param"][0].device)
+        places = zip(self.tensor_of_row.tolist(), self.number_in_tensor.tolist(), strict=True)
+        return torch.stack([none if column[tensor] is None else column[tensor][number] for tensor, number in places])
 
     @property
     def stepped(self) -> np.ndarray:

@@ -4,20 +4,47 @@ from copy import deepcopy
 
 import torch
 from lazy import imaginary, negated
+from plain_hyperball import PlainHyperball
 from plain_lion import PlainLion
 from plain_lr_in_momentum import PlainLRInMomentum
 from steps import ALL, TORCH, identical, parameters, saved, twin, uniform
 from tolerances import EPS, same
 from torch import nn
 
-OURS = {**ALL, "lr in momentum": ALL["sgd"]}
-PLAIN = {**TORCH, "lion": PlainLion, "lr in momentum": PlainLRInMomentum}
+from fused_lwlr import Hyperball
+
+
+def _by_layers(cls):
+    """An optimizer that does what the entries of `layers` in its groups say, each parameter as a group of its own."""
+
+    def step(self):
+        groups, self.param_groups = self.param_groups, []
+        for group in groups:
+            for param, entry in zip(group["params"], group.get("layers") or [1.0] * len(group["params"]), strict=True):
+                own = dict(entry) if isinstance(entry, tuple) else {"lr": entry}
+                products = {key: group[key] * own.pop(key) for key in ("lr", "weight_decay") if key in own}
+                if own.pop("corrected_decay", False):
+                    products["weight_decay"] = group["weight_decay"] * (group["lr"] / group["max_lr"])
+                self.param_groups.append({**group, **own, **products, "params": [param]})
+        try:
+            cls.step(self)
+        finally:
+            self.param_groups = groups
+
+    return type(cls.__name__, (cls,), {"step": step})
+
+
+OURS = {**ALL, "lr in momentum": ALL["sgd"], "hyperball": ALL["sgd"]}
+PLAIN = {**TORCH, "lion": PlainLion, "lr in momentum": PlainLRInMomentum, "hyperball": PlainHyperball}
+PLAIN = {name: _by_layers(cls) for name, cls in PLAIN.items()}
+OPTIONS_OF_LAYERS = {"adamw": [(("betas", (0.5, 0.9)), ("eps", 1e-3))], "lion": [(("lr", 0.5), ("betas", (0.3, 0.5)))]}
+"""What a layer may have besides multipliers."""
 # what a state dict of another optimizer must have, too
-ALWAYS = {"lr in momentum": {"momentum": 0.9, "lr_in_momentum": True}}
+ALWAYS = {"lr in momentum": {"momentum": 0.9, "lr_in_momentum": True}, "hyperball": {"scaling": Hyperball()}}
 SHAPES = [(3,), (2, 3), (), (2, 2, 2, 2), (0,)]
 HALF = (torch.float16, torch.bfloat16)
 # ours has multipliers and averages, torch's one of its implementations
-NOT_COMPARED = ("capturable", "params", "multipliers", "ema", "foreach", "fused")
+NOT_COMPARED = ("capturable", "params", "layers", "ema", "foreach", "fused")
 
 
 def _large(grad, size):
@@ -75,13 +102,13 @@ REPLACED = {
 class Twins:
     """Every operation is done to both sides; `check` compares all there is."""
 
-    def __init__(self, name, backend, options, shapes, device, named, ema):
+    def __init__(self, name, backend, options, shapes, device, named, ema, layers=None):
         self.name, self.backend, self.options, self.device = name, backend, options, device
-        self.exact, self.ema = backend == "torch", ema
+        self.exact, self.ema = backend == "torch" and name != "hyperball", ema
         self.named = parameters(shapes, torch.float32, device)
         self.expected = twin(self.named)
         self.with_names = named
-        self.groups = [(0, len(shapes), {})]
+        self.groups = [(0, len(shapes), {} if layers is None else {"layers": layers[: len(shapes)], "max_lr": 0.5})]
         self.ours, self.torchs = self._optimizers(options)
         self.check()
 
@@ -239,7 +266,7 @@ class Twins:
             if q.grad is not None:
                 q.data.copy_(w.detach())
             for key, value in self.torchs.state.get(w, {}).items():
-                kept.state[q][key] = value if key == "step" else value.to(q.dtype)
+                kept.state[q][key] = value if key in ("step", "radius") else value.to(q.dtype)
         self.expected, self.torchs = narrow, kept
 
     @staticmethod
@@ -260,7 +287,7 @@ class Twins:
             sizes = self._sizes(q, theirs) + (before[i] if i < len(before) else 0)
             self._compare(p.detach(), q.detach(), sizes)
             for key in keys:
-                self._compare(mine[key], theirs[key], None if key == "step" else sizes)
+                self._compare(mine[key], theirs[key], None if key in ("step", "radius") else sizes)
         for group, other in zip(self.ours.param_groups, self.torchs.param_groups, strict=True):
             keys = (group.keys() | other.keys()) - set(NOT_COMPARED)
             assert identical({key: group[key] for key in keys}, {key: other[key] for key in keys})

@@ -7,7 +7,7 @@ import torch
 from steps import Named
 from torch import Tensor
 
-from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, NormalizedGradientAdaptive
+from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, Hyperball, NormalizedGradient, NormalizedGradientAdaptive
 
 State = dict[str, Any]
 
@@ -23,14 +23,27 @@ def trust_ratio(scaling: Any, w: Tensor, d: Tensor) -> float:
     return min(phi / float(d.norm()), scaling.max_ratio) if d.numel() else 1.0
 
 
+def on_sphere(scaling: Any, w: Tensor, d: Tensor, state: State, lr: float) -> Tensor:
+    """The new weight of Hyperball, Algorithm 1, or of ELR on the direction, then scaled back to the norm that w had."""
+    radius = state.setdefault("radius", w.norm().float().reshape(1)).double()[0]
+    if radius == 0 or d.norm() == 0:
+        return w - lr * d
+    if isinstance(scaling, ELR):
+        moved = w - lr * scaling.goal / (d.norm() / radius + scaling.eps) * d
+    else:
+        moved = w - lr * radius * (d / d.norm())
+    return radius * (moved / moved.norm())
+
+
 def sgd(
     scaling: Any, w: Tensor, g: Tensor, state: State, *, lr: float, momentum: float = 0.0, dampening: float = 0.0,
     weight_decay: float = 0.0, nesterov: bool = False, maximize: bool = False,
 ) -> Tensor:  # fmt: skip
     """The new weight."""
-    sign, decay = -1.0 if maximize else 1.0, weight_decay * w
+    spheres = isinstance(scaling, (ELR, Hyperball)) and scaling.retract == "sphere"
+    sign, decay = -1.0 if maximize else 1.0, 0.0 if spheres else weight_decay * w
     match scaling:
-        case ELR():
+        case ELR(retract="none"):
             g = sign * g * scaling.goal / (g.norm() / w.norm() + scaling.eps) + decay
         case LARC():
             g = torch.clamp(local_rate(scaling, w, g, weight_decay) / lr, max=1.0) * (sign * g + decay)
@@ -49,6 +62,8 @@ def sgd(
         b = state.get("momentum_buffer")
         b = state["momentum_buffer"] = g if b is None else momentum * b + (1 - dampening) * g
         d = g + momentum * b if nesterov else b
+    if spheres:
+        return on_sphere(scaling, w, d, state, lr)
     return w - lr * (trust_ratio(scaling, w, d) if isinstance(scaling, LAMB) else 1.0) * d
 
 
@@ -75,7 +90,10 @@ def adamw(
     if amsgrad:
         v = state["max_exp_avg_sq"] = torch.maximum(state.get("max_exp_avg_sq", 0 * w), v)
     correction1, correction2 = (1 - betas[0] ** t, 1 - betas[1] ** t) if correct else (1.0, 1.0)
-    d = (m / correction1) / (v.sqrt() / math.sqrt(correction2) + eps) + weight_decay * w
+    d = (m / correction1) / (v.sqrt() / math.sqrt(correction2) + eps)
+    if isinstance(scaling, (ELR, Hyperball)) and scaling.retract == "sphere":
+        return on_sphere(scaling, w, d, state, lr)
+    d = d + weight_decay * w
     match scaling:
         case LAMB():
             d = trust_ratio(scaling, w, d) * d

@@ -11,12 +11,20 @@ from fused_lwlr.command import options as option
 
 def calibrate(
     model: option.Model = "resnet",
+    model_args: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE for a model of timm, of text or of transformers, such as width=128; may be repeated.",
+            metavar="NAME=VALUE",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         str,
         typer.Option(
             help="digits, a folder of images with one sub-folder per class, synthetic (random images, to try out), or "
-            "text: python-docs (of the Python that runs) or text:PATH.",
-            metavar="NAME|PATH|text:PATH",
+            "text: python-docs (of the Python that runs), text:PATH, hf:NAME or pairs:FILE.",
+            metavar="NAME|PATH|text:PATH|hf:NAME|pairs:FILE",
         ),
     ] = "digits",
     image_size: Annotated[
@@ -30,6 +38,12 @@ def calibrate(
     ] = None,
     context: Annotated[
         int | None, typer.Option(help="Tokens of a sequence of text.", min=1, metavar="N", show_default="64")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Tokenizer of text: tokenizer.json, or a name of the hub.", metavar="FILE|NAME", show_default="bytes"
+        ),
     ] = None,
     batch_size: Annotated[
         int, typer.Option(help="Images, or sequences of text, in a minibatch.", min=2, metavar="N")
@@ -87,25 +101,30 @@ def calibrate(
     from fused_lwlr.models.build import build
     from fused_lwlr.training.processes import pick_device
     from fused_lwlr.training.recipe import is_text
+    from fused_lwlr.training.setup import model_argument
 
+    if model_args and not (model.startswith("timm:") or is_text(data)):
+        raise ValueError(f"--model-args is for models of timm and of text, not {model}: leave it out")
+    arguments = dict(map(model_argument, model_args or []))
     place = pick_device(device)
     source: Splits | Text
     side = image_size or (224 if model.startswith("timm:") or data == "synthetic" else 8 if data == "digits" else 64)
     if is_text(data):
         if image_size is not None:
             raise ValueError(f"--image-size {image_size} is for images, not --data {data}: leave it out")
-        source = open_text(data, context=context or 64)
-    elif context is not None:
-        raise ValueError(f"--context {context} is for text, not --data {data}: leave it out")
+        source = open_text(data, context=context or 64, tokenizer=tokenizer)
+    elif context is not None or tokenizer is not None:
+        given = f"--context {context}" if context is not None else f"--tokenizer {tokenizer}"
+        raise ValueError(f"{given} is for text, not --data {data}: leave it out")
     else:
         source = open_data(data, image_size=side, augmentation="none")
     batches = minibatches(source.train, batch_size, place, seed=seed, steps=steps, workers=workers)
     torch.manual_seed(seed)
-    network = build(model, classes=len(source.classes), **source.sizes)
+    network = build(model, classes=len(source.classes), **source.sizes, **arguments)
     rates = fused_lwlr.calibrate(
         network.to(place),
         batches,
-        lambda outputs, targets: cross_entropy(*next_tokens(outputs, targets)),
+        lambda outputs, targets: cross_entropy(*next_tokens(outputs, targets), ignore_index=-1),
         steps=steps,
         init=init,
         progress=True,

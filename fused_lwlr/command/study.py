@@ -70,7 +70,7 @@ def study(
     model: Annotated[
         str | None,
         typer.Option(
-            help="resnet, vit, noshort, short, a deep one such as resnet56 or noshort110-nobn, or timm:NAME.",
+            help="resnet, vit, noshort, short, a deep one such as resnet56, noshort110-nobn or vgg19, or timm:NAME.",
             metavar="NAME",
             show_default="the models of the study",
         ),

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from fused_lwlr.data.decode import normalized
 from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler, padded_shard
-from fused_lwlr.data.sources import Images, Loaded
+from fused_lwlr.data.sources import Loaded, Split
 from fused_lwlr.data.streams import Part, Stream
 
 
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 def train_batches(
-    images: Images, sampler: MicroBatchSampler, *, device: torch.device, workers: int = 0, prefetch: int = 2
+    images: Split, sampler: MicroBatchSampler, *, device: torch.device, workers: int = 0, prefetch: int = 2
 ) -> Iterator[Batch]:
     """The micro-batches of a run, in the order of the sampler.
 
@@ -59,7 +59,7 @@ def train_batches(
 
 
 def val_batches(
-    images: Images,
+    images: Split,
     *,
     batch_size: int,
     device: torch.device,
@@ -96,7 +96,7 @@ def val_batches(
     return _batches(images, list(shard), device, workers, prefetch)
 
 
-def bytes_ahead(images: Images, *, batch_size: int, workers: int, prefetch: int) -> int:
+def bytes_ahead(images: Split, *, batch_size: int, workers: int, prefetch: int) -> int:
     """The most memory of the host that batches take at a time: those that are ready or being made, and one in use.
 
     Args:
@@ -107,7 +107,7 @@ def bytes_ahead(images: Images, *, batch_size: int, workers: int, prefetch: int)
     return batch_size * image * (workers * prefetch + 1)
 
 
-def loader_throughput(images: Images, *, batch_size: int, workers: int, batches: int = 20, seed: int = 0) -> float:
+def loader_throughput(images: Split, *, batch_size: int, workers: int, batches: int = 20, seed: int = 0) -> float:
     """Images a second that can be loaded, with nothing done with them.
 
     The clock starts when every worker has delivered its first batch, and the workers do not run out of work before it
@@ -140,7 +140,7 @@ def loader_throughput(images: Images, *, batch_size: int, workers: int, batches:
 
 
 def _batches(
-    images: Images, order: "Sampler[MicroBatch] | list[MicroBatch]", device: torch.device, workers: int, prefetch: int
+    images: Split, order: "Sampler[MicroBatch] | list[MicroBatch]", device: torch.device, workers: int, prefetch: int
 ) -> Iterator[Batch]:
     if workers < 0:
         raise ValueError(f"workers={workers} is negative: give 0 to load in this process, or more")
@@ -162,7 +162,7 @@ def _batches(
     return _on_device(images, loader, device)
 
 
-def _on_device(images: Images, loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
+def _on_device(images: Split, loader: DataLoader[Loaded], device: torch.device) -> Iterator[Batch]:
     for loaded in loader:
         if loaded.error is not None:
             raise ValueError(loaded.error)
@@ -170,7 +170,7 @@ def _on_device(images: Images, loader: DataLoader[Loaded], device: torch.device)
         yield _ready(images, loaded.inputs, loaded.targets, skipped, device)
 
 
-def _ready(images: Images, inputs: Tensor, targets: Tensor, skipped: tuple[str, ...], device: torch.device) -> Batch:
+def _ready(images: Split, inputs: Tensor, targets: Tensor, skipped: tuple[str, ...], device: torch.device) -> Batch:
     inputs, targets = (tensor.to(device, non_blocking=True) for tensor in (inputs, targets))
     if inputs.dtype == torch.uint8:
         inputs = normalized(inputs, *images.statistics)

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fused_lwlr.data.loader import train_batches
 from fused_lwlr.data.sampler import MicroBatchSampler
-from fused_lwlr.data.sources import Images
+from fused_lwlr.data.sources import Split
 
 
 def minibatches(
-    images: Images, batch_size: int, device: torch.device, *, seed: int, steps: int, workers: int = 0
+    images: Split, batch_size: int, device: torch.device, *, seed: int, steps: int, workers: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The first minibatches that a training with this seed sees, one epoch after another.
 

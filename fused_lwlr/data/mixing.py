@@ -45,7 +45,7 @@ class Mixing:
             raise ValueError(f"smoothing={smoothing} is out of range: give 0 or more, and less than 1")
         for name, value in (("probability", probability), ("switch", switch)):
             if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value} is no probability: give 0 to 1")
+                raise ValueError(f"{name}={value} is not a probability: give 0 to 1")
         self.seed = seed
         self.mix = import_timm("Mixup and CutMix").data.Mixup(
             mixup, cutmix, prob=probability, switch_prob=switch, label_smoothing=smoothing, num_classes=classes
@@ -79,12 +79,12 @@ def mixed_cross_entropy(outputs: Tensor, targets: Tensor, *, smoothing: float = 
 
     Args:
         outputs: (images, classes), logits.
-        targets: (images,), int64; or (images, classes), of a floating-point dtype.
+        targets: (images,), int64, of which -1 does not count; or (images, classes), of a floating-point dtype.
         smoothing: label smoothing of classes; probabilities have theirs already, and it is not applied to them.
     """
     if targets.is_floating_point():
         return functional.cross_entropy(outputs, targets.to(outputs.dtype))
-    return functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
+    return functional.cross_entropy(outputs, targets, ignore_index=-1, label_smoothing=smoothing)
 
 
 def mixed_binary_cross_entropy(

@@ -28,8 +28,8 @@ class Loaded(NamedTuple):
     error: str | None
 
 
-class Images(Dataset[Loaded]):
-    """A split of a data set: `len()` images, loaded by the micro-batch.
+class Split(Dataset[Loaded]):
+    """A split of a data set: `len()` examples, images or sequences of text, loaded by the micro-batch.
 
     Attributes:
         statistics: mean and standard deviation of the channels, by which pixels of uint8 are to be normalized.
@@ -104,7 +104,7 @@ class Noise:
         return Image.fromarray(pixels)
 
 
-class Transformed(Images):
+class Transformed(Split):
     """Pictures through a transform, whose random numbers follow from (seed, epoch, index) and the number of the copy.
 
     Args:
@@ -112,7 +112,7 @@ class Transformed(Images):
         transform: to uint8 of (3, image_size, image_size).
         skip: leave out what cannot be read, rather than fail.
         replace: put the next readable image in its place, as training does; without, its target is -1.
-        statistics: as of `Images`.
+        statistics: as of `Split`.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Transformed(Images):
         *,
         skip: bool,
         replace: bool,
-        statistics: tuple[Tensor, Tensor] = Images.statistics,
+        statistics: tuple[Tensor, Tensor] = Split.statistics,
     ) -> None:
         self.pictures, self.transform, self.image_size = pictures, transform, image_size
         self.statistics = statistics
@@ -170,7 +170,7 @@ class Transformed(Images):
         )
 
 
-class Tensors(Images):
+class Tensors(Split):
     """Images that are in memory, after their transform.
 
     Args:

@@ -10,7 +10,7 @@ from fused_lwlr.data.augment import POLICIES, training_transform, validation_tra
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
-from fused_lwlr.data.sources import Files, Images, Noise, Pictures, Transformed
+from fused_lwlr.data.sources import Files, Noise, Pictures, Split, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
 AUGMENTATIONS = ("none", *POLICIES)
@@ -29,8 +29,8 @@ class Splits:
     """
 
     name: str
-    train: Images
-    val: Images
+    train: Split
+    val: Split
     classes: tuple[str, ...]
     channels: int
     image_size: int
@@ -155,9 +155,9 @@ def _check(
     if image_size < 1:
         raise ValueError(f"image_size={image_size} is not positive: give the side of the images in pixels")
     if not 0 < crop_pct <= 1:
-        raise ValueError(f"crop_pct={crop_pct} is no part of an image: give more than 0 and at most 1")
+        raise ValueError(f"crop_pct={crop_pct} is not a fraction of the image: give more than 0 and at most 1")
     if not 0 <= random_erasing <= 1:
-        raise ValueError(f"random_erasing={random_erasing} is no probability: give 0 to 1")
+        raise ValueError(f"random_erasing={random_erasing} is not a probability: give 0 to 1")
     for name, (value, default) in needing.items():
         if value != default and augmentation == "none":
             raise ValueError(f"{name}={value} needs augmentation='basic' or another, which it is part of")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.data.sampler import MicroBatchSampler
-from fused_lwlr.data.sources import Images, Loaded
+from fused_lwlr.data.sources import Loaded, Split
 
 Pair = tuple[Tensor, Tensor]
 
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     workers: int
 
 
-class Stream(Images):
+class Stream(Split):
     """A split of a data set that another loader cuts into batches, in an order of its own.
 
     Args:

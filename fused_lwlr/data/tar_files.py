@@ -119,7 +119,7 @@ def _members(shard: str) -> Iterator[tuple[int, Member]]:
                     content: Any = file.extractfile(entry)
                     targets[key] = _class(content.read(), f"{shard}/{entry.name}")
     except tarfile.TarError as error:
-        raise ValueError(f"{shard} is no tar file that can be read, without compression: {error}") from error
+        raise ValueError(f"{shard} is not an uncompressed tar file: {error}") from error
     for key, member in images.items():
         if key not in targets:
             raise ValueError(f"{shard} has no class for {member.name}: {key}.cls, with a number from 0 in it")

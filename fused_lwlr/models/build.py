@@ -1,6 +1,7 @@
 """A model by its name: the small ones, deep ones, those of text, and all of timm."""
 
 import difflib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,53 +9,75 @@ from torch import nn
 
 from fused_lwlr.extras import import_timm
 from fused_lwlr.models.deep import deepnet
-from fused_lwlr.models.gpt import ARGUMENTS, GPT, NAME
+from fused_lwlr.models.densenet import densenet
+from fused_lwlr.models.gpt import ARGUMENTS, GPT
+from fused_lwlr.models.hub import language_model
+from fused_lwlr.models.seq2seq import Seq2Seq
 from fused_lwlr.models.small import NoShort, ResNet, Short, ViT
+from fused_lwlr.models.vgg import vgg
 
+HUB = "hf:"
+TEXT = re.compile(r"(gpt|postln|seq2seq)([1-9]\d*)")
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
+FAMILIES = (deepnet, vgg, densenet)
+"""Functions of a name and sizes, which return None where the name is none of theirs."""
 
 
 def build(
-    name: str, *, classes: int, image_size: int = 0, channels: int = 0, context: int | None = None, **arguments: Any
-) -> nn.Module:
-    """A new model: one of `MODELS`, one that `deepnet` names, "timm:NAME" for a model of timm; for text gptN, postlnN.
+    name: str, *, classes: int, image_size: int = 0, channels: int = 0, context: int | None = None,
+    pairs: bool = False, **arguments: Any,
+) -> nn.Module:  # fmt: skip
+    """A new model: one of `MODELS`, one that `FAMILIES` know, or "timm:NAME" for a model of timm.
+
+    For text it is gptN, postlnN, or "hf:NAME" for a model of transformers (see `language_model`); for pairs seq2seqN.
 
     Args:
         classes: of images, or different tokens.
         image_size, channels: of images.
         context: tokens of a sequence; None for a model of images.
+        pairs: sequences are pairs of a source and a target.
         arguments: for a model of timm, such as drop_path_rate=0.1, or of text, such as width=128 (see `GPT`).
 
     Raises:
         ValueError: there is no such model, or it cannot take images of this size or these arguments.
-        ImportError: a model of timm is asked for and timm cannot be imported.
+        ImportError: a model of timm or transformers is asked for, which cannot be imported.
     """
     if context is not None:
-        return _of_text(name, context, classes, arguments)
-    if NAME.fullmatch(name):
-        raise ValueError(f"model={name} is for text: give data=python-docs or data=text:FILE, or another model")
+        return _of_text(name, context, classes, pairs, arguments)
+    named = TEXT.fullmatch(name)
+    if named is not None or name.startswith(HUB):
+        of_pairs = named is not None and named[1] == "seq2seq"
+        kind = "pairs: give data=pairs:FILE" if of_pairs else "text: give data=python-docs or data=text:FILE"
+        raise ValueError(f"model={name} is for {kind}, or another model")
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), image_size, channels, classes, arguments)
     if name not in MODELS:
-        deep = deepnet(name, image_size=image_size, channels=channels, classes=classes)
-        if deep is not None:
-            return deep
+        for family in FAMILIES:
+            found = family(name, image_size=image_size, channels=channels, classes=classes)
+            if found is not None:
+                return found
         raise ValueError(
-            f"there is no model {name!r}: choose from {', '.join(MODELS)} or timm:NAME (such as timm:resnet50)"
+            f"there is no model {name!r}: choose from {', '.join(MODELS)}, a deep one such as resnet56, vgg19-nobn or "
+            "densenet100, or timm:NAME (such as timm:resnet50)"
         )
     return MODELS[name](image_size=image_size, channels=channels, classes=classes)
 
 
-def _of_text(name: str, context: int, classes: int, arguments: dict[str, Any]) -> nn.Module:
-    named = NAME.fullmatch(name)
-    if named is None:
-        raise ValueError(f"model={name} is not for text: give gptN or postlnN with N blocks, such as gpt6")
+def _of_text(name: str, context: int, classes: int, pairs: bool, arguments: dict[str, Any]) -> nn.Module:
+    named = TEXT.fullmatch(name)
+    if named is None or (named[1] == "seq2seq") != pairs:
+        if name.startswith(HUB) and not pairs:
+            return language_model(name.removeprefix(HUB), context=context, classes=classes, arguments=arguments)
+        wanted, fit = ("pairs", "seq2seqN with N blocks a side") if pairs else ("text", "gptN or postlnN with N blocks")
+        raise ValueError(f"model={name} is not for {wanted}: give {fit}, such as {'seq2seq3' if pairs else 'gpt6'}")
     for argument, value in arguments.items():
         kind = ARGUMENTS.get(argument)
         if kind is None:
             raise ValueError(f"{name} does not take {argument}: choose from {', '.join(ARGUMENTS)}")
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ValueError(f"{name} takes {argument} as {kind.__name__}, and not {value!r}")
+    if pairs:
+        return Seq2Seq(int(named[2]), context=context, classes=classes, **arguments)
     return GPT(int(named[2]), named[1] == "postln", context=context, classes=classes, **arguments)
 
 

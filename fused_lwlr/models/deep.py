@@ -21,9 +21,9 @@ class DeepBlock(nn.Module):
         self.stride = 1 if width_in == width else 2
         self.shortcut = shortcut
         self.conv1 = nn.Conv2d(width_in, width, 3, self.stride, padding=1, bias=norm == "-nobn")
-        self.norm1 = _norm(width, norm)
+        self.norm1 = normalization(width, norm)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=norm == "-nobn")
-        self.norm2 = _norm(width, norm)
+        self.norm2 = normalization(width, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm2(self.conv2(functional.relu(self.norm1(self.conv1(x)))))
@@ -55,7 +55,7 @@ class DeepNet(nn.Module):
         if image_size < 4:
             raise ValueError(f"a net in three stages halves its images twice: image size {image_size} is below 4")
         self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=norm == "-nobn")
-        self.norm = _norm(width, norm)
+        self.norm = normalization(width, norm)
         blocks, last = [], width
         for of_stage in (width, 2 * width, 4 * width):
             for _ in range((depth - 2) // 6):
@@ -121,5 +121,6 @@ def kaiming_init_(model: nn.Module) -> None:
             module.reset_parameters()
 
 
-def _norm(width: int, norm: str) -> nn.Module:
+def normalization(width: int, norm: str) -> nn.Module:
+    """Batch normalization, or with "-noaffine" one without parameters, or with "-nobn" none."""
     return nn.Identity() if norm == "-nobn" else nn.BatchNorm2d(width, affine=norm == "")

@@ -1,68 +1,12 @@
 """Transformers that predict the next token, with normalization before their branches or in the original order."""
 
-import re
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-NAME = re.compile(r"(gpt|postln)([1-9]\d*)")
+from fused_lwlr.models.blocks import Block, options_of
+
 ARGUMENTS = {"width": int, "heads": int, "hidden": int, "tied": bool, "fused": bool, "dropout": float, "layernorm": str}
 """What a model takes besides its depth, and of which type."""
-
-
-class Attention(nn.Module):
-    """Causal self-attention; `fused`: query, key and value in one projection; `every`: its output is normalized."""
-
-    def __init__(self, width: int, heads: int, *, fused: bool, every: bool) -> None:
-        super().__init__()
-        self.heads, self.fused = heads, fused
-        if fused:
-            self.qkv = nn.Linear(width, 3 * width)
-        else:
-            self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
-        self.proj = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width) if every else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(x).chunk(3, dim=-1) if self.fused else (self.q(x), self.k(x), self.v(x))
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)  # (batch, heads, tokens, ·)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.norm(self.proj(attended.transpose(1, 2).flatten(2)))  # type: ignore[no-any-return]
-
-
-class Block(nn.Module):
-    """Attention and a two-layer perceptron.
-
-    With `post`, the order of Attention Is All You Need (Section 3.1): norm(x + branch(x)), and ReLU. Without:
-    x + branch(norm(x)), and GELU.
-    """
-
-    def __init__(
-        self, width: int, heads: int, hidden: int, *, post: bool, fused: bool, every: bool, dropout: float
-    ) -> None:
-        super().__init__()
-        self.post = post
-        self.attention = Attention(width, heads, fused=fused, every=every)
-        self.norm1 = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc1_norm = nn.LayerNorm(hidden) if every else nn.Identity()
-        self.fc2 = nn.Linear(hidden, width)
-        self.fc2_norm = nn.LayerNorm(width) if every else nn.Identity()
-        self.norm2 = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.post:
-            x = self.norm1(x + self.dropout(self.attention(x)))
-            return self.norm2(x + self.dropout(self._mlp(x)))  # type: ignore[no-any-return]
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        return x + self.dropout(self._mlp(self.norm2(x)))  # type: ignore[no-any-return]
-
-    def _mlp(self, x: Tensor) -> Tensor:
-        activation = functional.relu if self.post else functional.gelu
-        return self.fc2_norm(self.fc2(activation(self.fc1_norm(self.fc1(x)))))  # type: ignore[no-any-return]
 
 
 class GPT(nn.Module):
@@ -94,19 +38,12 @@ class GPT(nn.Module):
         dropout: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__()
-        if layernorm not in ("usual", "every"):
-            raise ValueError(f"layernorm={layernorm} is unknown: choose from usual, every")
-        hidden = 4 * width if hidden is None else hidden
-        if min(width, heads, hidden) < 1 or width % heads:
-            raise ValueError(
-                f"width={width}, heads={heads}, hidden={hidden}: all must be 1 or more, and heads divide the width"
-            )
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout} must be at least 0 and below 1")
+        options = options_of(
+            width=width, heads=heads, hidden=hidden, fused=fused, layernorm=layernorm, dropout=dropout
+        )  # fmt: skip
         self.tok_embed = nn.Embedding(classes, width)
         self.pos_embed = nn.Parameter(torch.randn(context, width) * 0.02)
-        options: dict[str, Any] = {"post": post, "fused": fused, "every": layernorm == "every", "dropout": dropout}
-        self.blocks = nn.Sequential(*(Block(width, heads, hidden, **options) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(Block(post=post, **options) for _ in range(depth)))
         self.norm = nn.Identity() if post else nn.LayerNorm(width)
         self.head = nn.Linear(width, classes, bias=False)
         if tied:

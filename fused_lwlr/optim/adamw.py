@@ -26,11 +26,11 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in `torch.optim.AdamW`.
-        options: what all optimizers share, see `FusedOptimizer`: multipliers, scaling, clip_global_norm, nonfinite,
-            ema, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
+        options: what all optimizers share, see `FusedOptimizer`: layers, scaling, clip_global_norm, nonfinite,
+            ema, cautious_decay, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a multiplier that names no parameter.
+        ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.
     """
 
     rule = kernels.ADAMW
@@ -53,4 +53,4 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
             params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, foreach=shared["foreach"],
             capturable=shared["capturable"], differentiable=shared["differentiable"],
         )  # fmt: skip
-        self._finish(shared["multipliers"])
+        self._finish(shared)

@@ -11,7 +11,7 @@ from torch._C import _set_grad_enabled
 
 from fused_lwlr.kernels import Gate, Rule
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim import multipliers as multiplier
+from fused_lwlr.optim import layers as of_layers
 from fused_lwlr.optim.average import averages_of, check_decay, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import read, require_dict
@@ -31,40 +31,51 @@ class FusedOptimizer(torch.optim.Optimizer):
     A subclass names its rule.
 
     Args:
-        foreach, differentiable: refused when True.
-        fused: accepted for compatibility; `backend` decides. Must not contradict "triton" or "torch".
-        capturable: allows `step()` to be captured in a CUDA graph, after a step was taken. lr and weight_decay are
-            read by every replay if they are tensors on the GPU; step counts are kept there, as `state["step"]`.
-        multipliers: layer name -> η, such as `fused_lwlr.calibrate` returns; needs named parameters
-            (`model.named_parameters()`). A parameter that is not named gets 1. They are part of
-            `state_dict()`. Initializing the Layer-wise Learning Rate, Eq. 2.
-        scaling: one factor for each layer from norms of this step: `ELR`, `LARS`, `LARC`, `LAMB`, ... Still one launch.
-        clip_global_norm: the largest norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` before the
-            step would have it, but `.grad` stays as it is. Costs a launch that reads the gradients.
-        nonfinite: what a NaN or infinite gradient does. "propagate": it is used, as in torch.optim. "skip": the
-            device skips the step; no parameter, state or step count changes. "raise": it is skipped, and reported
-            at once or, on a GPU, by the next step. The last two keep step counts on the device, as `state["step"]`,
-            and cost the same launch as clipping.
-        ema: the decay of a moving average of the weights, moved by the same launch: after every step
-            e ← e + (1 − ema) · (w − e), in `state["ema"]`, float32 also of half precision, of the exact weight with
-            `master_weights`. It begins with the weight before the first step. None: there is none. An option of the
-            param group, that may change in every step: `group["ema"] = min(0.999, (1 + t) / (10 + t))` is a warm-up (in
-            a CUDA graph it is that of the capture). With None the average is dropped, and a number after that begins
-            with the weight as it is then. A parameter that is not stepped, for want of a gradient or since the step is
-            skipped, keeps its average. See `averaged()`.
-        master_weights: keeps the exact weights of half-precision parameters, float32, as `state["master_weight"]`, and
-            steps those. A parameter that was changed from outside counts as it is, element by element.
-        stochastic_rounding: rounds half-precision parameters and state up or down at random, so that expectations are
-            exact and small steps are not lost. The noise depends on `rounding_seed`, the parameter's place, the step
-            count and the element: the same in every run, and on every rank. Keeps step counts on the device.
-        rounding_seed: the seed of that noise.
-        state_dtype: the dtype of momentum and moments of float32 and half-precision parameters; theirs when None.
-        backend: "auto" takes Triton's kernels on GPUs and CPUs, and the PyTorch reference elsewhere and for float64;
-            "triton" and "torch" insist. "torch" computes the bits of `torch.optim`'s single-tensor path.
+        foreach, differentiable: must not be True.
+        fused: accepted for compatibility; `backend` decides. It must not contradict "triton" or "torch".
+        capturable: allows `step()` to be captured in a CUDA graph, after a first step without one. Every replay reads
+            lr and weight_decay that are tensors on the GPU. Step counts are on the device, as `state["step"]`.
+        layers: options of single layers: a mapping from names of parameters, of slices of them ("qkv.weight[0:64]") or
+            patterns with `*` and `?`. A value is a multiplier η of lr, such as `fused_lwlr.calibrate` returns
+            (Initializing the Layer-wise Learning Rate, Eq. 2), or a dict of options: "lr" and "weight_decay" multiply
+            the group's, "betas" and "eps" replace the group's, and "corrected_decay": True multiplies the decay by
+            lr / max_lr, where the option max_lr of a param group is by default the lr that it is made with. If several
+            keys fit a layer, their options are merged in the order of the mapping, and the last of each counts. A list
+            of mappings is read as one. Parameters need names (`model.named_parameters()`). The options are part of
+            `state_dict()`. A param group may have its own.
+        multipliers: the older name of `layers`.
+        scaling: computes one factor for each layer from norms of this step, such as `ELR`, `LARS` or `LAMB`. The step
+            is still one launch.
+        clip_global_norm: the largest norm of all gradients together. The step is that after
+            `torch.nn.utils.clip_grad_norm_`, but `.grad` does not change. It costs a launch that reads the gradients.
+        nonfinite: what happens with a NaN or infinite gradient. "propagate" uses it, as torch.optim does. "skip" skips
+            the step on the device: no parameter, state or step count changes. "raise" skips the step, and raises an
+            error at once or, on a GPU, in the next step. "skip" and "raise" keep step counts on the device, as
+            `state["step"]`, and cost the same launch as clipping.
+        ema: the decay of a moving average of the weights; None for no average. The launch of a step moves it by
+            e ← e + (1 − ema) · (w − e), from the weight before the first step on. It is kept in `state["ema"]`, in
+            float32 for half precision too, and follows the exact weight with `master_weights`. It is an option of the
+            param group that may change in every step, for example for a warm-up: `group["ema"] = min(0.999, (1 + t) /
+            (10 + t))` (in a CUDA graph it is that of the capture). Setting it to None drops the average; a number after
+            that starts again from the current weight. A parameter that is not stepped, because it has no gradient or
+            the step is skipped, keeps its average. See `averaged()`.
+        cautious_decay: applies weight decay only to elements that it does not move against the step, which are those
+            whose weight and direction do not differ in sign (Cautious Weight Decay, arXiv 2510.12402). For AdamW and
+            Lion.
+        master_weights: keeps the exact weights of half-precision parameters in float32, as `state["master_weight"]`,
+            and steps these. An element of the parameter that was changed from outside replaces its exact weight.
+        stochastic_rounding: rounds half-precision parameters and state up or down at random, so that the mean is exact
+            and small steps are not lost. The noise depends on `rounding_seed`, the place of the parameter, the step
+            count and the element: it is the same in every run and on every rank. Step counts are on the device.
+        rounding_seed: the seed of that noise, from 0 to 2³¹ − 1.
+        state_dtype: the dtype of momentum and moments of float32 and half-precision parameters; the dtype of the
+            parameter when None.
+        backend: "auto" uses Triton's kernels on GPUs and CPUs, and the PyTorch reference for float64 and elsewhere.
+            "triton" and "torch" allow one of them only. "torch" computes the bits of `torch.optim`'s single-tensor
+            implementation.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a multiplier that names no
-            parameter.
+        ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.
     """
 
     rule: Rule
@@ -77,6 +88,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """Whether parameters hold their averages now, within `averaged()`."""
     _plan: Plan | None = None
     _verdict: Verdict | None = None
+    _buckets: tuple[Plan, ...] = ()
+    """The plans of the last step if it was taken in buckets, see `step_in_backward`."""
     _captured: tuple[Plan, ...] = ()
     """The plans that graphs go on to read and write."""
     _step_supports_amp_scaling = True
@@ -104,14 +117,19 @@ class FusedOptimizer(torch.optim.Optimizer):
         )  # fmt: skip
         return options
 
-    def _finish(self, multipliers: Mapping[str, float] | None) -> None:
+    def _finish(self, options: Mapping[str, Any]) -> None:
         """Takes the options that name parameters, once there are param groups."""
         groups, scaling = self.param_groups, self.scaling
-        if multipliers is not None:
-            if any(group["multipliers"] is not None for group in groups):
-                raise ValueError("multipliers= is given twice: to the optimizer, and in a param group")
-            for group, entries in zip(groups, multiplier.resolve(multipliers, groups), strict=True):
-                group["multipliers"] = entries
+        if options["layers"] is not None and options["multipliers"] is not None:
+            raise ValueError("layers= and multipliers=, its older name, are both given: give layers= alone")
+        argument = "multipliers=" if options["layers"] is None else "layers="
+        given = options[argument[:-1]]
+        if given is not None:
+            if any(group["layers"] is not None for group in groups):
+                raise ValueError(f"{argument} is given twice: to the optimizer, and in a param group")
+            for group, entries in zip(groups, of_layers.resolve(given, groups, argument), strict=True):
+                group["layers"] = entries
+                of_layers.complete(group)
         if scaling is not None:
             named = all("param_names" in group for group in groups)
             scaling.check([name for group in groups for name in group["param_names"]] if named else None)
@@ -145,13 +163,26 @@ class FusedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.setdefault("capturable", False)
             group.setdefault("ema", None)
-            group.setdefault("multipliers", None)
+            of_layers.rename(group)
+            group.setdefault("layers", None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a param group, as in `torch.optim`.
+
+        Args:
+            param_group: "params", and the options in which the group differs from the others. It may have `multipliers`
+                (a mapping, if its parameters are named) and `ema` of its own.
+
+        Raises:
+            ValueError: an option that is not supported or out of range, or a multiplier that names no parameter of the
+                group. The optimizer stays as it was.
+        """
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
         for name, why in UNSUPPORTED.items():
             if options.get(name):
                 raise ValueError(f"{name}={options[name]} is not supported: {why}")
+        if options.get("layers") is not None and options.get(of_layers.OLD) is not None:
+            raise ValueError("a param group has both 'layers' and 'multipliers', its older name: give 'layers' alone")
         self.options.check_fused(options.get("fused"))
         check_decay(options.get("ema"))
         super().add_param_group(param_group)
@@ -159,9 +190,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         group.setdefault("capturable", self.options.capturable)
         group.setdefault("ema", self.options.ema)
         try:
-            if isinstance(group.setdefault("multipliers", None), Mapping):
-                group["multipliers"] = multiplier.resolve(group["multipliers"], [group])[0]
-            multiplier.check(group["multipliers"], group["params"])
+            argument = "multipliers=" if of_layers.OLD in group else "layers="
+            of_layers.rename(group)
+            group["layers"] = of_layers.taken(group, group.get("layers"), argument)
+            of_layers.complete(group)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -173,8 +205,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             closure: reevaluates the model and returns the loss.
 
         Raises:
-            FloatingPointError: with `nonfinite="raise"`, a gradient of this step (on a GPU: of the one before) that is
-                not finite. Nothing was changed by the step that it is of.
+            FloatingPointError: with `nonfinite="raise"`, a gradient of this step (on a GPU: of the one before) is not
+                finite. That step changed nothing.
             RuntimeError: sparse gradients, a parameter whose elements share memory, a capture in a CUDA graph
                 whose replays would not do what a step does, or a call within `averaged()`.
             ValueError: a backend that cannot work on a parameter, or state that does not fit one.
@@ -200,6 +232,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             # the device alone knows which steps are skipped
             self.options = replace(self.options, device_counts=True)
         params = groups[0]["params"] if len(groups) == 1 else [param for group in groups for param in group["params"]]
+        if self.options.in_backward and all(param.grad is None for param in params):
+            # the last gradient filled its bucket
+            return loss
         # what `torch.no_grad` does, which takes five times as long
         grad_enabled = is_grad_enabled()
         _set_grad_enabled(False)
@@ -227,15 +262,25 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     step = hooked(step)
 
-    def layer_stats(self) -> StepStatistics:
-        """Norms, ELR and trust ratio of every layer in the last step, from what the step computed anyway.
+    def layers(self) -> dict[str, dict[str, Any]]:
+        """Returns what every layer has now: its name -> lr, weight_decay, and betas and eps if the rule has them.
 
-        A copy, on the device until asked for.
+        lr and weight_decay are the group's times the multipliers of the layer. Of parameters without names, the name
+        is the number of their group and their place in it, such as "0.3".
+        """
+        self.complete_groups()
+        return of_layers.effective(self.param_groups)
+
+    def layer_stats(self) -> StepStatistics:
+        """Returns norms, ELR and trust ratio of every layer in the last step, which the step computed anyway.
+
+        They are a copy, on the device until they are read.
 
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
         """
-        return step_statistics(self.scaling, self._plan.parts if self._plan is not None else [])
+        plans = self._buckets or (self._plan,)
+        return step_statistics(self.scaling, [part for plan in plans if plan is not None for part in plan.parts])
 
     def _report(self, *, wait: bool) -> None:
         """Raises FloatingPointError if the last step is known to be skipped because of a gradient."""
@@ -251,17 +296,17 @@ class FusedOptimizer(torch.optim.Optimizer):
                 accuracy = evaluate(model)
                 torch.save(model.state_dict(), "averaged.pt")
 
-        Averages are rounded to the dtype of their parameter. On leaving, with an exception too, the weights of the
-        training are back, bit for bit; they are kept aside as a copy. Parameters without an average stay as they are.
-        Buffers, such as the running statistics of batch normalization, are not averaged, and are those of the training:
-        for some of the averaged weights, use `torch.optim.swa_utils.update_bn(loader, copy.deepcopy(model))` within.
+        Averages are rounded to the dtype of their parameter. On leaving, also with an exception, the trained weights
+        are back, bit for bit, from a copy. Parameters without an average do not change. Buffers, such as the running
+        statistics of batch normalization, are not averaged. To compute them for the averaged weights, call
+        `torch.optim.swa_utils.update_bn(loader, copy.deepcopy(model))` within.
 
         Args:
-            model: needed where it is under `torch.distributed.fsdp.fully_shard`, whose modules may hold whole weights
-                of the last forward pass: they are let go of, on entering and on leaving.
+            model: needed for a model under `torch.distributed.fsdp.fully_shard`, whose modules may still hold whole
+                weights of the last forward pass. These are freed on entering and on leaving.
 
         Raises:
-            RuntimeError: there are no averages yet, or this is called within itself; so does `step()` within.
+            RuntimeError: there are no averages yet, or this is called within itself. `step()` within it raises, too.
         """
         if self.holds_averages:
             raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
@@ -275,17 +320,20 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.holds_averages = False
 
     def state_dict(self) -> dict[str, Any]:
-        """As `torch.optim`'s, with multipliers; a step that was skipped because of a gradient is reported first."""
+        """As `torch.optim`'s, with layers; a step that was skipped because of a gradient is reported first."""
         self._report(wait=True)
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of its `torch.optim` namesake: all of it, or nothing.
 
-        Multipliers come from the dict if it has them and stay as they are if not; so does the decay `ema`, for which
-        None counts as not having it: averages that the dict lacks begin with the weights before the next step.
+        Options of layers come from the dict if it has them and stay as they are if not; so does the decay `ema`, for
+        which None counts as not having it: averages that the dict lacks begin with the weights before the next step.
         Implementation flags (`foreach`, `fused`, ...) stay as constructed. State is copied, in the dtype that the
         optimizer keeps it in.
+
+        Args:
+            state_dict: the result of `state_dict()`.
 
         Raises:
             ValueError: something in the dict does not fit the optimizer, or cannot be what it should. The optimizer
@@ -310,24 +358,25 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        # without the rule, which is the class's and cannot be pickled
+        # without the rule, which is the class's and cannot be pickled, and without hooks in backward
         options = {field.name: getattr(self.options, field.name) for field in fields(StepOptions)}
-        return {**super().__getstate__(), "options": {k: v for k, v in options.items() if k not in self._kind}}
+        left_out = (*self._kind, "in_backward")
+        return {**super().__getstate__(), "options": {k: v for k, v in options.items() if k not in left_out}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "options" in state:
             state = {**state, "options": StepOptions(**state["options"], **self._kind)}
         super().__setstate__(state)
         self.complete_groups()
-        self._plan = None
+        self._plan, self._buckets = None, ()
 
     def __repr__(self) -> str:
-        groups = [group.get("multipliers") for group in self.param_groups]
+        groups = [group.get("layers") for group in self.param_groups]
         try:
             for group, entries in zip(self.param_groups, groups, strict=True):
                 if entries is not None:
-                    group["multipliers"] = f"for {len(entries)} parameters"
+                    group["layers"] = f"of {len(entries)} parameters, see layers()"
             return super().__repr__()
         finally:
             for group, entries in zip(self.param_groups, groups, strict=True):
-                group["multipliers"] = entries
+                group["layers"] = entries

@@ -25,6 +25,8 @@ def check_capture(options: StepOptions, groups: Groups, plan: Plan | None) -> Pl
     name = options.optimizer
     if not all(group["capturable"] for group in groups):
         raise RuntimeError(f"this {name}.step() cannot be captured in a CUDA graph: construct it with capturable=True")
+    if options.in_backward:
+        raise RuntimeError("step_in_backward() cannot be captured in a CUDA graph: remove() its handle before")
     if plan is None or not plan.stepped_as_now:
         raise RuntimeError(
             f"{name}.step() is captured before a step with the same parameters and gradients was taken: take one "

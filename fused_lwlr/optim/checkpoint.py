@@ -4,42 +4,25 @@
 what it is given for a state dict.
 """
 
-import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from copy import deepcopy
 from itertools import chain
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fused_lwlr.optim import multipliers as multiplier
+from fused_lwlr.optim import layers as of_layers
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.options import MASTER, Groups, StepOptions
+from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
+from fused_lwlr.optim.radius import check_shape
+from fused_lwlr.optim.ranges import OWN, RANGES, SWITCHES, check_option, number_of, shown
+from fused_lwlr.shards import local
 
-Ranges = dict[str, tuple[str, Callable[[float], bool]]]
-
-RANGES: Ranges = {
-    # schedulers that end at 0 miss it by rounding: LinearLR leaves -1e-17
-    "lr": ("a finite number, at least 0", lambda x: -1e-12 <= x < math.inf),
-    "momentum": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
-    "dampening": ("a finite number", math.isfinite),
-    "weight_decay": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
-    "eps": ("a finite number, at least 0", lambda x: 0 <= x < math.inf),
-    "betas": ("two numbers, at least 0 and below 1", lambda x: 0 <= x < 1),
-}
-"""Options that a group must have if the optimizer has them, what they are, and what each number of them must satisfy.
-
-Others may be missing, as from dicts of older versions: `__setstate__` gives them their defaults.
-"""
-OWN: Ranges = {"ema": ("None, or a number, at least 0 and below 1", lambda x: 0 <= x < 1)}
-"""Options that dicts of `torch.optim` lack: they stay as they are where a dict has them not, or None for one."""
 LR_IN_MOMENTUM = "lr_in_momentum"
 """An option of SGD that decides what its state means. Groups have it where it is True."""
-SWITCHES = ("nesterov", "maximize", "amsgrad")
-"""Options that are True or False."""
 
 
 @torch.no_grad()
@@ -73,27 +56,36 @@ def read(
 def require_dict(value: Any, what: str) -> dict[Any, Any]:
     """Returns the value, or raises ValueError if it is not a dict."""
     if not isinstance(value, dict):
-        raise ValueError(f"{what} must be a dict, not {_shown(value)}")
+        raise ValueError(f"{what} must be a dict, not {shown(value)}")
     return value
 
 
 def _groups(own: Groups, saved: Any, kept: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the new param groups."""
     if not isinstance(saved, (list, tuple)):
-        raise ValueError(f"'param_groups' of the state dict must be a list, not {_shown(saved)}")
+        raise ValueError(f"'param_groups' of the state dict must be a list, not {shown(saved)}")
     if len(saved) != len(own):
         raise ValueError(
             f"loaded state dict has a different number of parameter groups: {len(saved)}, but the optimizer {len(own)}"
         )
+    saved = [
+        require_dict(theirs, f"parameter group {number} of the state dict").copy()
+        for number, theirs in enumerate(saved)
+    ]
     for number, (mine, theirs) in enumerate(zip(own, saved, strict=True)):
-        _check_group(number, mine, require_dict(theirs, f"parameter group {number} of the state dict"))
+        of_layers.rename(theirs)
+        _check_group(number, mine, theirs)
+        if "layers" in theirs:
+            theirs["layers"] = of_layers.check(
+                mine, theirs["layers"], theirs.get("param_names", mine.get("param_names"))
+            )
     groups = []
     for mine, theirs in zip(own, saved, strict=True):
         # those of the dict may hold tensors
         group = deepcopy({name: option for name, option in theirs.items() if name != "params"})
         group["params"] = mine["params"]
         group.update({name: mine[name] for name in kept if name in mine})
-        for name in ("param_names", "multipliers"):
+        for name in ("param_names", "layers", "max_lr"):
             if name in mine:
                 group.setdefault(name, mine[name])
         group.update({name: mine[name] for name in OWN if group.get(name) is None})
@@ -105,7 +97,7 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
     where, params = f"parameter group {number} of the state dict", mine["params"]
     ids, names = theirs.get("params"), theirs.get("param_names", mine.get("param_names"))
     if not isinstance(ids, (list, tuple)) or not all(isinstance(i, Hashable) for i in ids):
-        raise ValueError(f"'params' of {where} must be a list of ids, not {_shown(ids)}")
+        raise ValueError(f"'params' of {where} must be a list of ids, not {shown(ids)}")
     if len(ids) != len(params):
         raise ValueError(
             f"loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
@@ -114,7 +106,7 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
     if names is not None and not (
         isinstance(names, (list, tuple)) and len(names) == len(params) and all(isinstance(n, str) for n in names)
     ):
-        raise ValueError(f"'param_names' of {where} must be {len(params)} names, not {_shown(names)}")
+        raise ValueError(f"'param_names' of {where} must be {len(params)} names, not {shown(names)}")
     held, wanted = (options.get(LR_IN_MOMENTUM, False) for options in (theirs, mine))
     if held != wanted:
         raise ValueError(
@@ -126,27 +118,6 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
             check_option(option, theirs[option], where)
         elif option in RANGES:
             raise ValueError(f"{where} has no {option!r}: it is of another kind of optimizer, or incomplete")
-    multiplier.check(theirs.get("multipliers"), params, names)
-
-
-def check_option(option: str, value: Any, where: str) -> None:
-    """Raises ValueError unless an option of a param group has a value that it may have."""
-    if option in SWITCHES:
-        what, right = "True or False", isinstance(value, bool)
-    else:
-        what, holds = {**RANGES, **OWN}[option]
-        numbers = value if option == "betas" else (value,)
-        right = isinstance(numbers, (list, tuple)) and len(numbers) == (2 if option == "betas" else 1)
-        right = right and all((x := _number(number)) is not None and holds(x) for number in numbers)
-    if not right:
-        raise ValueError(f"{option!r} of {where} must be {what}, not {_shown(value)}")
-
-
-def _number(value: Any) -> float | None:
-    """Returns a real number or a tensor of one element as a float; None for anything else."""
-    if isinstance(value, Tensor):
-        value = value.item() if value.numel() == 1 and not value.is_meta else None
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
 
 
 def _state(
@@ -158,6 +129,14 @@ def _state(
     """Returns the new state, in new memory: ids in their saved order stand for the parameters in theirs."""
     groups, saved = state_dict["param_groups"], state_dict["state"]
     averaged = [group[EMA] is not None for group in new_groups for _ in group["params"]]
+    places = [(mine, new, at) for mine, new in zip(own, new_groups, strict=True) for at in range(len(mine["params"]))]
+    # as many as layers that a parameter is cut into, none for one that does not stay on spheres
+    radii = [
+        len(of_layers.slices(mine["params"][at], new["layers"][at] if new["layers"] else 1.0))
+        if options.has_radius(mine, at)
+        else 0
+        for mine, new, at in places
+    ]
     on_device = options.counts_on_device(own)
     params = [param for group in own for param in group["params"]]
     names = [name for group in own for name in group.get("param_names", [])]
@@ -173,9 +152,11 @@ def _state(
     for key, entry in require_dict(saved, "'state' of the state dict").items():
         if key in place:
             i = place[key]
-            state[params[i]] = _entry(options, params[i], entry, labels[i], averaged=averaged[i], on_device=on_device)
+            state[params[i]] = _entry(
+                options, params[i], entry, labels[i], averaged=averaged[i], on_device=on_device, radii=radii[i]
+            )
         elif isinstance(key, kinds) or key in spelled:
-            raise ValueError(f"the state dict has state of {_shown(key)}, which is in none of its parameter groups")
+            raise ValueError(f"the state dict has state of {shown(key)}, which is in none of its parameter groups")
         else:
             # of no parameter
             state[key] = deepcopy(entry)
@@ -183,7 +164,7 @@ def _state(
 
 
 def _entry(
-    options: StepOptions, param: Tensor, saved: Any, label: str, *, averaged: bool, on_device: bool
+    options: StepOptions, param: Tensor, saved: Any, label: str, *, averaged: bool, on_device: bool, radii: int
 ) -> dict[Any, Any]:
     """Returns the state of one parameter."""
     saved = require_dict(saved, f"the state of {label}")
@@ -199,11 +180,16 @@ def _entry(
         )
     entry = {}
     for name, value in saved.items():
-        if (name == MASTER and not options.has_master(param)) or (name == EMA and not averaged):
+        kept = {MASTER: options.has_master(param), EMA: averaged, RADIUS: radii}
+        if not kept.get(name, True):
             # it would go stale
             continue
         try:
-            entry[name] = _value(options, param, name, value, on_device=on_device)
+            entry[name] = (
+                _radius(param, value, radii)
+                if name == RADIUS
+                else _value(options, param, name, value, on_device=on_device)
+            )
         except ValueError as error:
             raise ValueError(f"{name!r} in the state of {label} {error}") from error.__cause__
         except Exception as error:
@@ -213,9 +199,9 @@ def _entry(
 
 def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_device: bool) -> Any:
     if name == "step":
-        taken = _number(value)
+        taken = number_of(value)
         if taken is None or not (taken >= 0 and taken.is_integer()):
-            raise ValueError(f"must be a number of steps, not {_shown(value)}")
+            raise ValueError(f"must be a number of steps, not {shown(value)}")
         return torch.tensor(taken, dtype=torch.float32, device=param.device if on_device else "cpu")
     if name not in (*options.rule.states, MASTER, EMA):
         return _other(param, value)
@@ -230,10 +216,18 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
     return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).copy_(value)
 
 
+def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
+    """Returns the radii of so many rows of a parameter."""
+    check_shape(value, rows)
+    if not value.is_meta and bool((value < 0).any()):
+        raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
+    return torch.empty(rows, device=local(param).device).copy_(value.detach())
+
+
 def _check_column(param: Tensor, value: Any) -> None:
     """Raises ValueError unless the value may be momentum or a moment of the parameter."""
     if not isinstance(value, Tensor):
-        raise ValueError(f"must be a tensor, not {_shown(value)}")
+        raise ValueError(f"must be a tensor, not {shown(value)}")
     if value.shape != param.shape:
         raise ValueError(f"is {tuple(value.shape)}, but the parameter is {tuple(param.shape)}")
     if value.is_complex() != param.is_complex() or not (value.is_floating_point() or value.is_complex()):
@@ -256,9 +250,3 @@ def _other(param: Tensor, value: Any) -> Any:
     if isinstance(value, (list, tuple, set, deque)):
         return type(value)(_other(param, entry) for entry in value)
     return deepcopy(value)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor) and value.numel() != 1:
-        return f"a tensor of {tuple(value.shape)}"
-    return f"{value!r:.80}"

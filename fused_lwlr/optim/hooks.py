@@ -14,6 +14,18 @@ from torch.optim import optimizer as torch_optimizer
 Step = TypeVar("Step", bound=Callable[..., Any])
 
 
+def untraced(function: Step) -> Step:
+    """Hides a function that autograd calls from torch.compile, which is not imported where it is not used."""
+    hidden = _disable_dynamo(function)
+
+    @wraps(function)
+    def wrapper(*args: Any) -> Any:
+        compiling = is_dynamo_compiling() or get_eval_frame_callback() is not None
+        return (hidden if compiling else function)(*args)
+
+    return wrapper  # type: ignore[return-value]
+
+
 def hooked(step: Step) -> Step:
     """`torch.optim.Optimizer.profile_hook_step`, left out where there is neither a hook nor a profiler to serve.
 

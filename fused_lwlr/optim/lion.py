@@ -7,8 +7,8 @@ from torch.optim.optimizer import ParamsT
 
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
-from fused_lwlr.optim.checkpoint import check_option
 from fused_lwlr.optim.options import SharedOptions
+from fused_lwlr.optim.ranges import check_option
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +33,7 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
         options: the options that all optimizers share, see `FusedOptimizer`.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a multiplier that names no parameter.
+        ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.
     """
 
     rule = kernels.LION
@@ -55,4 +55,4 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
             check_option(name, defaults[name], "Lion")
         flags = {name: shared[name] for name in ("foreach", "differentiable")}
         super().__init__(params, {**defaults, **flags, "fused": None})
-        self._finish(shared["multipliers"])
+        self._finish(shared)

@@ -17,7 +17,11 @@ from fused_lwlr.scaling import Scaling
 
 Groups = Sequence[dict[str, Any]]
 Nonfinite = Literal["propagate", "skip", "raise"]
+Entries = Mapping[str, float | Mapping[str, Any]]
+Layers = Entries | Sequence[Entries] | None
+"""Name or pattern -> η or options, see `FusedOptimizer`."""
 MASTER = "master_weight"
+RADIUS = "radius"
 HALF = (torch.bfloat16, torch.float16)
 UNSUPPORTED = {
     "foreach": "the step is one launch for all tensors already; leave foreach=None",
@@ -32,11 +36,13 @@ class SharedOptions(TypedDict, total=False):
     differentiable: bool
     fused: bool | None
     capturable: bool
-    multipliers: Mapping[str, float] | None
+    layers: Layers
+    multipliers: Layers
     scaling: Scaling | None
     clip_global_norm: float | None
     nonfinite: Nonfinite
     ema: float | None
+    cautious_decay: bool
     master_weights: bool
     stochastic_rounding: bool
     rounding_seed: int
@@ -45,8 +51,9 @@ class SharedOptions(TypedDict, total=False):
 
 
 DEFAULTS: SharedOptions = {
-    "foreach": None, "differentiable": False, "fused": None, "capturable": False, "multipliers": None, "scaling": None,
-    "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "master_weights": False,
+    "foreach": None, "differentiable": False, "fused": None, "capturable": False, "layers": None, "multipliers": None,
+    "scaling": None, "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "cautious_decay": False,
+    "master_weights": False,
     "stochastic_rounding": False, "rounding_seed": 0, "state_dtype": None, "backend": "auto",
 }  # fmt: skip
 
@@ -59,6 +66,8 @@ class StepOptions:
         optimizer: the name of the class, for messages.
         optional_state: the option of a param group that the last state column of the rule goes with, or None.
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate, which is another rule.
+        in_backward: whether a plan is only of the parameters that have a gradient when it is made, see
+            `step_in_backward`.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         device_counts: whether the device counts steps whatever the param groups say: it alone knows which were skipped.
 
@@ -78,22 +87,26 @@ class StepOptions:
     clip_global_norm: float | None
     nonfinite: Nonfinite
     rescale_weights: ScaleInvariant | Literal[False]
+    cautious_decay: bool
     master_weights: bool
     stochastic_rounding: bool
     rounding_seed: int
     state_dtype: torch.dtype | None
     device_counts: bool = False
     lr_in_momentum: bool = False
+    in_backward: bool = False
 
     def __post_init__(self) -> None:
         if self.lr_in_momentum:
             self._take_lr_in_momentum()
+        if self.cautious_decay is True:
+            self._take_cautious_decay()
         if self.master_weights and self.stochastic_rounding:
             raise ValueError(
                 "master_weights=True and stochastic_rounding=True exclude each other: with exact weights there is "
                 "nothing to make up for; choose one"
             )
-        for name in ("master_weights", "stochastic_rounding"):
+        for name in ("cautious_decay", "master_weights", "stochastic_rounding"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
         if type(self.rounding_seed) is not int or not 0 <= self.rounding_seed < 1 << 31:
@@ -115,6 +128,11 @@ class StepOptions:
             )
         if clip is not None and not (type(clip) in (int, float) and math.isfinite(clip) and clip > 0):
             raise ValueError(f"clip_global_norm={clip!r} must be a finite number above 0, or None")
+        if self.on_spheres and self.rescale_weights is not False:
+            raise ValueError(
+                f"scaling={scaling!r} and rescale_weights= exclude each other: weights on spheres keep their norms; "
+                "choose one"
+            )
         if self.nonfinite not in get_args(Nonfinite):
             raise ValueError(f"nonfinite={self.nonfinite!r} is not one of {', '.join(map(repr, get_args(Nonfinite)))}")
         if self.rescale_weights is not False and not isinstance(self.rescale_weights, ScaleInvariant):
@@ -123,6 +141,19 @@ class StepOptions:
                 "fused_lwlr.scale_invariant(model, batch, loss_fn) returns: which layers are scale-invariant is "
                 "measured"
             )
+        if self.in_backward and self.needs_totals:
+            raise ValueError(
+                f"{self._name_what_needs_totals()} does not go with step_in_backward(): it needs all gradients, or the "
+                "norms of all weights, before the first parameter is stepped; ClipByLayer and all other scalings, "
+                "which need those of their own layer, do"
+            )
+
+    def _name_what_needs_totals(self) -> str:
+        if self.clip_global_norm is not None:
+            return f"clip_global_norm={self.clip_global_norm}"
+        if self.skips:
+            return f"nonfinite={self.nonfinite!r}"
+        return f"scaling={self.scaling!r}" if self.balances else "rescale_weights="
 
     def _take_lr_in_momentum(self) -> None:
         """Exchanges the rule for the one with the learning rate in the buffer."""
@@ -133,13 +164,23 @@ class StepOptions:
                 "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "
                 "replay would not read"
             )
-        if isinstance(self.scaling, Scaling) and self.scaling.uses_lr:
+        if isinstance(self.scaling, Scaling) and (self.scaling.uses_lr or self.scaling.on_spheres):
             raise ValueError(
                 f"scaling={self.scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or is of "
                 "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
                 "ClipByLayer or BalancedLR"
             )
         object.__setattr__(self, "rule", LR_IN_MOMENTUM)
+
+    def _take_cautious_decay(self) -> None:
+        """Exchanges the rule for the one with cautious decay."""
+        rule = self.rule if self.rule.is_cautious else self.rule.cautious
+        if rule is None:
+            raise ValueError(
+                f"cautious_decay=True is not for {self.optimizer}, which adds weight decay to the gradient and not to "
+                "the step: use AdamW or Lion, or leave it out"
+            )
+        object.__setattr__(self, "rule", rule)
 
     def check_fused(self, fused: bool | None) -> None:
         """Raises ValueError if `fused` contradicts the backend. "auto" accepts either."""
@@ -164,6 +205,11 @@ class StepOptions:
         return self.scaling is not None and not self.scaling.measures
 
     @cached_property
+    def on_spheres(self) -> bool:
+        """Whether layers keep the norms that they start with."""
+        return isinstance(self.scaling, Scaling) and self.scaling.on_spheres
+
+    @cached_property
     def needs_totals(self) -> bool:
         """Whether something about all layers together has to be known before the step."""
         return self.skips or self.clip_global_norm is not None or self.rescale_weights is not False or self.balances
@@ -186,6 +232,13 @@ class StepOptions:
     def has_master(self, param: Tensor) -> bool:
         """Returns whether the state has the exact weight of a parameter."""
         return self.master_weights and param.dtype in HALF
+
+    def has_radius(self, group: dict[str, Any], at: int) -> bool:
+        """Returns whether the state has the radius of a parameter of a group: whether it stays on a sphere."""
+        if self.scaling is None or not self.on_spheres:
+            return False
+        name = group["param_names"][at] if "param_names" in group else None
+        return self.scaling.selects(name, group["params"][at])
 
     def dtype_of(self, param: Tensor, name: str) -> torch.dtype:
         """Returns the dtype of an entry of a parameter's state; not of step counts, which are float32."""

@@ -11,9 +11,10 @@ from torch import Tensor
 from fused_lwlr import ops
 from fused_lwlr.kernels import Row, Table
 from fused_lwlr.memory import all_addressable, is_fake
-from fused_lwlr.optim import multipliers
+from fused_lwlr.optim import layers
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.layers import Variant
+from fused_lwlr.optim.options import RADIUS, Groups, StepOptions
 from fused_lwlr.rescaling import Target
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import local_row
@@ -79,8 +80,8 @@ def partition(
         capturable: whether steps may be captured in a CUDA graph.
     """
     params, grads = columns["param"], columns["grad"]
-    # counts are float32 wherever they are, and the dtype of an average follows from its parameter's
-    typed = [column for name, column in columns.items() if name not in ("step", EMA)]
+    # counts and radii are float32 wherever they are, and the dtype of an average follows from its parameter's
+    typed = [column for name, column in columns.items() if name not in ("step", RADIUS, EMA)]
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, param in enumerate(params):
         if rows[i]:
@@ -100,7 +101,9 @@ def partition(
         chosen = "torch" if is_fake(first) else options.backend
         elements = sum(params[i].numel() for i in members)
         backend = ops.pick(chosen, first.device, first.dtype, addressable=addressable, elements=elements)
-        yield Part(only, table, backend, options.seed_of(number), [name for i in members for name in names[i]])
+        # the noise of one bucket is not that of another
+        seed = options.seed_of(members[0] if options.in_backward else number)
+        yield Part(only, table, backend, seed, [name for i in members for name in names[i]])
 
 
 def rows_of(
@@ -110,8 +113,10 @@ def rows_of(
     scaling: Scaling | None,
     every: Sequence[Tensor],
     targets: Sequence[Target],
-) -> tuple[list[list[Row]], list[list[str]]]:
-    """Returns the rows of each tensor, as of the first tensor of a table, and what these are called.
+) -> tuple[list[list[Row]], list[list[str]], list[tuple[int, Variant]]]:
+    """Returns the rows of each tensor, as of the first tensor of a table, what these are called, and their hyper rows.
+
+    There is a hyper row for each param group, and for each set of options that some of its layers have.
 
     Args:
         groups: the param groups.
@@ -126,17 +131,24 @@ def rows_of(
         [Row(0, power=p, counts_for_max_norm=c) for p, c in [powers[id(t)]]] if id(t) in powers else [] for t in every
     ]
     names = [[""] * len(own) for own in rows]
+    variants: dict[tuple[int, Variant], int] = {}
     places = [(number, group, at) for number, group in enumerate(groups) for at in range(len(group["params"]))]
     for i, (number, group, at) in enumerate(places):
         if not stepped[i]:
             continue
-        param = params[i]
+        param, rows[i] = params[i], []
         name = group["param_names"][at] if "param_names" in group else None
         label = f"{number}.{at}" if name is None else name
         scaled = scaling is not None and scaling.selects(name, param)
-        entry = 1.0 if group["multipliers"] is None else group["multipliers"][at]
-        slices = multipliers.slices(param, entry)
-        whole = [Row(0, start, stop, eta, scaled, *powers.get(id(param), ())) for start, stop, eta in slices]
-        rows[i] = [local_row(row, param) for row in whole]
+        on_sphere = scaled and scaling is not None and scaling.on_spheres
+        entry = 1.0 if group["layers"] is None else group["layers"][at]
+        slices = layers.slices(param, entry)
+        for start, stop, packed in slices:
+            eta, variant = layers.split(packed)
+            if on_sphere:  # weight decay does not act there
+                variant = variant._replace(decay=0.0, corrected=False)
+            hyper = variants.setdefault((number, variant), len(variants))
+            row = Row(0, start, stop, eta, scaled, *powers.get(id(param), (0, False)), hyper)
+            rows[i].append(local_row(row, param))
         names[i] = [label if stop is None else f"{label}[{start}:{stop}]" for start, stop, _ in slices]
-    return rows, names
+    return rows, names, list(variants)

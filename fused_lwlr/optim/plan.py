@@ -6,24 +6,23 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, is_inference_mode_enabled
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.kernels.rules.base import Number
-from fused_lwlr.optim import multipliers
-from fused_lwlr.optim.average import EMA, decay_of
+from fused_lwlr.optim import layers
 from fused_lwlr.optim.gate import Verdict, measured_gates
-from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.hyper import HyperRows
+from fused_lwlr.optim.layers import OLD
+from fused_lwlr.optim.options import RADIUS, Groups, StepOptions
 from fused_lwlr.optim.part import partition, rows_of
+from fused_lwlr.optim.radius import radii_of
 from fused_lwlr.optim.sharded import sharded_of
 from fused_lwlr.optim.state import State, is_complete
 from fused_lwlr.optim.validate import (
     LARGEST_FLOAT32,
     check_columns,
-    check_float32,
     check_gradients,
     check_modes,
     is_ordinary,
@@ -33,14 +32,13 @@ from fused_lwlr.optim.validate import (
 from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import is_distributed, local
 
-NUMBERS = (float, int)
-
 
 class Plan:
     """All parameters of an optimizer, cut into parts.
 
     In a part is every parameter that has a gradient, or all of its state, when the plan is made, and every tensor that
-    is rescaled. Which of them have a gradient may change from step to step.
+    is rescaled. Which of them have a gradient may change from step to step. With `step_in_backward` a plan is of one
+    bucket: of the parameters that have a gradient when it is made.
 
     Args:
         options, groups, states: of the optimizer.
@@ -58,10 +56,12 @@ class Plan:
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, params: Sequence[Tensor]):
         self._options, self._inference = options, is_inference_mode_enabled()
-        # a copy of the multipliers, lists within lists, that edits of them do not reach
-        self._keys = deepcopy(_keys(options, groups))
         for group in groups:
-            multipliers.check(group["multipliers"], group["params"])
+            if group["layers"] is not None:
+                group["layers"][:] = layers.check(group, group["layers"])
+                layers.complete(group)
+        # a copy of the layers, lists within lists, that edits of them do not reach
+        self._keys = deepcopy(_keys(options, groups))
         places = [(i, at) for i, group in enumerate(groups) for at in range(len(group["params"]))]
         self._targets = [] if options.rescale_weights is False else options.rescale_weights.targets()
         known = set(map(id, params))
@@ -69,11 +69,15 @@ class Plan:
         self._params = [*params, *self._others]
         grads = [*(param.grad for param in params), *[None] * len(self._others)]
         self._distributed = any(map(is_distributed, self._params))
+        self._indirect = bool(self._others) or self._distributed or options.in_backward
         stepped = [
             grad is not None
-            or (is_ordinary(param) and is_complete(options, groups, groups[number], param, states.get(param, {})))
-            for param, grad, (number, _) in zip(params, grads, places, strict=False)
+            or (is_ordinary(param) and is_complete(options, groups, groups[number], at, states.get(param, {})))
+            for param, grad, (number, at) in zip(params, grads, places, strict=False)
         ]
+        if options.in_backward:
+            # other parameters are in other buckets
+            stepped = [param.grad is not None for param in params]
         check_gradients(options.optimizer, groups, params, fused=bool(options.fused))
         self.state = State(options, groups, states, self._params, places, stepped)
         columns: dict[str, list[Any]] = {"param": self._params, "grad": grads, **self.state.columns}
@@ -88,16 +92,17 @@ class Plan:
         # else every other set of gradients is looked at anew
         self._flexible = writable and once
 
-        rows, names = rows_of(groups, params, stepped, options.scaling, self._params, self._targets)
+        rows, names, variants = rows_of(groups, params, stepped, options.scaling, self._params, self._targets)
+        if options.on_spheres:
+            radii = radii_of(self._params, rows, states, labels)
+            self.state.add(RADIUS, radii)
+            columns[RADIUS] = radii
         largest_eta = max((row.multiplier for some in rows for row in some), default=1.0)
-        self._largest = LARGEST_FLOAT32 / max(largest_eta, 1.0)
+        self._hyper = HyperRows(options, variants, self._params, LARGEST_FLOAT32 / max(largest_eta, 1.0))
         capturable = any(group["capturable"] for group in groups)
         self.parts = list(partition(options, columns, rows, names, capturable=capturable))
         self._stepped = np.flatnonzero(stepped)
         self._outside = np.flatnonzero(~np.array(stepped, dtype=bool)).tolist()
-        # those that are only rescaled have none
-        self._group = np.array([*(number for number, _ in places), *[0] * len(self._others)], dtype=np.int64)
-        self._idle = len(groups)
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
         self._sharded = sharded_of(self.parts, self._params) if self._distributed else None
         self._set_present(bytes([grad is not None for grad in grads]))
@@ -118,7 +123,7 @@ class Plan:
         if self._targets and not _same_targets(options, self._targets):
             return False
         try:
-            seen = self._seen(states, params) if self._others or self._distributed else (params, None, states)
+            seen = self._seen(states, params) if self._indirect else (params, None, states)
             found = self._look.again(*seen)
         except RuntimeError:  # a tensor without an address
             return False
@@ -153,7 +158,9 @@ class Plan:
         if _len_torch_dispatch_stack() and any(part.backend is not reference for part in self._active):
             check_modes()
         options, rule = self._options, self._options.rule
-        hyper = self._hyper(groups)
+        hyper = self._hyper.of(groups)
+        if self._targets:
+            hyper.append(rule.idle)
         for part in self._active:
             part.table.taken = self.state.taken if part.all_members else self.state.taken[part.members]
         scales: Sequence[Any] = [self._scale] * len(self._active)
@@ -193,7 +200,7 @@ class Plan:
         self.new = False
         self._names = self.state.names
         params: Sequence[Tensor] = self._params
-        if self._others or self._distributed:
+        if self._indirect:
             params, _, states = self._seen(states, self._params[: len(self._params) - len(self._others)])
         try:
             self._look = self.parts[0].backend.look_at(params, states, self._names)
@@ -206,24 +213,6 @@ class Plan:
         """Whether the last step was of the same parameters and gradients."""
         return self._last == self._present
 
-    def _hyper(self, groups: Groups) -> list[Any]:
-        """Returns the hyper rows of the next step: one for each param group, and perhaps the idle one."""
-        options = self._options
-        correct = options.scaling is None or options.scaling.bias_correction
-        hyper: list[Any] = []
-        for group in groups:
-            row = options.rule.hyper_of(group, correct)
-            if type(row.lr) not in NUMBERS or type(row.weight_decay) not in NUMBERS:
-                lr, weight_decay = _number(row.lr, group), _number(row.weight_decay, group)
-                row = row._replace(lr=lr, weight_decay=weight_decay)
-            if group[EMA] is not None:
-                row = row._replace(ema=decay_of(group))
-            for value in row:
-                if type(value) is float and not -self._largest <= value <= self._largest:
-                    check_float32(row, self._largest, self._params)
-            hyper.append(row)
-        return [*hyper, options.rule.idle] if self._targets else hyper
-
     def _set_present(self, present: bytes) -> None:
         """Notes which parameters have a gradient."""
         self._present = present
@@ -231,10 +220,11 @@ class Plan:
         any_present, all_present = 1 in present, 0 not in present
         self._moved = self._has_gradient | self._rescaled if self._targets else self._has_gradient
         self._active = []
-        # without a gradient a tensor is only rescaled, by the idle row
-        hyper_row = np.where(self._has_gradient, self._group, self._idle) if self._targets else self._group
         for part in self.parts:
-            part.table.hyper_row = hyper_row if part.all_members else hyper_row[part.members]
+            if self._targets:
+                # without a gradient a tensor is only rescaled, by the idle row
+                stepped = self._has_gradient[part.members][part.table.tensor_of_row]
+                part.table.hyper_row = np.where(stepped, [row.hyper for row in part.table.rows], self._hyper.count)
             part.stepped = part.members
             if not all_present:
                 part.stepped = part.members[self._has_gradient[part.members]]
@@ -244,6 +234,9 @@ class Plan:
 
     def _seen(self, states: Any, params: Sequence[Any]) -> tuple[Any, ...]:
         """Returns what is looked at: parameters, gradients (None for those of the parameters), and state."""
+        if self._options.in_backward:
+            # the plan of another bucket may replace the state of that
+            return params, None, {i: states.get(self._params[i], {}) for i in self._stepped.tolist()}
         grads = [*(local(param.grad) for param in params), *[None] * len(self._others)]
         params = [*map(local, params), *map(local, self._others)]
         if self._distributed:
@@ -256,16 +249,16 @@ def _keys(options: StepOptions, groups: Groups) -> list[tuple[Any, ...]]:
     """Returns the options of param groups that a plan depends on."""
     optional = options.optional_state or "params"
     return [
-        (len(group["params"]), group["capturable"], group["ema"] is None, not group[optional], group["multipliers"])
+        (
+            len(group["params"]),
+            group["capturable"],
+            group["ema"] is None,
+            not group[optional],
+            group["layers"],
+            OLD in group,
+        )
         for group in groups
     ]
-
-
-def _number(value: Any, group: dict[str, Any]) -> Number:
-    """Returns a learning rate or weight decay of a group: a tensor if every replay is to read it on the device."""
-    if not isinstance(value, Tensor) or not (value.is_cuda or group["capturable"]):
-        return float(value)
-    return value if value.dtype in (torch.float32, torch.float64) else value.float()
 
 
 def _same_targets(options: StepOptions, targets: Sequence[Target]) -> bool:

@@ -37,11 +37,11 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         rescale_weights: what `fused_lwlr.scale_invariant` returns, to divide the weights of scale-invariant layers by
             the largest of their norms in every step, and what depends on them with them, so that the function of the
             network stays as it is, up to the eps of its normalizations.
-        options: what all optimizers share, see `FusedOptimizer`: multipliers, scaling, clip_global_norm, nonfinite,
+        options: what all optimizers share, see `FusedOptimizer`: layers, scaling, clip_global_norm, nonfinite,
             ema, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a multiplier that names no parameter.
+        ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.
     """
 
     rule = kernels.SGD
@@ -66,7 +66,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             params, lr, momentum, dampening, weight_decay, nesterov,
             maximize=maximize, foreach=shared["foreach"], differentiable=shared["differentiable"],
         )  # fmt: skip
-        self._finish(shared["multipliers"])
+        self._finish(shared)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         own = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Factors, Gate, Scale
+from fused_lwlr.kernels.rules.base import decay_of
+from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.optim.gate import Verdict, gates_of, loss_scales
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.part import Part
@@ -40,6 +42,7 @@ class Sharded:
         self._counts_for_max_norm = torch.tensor([row.counts_for_max_norm for row in rows], device=self._device)
         self._scaled = torch.tensor([row.scaled for row in rows], device=self._device)
         self._multiplier = torch.tensor([row.multiplier for row in rows], dtype=torch.float64, device=self._device)
+        self._radii = torch.cat([part.table.radii().to(self._device) for part in parts]).double()
         self._present: list[bytes] = []
 
     def decide(
@@ -64,7 +67,9 @@ class Sharded:
         clips = options.clip_global_norm is not None
         direction = isinstance(scale, Scale) and scale.place == "direction"
         twice = direction and clips
-        sums = self._measure(options, hyper, "direction" if direction and not twice else "gradient", gates)
+        sphere = isinstance(scale, Scale) and scale.sphere
+        norms = Scale(norm_itself, "direction" if direction else "gradient", sphere=sphere)
+        sums = self._measure(options, hyper, Scale(norm_itself, "gradient") if twice else norms, gates)
         sums = self._completion.sum(sums)
         largest = torch.where(self._counts_for_max_norm, sums[:, 3], 0.0).amax()
         totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
@@ -79,23 +84,37 @@ class Sharded:
             return self._split(factors, scale), gates, nothing, verdict
         clip = (options.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(totals[0])
         if twice:
-            sums[:, 4:] = self._completion.sum(self._measure(options, hyper, "direction", gates)[:, 4:])
+            again = self._completion.sum(self._measure(options, hyper, norms, gates)[:, 3:])
+            sums = torch.cat((sums[:, :3], again), dim=1)
         norm = sums[:, 4].sqrt() if direction else sums[:, 1].sqrt() * clip
-        sums[:, 4] = torch.where(scaled, self._factors(hyper, scale, norm, sums[:, 3].sqrt()), 1.0)
-        return self._split(sums[:, 4], scale), gates, list(sums.split(self._counts)), verdict
+        factors, lr = self._factors(hyper, scale, norm, self._radii if sphere else sums[:, 3].sqrt())
+        sums[:, 4] = torch.where(scaled, factors, 1.0)
+        rho = None
+        if sphere:
+            moments, rate = (sums[:, 3], sums[:, 6], sums[:, 5]), lr * sums[:, 4]
+            rho = retraction(self._radii, *moments, rate)
+            sums[:, 7] = update_sq_sum(rho, *moments, rate)
+        return self._split(sums[:, 4], scale, rho), gates, list(sums.split(self._counts)), verdict
 
-    def _split(self, factors: Tensor, scale: Scale | Balance) -> list[Factors]:
+    def _split(self, factors: Tensor, scale: Scale | Balance, rho: Tensor | None = None) -> list[Factors]:
         """Returns the factors of each part, of those of all rows."""
-        pieces = zip(self._parts, factors.split(self._counts), strict=True)
-        return [Factors(piece.to(part.device), scale.place) for part, piece in pieces]
+        pieces = [None] * len(self._parts) if rho is None else rho.split(self._counts)
+        return [
+            Factors(values.to(part.device), scale.place, None if piece is None else piece.to(part.device))
+            for part, values, piece in zip(self._parts, factors.split(self._counts), pieces, strict=True)
+        ]
 
-    def _measure(self, options: StepOptions, hyper: Sequence[Any], place: Any, gates: Sequence[Gate]) -> Tensor:
-        """Returns Σ|g|, Σg², non-finite g, Σw² and the square of the norm at a place, of the local part of every row.
+    def _measure(self, options: StepOptions, hyper: Sequence[Any], norms: Scale, gates: Sequence[Gate]) -> Tensor:
+        """Returns the statistics of the local part of every row, with the square of the norm for the factor.
 
         All but Σw² are 0 for a row without a gradient.
+
+        Args:
+            options, hyper, gates: of the step.
+            norms: what to measure.
         """
         found: list[Any] = [
-            part.backend.step(options.rule, part.table, hyper, Scale(norm_itself, place), gate, write=False)
+            part.backend.step(options.rule, part.table, hyper, norms, gate, write=False)
             for part, gate in zip(self._parts, gates, strict=True)
         ]
         sums = torch.cat([values.to(found[0].device) for values in found])
@@ -103,13 +122,13 @@ class Sharded:
         kept = self._stepped | self._counts_for_max_norm
         return torch.where(kept[:, None], sums, 0.0)
 
-    def _factors(self, hyper: Sequence[Any], scale: Scale, norm: Tensor, weight_norm: Tensor) -> Tensor:
-        """Returns what the formula of a scaling makes of the norms of all rows."""
-        used = [hyper[part.table.hyper_row[row.tensor]] for part in self._parts for row in part.table.rows]
+    def _factors(self, hyper: Sequence[Any], scale: Scale, norm: Tensor, weight_norm: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what the formula of a scaling makes of the norms of all rows, and the learning rate of each."""
+        used = [hyper[i] for part in self._parts for i in part.table.hyper_row]
         lr = _numbers([h.lr for h in used], norm) * self._multiplier
-        weight_decay = _numbers([h.weight_decay for h in used], norm)
+        weight_decay = _numbers([decay_of(h) for h in used], norm)
         numbers = [norm.new_full((), number) for number in scale.numbers]
-        return scale.formula(norm, weight_norm, lr, weight_decay, *numbers)
+        return scale.formula(norm, weight_norm, lr, weight_decay, *numbers), lr
 
 
 def sharded_of(parts: Sequence[Part], params: Sequence[Tensor]) -> Sharded | None:

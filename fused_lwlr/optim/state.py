@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
-from fused_lwlr.optim.options import MASTER, Groups, StepOptions
+from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
 from fused_lwlr.optim.validate import label_of, same_width
 
 ONE = np.ones((), dtype=np.float32)
-STALE = ("step", EMA)
-"""Entries that are removed where they are not kept up: the device counted then, or there was an average."""
+STALE = ("step", EMA, RADIUS)
+"""Entries that are removed where they are not kept up: the device counted, or there was an average or a sphere."""
 Place = tuple[int, int]
 """A param group, and the position of a parameter in it."""
 
@@ -85,6 +85,10 @@ class State:
         if any(entry is not None for entry in self._entries[EMA]):
             self.columns[EMA] = self._entries[EMA]
 
+    def add(self, name: str, column: list[Tensor | None]) -> None:
+        """Adds a column of entries that are stored with the others."""
+        self.columns[name] = self._entries[name] = column
+
     def count(self, members: np.ndarray) -> None:
         """Counts a step of some parameters."""
         if len(members) == len(self.taken):
@@ -113,14 +117,15 @@ class State:
         return tuple(name for name, column in self._entries.items() if any(entry is not None for entry in column))
 
 
-def is_complete(
-    options: StepOptions, groups: Groups, group: dict[str, Any], param: Tensor, state: Mapping[str, Any]
-) -> bool:
-    """Returns whether a parameter of a group has all of its state, and its next step is not its first."""
+def is_complete(options: StepOptions, groups: Groups, group: dict[str, Any], at: int, state: Mapping[str, Any]) -> bool:
+    """Returns whether the parameter at a place of a group has all of its state, and its next step is not its first."""
+    param = group["params"][at]
     on_device = options.counts_on_device(groups)
     if _was_skipped(on_device, state):
         return False
     if (on_device or options.rule.counts_steps) and "step" not in state:
+        return False
+    if RADIUS not in state and options.has_radius(group, at):
         return False
     names = options.state_columns(group)
     if options.has_master(param):

@@ -8,12 +8,13 @@ from typing import Any
 from fused_lwlr.papers import language
 from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
 from fused_lwlr.papers.language import Arm
-from fused_lwlr.papers.lwlr_vs_single import PAPER, RATES
+from fused_lwlr.papers.lwlr_vs_single import PAPER
 from fused_lwlr.papers.tables import Report
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 MODEL = "gpt6"
 WARMUP = 0.1
+RATES = {"single": "single", "layerwise": "layer-wise"}
 STARTS = {"model": "PyTorch's", "lwlr": "LWLR's"}
 CALIBRATION = 30
 """Minibatches."""

@@ -6,6 +6,7 @@ from typing import Any
 STUDIES = {
     "demo": "fused_lwlr.papers.demo",
     "lwlr-vs-single": "fused_lwlr.papers.lwlr_vs_single",
+    "large-batch": "fused_lwlr.papers.large_batch",
     "methods": "fused_lwlr.papers.methods",
     "lwlr-T": "fused_lwlr.papers.lwlr_t",
     "elr-spread": "fused_lwlr.papers.elr_spread",

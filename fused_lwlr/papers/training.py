@@ -9,7 +9,7 @@ from torch import nn
 
 from fused_lwlr import LayerRates
 from fused_lwlr.data import Splits, Text
-from fused_lwlr.data.text import Sequences
+from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.training.loop import DivergedError, Loop
 from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import Recipe
@@ -24,7 +24,7 @@ class Trained:
 
     Attributes:
         curve: of text, (steps taken, test loss in nats a token) at every evaluation.
-        val_loss: of text, the loss after the last step on what is held out to choose by; None where it diverged.
+        val_loss: after the last step, on what was held out to choose by; None without it, or if it diverged.
         problem: why it ended before its last step, or None.
         rates: the layer-wise rates that it used, or None.
     """
@@ -81,9 +81,9 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
     return Recipe.from_dict({**own, **fields, "deterministic": False, **asked})
 
 
-def trainer_of(recipe: Recipe, model: nn.Module | None = None) -> Trainer:
-    """What trains by a recipe, in this process alone. Of text, it tests on the second half of what is held out."""
-    return Trainer(recipe, World(0, 1, pick_device(recipe.device)), _half(load_data(recipe), 1), model=model)
+def trainer_of(recipe: Recipe, model: nn.Module | None = None, data: Splits | Text | None = None) -> Trainer:
+    """What trains by a recipe, in this process alone; on other data, where they are given."""
+    return Trainer(recipe, World(0, 1, pick_device(recipe.device)), data or load_data(recipe), model=model)
 
 
 def train(
@@ -91,7 +91,7 @@ def train(
     *,
     model: nn.Module | None = None,
     optimizer: Callable[[Trainer], Any] | None = None,
-    every: int | None = None,
+    tuned: bool = False,
 ) -> Trained:
     """Train by a recipe, in this process; nothing is written. A training that diverges ends early.
 
@@ -101,37 +101,22 @@ def train(
         recipe: what to train.
         model: a network to train, with the weights that it has, instead of the one that the recipe names.
         optimizer: makes the optimizer, of a trainer with its model and rates, instead of what the recipe says.
-        every: steps between two tests, besides those after an epoch and at the end; of text.
+        tuned: hold out a part of the data, to choose the learning rate by.
     """
-    trainer = trainer_of(recipe, model)
+    data = load_data(recipe)
+    fit, held_out = hold_out(data) if tuned else (data, None)
+    trainer = trainer_of(recipe, model, fit)
     trainer.prepare(optimizer)
     found = Trained(rates=trainer.rates)
-
-    every = every or trainer.steps_per_epoch
-
-    def test(step: int) -> None:
-        # the loop itself does so after an epoch and at the end
-        if step % every == 0 and step % trainer.steps_per_epoch and step < trainer.total:
-            found.curve.append((step, trainer.test()["model"].loss))
-
     try:
-        Loop(trainer, lambda after: [found], every=every, advance=test).train()
+        Loop(trainer, lambda after: [found], every=trainer.steps_per_epoch).train()
     except DivergedError as error:
         found.problem = str(error)
         return found
-    if isinstance(trainer.data, Text):
-        trainer.data = _half(load_data(recipe), 0)
+    if held_out is not None:
+        trainer.data = replace(fit, val=held_out)
         found.val_loss = trainer.test()["model"].loss
     return found
-
-
-def _half(data: Splits | Text, number: int) -> Splits | Text:
-    """Of text, the first half of what is held out, to choose by, or the second, to report; images as they are."""
-    if not isinstance(data, Text):
-        return data
-    if not isinstance(data.val, Sequences) or len(data.val) < 2:
-        raise ValueError(f"{data.name} has {len(data.val)} sequences to test on, and a study needs two: give more text")
-    return replace(data, val=data.val.halves()[number])
 
 
 def _value(text: str) -> Any:

@@ -11,7 +11,7 @@ from fused_lwlr.runs.provenance import read_starts
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
-from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.recipe import Recipe, without_pretrained
 from fused_lwlr.training.records import perplexity
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
@@ -32,6 +32,8 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
     """
     folder = Path(asked["out"]) if "out" in asked else None
     recipe = resolve(preset, asked) if folder is None or preset is not None else _recipe_of_run(folder, asked)
+    if folder is not None:
+        recipe = without_pretrained(recipe)  # the checkpoint has the weights
     with world_of(recipe.device) as world:
         trainer = Trainer(recipe, world, load_data(recipe))
         trainer.adopt()

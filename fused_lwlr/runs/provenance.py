@@ -19,7 +19,7 @@ from fused_lwlr import files
 from fused_lwlr.training.collectives import from_first, gathered, process_group, world_size
 from fused_lwlr.training.config_diff import json_values
 
-PACKAGES = ("triton", "timm", "torchvision", "numpy")
+PACKAGES = ("triton", "timm", "torchvision", "transformers", "tokenizers", "datasets", "numpy")
 
 
 def record_start(

@@ -67,4 +67,4 @@ class Screen:
             told = f"loss {found.loss:.4f} nats a token, perplexity {perplexity(found.loss):.2f}"
         else:
             told = f"top-1 {found.top1:.2%}, top-5 {found.top5:.2%}, loss {found.loss:.4f}"
-        self.say(f"{NAMES[found.weights]} at epoch {found.epoch:.4g}: {told}")
+        self.say(f"{NAMES[found.weights]} at step {found.step}, epoch {found.epoch:.4g}: {told}")

@@ -4,6 +4,7 @@ from fused_lwlr.scaling.balanced import BalancedLR
 from fused_lwlr.scaling.base import Scaling, everything, weights
 from fused_lwlr.scaling.clip import ClipByLayer
 from fused_lwlr.scaling.elr import ELR
+from fused_lwlr.scaling.hyperball import Hyperball
 from fused_lwlr.scaling.lamb import LAMB
 from fused_lwlr.scaling.lars import LARC, LARS
 from fused_lwlr.scaling.normalized import NormalizedGradient, NormalizedGradientAdaptive
@@ -15,6 +16,7 @@ __all__ = [
     "LARS",
     "BalancedLR",
     "ClipByLayer",
+    "Hyperball",
     "NormalizedGradient",
     "NormalizedGradientAdaptive",
     "Scaling",

@@ -19,13 +19,13 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Rule, Scale
 from fused_lwlr.kernels.control import Place
-from fused_lwlr.scaling.patterns import check_patterns, matches, split_patterns
+from fused_lwlr.patterns import find, matches, split_patterns
 
 Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
 
@@ -56,6 +56,11 @@ class Scaling:
         uses_lr: whether the formula may depend on lr. SGD's `lr_in_momentum=True` refuses those that do.
         measures: whether a step measures the norms of the gradients; False if the factors come from the norms of the
             weights before the step alone.
+        retract: "sphere" if each layer keeps its initial norm, see `Hyperball`. `weight_norm` is then this norm, and
+            the factor acts on the direction.
+
+    Raises:
+        ValueError: `select` is neither a name, names and patterns, nor a predicate.
     """
 
     select: Selector = field(default=weights, kw_only=True)
@@ -65,6 +70,7 @@ class Scaling:
     bias_correction: ClassVar[bool] = True
     uses_lr: ClassVar[bool] = True
     measures: ClassVar[bool] = True
+    retract: ClassVar[Literal["none", "sphere"]] = "none"
 
     @property
     def numbers(self) -> tuple[float, ...]:
@@ -75,13 +81,16 @@ class Scaling:
     def place(self, rule: Rule) -> Place:
         """Returns where the factor acts with a rule: the first of `places` that the rule offers.
 
-        With an adaptive rule, for which the length of the gradient does not matter, it is the direction if that is one
-        of them.
+        With an adaptive rule, for which the length of the gradient does not matter, or with spheres, it is the
+        direction if that is one of them.
+
+        Args:
+            rule: the update rule of an optimizer.
 
         Raises:
             ValueError: the rule offers none of them.
         """
-        if rule.adaptive and "direction" in self.places:
+        if (rule.adaptive or self.on_spheres) and "direction" in self.places:
             return "direction"
         for place in self.places:
             if place in rule.offers:
@@ -89,14 +98,31 @@ class Scaling:
         raise ValueError(f"{type(self).__name__} acts at {self.places}, but {rule.name} offers {rule.offers}")
 
     def scale(self, rule: Rule) -> Scale | Balance:
-        """Returns what a backend takes."""
+        """Returns the formula, its place and its numbers, as a backend takes them.
+
+        Args:
+            rule: the update rule of an optimizer.
+
+        Raises:
+            ValueError: more than four numbers, or a rule that offers none of the places.
+        """
         numbers = self.numbers
         if len(numbers) > 4:
             raise ValueError(f"{type(self).__name__} has {len(numbers)} numbers: a formula takes at most four")
-        return Scale(type(self).formula, self.place(rule), numbers)
+        return Scale(type(self).formula, self.place(rule), numbers, self.on_spheres)
+
+    @property
+    def on_spheres(self) -> bool:
+        """Whether each layer keeps the norm that it starts with."""
+        return self.retract == "sphere"
 
     def selects(self, name: str | None, param: Tensor) -> bool:
-        """Whether this acts on a parameter."""
+        """Returns whether this acts on a parameter.
+
+        Args:
+            name: the name of the parameter or of the slice; None if it has no name.
+            param: the parameter, of any shape and dtype.
+        """
         if callable(self.select):
             return bool(self.select(name or "", param))
         if name is None:
@@ -109,7 +135,14 @@ class Scaling:
         return matches(name, chosen)
 
     def check(self, names: Iterable[str] | None) -> None:
-        """Raise ValueError if the selector cannot work on parameters of these names, or None for no names."""
+        """Check that the selector fits the parameters of an optimizer.
+
+        Args:
+            names: the names of the parameters; None if they have none.
+
+        Raises:
+            ValueError: a selector by names without names, or a pattern that fits none of them.
+        """
         if callable(self.select):
             return
         if names is None:
@@ -119,7 +152,9 @@ class Scaling:
             )
         chosen, left_out = split_patterns(self._patterns)
         argument = f"{type(self).__name__}(select=...)"
-        check_patterns([*chosen, *left_out], list(names), argument, "parameter of this optimizer")
+        known = set(names)
+        for pattern in (*chosen, *left_out):
+            find(pattern, known, argument, "parameter of this optimizer")
 
     @property
     def _patterns(self) -> list[str]:
@@ -136,7 +171,7 @@ class Scaling:
 @cache
 def _number_names(cls: Any) -> tuple[str, ...]:
     """The fields of a scaling that its formula takes."""
-    return tuple(f.name for f in fields(cls) if f.name != "select")
+    return tuple(f.name for f in fields(cls) if f.name not in ("select", "retract"))
 
 
 def require(scaling: Scaling, *, positive: Iterable[str] = (), not_negative: Iterable[str] = ()) -> None:

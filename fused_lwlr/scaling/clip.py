@@ -10,15 +10,18 @@ from fused_lwlr.scaling.base import Scaling, Selector, everything, require
 
 @dataclass(frozen=True)
 class ClipByLayer(Scaling):
-    """No layer's gradient longer than a given norm.
+    """Limit the norm of each layer's gradient.
 
         g ← g · min(1, max_norm / (‖g‖ + 1e-6))
 
-    as `torch.nn.utils.clip_grad_norm_` does to all layers together.
+    This is what `torch.nn.utils.clip_grad_norm_` does to all layers together.
 
     Args:
         max_norm: the largest ‖g‖.
         select: the layers it acts on; all by default.
+
+    Raises:
+        ValueError: a norm that is not above 0, or not finite.
     """
 
     max_norm: float

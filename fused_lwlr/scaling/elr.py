@@ -1,6 +1,7 @@
 """Constrained effective learning rates."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -10,28 +11,41 @@ from fused_lwlr.scaling.base import Scaling, Selector, require, weights
 
 @dataclass(frozen=True)
 class ELR(Scaling):
-    """Every layer at the same effective learning rate E = ‖g‖ / ‖w‖.
+    """Hold every layer at the same effective learning rate E = ‖g‖ / ‖w‖.
 
         g ← g · goal / (E + eps)
 
-    (Spreads in Effective Learning Rates, Eq. 14.) With SGD on the gradient, before weight decay and momentum.
-    With AdamW on the direction, weight decay included, with E = ‖d‖ / ‖w‖: so ‖Δw‖ / ‖w‖ = lr · goal for every
-    constrained layer, to eps / E. A layer whose weight is all zero is left as it is.
+    (Spreads in Effective Learning Rates, Eq. 14.) With SGD the factor acts on the gradient, before weight decay and
+    momentum. With AdamW it acts on the direction, weight decay included, and E = ‖d‖ / ‖w‖: then ‖Δw‖ / ‖w‖ =
+    lr · goal for every constrained layer, up to eps / E. The factor is 1 for a layer whose weight is zero.
+
+    With `retract="sphere"` the factor acts on the direction with every rule, and each layer keeps its initial norm R:
+
+        w ← R · N(w − lr · η · goal / (E + eps) · d),    E = ‖d‖ / R,    N(x) = x / ‖x‖
+
+    Weight decay does not act, because on a sphere it would only change the rate. Weights need no rescaling
+    (`rescale_weights` of SGD). Everything else is as in `Hyperball`; at eps = 0 this is `Hyperball` with lr · goal in
+    the place of lr.
 
     Args:
         goal: E_goal.
         eps: added to E.
-        select: the layers that are constrained; by default all parameters of two or more dimensions, and neither biases
-            nor normalizations. That includes embeddings and the output layer, although they are rarely
+        retract: "sphere" or "none".
+        select: the layers that are constrained; by default all parameters of two or more dimensions, but not biases
+            and normalizations. This includes embeddings and the output layer, although they are rarely
             scale-invariant: Eq. 14 bounds the relative step of a layer, which needs no invariance (`rescale_weights`
             of SGD does), and the paper names no exception. On a post-LN character Transformer (6 layers, SGD) the
             loss was the same with and without the embeddings (2.09 and 2.09, means of 3 seeds), and 2.22 without the
             output layer as well. `select="!*.wte.weight"` leaves parameters out by their names;
-            `select=scale_invariant(...).names` keeps to the invariant ones.
+            `select=scale_invariant(...).names` constrains the invariant ones only.
+
+    Raises:
+        ValueError: a goal that is not above 0, a negative eps, or one of them that is not finite.
     """
 
     goal: float
     eps: float = 1e-5
+    retract: Literal["none", "sphere"] = field(default="none", kw_only=True)  # type: ignore[misc]
     select: Selector = field(default=weights, kw_only=True)
 
     places = ("gradient", "direction")
@@ -39,6 +53,8 @@ class ELR(Scaling):
 
     def __post_init__(self) -> None:
         require(self, positive=("goal",), not_negative=("eps",))
+        if self.retract not in ("none", "sphere"):
+            raise ValueError(f"ELR(retract={self.retract!r}): it must be 'none' or 'sphere'")
         super().__post_init__()
 
     @staticmethod

@@ -22,7 +22,10 @@ class LAMB(Scaling):
         min_norm, max_norm: the bounds of φ; none by default, so that φ(z) = z.
         max_ratio: the largest trust ratio; none by default, 1 in timm's `trust_clip`.
         bias_correction: whether the moments are corrected for their start at 0.
-        select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+        select: the layers it acts on; by default weights, but not biases and normalizations.
+
+    Raises:
+        ValueError: a negative `min_norm`, a `max_norm` below it, or a `max_ratio` that is not above 0.
     """
 
     min_norm: float = 0.0

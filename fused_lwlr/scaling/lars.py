@@ -14,14 +14,16 @@ class LARS(Scaling):
 
         g ← trust_coefficient · ‖w‖ / (‖g‖ + weight_decay · ‖w‖ + eps) · (g + weight_decay · w)
 
-    (Large Batch Training of Convolutional Networks, Algorithm 1.) Before momentum. With AdamW, whose decay is
-    not part of the gradient, the factor acts on g alone. A layer whose weight or gradient is all zero is left
-    as it is.
+    (Large Batch Training of Convolutional Networks, Algorithm 1.) It acts before momentum. With AdamW, whose decay is
+    not part of the gradient, the factor acts on g alone. It is 1 for a layer whose weight or gradient is zero.
 
     Args:
         trust_coefficient: how far a layer moves at lr 1, relative to its norm.
         eps: added to the denominator.
-        select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+        select: the layers it acts on; by default weights, but not biases and normalizations.
+
+    Raises:
+        ValueError: a coefficient that is not above 0, a negative eps, or one of them that is not finite.
     """
 
     trust_coefficient: float = 0.001
@@ -47,7 +49,7 @@ class LARS(Scaling):
 
 @dataclass(frozen=True)
 class LARC(LARS):
-    """LARS, clipped: no layer moves faster than at the rate of the optimizer.
+    """LARS with a ceiling: no layer moves faster than it would at the rate of the optimizer.
 
         g ← min(trust ratio / lr, 1) · (g + weight_decay · w)
 
@@ -56,7 +58,10 @@ class LARC(LARS):
     Args:
         trust_coefficient: how far a layer moves at most, relative to its norm.
         eps: added to the denominator.
-        select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+        select: the layers it acts on; by default weights, but not biases and normalizations.
+
+    Raises:
+        ValueError: a coefficient that is not above 0, a negative eps, or one of them that is not finite.
     """
 
     uses_lr = True

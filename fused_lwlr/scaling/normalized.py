@@ -10,12 +10,12 @@ from fused_lwlr.scaling.base import Scaling, Selector, everything, weights
 
 @dataclass(frozen=True)
 class NormalizedGradient(Scaling):
-    """Every layer's gradient at norm 1: SGD-NG, and Adam-NG with AdamW.
+    """Scale every layer's gradient to norm 1: SGD-NG with `SGD`, Adam-NG with `AdamW`.
 
         g ← g / ‖g‖
 
-    (Block-Normalized Gradient Method, Algorithm 1.) Before weight decay, momentum and moments. A gradient that
-    is all zero stays so.
+    (Block-Normalized Gradient Method, Algorithm 1.) It acts before weight decay, momentum and moments. A gradient of
+    zeros stays zero.
 
     Args:
         select: the layers it acts on; all by default.
@@ -34,15 +34,15 @@ class NormalizedGradient(Scaling):
 
 @dataclass(frozen=True)
 class NormalizedGradientAdaptive(Scaling):
-    """Every layer's gradient at the norm of its weight: SGD-NG_adap.
+    """Scale every layer's gradient to the norm of its weight: SGD-NG_adap.
 
         g ← g · ‖w‖ / ‖g‖
 
-    (Block-Normalized Gradient Method, Section 3.) Before weight decay, momentum and moments. A layer whose weight
-    or gradient is all zero is left as it is.
+    (Block-Normalized Gradient Method, Section 3.) It acts before weight decay, momentum and moments. The factor is 1
+    for a layer whose weight or gradient is zero.
 
     Args:
-        select: the layers it acts on; weights, and neither biases nor normalizations, by default.
+        select: the layers it acts on; by default weights, but not biases and normalizations.
     """
 
     select: Selector = field(default=weights, kw_only=True)

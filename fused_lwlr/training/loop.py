@@ -70,6 +70,7 @@ class Loop:
             trainer.data.example: [len(trainer.data.train), len(trainer.data.val)],
         }
         self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
+        self.every_evaluation = self.recipe.eval_every or trainer.steps_per_epoch
         self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
         # since the last record
         self.loss = torch.zeros((), device=trainer.world.device)
@@ -129,7 +130,7 @@ class Loop:
         Raises:
             DivergedError: the loss is not finite.
         """
-        trainer, per_epoch = self.trainer, self.trainer.steps_per_epoch
+        trainer = self.trainer
         passes = _Timed(trainer.batches())
         began = time.perf_counter()
         while trainer.step < trainer.total:
@@ -149,7 +150,7 @@ class Loop:
                 now = time.perf_counter()
                 self._interval(lr, now - began, passes.take())
                 began = now
-            if trainer.step % per_epoch == 0 or last:
+            if trainer.step % self.every_evaluation == 0 or last:
                 paused = time.perf_counter()
                 self._validate()
                 began += time.perf_counter() - paused
@@ -175,7 +176,7 @@ class Loop:
             epoch=trainer.step / trainer.steps_per_epoch,
             lr=lr,
             loss=mean,
-            count=self.steps * self.recipe.batch_size * trainer.data.units,
+            count=round(self.steps * self.recipe.batch_size * trainer.data.units),
             seconds=seconds,
             loader_seconds=waited,
             step_seconds=seconds - waited,

@@ -28,8 +28,8 @@ from fused_lwlr.training.fields import (
 )  # fmt: skip
 
 FREE = (
-    "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "tensorboard", "wandb", "stats_every",
-    "corrupt",
+    "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "eval_every", "tensorboard", "wandb",
+    "stats_every", "corrupt",
 )  # fmt: skip
 """Fields that a run may go on with others of. They change no bit of a training; but devices of another kind do, and by
 `corrupt` it goes on past an image that ended it."""
@@ -51,7 +51,7 @@ ONLY: dict[str, tuple[str, str]] = {
 }
 """Fields that have a meaning only with one choice of another field. Elsewhere they must be left as they are."""
 
-TEXT = ("context", "vocabulary")
+TEXT = ("context", "vocabulary", "tokenizer")
 IMAGES = (
     "pretrained", "channels_last", "val_data", "loader", "image_size", "test_size", "augmentation", "crop_scale",
     "color_jitter", "interpolation", "random_erasing", "repeats", "mixup", "cutmix", "crop_pct", "mean", "std",
@@ -74,8 +74,8 @@ class Recipe:
 
     model: str = _model(
         "resnet",
-        "resnet, vit, resnet56, noshort110-nobn, ... (small ones of our own), or timm:NAME; of text gptN or postlnN, "
-        "with N blocks.",
+        "resnet, vit, resnet56, noshort110-nobn, vgg19, densenet100, ... (small ones of our own), or timm:NAME; of "
+        "text gptN or postlnN, with N blocks, or hf:NAME, of transformers and untrained; of pairs seq2seqN.",
         metavar="NAME",
     )
     model_args: tuple[str, ...] = _model(
@@ -96,14 +96,19 @@ class Recipe:
     data: str = _data(
         "digits",
         "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn), or tar files of "
-        "WebDataset, 'train-{000..146}.tar'. Text is python-docs (of the Python that runs), or text:PATH, of a file or "
-        "a folder of *.txt.",
-        metavar="FOLDER|digits|FILES|python-docs|text:PATH",
+        "WebDataset, 'train-{000..146}.tar'. Text is python-docs (of the Python that runs), text:PATH, of a file or "
+        "a folder of *.txt, hf:NAME of the Hugging Face hub, or pairs:FILE, with SOURCE, tab, TARGET in each line.",
+        metavar="FOLDER|digits|FILES|python-docs|text:PATH|hf:NAME|pairs:FILE",
     )
-    context: Count = _data(64, "Tokens of a sequence of text.")
+    context: Count = _data(64, "Tokens of a sequence of text; of pairs the most that a sentence has, with its end.")
     vocabulary: Literal["bytes", "characters"] = _data("bytes", "Tokens of text.")
+    tokenizer: str | None = _data(
+        None, "Tokenizer of text, in place of --vocabulary: tokenizer.json, or a name of the hub.", metavar="FILE|NAME"
+    )
     val_data: str | None = _data(
-        None, "With tar files: those to test on. Without, it is every fifth image of a class.", metavar="FILES"
+        None,
+        "With tar files or pairs: those to test on. Without, every fifth image of a class, or the last 8 % of pairs.",
+        metavar="FILES",
     )
     loader: str | None = _data(
         None,
@@ -238,6 +243,9 @@ class Recipe:
     )
     checkpoint_minutes: Positive = _run(10.0, "Minutes between checkpoints.")
     log_every: Count | None = _run(None, "Steps between two lines of metrics.", shown="50, but at least once an epoch")
+    eval_every: Count | None = _run(
+        None, "Steps between two evaluations on the validation data; the last step has one as well.", shown="an epoch"
+    )
     stats_every: Natural = _run(0, "Steps between two records of all layers; 0 for one each epoch.")
     tensorboard: bool = _run(False, "Write curves and layers for TensorBoard.")
     wandb: bool = _run(False, "Log them to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.")
@@ -262,8 +270,10 @@ class Recipe:
         if (self.nesterov or self.lr_in_momentum) and not self.momentum:
             raise ValueError("--nesterov and --lr-in-momentum need --momentum above 0")
         for name in IMAGES if self.is_text else TEXT:
-            if getattr(self, name) != FIELDS[name].default:
-                raise ValueError(f"{flag(name)} is for {'images' if self.is_text else 'text'}, not --data {self.data}")
+            of_pairs = name == "val_data" and self.data.startswith("pairs:")
+            if getattr(self, name) != FIELDS[name].default and not of_pairs:
+                kind = "images or pairs" if name == "val_data" else "images" if self.is_text else "text"
+                raise ValueError(f"{flag(name)} is for {kind}, not --data {self.data}")
         for name in ("model_args", "pretrained"):
             if getattr(self, name) and not (self.model.startswith("timm:") or self.is_text):
                 raise ValueError(f"{flag(name)} is for models of timm (--model timm:NAME), not {self.model}")
@@ -341,7 +351,13 @@ FIELDS = Recipe.__pydantic_fields__  # type: ignore[attr-defined]
 
 def is_text(data: str) -> bool:
     """Whether data, by their name, are text."""
-    return data == "python-docs" or data.startswith("text:")
+    return data == "python-docs" or data.startswith(("text:", "hf:", "pairs:"))
+
+
+def without_pretrained(recipe: Recipe) -> Recipe:
+    """The same model without trained weights, which are then not fetched."""
+    args = tuple(text for text in recipe.model_args if text.partition("=")[0] not in ("pretrained", "checkpoint_path"))
+    return dataclasses.replace(recipe, pretrained=False, model_args=args)
 
 
 def is_pretrained(pretrained: Any, model_args: Any) -> bool:

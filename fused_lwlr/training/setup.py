@@ -3,7 +3,6 @@
 import ast
 from collections.abc import Callable
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +14,7 @@ from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.streams import imported
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
+from fused_lwlr.patterns import matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.recipe import Recipe
@@ -27,11 +27,16 @@ def load_data(recipe: Recipe) -> Splits | Text:
     """The data of a recipe, which all processes must find alike.
 
     Raises:
-        FileNotFoundError, ValueError: as of `open_data` and `open_text`; or processes found different data, as on
-            machines with copies of their own.
+        FileNotFoundError, ImportError, ValueError: as of `open_data` and `open_text`; or processes found different
+            data, as on machines with copies of their own.
     """
     if recipe.is_text:
-        return _alike(open_text(recipe.data, context=recipe.context, vocabulary=recipe.vocabulary))
+        return _alike(
+            open_text(
+                recipe.data, context=recipe.context, vocabulary=recipe.vocabulary, tokenizer=recipe.tokenizer,
+                val_data=recipe.val_data,
+            )
+        )  # fmt: skip
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
     found = opener(
         recipe.data,
@@ -70,7 +75,7 @@ def _alike(data: Data) -> Data:
     return data
 
 
-def new_model(recipe: Recipe, *, classes: int, **sizes: int) -> nn.Module:
+def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
     """The model that training starts from, on the CPU, drawn from the seed; GradInit has not run yet.
 
     Args:
@@ -81,7 +86,7 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: int) -> nn.Module:
         ValueError: there is no such model, or it cannot be initialized in this way.
     """
     torch.manual_seed(recipe.seed)
-    arguments = dict(map(_argument, recipe.model_args))
+    arguments = dict(map(model_argument, recipe.model_args))
     if recipe.pretrained:
         arguments["pretrained"] = True
     model = build(recipe.model, classes=classes, **sizes, **arguments)
@@ -106,7 +111,12 @@ def _check_test_size(recipe: Recipe, model: nn.Module, channels: int) -> None:
     model.train()
 
 
-def _argument(text: str) -> tuple[str, Any]:
+def model_argument(text: str) -> tuple[str, Any]:
+    """Name and value of one of `--model-args`.
+
+    Raises:
+        ValueError: it is not of the form NAME=VALUE.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"--model-args {text} is not of the form NAME=VALUE")
@@ -131,11 +141,11 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
     names = {name for name, _ in spared}
     groups: list[dict[str, Any]] = [{"params": [pair for pair in named if pair[0] not in names]}]
     groups += [{"params": spared, "weight_decay": 0.0}] if spared else []
-    multipliers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
+    layers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
     common: dict[str, Any] = {
         "lr": peak_lr(recipe),
         "weight_decay": recipe.weight_decay,
-        "multipliers": multipliers,
+        "layers": layers,
         "scaling": new_scaling(recipe, included),
         "clip_global_norm": recipe.clip_global_norm,
         "ema": recipe.ema,
@@ -172,8 +182,8 @@ def _scaling(recipe: Recipe) -> Scaling | None:
 def _included(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> Callable[[str, Tensor], bool]:
     """Tells which parameters none of the patterns of `exclude` fits."""
     for pattern in recipe.exclude:
-        if not any(fnmatchcase(name, pattern) for name, _ in named):
+        if not any(matches(name, [pattern]) for name, _ in named):
             raise ValueError(
                 f"--exclude {pattern} fits no parameter of {recipe.model}, which has {named[0][0]}, {named[-1][0]}, ..."
             )
-    return lambda name, param: not any(fnmatchcase(name, pattern) for pattern in recipe.exclude)
+    return lambda name, param: not matches(name, recipe.exclude)

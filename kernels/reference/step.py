@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.control import STEP_STATISTICS, Balance, Factors, Gate, Scale
+from fused_lwlr.kernels.control import SPHERE_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.reference.statistics import inverse_of
-from fused_lwlr.kernels.rules.base import Rule
+from fused_lwlr.kernels.rules.base import Rule, decay_of
+from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.kernels.table import Row, Table
 
 Factor = float | Tensor
@@ -55,7 +56,8 @@ def step(
         rule: the update rule.
         table: columns "param", "grad" and the rule's states (None for state that a parameter does not have). "step"
             where the device counts steps. "master_weight": for a half-precision parameter its weight before rounding,
-            which counts where rounding it gives the parameter. "ema": the moving average of the weight.
+            which counts where rounding it gives the parameter. "ema": the moving average of the weight. "radius": those
+            of the rows that stay on a sphere.
         hyper: the rows that `table.hyper_row` points into.
         scale: one factor for each row.
         gate: loss scaling, clipping, skipping and Ŵ.
@@ -64,13 +66,15 @@ def step(
             position, so that expectations are exact.
 
     Returns:
-        With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, valid until the next step. Rows
-        without a gradient have any values.
+        With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in that of
+        `SPHERE_STATISTICS`, valid until the next step. Rows without a gradient have any values.
     """
     control = Control(table, scale, gate, write, rounding_seed)
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
-    for row, (param, grad, taken, master_weight, ema, *stored) in columns:
-        h = hyper[table.hyper_row[row.tensor]]
+    for hyper_row, (row, (param, grad, taken, master_weight, ema, *stored)) in zip(
+        table.hyper_row, columns, strict=True
+    ):
+        h = hyper[hyper_row]
         if grad is None:
             # a row that is only rescaled is not counted, and its average stays
             taken = ema = None
@@ -132,11 +136,15 @@ class Control:
             self._shrink = torch.where(gate.totals[2] > 0, gate.totals[2].rsqrt(), 1.0)
             skip += [gate.totals[1] != 0] if gate.skip else []
         self._skip: Tensor | None = torch.stack(skip).any() if skip else None
+        sphere = isinstance(scale, Scale) and scale.sphere
+        names = SPHERE_STATISTICS if sphere else STEP_STATISTICS
         self.statistics = (
-            torch.zeros(len(table.rows), len(STEP_STATISTICS), dtype=self._sums, device=device)
+            torch.zeros(len(table.rows), len(names), dtype=self._sums, device=device)
             if isinstance(scale, Scale)
             else None
         )
+        self._radii = table.radii().to(self._sums) if sphere else None
+        self._retraction: Factor = 1.0
         self._seed = rounding_seed
         self._index = -1
         self._factor: Factor = 1.0
@@ -145,7 +153,7 @@ class Control:
         """Goes on to the next row."""
         self._row, self._param, self._taken = row, param, taken
         self._index += 1
-        self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(hyper.weight_decay)
+        self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(decay_of(hyper))
 
     def own(self, tensor: Tensor) -> Tensor:
         """Returns the tensor to compute in: itself, or a copy if it is half precision or may have to stay."""
@@ -155,8 +163,11 @@ class Control:
     def weight(self, master_weight: Tensor | None) -> Tensor:
         """Returns the weight to compute in: the exact one, where the parameter still is what it was rounded to."""
         if master_weight is None:
-            return self.own(self._param)
-        return torch.where(master_weight.to(self._param.dtype) == self._param, master_weight, wide(self._param))
+            self._weight = self.own(self._param)
+        else:
+            exact = master_weight.to(self._param.dtype) == self._param
+            self._weight = torch.where(exact, master_weight, wide(self._param))
+        return self._weight
 
     def gradient(self, grad: Tensor | None) -> Tensor:
         """Returns the gradient, unscaled, clipped and scaled; zeros if there is none."""
@@ -166,6 +177,8 @@ class Control:
             g = g * self._inverse
         if isinstance(self._scale, Factors):
             self._factor = self._scale.values[self._index].to(g.dtype)
+            if self._scale.retraction is not None:
+                self._retraction = self._scale.retraction[self._index]
         if isinstance(self._scale, Balance):
             self._factor = self._balanced(w)
         if self.statistics is not None:
@@ -189,10 +202,14 @@ class Control:
             return 1.0
         if isinstance(self._scale, (Factors, Balance)):
             return self._factor
-        return self._measure(direction.square().sum(dtype=self._sums).sqrt())
+        sq_sum = direction.square().sum(dtype=self._sums)
+        factor = self._measure(sq_sum.sqrt())
+        if self._radii is not None:
+            self._retract(direction, sq_sum)
+        return factor
 
     def store(self, stored: Tensor, computed: Tensor, column: int) -> None:
-        """Rounds a result to where it belongs, divided by Ŵᵖ; not if the step is skipped.
+        """Rounds a result to where it belongs, on the sphere or divided by Ŵᵖ; not if the step is skipped.
 
         `column` tells the noise of one tensor of a row from that of another: 0 of the parameter, then the states.
         """
@@ -200,6 +217,8 @@ class Control:
             return
         if self._row.power:
             computed = computed * (self._shrink**self._row.power).to(computed.dtype)
+        if column == 0 and isinstance(self._retraction, Tensor):
+            computed = computed * self._retraction.to(computed.dtype)
         if self._seed is not None and stored.dtype in (torch.float16, torch.bfloat16):
             taken = self._taken if self._taken is not None else torch.zeros((), device=stored.device)
             # the parameter's positions for its state too, whatever their strides
@@ -238,8 +257,19 @@ class Control:
     def _measure(self, norm: Tensor) -> Factor:
         if not self._row.scaled or not isinstance(self._scale, Scale) or self.statistics is None:
             return 1.0
-        weight_norm = self.statistics[self._index, 3].sqrt()
+        weight_norm = self._radii[self._index] if self._radii is not None else self.statistics[self._index, 3].sqrt()
         numbers = [norm.new_full((), x) for x in (self.lr, self.weight_decay, *self._scale.numbers)]
         factor = self._scale.formula(norm, weight_norm, *numbers)
         self.statistics[self._index, 4] = factor
         return factor.to(wide(self._param).dtype)
+
+    def _retract(self, direction: Tensor, sq_sum: Tensor) -> None:
+        """Computes ρ of the row and its statistics."""
+        assert self.statistics is not None
+        assert self._radii is not None
+        values = self.statistics[self._index]
+        values[3] = self._weight.square().sum(dtype=self._sums)
+        moments = values[3], (self._weight * direction).sum(dtype=self._sums), sq_sum
+        rate = self.lr * values[4]
+        self._retraction = retraction(self._radii[self._index], *moments, rate)
+        values[5:] = torch.stack((sq_sum, moments[1], update_sq_sum(self._retraction, *moments, rate)))

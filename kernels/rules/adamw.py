@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.formula import divide, double_option, maximum_or_nan, option, power, single, sqrt, where
 from fused_lwlr.kernels.precision import wide
-from fused_lwlr.kernels.rules.base import Number, Rule
+from fused_lwlr.kernels.rules.base import Number, Rule, cautious, with_cautious
 
 
 class AdamWHyper(NamedTuple):
@@ -31,6 +31,7 @@ class AdamWHyper(NamedTuple):
     Attributes:
         bias_correction: whether 1 − βᵗ stands as it is, or is 1.
         ema: the decay of the average of the weights, where there is one.
+        decay_factor: what multiplies weight_decay; if negative, its absolute value times lr does.
     """
 
     lr: Number
@@ -41,6 +42,7 @@ class AdamWHyper(NamedTuple):
     maximize: bool = False
     bias_correction: bool = True
     ema: float = 0.0
+    decay_factor: float = 1.0
 
 
 OPTIONS = itemgetter("lr", "betas", "eps", "weight_decay", "maximize")
@@ -50,23 +52,17 @@ def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> AdamWHyper:
     """Returns the hyper row of a param group."""
     lr, (beta1, beta2), eps, weight_decay, maximize = OPTIONS(options)
     # takes less time than a call of the class
-    return AdamWHyper._make((lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, bias_correction, 0.0))
+    return AdamWHyper._make(
+        (lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, bias_correction, 0.0, 1.0)
+    )
 
 
 def reference(
     control: Any, h: AdamWHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     """Operation for operation `torch.optim.AdamW`'s single-tensor path."""
-    m, v, u = states
-    assert m is not None
-    assert v is not None
-    t = (taken.double() if isinstance(taken, Tensor) else taken) + 1
-    g, lr, weight_decay = control.decayed(g), control.lr, control.weight_decay
-    m.lerp_(g, 1 - h.beta1)
-    v.mul_(h.beta2).addcmul_(g, g, value=1 - h.beta2)
-    u = None if u is None else torch.maximum(wide(u), v)
-    correction1, correction2 = (1 - h.beta1**t, 1 - h.beta2**t) if h.bias_correction else (1.0, 1.0)
-    denom = ((v if u is None else u).sqrt() / correction2**0.5).add_(h.eps)
+    (m, v, u), denom, correction1 = _moments(control, h, g, states, taken)
+    lr, weight_decay = control.lr, control.weight_decay
     ratio: float | Tensor = 1.0
     if control.place == "direction":
         ratio = control.direction((m / correction1 / denom).add_(w, alpha=weight_decay))
@@ -76,6 +72,36 @@ def reference(
     # one pass where the rate is a number, and not of no dimension
     w.addcdiv_(m, denom, value=-rate) if isinstance(rate, float) else w.sub_(m * rate / denom)
     return w, (m, v, u)
+
+
+def _moments(
+    control: Any, h: AdamWHyper, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor | None], Tensor, Any]:
+    """Returns the new moments, √u / √(1 − β₂ᵗ) + eps, and 1 − β₁ᵗ."""
+    m, v, u = states
+    assert m is not None
+    assert v is not None
+    t = (taken.double() if isinstance(taken, Tensor) else taken) + 1
+    g = control.decayed(g)
+    m.lerp_(g, 1 - h.beta1)
+    v.mul_(h.beta2).addcmul_(g, g, value=1 - h.beta2)
+    u = None if u is None else torch.maximum(wide(u), v)
+    correction1, correction2 = (1 - h.beta1**t, 1 - h.beta2**t) if h.bias_correction else (1.0, 1.0)
+    return (m, v, u), ((v if u is None else u).sqrt() / correction2**0.5).add_(h.eps), correction1
+
+
+def cautious_reference(
+    control: Any, h: AdamWHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """With weight decay where it does not move an element against the step.
+
+        w ← w − lr · η · s · (d + weight_decay · w · [d · w ≥ 0])
+
+    The norm of the direction is that of what lr multiplies.
+    """
+    moments, denom, correction1 = _moments(control, h, g, states, taken)
+    d = cautious(moments[0] / correction1 / denom, w, control.weight_decay)
+    return w.sub_(d * (control.lr * control.direction(d))), moments
 
 
 def update(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, options):  # type: ignore[no-untyped-def]
@@ -89,6 +115,12 @@ def update(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, 
     u = maximum_or_nan(u, v)
     denom = divide(sqrt(where(has_u, u, v)), correction2) + eps
     return divide(gain * m, denom), m, v, u
+
+
+def cautious_update(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, options):  # type: ignore[no-untyped-def]
+    """The step on one block of elements, with cautious weight decay."""
+    d, m, v, u = update(w, g, m, v, u, has_m, has_u, scale, gain, correction2, 0.0, options)
+    return cautious(d, w, weight_decay), m, v, u
 
 
 def coefficients(options, taken):  # type: ignore[no-untyped-def]
@@ -133,3 +165,4 @@ ADAMW = Rule(
     update=update,
     coefficients=coefficients,
 )
+ADAMW = with_cautious(ADAMW, cautious_reference, cautious_update)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import option, sign
-from fused_lwlr.kernels.rules.base import Number, Rule
+from fused_lwlr.kernels.rules.base import Number, Rule, cautious, with_cautious
 
 
 class LionHyper(NamedTuple):
@@ -18,6 +18,7 @@ class LionHyper(NamedTuple):
     weight_decay: Number = 0.0
     maximize: bool = False
     ema: float = 0.0
+    decay_factor: float = 1.0
 
 
 def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> LionHyper:
@@ -44,6 +45,22 @@ def update(w, g, m, y, z, has_m, has_z, scale, c1, c2, weight_decay, options):  
     return d, option(options, 2) * m + option(options, 3) * g, y, z
 
 
+def cautious_reference(
+    control: Any, h: LionHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """With weight decay where it does not move an element against the step."""
+    (m,) = states
+    g, decay = control.decayed(g), control.weight_decay
+    d, m, *_ = cautious_update(w, g, m, None, None, True, False, 1.0, 0.0, 0.0, decay, _numbers(h))
+    return w.sub_(d * (control.lr * control.direction(d))), (m,)
+
+
+def cautious_update(w, g, m, y, z, has_m, has_z, scale, c1, c2, weight_decay, options):  # type: ignore[no-untyped-def]
+    """The step on one block of elements, with cautious weight decay."""
+    d, m, y, z = update(w, g, m, y, z, has_m, has_z, scale, c1, c2, 0.0, options)
+    return cautious(d, w, weight_decay), m, y, z
+
+
 def _numbers(h: LionHyper) -> tuple[float, ...]:
     return h.beta1, 1 - h.beta1, h.beta2, 1 - h.beta2
 
@@ -59,3 +76,4 @@ LION = Rule(
     update=update,
     adaptive=True,
 )
+LION = with_cautious(LION, cautious_reference, cautious_update)

@@ -22,6 +22,7 @@ class SGDHyper(NamedTuple):
 
     Attributes:
         ema: the decay of the average of the weights, where there is one.
+        decay_factor: what multiplies weight_decay; if negative, its absolute value times lr does.
     """
 
     lr: Number
@@ -31,6 +32,7 @@ class SGDHyper(NamedTuple):
     nesterov: bool = False
     maximize: bool = False
     ema: float = 0.0
+    decay_factor: float = 1.0
 
 
 OPTIONS = itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
@@ -39,7 +41,7 @@ OPTIONS = itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", 
 def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> SGDHyper:
     """Returns the hyper row of a param group."""
     # takes less time than a call of the class
-    return SGDHyper._make((*OPTIONS(options), 0.0))
+    return SGDHyper._make((*OPTIONS(options), 0.0, 1.0))
 
 
 def reference(
@@ -89,7 +91,7 @@ SGD = Rule(
     hyper_of=hyper_of,
     states=("momentum_buffer",),
     offers=("gradient", "decayed", "direction"),
-    decay_in_gradient=True,
+    applies_decay=True,
     idle=SGDHyper(lr=0.0, momentum=1.0, dampening=1.0),
     numbers=lambda h: (h.momentum, 1 - h.dampening, h.nesterov),
     scheduled=scheduled,
@@ -112,6 +114,7 @@ class LRInMomentumHyper(NamedTuple):
         lr: 1, since the buffer has the learning rate; 0 in the row that changes nothing.
         gradient_lr: the learning rate.
         ema: the decay of the average of the weights, where there is one.
+        decay_factor: what multiplies weight_decay; if negative, its absolute value times lr does.
     """
 
     lr: Number
@@ -121,6 +124,7 @@ class LRInMomentumHyper(NamedTuple):
     nesterov: bool = False
     maximize: bool = False
     ema: float = 0.0
+    decay_factor: float = 1.0
 
 
 def lr_in_momentum_hyper_of(options: Mapping[str, Any], bias_correction: bool) -> LRInMomentumHyper:
@@ -160,7 +164,7 @@ LR_IN_MOMENTUM = Rule(
     hyper_of=lr_in_momentum_hyper_of,
     states=SGD.states,
     offers=SGD.offers,
-    decay_in_gradient=True,
+    applies_decay=True,
     idle=LRInMomentumHyper(lr=0.0, momentum=1.0, gradient_lr=0.0),
     numbers=lambda h: (h.momentum, h.gradient_lr, h.nesterov),
     reference=lr_in_momentum_reference,

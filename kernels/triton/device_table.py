@@ -19,6 +19,8 @@ from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of, up
 
 ONLY_STEPPED = ("step", "ema")
 """Columns that a row without a gradient does not have in a step."""
+SINGLE = ("step", "radius")
+"""Columns of single numbers: a step count for each parameter, a radius for each row."""
 
 
 class DeviceTable:
@@ -38,7 +40,8 @@ class DeviceTable:
         floats, addresses: its two parts.
         dtypes: the Triton dtype of each column, None if all of it is absent.
         numel: the elements of each row.
-        sizes: for each column, the bytes of each row.
+        sizes: for each column, the bytes of each row; 0 for single numbers.
+        entries: for each column, its place among the entries of a row.
         active: for each row, whether it is active.
         norms: which Σw² of the last step are still right.
         rescales: whether the power of any row is not 0.
@@ -57,6 +60,7 @@ class DeviceTable:
         self.rows, self.numel = len(layout.tensor), layout.numel
         names = (*columns, *more)
         self.dtypes = {name: dtype_of(table, name) for name in names}
+        self.entries = dict(zip(names, [*range(len(columns)), *range(len(columns) + 4, len(names) + 4)], strict=True))
         self.rescales = bool(layout.rescaled.any())
         self.workspace: Any = None
         self.norms = KnownNorms(params)
@@ -85,9 +89,8 @@ class DeviceTable:
         self._hyper = staged_floats[3 * padded : floats].view(np.uint8).data
         self._last: tuple[Any, Numbers] = (None, NO_NUMBERS)
 
-        # of a step count there is one for all elements
         self._itemsizes = {
-            name: 0 if dtype is None or name == "step" else dtype.primitive_bitwidth // 8
+            name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
             for name, dtype in self.dtypes.items()
         }
         self.sizes = {name: self.numel * itemsize for name, itemsize in self._itemsizes.items()}
@@ -95,7 +98,7 @@ class DeviceTable:
         """For each column, the tensors that stand in for those that a kernel cannot walk as they are."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             addresses, descriptors = describe_all(table.columns[name])
-            self._scratch[name] = {} if name == "step" else layout.scratch_of(table.columns[name], descriptors)
+            self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name], descriptors)
             self._point(name, addresses)
             self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
         # as if every parameter had a gradient
@@ -113,15 +116,14 @@ class DeviceTable:
         hyper_row, last = self._last
         if table.hyper_row is not hyper_row:
             hyper_row = table.hyper_row
-            self._upload.assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64)[self._layout.tensor])
+            self._upload.assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64))
         if numbers.data != last.data:
             self._upload.behind = True
             self._hyper[: len(numbers.data)] = numbers.data
         if numbers.scheduled is not None:
-            scheduled = numbers.scheduled[:, self._layout.tensor]
-            if not np.array_equal(scheduled, self._scheduled):
+            if not np.array_equal(numbers.scheduled, self._scheduled):
                 self._upload.behind = True
-                self._scheduled[:] = scheduled
+                self._scheduled[:] = numbers.scheduled
         self._last = hyper_row, numbers
         capturing = table.capturable and is_capturing()
         if self.norms.measured and self.norms.look(capturing=capturing):
@@ -149,6 +151,8 @@ class DeviceTable:
     def _point(self, name: str, addresses: bytes) -> None:
         """Writes down where the rows of a column are."""
         found = self._layout.row_addresses(addresses, self._itemsizes[name], self._scratch[name])
+        if name == "radius":
+            found = np.where(found == 0, 0, found + 4 * self._layout.number_in_tensor)
         self._addresses[name][:] = found
 
     def _activate(self, present: np.ndarray) -> None:

@@ -123,10 +123,16 @@ def compiled(function: Callable[..., Tensor], exact: bool = True) -> Any:
         raise TypeError(f"the formula of a scaling must be a plain function with source, not {function!r}")
     meanings = _MEANING if exact else _APPROXIMATE
     names = {name: _meaning(value, meanings) for name, value in function.__globals__.items()}
+    # functions that it calls are formulas too
+    names |= {name: compiled(names[name], exact) for name in function.__code__.co_names if _is_plain(names.get(name))}
     # the interpreter wants to see triton.language among the names
     copy = FunctionType(function.__code__, {**names, "tl": tl}, function.__name__, function.__defaults__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return triton.jit(copy)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, FunctionType)
 
 
 def _meaning(value: Any, meanings: dict[Any, Any]) -> Any:

@@ -33,11 +33,12 @@ class Layout:
         idle_traits: the bits of each row without one.
         multiplier: the learning-rate multiplier of each row, float64 [R].
         strides: for each parameter, the strides that all of its columns must have.
+        number_in_tensor: for each row, its number among the rows of its parameter, int64 [R].
     """
 
     def __init__(self, table: Table):
         params = [real(p) for p in table.columns["param"]]
-        tensor, start, stop, multiplier, scaled, power, counts_for_max_norm = zip(*table.rows, strict=True)
+        tensor, start, stop, multiplier, scaled, power, counts_for_max_norm, _ = zip(*table.rows, strict=True)
         slices = [i for i, end in enumerate(stop) if end is not None]
         split = {tensor[i] for i in slices}
         self.strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
@@ -46,7 +47,7 @@ class Layout:
         self._plain: object = None
         if not lazy and self.strides == [*map(Tensor.stride, params)]:
             self._plain = describe_all(table.columns["param"])[1]
-        self.tensor = table.tensor_of_row
+        self.tensor, self.number_in_tensor = table.tensor_of_row, table.number_in_tensor
         self._one_to_one = not slices and tensor == tuple(range(len(params)))
         self.first = np.zeros(len(tensor), dtype=np.int64)
         self.numel = np.array([*map(Tensor.numel, params)], dtype=np.int64)[self.tensor]

@@ -76,24 +76,28 @@ def read_item(
 def measure(
     row, slot, at, aligned, stop, numbers, addresses, rows, tiles, partials, weight_partials, prints,
     DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    AT_ONCE: tl.constexpr, SPHERE: tl.constexpr,
 ):  # fmt: skip
     """Store the partial sums of a tile."""
     # of a direction all columns are loaded, which are enough from one block
     sums = visit(
-        add_norms, at, aligned, stop, numbers, 4, DTYPES, RULE if PLACE == "direction" else None, ON_DEVICE, BLOCK,
-        1 if PLACE == "direction" else AT_ONCE,
+        add_norms, at, aligned, stop, numbers, 6 if SPHERE else 4, DTYPES, RULE if PLACE == "direction" else None,
+        ON_DEVICE, BLOCK, 1 if PLACE == "direction" else AT_ONCE,
     )  # fmt: skip
     for i in tl.static_range(4):
         tl.store(partials + i * tiles + slot, sums[i])
-    # the last step left Σw², which is valid unless the weights were changed since
-    known = (entry(addresses, rows, row, TRAITS) & KNOWN) != 0
-    if known:
-        known = tl.load(prints + slot) == fingerprint(at[0], stop, DTYPES[0])
-    if not known:
-        squares = visit(add_weights, at, aligned, stop, (), 1, DTYPES, None, False, BLOCK, AT_ONCE)
-        tl.store(weight_partials + slot, squares[0])
-        tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
+    if SPHERE:
+        tl.store(weight_partials + slot, sums[5])
+        tl.store(weight_partials + tiles + slot, sums[4])
+    else:
+        # the last step left Σw², which is valid unless the weights were changed since
+        known = (entry(addresses, rows, row, TRAITS) & KNOWN) != 0
+        if known:
+            known = tl.load(prints + slot) == fingerprint(at[0], stop, DTYPES[0])
+        if not known:
+            squares = visit(add_weights, at, aligned, stop, (), 1, DTYPES, None, False, BLOCK, AT_ONCE)
+            tl.store(weight_partials + slot, squares[0])
+            tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
 
 
 @triton.jit
@@ -112,16 +116,19 @@ def arrive(arrivals, addresses, rows, row, TILE: tl.constexpr):
 
 @triton.jit
 def factors_of(
-    row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA: tl.constexpr, PLACE: tl.constexpr
-):
-    """Factors of the gradient, the decayed gradient and the direction of a row, once the row is ready."""
-    factor, scale, ratio = clip, 1.0, 1.0
+    row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip,
+    FORMULA: tl.constexpr, PLACE: tl.constexpr, SPHERE: tl.constexpr,
+):  # fmt: skip
+    """Factors of the gradient, the decayed gradient, the direction and ρ of a row, once the row is ready."""
+    factor, scale, ratio, retraction = clip, 1.0, 1.0, 1.0
     if FORMULA is not None:
         while tl.atomic_add(ready + row, 0, sem="acquire") == 0:
             pass
         factor = tl.load(factors + row, cache_modifier=".cg")
         scale = tl.load(factors + rows + row, cache_modifier=".cg")
         ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
+        if SPHERE:
+            retraction = tl.load(factors + 3 * rows + row, cache_modifier=".cg")
     if known_factors is not None:
         known_factor = tl.load(known_factors + row).to(tl.float32)
         if PLACE == "gradient":
@@ -130,10 +137,12 @@ def factors_of(
             scale = known_factor
         else:
             ratio = known_factor
+        if SPHERE:
+            retraction = tl.load(known_factors + rows + row).to(tl.float32)
     if row_sums is not None:
         inverse = tl.load(row_sums + 4 * row + 3)
         ratio = tl.where(inverse == 0, 1.0, harmonic_mean * inverse).to(tl.float32)
-    return factor, scale, ratio
+    return factor, scale, ratio, retraction
 
 
 @triton.jit
@@ -153,13 +162,16 @@ def update(
 ):  # fmt: skip
     """Step a tile, and store Σw² of the new weights for the next step."""
     hyper, lr, c1, c2, taken = numbers
-    factor, scale, ratio, divisor = factors
+    factor, scale, ratio, retraction, divisor = factors
     rate = lr * ratio
     decay = rate * number(hyper, 3, ON_DEVICE)
     # a None that is assigned to a name first cannot be a member of a tuple
     squares = visit(
         step_and_add, at, aligned, stop,
-        (rate, decay, factor, scale, divisor, c1, c2, hyper, None if seed is None else key_of(seed, row, taken), start),
+        (
+            rate, decay, factor, scale, retraction, divisor, c1, c2, hyper,
+            None if seed is None else key_of(seed, row, taken), start,
+        ),
         1, DTYPES, RULE, ON_DEVICE, BLOCK, 1,
     )  # fmt: skip
     tl.store(weight_partials + slot, squares[0])
@@ -235,16 +247,19 @@ def queue_kernel(
     DTYPES: tl.constexpr, STEP: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr,
     ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr,
     GATED: tl.constexpr, SKIP: tl.constexpr, RESCALE: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
-    PASSES: tl.constexpr, AT_ONCE: tl.constexpr, SLOTS: tl.constexpr,
+    PASSES: tl.constexpr, AT_ONCE: tl.constexpr, SLOTS: tl.constexpr, RADIUS: tl.constexpr,
+    RETRACTION: tl.constexpr, UPDATE: tl.constexpr,
 ):  # fmt: skip
     """One step of a rule, in items of one tile each. Arguments that are None are not used.
 
-    addresses: see `DeviceTable`, with columns param, grad, three of state, step, master_weight, and perhaps ema.
-    items: see `item_list`. shared_lr, shared_c1, shared_c2: see numbers.py. statistics: [rows, 5].
+    RADIUS: with spheres, the entry of a row that is the address of its radius. RETRACTION, UPDATE: see sphere.py.
+    addresses: see `DeviceTable`, with columns param, grad, three of state, step, master_weight, perhaps ema and radius.
+    items: see `item_list`. shared_lr, shared_c1, shared_c2: see numbers.py. statistics: [rows, 5], 8 with spheres.
     counters: ticket, programs that left; for each row norm items done, ready, update items done; the largest Σw².
-    partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw². prints: [tiles], fingerprints of the weights of Σw².
-    factors: [3, rows], of the gradient, the decayed gradient and the direction. grad_scale, found_inf: see `Gate`.
-    known_factors: [rows], see `Factors`. row_sums: [rows, 4], of a `Balance`; the last two are Σw² and the result of
+    partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw²; with spheres a sixth, ⟨w, d⟩, and Σw² is of exact weights.
+    prints: [tiles], fingerprints of the weights of Σw². factors: [3, rows], of the gradient, the decayed gradient and
+    the direction; with spheres a fourth, ρ. grad_scale, found_inf: see `Gate`. known_factors: [rows], or [2, rows] with
+    spheres, see `Factors`. row_sums: [rows, 4], of a `Balance`; the last two are Σw² and the result of
     `add_inverse_norms`, before and after the step. seed: of stochastic rounding.
     """
     ready, updated, peak = counters + 2 + rows, counters + 2 + 2 * rows, counters + 2 + 3 * rows
@@ -262,26 +277,28 @@ def queue_kernel(
             measure(
                 row, slot, at, aligned, stop, (sign * unscale, sign * clip * unscale, c1, c2, hyper), addresses, rows,
                 tiles, partials, weight_partials, prints, DTYPES, RULE, ON_DEVICE, PLACE, BLOCK, AT_ONCE,
+                RADIUS is not None,
             )  # fmt: skip
             last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
             if last:
                 if FORMULA is not None:
                     finalize_row(
                         row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
-                        FORMULA, PLACE, NUMBERS, WIDTH, ON_DEVICE, SLOTS,
+                        FORMULA, PLACE, NUMBERS, WIDTH, ON_DEVICE, SLOTS, RADIUS, RETRACTION, UPDATE,
                     )  # fmt: skip
                     # as soon as there are factors: nobody waits for other statistics
                     tl.atomic_xchg(ready + row, 1, sem="release")
-                    finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS)
+                    finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RADIUS)
         elif not skipped:
-            factor, scale, ratio = factors_of(
-                row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA, PLACE
+            factor, scale, ratio, retraction = factors_of(
+                row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA, PLACE,
+                RADIUS is not None,
             )  # fmt: skip
             divisor = _power(shrink, entry(addresses, rows, row, TRAITS) >> POWER) if RESCALE else 1.0
             update(
                 row, slot, start, at, aligned, stop, (hyper, lr, c1, c2, taken),
-                (factor * (sign * unscale), scale, ratio, divisor), seed, weight_partials, prints,
-                DTYPES, RULE, ON_DEVICE, BLOCK,
+                (factor * (sign * unscale), scale, ratio, divisor if RADIUS is None else retraction, divisor), seed,
+                weight_partials, prints, DTYPES, RULE, ON_DEVICE, BLOCK,
             )  # fmt: skip
             if RESCALE or row_sums is not None:
                 last, first, count = arrive(updated, addresses, rows, row, BLOCK * PASSES)

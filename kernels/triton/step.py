@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import torch
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
@@ -11,6 +12,7 @@ from triton import knobs
 from fused_lwlr.kernels.constants import LEAST_RESIDENT, PER_PROCESSOR, WARPS, most_registers
 from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.rules.base import Rule
+from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import cached_totals, queue, update
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
@@ -21,7 +23,7 @@ from fused_lwlr.kernels.triton.workspace import Workspace
 
 STATES = 3
 """The largest number of state columns of a rule."""
-MORE = ("ema",)
+MORE = ("ema", "radius")
 """Columns that only some tables have, and that no norm is of."""
 NO_GATE = Gate()
 
@@ -108,19 +110,23 @@ def _queued(
 ) -> Callable[[], Tensor | None]:
     """Prepares a step by a queue: of norms and updates, or with numbers that only the device knows."""
     formula = scale.formula if isinstance(scale, Scale) else None
-    known = scale.values.contiguous() if isinstance(scale, Factors) else None
+    known, sphere = None, isinstance(scale, Scale) and scale.sphere
+    if isinstance(scale, Factors):
+        known, sphere = scale.values.contiguous(), scale.retraction is not None
+        if scale.retraction is not None:
+            known = torch.stack((scale.values, scale.retraction))
     balance = isinstance(scale, Balance)
     totals, rescale = cached_totals.cached_totals(table), gate.totals is not None and device_table.rescales
     device, work = device_table.buffer.device, device_table.workspace
     programs = residents(device, LEAST_RESIDENT[f"{rule.name} queue"])
-    work_key = scale.place if isinstance(scale, (Scale, Factors)) else None, programs
+    work_key = scale.place if isinstance(scale, (Scale, Factors)) else None, programs, sphere
     if work is None or work.key != work_key:
         work = device_table.workspace = Workspace(device_table, sizes_of(device), *work_key)
     place = None if scale is None else scale.place
-    key = (rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), place, formula)
+    key = (rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), place, formula, sphere)
     kernel, workspace = table.cache.get(key, (None, None))
     if kernel is None or kernel.device_table is not device_table or workspace is not work:
-        kernel = _queue_kernel(device_table, rule, scale, gate, numbers.on_device, write, rescale)
+        kernel = _queue_kernel(device_table, rule, scale, gate, numbers.on_device, write, rescale, sphere)
         table.cache[key] = kernel, work
     items = work.items(device_table, norms=not write or formula is not None, updates=write)
     arguments = (
@@ -151,6 +157,7 @@ def _queue_kernel(
     on_device: bool,
     write: bool,
     rescale: bool,
+    sphere: bool,
 ) -> BoundKernel:
     """Returns what the kernel with the queue is compiled for."""
     meta = _common(device_table, rule, on_device=on_device)
@@ -167,7 +174,8 @@ def _queue_kernel(
         NUMBERS=len(formula.numbers) if formula is not None else 0,
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
         WRITE=write, BLOCK=sizes.block, PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once,
-        SLOTS=sizes.queue_slots,
+        SLOTS=sizes.queue_slots, RADIUS=device_table.entries["radius"] if sphere else None,
+        RETRACTION=compiled(retraction) if sphere else None, UPDATE=compiled(update_sq_sum) if sphere else None,
     )  # fmt: skip
 
 

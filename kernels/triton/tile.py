@@ -94,16 +94,23 @@ def _add_four(a, b, c, d, e, f, g, h):
 
 @triton.jit
 def _add_six(a, b, c, d, e, f, g, h, i, j, k, m):
+    return a + g, b + h, c + i, d + j, e + k, f + m
+
+
+@triton.jit
+def _add_five_and_maximum(a, b, c, d, e, f, g, h, i, j, k, m):
     return a + g, b + h, tl.maximum(c, i), d + j, e + k, f + m
 
 
 @triton.jit
-def total(sums):
-    """Totals of 1, 4 or 6 accumulators; the third of 6 is a maximum. One reduction has the barriers of one."""
+def total(sums, MAXIMUM: tl.constexpr):
+    """Totals of 1, 4 or 6 accumulators; with MAXIMUM the third of 6 is one. One reduction has the barriers of one."""
     if len(sums) == 1:
         return tl.reduce(sums, 0, _add)
     elif len(sums) == 4:
         return tl.reduce(sums, 0, _add_four)
+    elif MAXIMUM:
+        return tl.reduce(sums, 0, _add_five_and_maximum)
     else:
         return tl.reduce(sums, 0, _add_six)
 
@@ -112,6 +119,7 @@ def total(sums):
 def visit(
     FUNCTION: tl.constexpr, at, aligned, stop, numbers, SUMS: tl.constexpr,
     DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    MAXIMUM: tl.constexpr = False,
 ):  # fmt: skip
     """Apply FUNCTION to the first `stop` elements of a tile, and return the totals of its SUMS accumulators.
 
@@ -132,15 +140,15 @@ def visit(
         while (begin + BLOCK <= stop) & aligned:
             full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
             begin += BLOCK
-    totals = total(full)
+    totals = total(full, MAXIMUM)
     if begin < stop:
         rest = (tl.zeros([THREADS if NARROW > THREADS else NARROW], tl.float32),) * SUMS
         while begin < stop:
             rest = FUNCTION(at, begin + tl.arange(0, NARROW), stop, numbers, rest, DTYPES, RULE, ON_DEVICE, False)
             begin += NARROW
-        others = total(rest)
+        others = total(rest, MAXIMUM)
         both = ()
         for i in tl.static_range(SUMS):
-            both += (tl.maximum(totals[i], others[i]) if SUMS == 6 and i == 2 else totals[i] + others[i],)  # type: ignore[assignment]
+            both += (tl.maximum(totals[i], others[i]) if MAXIMUM and i == 2 else totals[i] + others[i],)  # type: ignore[assignment]
         totals = both
     return totals

@@ -14,7 +14,17 @@ from fused_lwlr.kernels.triton.tile import ALIGNMENT, EMA, HYPER_ROW, MASTER, NU
 
 @triton.jit
 def number(hyper, INDEX: tl.constexpr, ON_DEVICE: tl.constexpr):
-    """lr or a weight decay. If the row holds an address, the number is there, in double precision if bit 0 is set."""
+    """lr, or a weight decay times the factor of its row."""
+    value = given(hyper, INDEX, ON_DEVICE)
+    if ON_DEVICE and INDEX != 0:
+        factor = tl.load(hyper + 11)
+        value *= tl.where(factor < 0, -factor * given(hyper, 0, ON_DEVICE), factor)
+    return value
+
+
+@triton.jit
+def given(hyper, INDEX: tl.constexpr, ON_DEVICE: tl.constexpr):
+    """A number as it was given. If the row holds an address, it is there, in double precision if bit 0 is set."""
     value = tl.load(hyper + INDEX)
     if ON_DEVICE:
         at = tl.load((hyper + 4).to(tl.pointer_type(tl.int64)) + (INDEX + 1) // 2)
@@ -84,13 +94,14 @@ def step_block(
 ):  # fmt: skip
     """Step one block; return the new weights as they were stored, 0 beyond the end.
 
-    `rate` is lr · η · s, `decay` that times the weight decay of the weight, `shrink` 1 / Ŵᵖ. `key` is that of
-    stochastic rounding or None, `start` the position of the tile.
+    `rate` is lr · η · s, `decay` that times the weight decay of the weight. `retraction` and `shrink` are what the new
+    weight and the new momentum are multiplied by: ρ and 1, or 1 / Ŵᵖ both. `key` is that of stochastic rounding or
+    None, `start` the position of the tile.
     """
-    rate, decay, factor, scale, shrink, c1, c2, hyper, key, start = numbers
+    rate, decay, factor, scale, retraction, shrink, c1, c2, hyper, key, start = numbers
     w, d, x, y, z = new_values(at, offs, numel, factor, scale, c1, c2, hyper, DTYPES, RULE, ON_DEVICE, FULL, EVICT)
     e = load(at[6], offs, numel, DTYPES[6], FULL, EVICT)
-    w = (w * (1 - decay) - rate * d) * shrink
+    w = (w * (1 - decay) - rate * d) * retraction
     store(at[5], offs, numel, w, DTYPES[5], FULL)
     if (DTYPES[5] is not None) and (DTYPES[6] is not None):
         store(at[6], offs, numel, move_average(e, w, hyper), DTYPES[6], FULL)
@@ -125,7 +136,7 @@ def step_kernel(
         # not `visit`, which takes more registers: here a tile is a single block
         if (stop == BLOCK) & aligned:
             step_block(
-                at, tl.arange(0, BLOCK), stop, (rate, decay, factor, 1.0, 1.0, c1, c2, hyper, None, start),
+                at, tl.arange(0, BLOCK), stop, (rate, decay, factor, 1.0, 1.0, 1.0, c1, c2, hyper, None, start),
                 DTYPES, RULE, ON_DEVICE, True, "",
             )  # fmt: skip
         else:
@@ -133,7 +144,8 @@ def step_kernel(
             while begin < stop:
                 step_block(
                     at, begin + tl.arange(0, NARROW), stop,
-                    (rate, decay, factor, 1.0, 1.0, c1, c2, hyper, None, start), DTYPES, RULE, ON_DEVICE, False, "",
+                    (rate, decay, factor, 1.0, 1.0, 1.0, c1, c2, hyper, None, start),
+                    DTYPES, RULE, ON_DEVICE, False, "",
                 )  # fmt: skip
                 begin += NARROW
         tile += tl.num_programs(0)

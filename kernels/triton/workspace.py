@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fused_lwlr.kernels.constants import Sizes
-from fused_lwlr.kernels.control import STEP_STATISTICS, Place
+from fused_lwlr.kernels.control import SPHERE_STATISTICS, STEP_STATISTICS, Place
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 
@@ -14,16 +14,17 @@ class Workspace:
     Args:
         place: what norms are of, as in `Scale`; None if there are none.
         programs: that run at once.
+        sphere: as in `Scale`.
 
     Attributes:
-        key: `place` and `programs`, which it was made for.
+        key: `place`, `programs` and `sphere`, which it was made for.
         tiles: the number of tiles of all rows.
         buffers: counters, partials, prints, factors and statistics, in the order of the kernel's arguments.
-        statistics: float64 [rows, 5], what the last launch found.
+        statistics: float64 [rows, 5 or 8], what the last launch found.
     """
 
-    def __init__(self, device_table: DeviceTable, sizes: Sizes, place: Place | None, programs: int):
-        self.key, self._tile, measured = (place, programs), sizes.queue_tile, place is not None
+    def __init__(self, device_table: DeviceTable, sizes: Sizes, place: Place | None, programs: int, sphere: bool):
+        self.key, self._tile, measured = (place, programs, sphere), sizes.queue_tile, place is not None
         counts = -(-device_table.numel // self._tile)
         # of the gradient alone, or of a direction that all columns but the average decide
         norms = [size for name, size in device_table.sizes.items() if place == "direction" and name != "ema"]
@@ -32,14 +33,15 @@ class Workspace:
         self.tiles = int(counts.sum())
         # without norm items nothing is stored for a row
         rows, device = device_table.rows if measured else 0, device_table.buffer.device
-        self.statistics = torch.zeros(rows, len(STEP_STATISTICS), dtype=torch.float64, device=device)
+        names = SPHERE_STATISTICS if sphere else STEP_STATISTICS
+        self.statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
         # a row without elements has no item: its factor stays 1
-        self.statistics[:, -1] = 1
+        self.statistics[:, names.index("scale")] = 1
         self.buffers = (
             torch.zeros(3 + 3 * device_table.rows, dtype=torch.int32, device=device),
-            torch.zeros(5 * self.tiles, dtype=torch.float32, device=device),
+            torch.zeros((6 if sphere else 5) * self.tiles, dtype=torch.float32, device=device),
             torch.zeros(self.tiles, dtype=torch.int32, device=device),
-            torch.ones(3 * rows, dtype=torch.float32, device=device),
+            torch.ones((4 if sphere else 3) * rows, dtype=torch.float32, device=device),
             self.statistics,
         )
 

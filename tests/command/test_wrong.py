@@ -8,7 +8,10 @@ import torch
 
 WRONG = [
     # names of models, data, devices and presets
-    ("calibrate --model nope", "there is no model 'nope': choose from resnet, vit, noshort, short or timm:NAME"),
+    (
+        "calibrate --model nope",
+        "there is no model 'nope': choose from resnet, vit, noshort, short, a deep one such as ",
+    ),
     ("calibrate --data nowhere", "nowhere is not a folder of images, nor the name of a data set (digits, synthetic)"),
     ("calibrate --device toaster", "--device 'toaster' cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
@@ -56,6 +59,24 @@ WRONG = [
         "train --data python-docs --model gpt2 --model-args width=6",
         "width=6, heads=4, hidden=24: all must be 1 or more",
     ),
+    ("train --data hf:data --model gpt2", "--data hf:data needs a tokenizer: --tokenizer NAME or FILE"),
+    ("train --tokenizer a.json", "--tokenizer is for text, not --data digits"),
+    ("calibrate --tokenizer a.json", "--tokenizer a.json is for text, not --data digits: leave it out"),
+    (
+        "train --data text:short.txt --model gpt2 --tokenizer a.json --vocabulary characters",
+        "--tokenizer a.json and --vocabulary characters exclude each other: give one",
+    ),
+    ("train --data text:short.txt --val-data a.tsv", "--val-data is for images or pairs, not --data text:short.txt"),
+    ("train --data pairs:short.txt --model seq2seq1", "line 1 of short.txt has not one tab: give SOURCE, a tab and"),
+    (
+        "train --data pairs:two.tsv --batch-size 1 --model gpt2",
+        "--model gpt2 is not for pairs: give seq2seqN with N blocks a side",
+    ),
+    ("train --data pairs:two.tsv --model seq2seq1 --context 2", "--context 2 is less than the longest sentence of pai"),
+    ("train --model seq2seq1", "--model seq2seq1 is for pairs: give --data pairs:FILE, or another model"),
+    ("train --model hf:gpt2", "--model hf:gpt2 is for text: give --data python-docs or --data text:FILE, or another"),
+    ("train --eval-every 0", "--eval-every 0: must be greater than or equal to 1"),
+    ("calibrate --model-args width=8", "--model-args is for models of timm and of text, not resnet: leave it out"),
     ("study lwlr-vs-single --data python-docs", "--data python-docs is text: lwlr-vs-single is of images"),
     ("study elr-language --data digits", "--data digits is images: elr-language is of text"),
     ("study elr-language --epochs 2", "--epochs 2 has no meaning for elr-language: leave it out"),
@@ -85,6 +106,7 @@ WRONG = [
 def test_one_line_without_a_traceback(run, line, message, tmp_path):
     (tmp_path / "bad.json").write_text("{}")
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "two.tsv").write_text("one\ttwo\nthree\tfour\n")
     (tmp_path / "short.txt").write_text("short " * 15)
     stderr = run(line, 2).stderr.strip()
     assert stderr.startswith("Error: ")

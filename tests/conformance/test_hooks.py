@@ -152,21 +152,21 @@ def test_multipliers_are_checked_as_the_pre_hooks_leave_them(name, backend):
     ours = OURS[name](named, **OPTIONS[name], multipliers={"p0": 0.5}, backend=backend)
 
     def shape(value, _, state_dict):
-        state_dict["param_groups"] = [{**group, "multipliers": value} for group in state_dict["param_groups"]]
+        state_dict["param_groups"] = [{**group, "layers": value} for group in state_dict["param_groups"]]
 
     good = ours.state_dict()
     for value in ([1.0, -1.0], [1.0], "fast"):
         handle = ours.register_load_state_dict_pre_hook(partial(shape, value))
-        with pytest.raises(ValueError, match="multiplier"):
+        with pytest.raises(ValueError, match=r"'lr' of layer 'p1' must be|the group's 'layers' must be"):
             ours.load_state_dict(good)
         handle.remove()
-        assert ours.param_groups[0]["multipliers"] == [0.5, 1.0]
+        assert ours.param_groups[0]["layers"] == [0.5, 1.0]
     # and a hook can mend what could not be loaded
     bad = deepcopy(good)
-    bad["param_groups"][0]["multipliers"] = "fast"
+    bad["param_groups"][0]["layers"] = "fast"
     ours.register_load_state_dict_pre_hook(partial(shape, [0.25, 2.0]))
     ours.load_state_dict(bad)
-    assert ours.param_groups[0]["multipliers"] == [0.25, 2.0]
+    assert ours.param_groups[0]["layers"] == [0.25, 2.0]
     train((ours,), (named,), 1)
 
 

@@ -50,7 +50,7 @@ def test_dicts_hold_what_torchs_hold(stepped, name, desc, backend):
     assert mine.keys() == theirs.keys()
     assert {i: state.keys() for i, state in mine["state"].items()} == {i: s.keys() for i, s in theirs["state"].items()}
     for group, other in zip(mine["param_groups"], theirs["param_groups"], strict=True):
-        assert group.pop("multipliers") is None
+        assert group.pop("layers") is None
         assert group.pop("ema") is None
         # ours has no flag for it
         assert group.pop("foreach") is None
@@ -74,7 +74,7 @@ def test_older_dicts(stepped, name, desc, backend):
                     # the direction is no matter of age
                     if not options.get(flag):
                         group.pop(flag, None)
-                group.pop("multipliers", None)
+                group.pop("layers", None)
             optimizer.load_state_dict(old)
         for group in torchs.param_groups:
             group["foreach"] = False

@@ -22,7 +22,7 @@ from fused_lwlr.data import (
     train_batches,
     val_batches,
 )
-from fused_lwlr.data.sources import Images, Loaded
+from fused_lwlr.data.sources import Loaded, Split
 
 # from Python 3.12 on, where another test has started a thread
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -109,7 +109,7 @@ def test_validation_counts_are_exact_over_the_processes(world_size, batch_size, 
     torch.testing.assert_close(sum(batch.inputs.double().sum() for batch in everything), wanted[1])
 
 
-class WhoLoads(Images):
+class WhoLoads(Split):
     """The process that made a micro-batch."""
 
     def __len__(self):
@@ -126,7 +126,7 @@ def test_the_same_workers_load_all_epochs():
     assert os.getpid() not in {int(batch.inputs) for batch in loaded}
 
 
-class Counted(Images):
+class Counted(Split):
     """How many micro-batches were made so far."""
 
     def __init__(self):

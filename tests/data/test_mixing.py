@@ -118,8 +118,8 @@ def test_the_loss_of_probabilities(smoothing, timm, device):
         ({"mixup": 0.0}, "mixup=0.0 and cutmix=0.0: give at least one"),
         ({"cutmix": -1.0}, "mixup=0.5 and cutmix=-1.0: .*none below"),
         ({"smoothing": 1.0}, "smoothing=1.0 is out of range"),
-        ({"probability": 1.5}, "probability=1.5 is no probability"),
-        ({"switch": -0.5}, "switch=-0.5 is no probability"),
+        ({"probability": 1.5}, "probability=1.5 is not a probability"),
+        ({"switch": -0.5}, "switch=-0.5 is not a probability"),
         ({"seed": -1}, "seed=-1 is negative"),
     ],
 )

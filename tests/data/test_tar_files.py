@@ -105,7 +105,7 @@ REFUSED = {
     "images": ([("a.txt", b"x")], {}, r"a.tar holds no images \(.*\), each beside its class \(.cls\)"),
     "one": ([("a.jpg", b"x"), ("a.cls", b"0")] * 5, {}, "no class of five images"),
     "folder": ([], {"source": "photos", "val_data": "a.tar"}, "val_data='a.tar' goes with tar files, but the data are"),
-    "compressed": (None, {}, "no tar file that can be read, without compression"),
+    "compressed": (None, {}, "not an uncompressed tar file"),
 }  # fmt: skip
 
 

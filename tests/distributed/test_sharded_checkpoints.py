@@ -21,14 +21,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from fused_lwlr import LAMB, LARS
+from fused_lwlr import LAMB, LARS, Hyperball
 
 pytestmark = pytest.mark.ranks(4)
 MULTIPLIERS = {"0.weight[0:3]": 2.0, "2.weight": 0.5, "2.bias": 0.0}
 ROWS = [
     ("sgd", {"multipliers": MULTIPLIERS}), ("sgd", {"scaling": LARS(0.1), "nonfinite": "skip"}),
     ("adamw", {"amsgrad": True, "ema": 0.9, "multipliers": MULTIPLIERS}),
-    ("adamw", {"scaling": LAMB(), "clip_global_norm": 1.0}),
+    ("adamw", {"scaling": LAMB(), "clip_global_norm": 1.0}), ("adamw", {"scaling": Hyperball()}),
 ]  # fmt: skip
 every_row = pytest.mark.parametrize(("name", "options"), ROWS)
 
@@ -109,7 +109,7 @@ def test_saved_by_two_loaded_by_four_and_by_one(name, options):
         assert optimizer.param_groups[0]["lr"] == OPTIONS[name]["lr"]
         for p in model.parameters():
             for key, value in optimizer.state[p].items():
-                assert key == "step" or getattr(value, "placements", None) == getattr(p, "placements", None)
+                assert key in ("step", "radius") or getattr(value, "placements", None) == getattr(p, "placements", None)
         train(model, optimizer, range(2, 4))
         assert_same(model, optimizer, alone, expected)
 

@@ -125,4 +125,4 @@ def test_resumed(name, options, mixed_precision, accelerate, tmp_path):
     again.accelerator.load_state(str(tmp_path))
     again.epoch()
     check(again, whole)
-    assert again.optimizer.param_groups[0]["multipliers"] == [0.25, 1.0, 1.0, 1.0, 2.0, 1.0]
+    assert again.optimizer.param_groups[0]["layers"] == [0.25, 1.0, 1.0, 1.0, 2.0, 1.0]

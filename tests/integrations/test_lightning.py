@@ -203,4 +203,4 @@ def test_resumed(name, options, manual, module, fit):
     fit(again, ckpt_path=checkpoint)
     check(again, whole)
     assert again.losses == whole.losses[BATCHES:]
-    assert again.optimizer.param_groups[0]["multipliers"] == [0.25, 1.0, 1.0, 1.0, 2.0, 1.0]
+    assert again.optimizer.param_groups[0]["layers"] == [0.25, 1.0, 1.0, 1.0, 2.0, 1.0]

@@ -132,7 +132,7 @@ def test_multipliers_keep_their_ratio(name, scheduler, tensor_lr, device):
     for _ in range(STEPS):
         train((ours, torchs), (named, expected), 1)
         advance(schedulers)
-    assert [group["multipliers"] for group in ours.param_groups] == [[0.5, 3.0], [0.1]]
+    assert [group["layers"] for group in ours.param_groups] == [[0.5, 3.0], [0.1]]
     compare(partial(close, steps=STEPS), ours, torchs, named, expected)
 
 

@@ -148,4 +148,4 @@ def test_resumed(name, options, trainer, model):
     again = trainer(resumed, optimizer=optimizer_of(resumed), folder="again")
     again.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-3")
     check(whole.optimizer, again.optimizer, straight, resumed)
-    assert again.optimizer.state_dict()["param_groups"][0]["multipliers"] is not None
+    assert again.optimizer.state_dict()["param_groups"][0]["layers"] is not None

@@ -10,7 +10,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from fused_lwlr import LAMB, LARC
+from fused_lwlr import LAMB, LARC, Hyperball
 from fused_lwlr.kernels import ADAMW, SGD, AdamWHyper, Factors, Gate, Row, SGDHyper, Table
 
 
@@ -91,3 +91,9 @@ for rule, columns, hyper in ((SGD, {"momentum_buffer": some}, momentum), (ADAMW,
     columns = {"param": half, "grad": half, "master_weight": some, "ema": some, **columns, **steps}
     factors = Factors(measured[:, 4], "gradient")
     step.step(rule, Table(columns, rows), [hyper._replace(lr=one)], factors, Gate(found_inf=one), rounding_seed=7)
+
+radii = {"radius": [torch.ones(1), None]}
+for rule, columns, hyper in ((SGD, {"momentum_buffer": some}, momentum), (ADAMW, moments, options)):
+    table = Table({**both, **columns, **radii}, rows)
+    found = step.step(rule, table, [hyper], Hyperball().scale(rule))
+    step.step(rule, table, [hyper], Factors(found[:, 4], "direction", found[:, 4]))

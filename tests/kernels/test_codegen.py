@@ -29,10 +29,16 @@ COLUMNS = {
     "sgd momentum, ELR": (SUMMED + SUMMED + 3, 2),
     "sgd momentum, all": (SUMMED + SUMMED + 3, 2),
     "lion": (3, 2),
+    "adamw cautious": (4, 3),
+    "lion cautious": (3, 2),
     "adamw, ELR": (4 + SUMMED + 4, 3),
     "adamw, all": (4 + SUMMED + 4, 3),
     "lion, ELR": (3 + SUMMED + 3, 2),
     "lion, all": (3 + SUMMED + 3, 2),
+    # weights are summed with the direction
+    "sgd momentum, Hyperball": (3 + 3, 2),
+    "adamw, Hyperball": (4 + 4, 3),
+    "lion, Hyperball": (3 + 3, 2),
     "statistics": (2 * (ONCE // 2 + 1), 0),
     "totals": (SUMMED, 0),
 }
@@ -56,6 +62,7 @@ WIDE = {"adamw, master": 3, "adamw, ema": 1}
 # columns of a block that are under way together before the first of them is used, on sm_90 and sm_100
 AT_ONCE = {
     "sgd": 2, "sgd momentum": 3, "sgd lr in momentum": 3, "adamw": 4, "adamw amsgrad": 5, "lion": 3,
+    "adamw cautious": 4, "lion cautious": 3,
     "statistics": 2 * (ONCE // 2), "totals": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
 }  # fmt: skip
 MOST_INSTRUCTIONS = {("adamw", "bf16"): 355}
@@ -142,4 +149,6 @@ def test_launches_bind_and_compile():
         *[f"queue_kernel 1 4 False {registers}" for registers in (96, 128)],
         *gated[0],
         *gated[1],
+        # spheres, whose factors are found or known
+        *[f"queue_kernel 1 4 False {registers}" for registers in (96, 96, 128, 128)],
     ]

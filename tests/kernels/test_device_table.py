@@ -184,7 +184,7 @@ def test_numbers_on_the_device(device):
         Row(1, 2, 5, 1e-30, power=2, counts_for_max_norm=True),
     ]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
-    scheduled = np.array([(0.5, 0.25), (1, 2)], dtype=np.float32)
+    scheduled = np.array([(0.5, 0.25, 0.25), (1, 2, 2)], dtype=np.float32)
     hyper = Numbers(2, 2, np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32).tobytes(), scheduled=scheduled)
     image = refreshed(table, ("param", "grad"), hyper)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")

@@ -31,7 +31,7 @@ def expected(name, h, more):
             own += [np.float32(beta), beta - float(np.float32(beta))]
     else:
         own = [h.beta1, 1 - h.beta1, h.beta2, 1 - h.beta2]
-    row = [h.lr, sign, *decays, *[0] * 6, ema, 0, *own]
+    row = [h.lr, sign, *decays, *[0] * 6, ema, 1, *own]
     return np.array([*row, *[0] * ((len(row) + len(more)) % 2), *more], dtype=np.float32)
 
 
@@ -116,6 +116,22 @@ def test_data_is_kept_while_it_is_right(name):
     apart = numbers(name, [h, later], last=first)
     assert not apart.shared
     assert numbers(name, [h, h], last=apart).shared
+
+
+@every_rule
+def test_a_factor_of_decays(name):
+    """It multiplies numbers here, and tensors in the kernel."""
+    plain = HYPER[name]
+    half = plain._replace(decay_factor=0.5)
+    found = numbers(name, [plain, half])
+    row = expected(name, plain._replace(weight_decay=plain.weight_decay / 2), ())
+    np.testing.assert_array_equal(floats(found)[1, 1:], row[1:])
+    decay = torch.tensor(0.25)
+    found = numbers(name, [plain, half._replace(weight_decay=decay)])
+    assert floats(found)[:, 11].tolist() == [1, 0.5]
+    index = 2 if RULES[name].applies_decay else 3
+    addresses = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[:, ON_DEVICE[index]]
+    assert addresses.tolist() == [0, decay.data_ptr()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -158,12 +158,12 @@ def test_any_shapes_offsets_and_slices(operation, data):
     shifts = dict(zip(COLUMNS[operation], offsets, strict=False))
     table = having(table, **{n: [_shifted(t, by) for t in table.columns[n]] for n, by in shifts.items()})
     cuts = [data.draw(st.integers(1, shape[0] - 1)) if shape and shape[0] > 1 else None for shape in shapes]
-    table.rows = [
+    rows = [
         row
         for i, cut in enumerate(cuts)
         for row in ([Row(i)] if cut is None else [Row(i, 0, cut, 0.5), Row(i, cut, shapes[i][0], 2.0)])
     ]
-    agree(operation, table, HYPER[operation])
+    agree(operation, after(Table(table.columns, rows), *table.taken), HYPER[operation])
 
 
 def _shifted(tensor, offset):

@@ -43,6 +43,8 @@ def named(labels):
 KINDS = {
     "pair": (lambda x: (x, x), next_token),
     "tensor": (lambda x: x, next_token),
+    "list": (lambda x: [x], next_token),  # as a DataLoader makes it of TensorDataset(ids)
+    "tuple": (lambda x: (x,), next_token),
     "int32": (lambda x: x.int(), lambda logits, x: next_token(logits, x.long())),
     **{labels: named(labels) for labels in ("label", "labels", "target", "targets")},
 }

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fused_lwlr import lwlr_init_
+from fused_lwlr.layers import layers_of
 
 
 class Block(nn.Module):
@@ -60,6 +61,17 @@ def test_each_third_of_a_fused_projection_is_a_layer():
     lwlr_init_(attention)
     for third in attention.qkv.weight.detach().chunk(3):
         assert third.std().item() * 96**0.5 == pytest.approx(1, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "layers"), [("qkv", 144, 3), ("c_attn", 144, 3), ("c_attn", 96, 1), ("c_fc", 144, 1)]
+)
+def test_which_linear_layers_are_three(name, outputs, layers):
+    """GPT-2's c_attn is key and value alone, twice the width, where it attends to another sequence."""
+    model = nn.ModuleDict({name: nn.Linear(48, outputs)})
+    found = [layer.name for layer in layers_of(model)]
+    assert len(found) == 2 * layers
+    assert (f"{name}.bias[48:96]" in found) == (layers == 3)
 
 
 def test_ones_and_zeros():

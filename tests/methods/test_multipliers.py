@@ -140,7 +140,7 @@ WRONG = [
     (lambda m: multipliers.layer_decay(m, 0.5, blocks="trunk"), "blocks='trunk' is no Sequential or ModuleList"),
     (lambda m: multipliers.layer_decay(m, 0.5, blocks=["a"]), "blocks= has 'a', which is no module"),
     (lambda m: multipliers.layer_decay(nn.Linear(2, 2), 0.5), "holds 80% of the model: name its blocks"),
-    (lambda m: multipliers.layer_decay(m, 0.5, frozen=["stem.*"]), "has 'stem.*', which fits no parameter"),
+    (lambda m: multipliers.layer_decay(m, 0.5, frozen=["stem.*"]), "has 'stem.*', which is no parameter of the model"),
     (lambda m: multipliers.mup(m, m, "lion"), "rule='lion' is not one of 'sgd', 'adamw'"),
     (lambda m: multipliers.mup(m, nn.Linear(2, 2), "sgd"), "'bias' is in only one of them"),
     (

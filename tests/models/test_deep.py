@@ -10,14 +10,86 @@ from fused_lwlr.models.deep import deepnet
 SIZES = {"image_size": 8, "channels": 1, "classes": 10}
 
 
-def test_size_is_that_of_the_paper():
-    """ResNet-110 has 1.73 million parameters (GradInit, Table 3), and as many without shortcuts."""
-    found = {
-        name: sum(p.numel() for p in build(name, image_size=32, channels=3, classes=10).parameters())
-        for name in ("resnet110", "noshort110")
-    }
-    assert found["resnet110"] == found["noshort110"]
-    assert round(found["resnet110"] / 1e6, 2) == 1.73
+def parameters(name):
+    return sum(p.numel() for p in build(name, image_size=32, channels=3, classes=10).parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("resnet110", 1.73), ("resnet110-nobn", 1.72), ("resnet1202", 19.42), ("vgg19", 20.04), ("vgg19-nobn", 20.03),
+        ("densenet100", 0.77), ("densenet100-nobn", 0.75),
+    ],
+)  # fmt: skip
+def test_size_is_that_of_the_paper(name, millions):
+    """GradInit, Tables 3 and 10; without shortcuts there are as many parameters."""
+    assert round(parameters(name) / 1e6, 2) == millions
+    if name.startswith("resnet"):
+        assert parameters(name.replace("resnet", "noshort")) == parameters(name)
+
+
+def test_the_deepest_net_of_the_paper_trains():
+    """Two images of 8 pixels through ResNet-1202 and back: a gradient for every parameter."""
+    model = build("resnet1202", **SIZES)
+    logits = model(torch.randn(2, 1, 8, 8))
+    assert logits.shape == (2, 10)
+    logits.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("image_size", [8, 32, 64])
+@pytest.mark.parametrize(
+    ("name", "convolutions"),
+    [("vgg19x8", 16), ("vgg19x8-nobn", 16), ("densenet40x6", 39), ("densenet40x6-nobn", 39)],
+)
+def test_families_take_images_of_any_size(name, convolutions, image_size):
+    """Every element of every weight has a gradient: no kernel is wider than what it sees."""
+    torch.manual_seed(0)
+    model = build(name, image_size=image_size, channels=1, classes=7)
+    logits = model(torch.randn(8, 1, image_size, image_size))
+    assert logits.shape == (8, 7)
+    nn.functional.cross_entropy(logits, torch.arange(8) % 7).backward()
+    of_convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    assert len(of_convolutions) == convolutions  # and the head: 19 less two of VGG's linear layers, 40
+    assert all(module.weight.grad.abs().sum((0, 1)).min() > 0 for module in of_convolutions)
+    normalized = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    assert normalized == (0 if name.endswith("-nobn") else convolutions)
+    assert all((module.bias is not None) == name.endswith("-nobn") for module in of_convolutions)
+
+
+@pytest.mark.parametrize(("image_size", "pools"), [(1, 0), (8, 3), (12, 3), (32, 5), (64, 5)])
+def test_vgg_pools_its_last_stages(image_size, pools):
+    """Images of 32 pixels become one, as in the paper; smaller ones keep their size in the first stages."""
+    model = build("vgg19x2-nobn", image_size=image_size, channels=1, classes=10)
+    kinds = [type(module) for module in model.layers]
+    assert kinds.count(nn.MaxPool2d) == pools
+    assert model.layers(torch.randn(1, 1, image_size, image_size)).shape[-1] == image_size // 2**pools
+
+
+def test_densenet_is_that_of_torchvision(third_party):
+    """With the stem for small images in the place of that for ImageNet; ours has no names for its blocks."""
+    torchvision = third_party("torchvision")
+    ours = build("densenet40x4", image_size=16, channels=3, classes=10).eval()
+    theirs = torchvision.models.DenseNet(growth_rate=4, block_config=(6, 6, 6), num_init_features=8, num_classes=10)
+    theirs.features.conv0 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+    theirs.features.norm0 = theirs.features.relu0 = theirs.features.pool0 = nn.Identity()
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        own.data.copy_(other)
+    x = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(ours(x), theirs.eval()(x))
+
+
+def test_vgg_is_that_of_torchvision(third_party):
+    """Its features are the same modules in the same order, for images that halve five times."""
+    torchvision = third_party("torchvision")
+    for norm in (True, False):
+        theirs = torchvision.models.vgg.make_layers(torchvision.models.vgg.cfgs["E"], batch_norm=norm)
+        ours = build("vgg19" if norm else "vgg19-nobn", image_size=32, channels=3, classes=10).layers
+        kept = [module for module in ours if not isinstance(module, nn.Identity)]
+        assert [type(module) for module in kept] == [type(module) for module in theirs]
+        for own, other in zip(kept, theirs, strict=True):
+            if isinstance(own, nn.Conv2d):
+                assert own.weight.shape == other.weight.shape
 
 
 @pytest.mark.parametrize(("name", "after"), [("resnet14x4", "blocks.0"), ("short", "layers.5"), ("noshort14x4", None)])
@@ -57,6 +129,11 @@ def test_normalizations(norm, parameters):
         ("resnet21", 8, "depth 21 .* must be 6 n"),
         ("noshort20", 2, "image size 2 is below 4"),
         ("resnet8x0", 8, "width 0"),
+        ("vgg19x0", 8, "width 0"),
+        ("densenet99", 8, "depth 99 .* must be 6 n"),
+        ("densenet40x0", 8, "growth 0"),
+        ("densenet40", 2, "image size 2 is below 4"),
+        ("vgg16", 8, "no model 'vgg16'"),
     ],
 )
 def test_refused(name, size, message):

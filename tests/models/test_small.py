@@ -76,7 +76,11 @@ def test_the_vit_sees_all_of_the_image_and_its_order():
 @pytest.mark.parametrize(
     ("name", "image_size", "message"),
     [
-        ("resnt", 8, "no model 'resnt': choose from resnet, vit, noshort, short or timm:NAME"),
+        (
+            "resnt",
+            8,
+            "no model 'resnt': choose from resnet, vit, noshort, short, a deep one such as resnet56, vgg19-nobn",
+        ),
         ("resnet", 3, "below 4"),
         ("vit", 9, "no multiple of 2"),
     ],

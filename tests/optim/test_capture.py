@@ -9,7 +9,7 @@ from graphs import HAS_GPU, capture, static_gradients
 from steps import OPTIONS, OURS, compare, gradients, parameters, twin
 from tolerances import close, same
 
-from fused_lwlr import ELR, LAMB, LARS
+from fused_lwlr import ELR, LAMB, LARS, Hyperball
 
 SHAPES = [(6, 5), (), (40,)]
 HALF = {"dtype": torch.bfloat16}
@@ -19,6 +19,7 @@ ROWS = [
     ("sgd", {"master_weights": True, **HALF}), ("adamw", {"master_weights": True, "scaling": LAMB(), **HALF}),
     ("sgd", {"stochastic_rounding": True, **HALF}), ("adamw", {"stochastic_rounding": True, "rounding_seed": 3} | HALF),
     ("adamw", {"state_dtype": torch.bfloat16}), ("sgd", {"ema": 0.9}),
+    ("sgd", {"scaling": Hyperball()}), ("adamw", {"master_weights": True, "scaling": Hyperball(), "ema": 0.9, **HALF}),
 ]  # fmt: skip
 every_row = pytest.mark.parametrize(
     ("name", "row"),

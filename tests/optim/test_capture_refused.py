@@ -8,6 +8,7 @@ from cases import every_name, nan_arithmetic
 from graphs import capture as graph_of
 from steps import OPTIONS, OURS, gradients, identical, parameters, snapshot, train
 
+from fused_lwlr import step_in_backward
 from fused_lwlr.kernels.triton import launch
 from fused_lwlr.optim import base, capture
 
@@ -91,10 +92,20 @@ def test_before_the_first_step(name, capturing, device):
     refused(ours, named, "before a step with the same parameters and gradients was taken")
 
 
+@every_name
+def test_in_backward(name, capturing, device):
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ours_of(name, named)
+    step_in_backward(torch.nn.ParameterDict(dict(named)), ours)
+    gradients(named)
+    capturing()
+    refused(ours, named, r"remove\(\) its handle before")
+
+
 CHANGES = {
     "state": lambda ours, named: ours.load_state_dict(ours.state_dict()),
     "group": lambda ours, named: ours.add_param_group({"params": [("more", torch.nn.Parameter(torch.ones(3)))]}),
-    "multipliers": lambda ours, named: ours.param_groups[0].update(multipliers=[2.0, 1.0, 1.0]),
+    "multipliers": lambda ours, named: ours.param_groups[0].update(layers=[2.0, 1.0, 1.0]),
     "parameter": lambda ours, named: setattr(named[0][1], "data", named[0][1].data.clone()),
 }
 

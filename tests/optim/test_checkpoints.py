@@ -48,7 +48,7 @@ def test_keys_are_those_of_torch(name, options, device):
     for i, state in theirs["state"].items():
         assert all(mine["state"][i][key].dtype == value.dtype for key, value in state.items())
         assert all(mine["state"][i][key].shape == value.shape for key, value in state.items())
-    assert mine["param_groups"][0].keys() == theirs["param_groups"][0].keys() | {"multipliers", "capturable", "ema"}
+    assert mine["param_groups"][0].keys() == theirs["param_groups"][0].keys() | {"layers", "capturable", "ema"}
     assert [g["params"] for g in mine["param_groups"]] == [g["params"] for g in theirs["param_groups"]]
 
 
@@ -110,16 +110,16 @@ def test_multipliers_travel(name, device):
     other = ours_of(name, twin(named))
     other.load_state_dict(saved(ours.state_dict()))
     expected = [[(0, 2, 0.5), (3, 6, 2.0)], 0.1, 1.0, 1.0]
-    assert other.param_groups[0]["multipliers"] == ours.param_groups[0]["multipliers"] == expected
+    assert other.param_groups[0]["layers"] == ours.param_groups[0]["layers"] == expected
 
 
 @every_name
 def test_a_torch_dict_leaves_multipliers(name, device):
     named = parameters(SHAPES, torch.float32, device)
     ours = ours_of(name, named, multipliers=MULTIPLIERS)
-    before = deepcopy(ours.param_groups[0]["multipliers"])
+    before = deepcopy(ours.param_groups[0]["layers"])
     ours.load_state_dict(torchs_of(name, [p for _, p in twin(named)]).state_dict())
-    assert ours.param_groups[0]["multipliers"] == before
+    assert ours.param_groups[0]["layers"] == before
     assert ours.param_groups[0]["param_names"] == [key for key, _ in named]
 
 
@@ -183,9 +183,9 @@ def test_wrong_multipliers_are_refused(name, wrong, device):
     train((ours,), (named,), 2)
     before = snapshot(ours, named)
     checkpoint = deepcopy(ours.state_dict())
-    checkpoint["param_groups"][0]["multipliers"] = wrong
+    checkpoint["param_groups"][0]["layers"] = wrong
     checkpoint["param_groups"][0]["lr"] = 123.0
-    with pytest.raises(ValueError, match="multiplier"):
+    with pytest.raises(ValueError, match=r"layers|layer 'p1'|slice|entry of 'p0'"):
         ours.load_state_dict(checkpoint)
     assert identical(snapshot(ours, named), before)
 

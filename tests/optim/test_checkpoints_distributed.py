@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from fused_lwlr import LAMB, LARC, LARS
+from fused_lwlr import LAMB, LARC, LARS, Hyperball
 
 # there is one process, and none is meant to be
 pytestmark = [
@@ -33,6 +33,8 @@ ROWS = [
     ("sgd", {"multipliers": MULTIPLIERS}), ("sgd", {"momentum": 0.0}), ("sgd", {"scaling": LARS(0.1)}),
     ("sgd", {"nonfinite": "skip", "clip_global_norm": 1.0}), ("adamw", {"multipliers": MULTIPLIERS}),
     ("adamw", {"amsgrad": True, "scaling": LAMB()}), ("adamw", {"nonfinite": "skip", "scaling": LARC()}),
+    # of slices there are more radii than the files are filled into, unless the optimizer was made with these
+    ("adamw", {"multipliers": {"0.weight": 0.5, "2.bias": 0.0}, "scaling": Hyperball()}),
 ]  # fmt: skip
 every_shape = pytest.mark.parametrize("flat", [False, True])
 

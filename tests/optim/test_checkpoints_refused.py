@@ -82,10 +82,18 @@ STRUCTURE = [
     (("param_groups", 0, "params"), [0, 1, 5], "state of 2, which is in none"),
     (("param_groups", 0, "param_names"), ["p0", "p1"], "'param_names' of parameter group 0 .* must be 3 names"),
     (("param_groups", 0, "param_names"), ["p0", "p1", 2], "must be 3 names"),
-    (("param_groups", 0, "multipliers"), [1.0, -2.0, 1.0], "the multiplier of 'p1' is -2.0"),
-    (("param_groups", 0, "multipliers"), ["0.5", 1.0, 1.0], "the multiplier of 'p0' is '0.5', not a number"),
-    (("param_groups", 0, "multipliers"), [torch.ones(2), 1.0, 1.0], "the multiplier of 'p0' is .*not a number"),
-    (("param_groups", 0, "multipliers"), [[(0, 9, 1.0)], 1.0, 1.0], "the multiplier slice 0:9 of 'p0'"),
+    (
+        ("param_groups", 0, "layers"),
+        [1.0, -2.0, 1.0],
+        "'lr' of layer 'p1' must be a finite number, at least 0, not -2.0",
+    ),
+    (("param_groups", 0, "layers"), ["0.5", 1.0, 1.0], "'lr' of layer 'p0' must be a finite number.*not '0.5'"),
+    (
+        ("param_groups", 0, "layers"),
+        [torch.ones(2), 1.0, 1.0],
+        "'lr' of layer 'p0' must be a finite number.*not a tensor",
+    ),
+    (("param_groups", 0, "layers"), [[(0, 9, 1.0)], 1.0, 1.0], "the slice 0:9 of 'p0'"),
 ]
 
 

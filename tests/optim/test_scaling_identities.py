@@ -9,7 +9,7 @@ from cases import VARIANTS, every_backend, over
 from steps import OPTIONS, OURS, compare, gradients, parameters, train, twin
 from tolerances import close, same
 
-from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, NormalizedGradientAdaptive
+from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, Hyperball, NormalizedGradient, NormalizedGradientAdaptive
 
 UNDECAYED = {"lr": 0.05, "momentum": 0.9}
 
@@ -47,6 +47,7 @@ def test_one_is_the_other(name, options, one, other, check, backend, device):
         ("sgd", ELR(0.2, eps=0.0), 0.05 * 0.2, NormalizedGradientAdaptive()),
         ("sgd", LARS(0.2, eps=0.0), 0.05 * 0.2, NormalizedGradientAdaptive()),
         ("adamw", ELR(0.2, eps=0.0), 0.05 * 0.2, LAMB()),
+        *((name, ELR(0.2, eps=0.0, retract="sphere"), 0.05 * 0.2, Hyperball()) for name in OURS),
     ],
 )
 def test_one_at_another_rate(name, one, lr, other, backend, device):

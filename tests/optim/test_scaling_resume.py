@@ -8,7 +8,7 @@ from cases import every_case, name_of
 from steps import OPTIONS, OURS, compare, gradients, identical, parameters, snapshot, through_pickle, train, twin
 from tolerances import same
 
-from fused_lwlr import ELR, LAMB, LARS
+from fused_lwlr import ELR, LAMB, LARS, Hyperball
 
 MORE = [{}, {"clip_global_norm": 0.5}, {"nonfinite": "skip"}, {"clip_global_norm": 0.5, "nonfinite": "raise"}]
 
@@ -37,8 +37,8 @@ def test_copies_go_on_alike_and_apart(name, backend, more, copy, device):
 @pytest.mark.parametrize("more", MORE[:3])
 @pytest.mark.parametrize(
     ("name", "backend", "scaling"),
-    [(name, "torch", scaling) for name in OURS for scaling in (ELR(0.1), LAMB())]
-    + [("sgd", "triton", ELR(0.1)), ("adamw", "triton", LAMB())],
+    [(name, "torch", scaling) for name in OURS for scaling in (ELR(0.1), LAMB(), Hyperball())]
+    + [("sgd", "triton", ELR(0.1)), ("adamw", "triton", LAMB()), ("sgd", "triton", Hyperball())],
     ids=name_of,
 )
 def test_resuming_is_not_having_stopped(name, backend, more, scaling, device):

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr.data.digits import digits
 from fused_lwlr.models.build import build
 from fused_lwlr.models.deep import kaiming_init_
-from fused_lwlr.papers.gradinit import factors, gradient_std, initialize_and_train
+from fused_lwlr.papers.gradinit import _paper, factors, gradient_std, initialize_and_train
 
 
 def test_study(tmp_path):
@@ -65,6 +65,23 @@ def test_gradient_std():
     assert len(found) == 8
 
 
+@pytest.mark.parametrize(
+    ("model", "normalized", "net", "gradinit"),
+    [
+        ("vgg19x8", [True, True], "VGG-19 with BN", "47.8 ± 1.8"),
+        ("noshort20x8-nobn", [False], "VGG-19 without BN", "29.3 ± 0.6"),
+        ("densenet100-nobn", [False], "DenseNet-100 without BN", "37.2 ± 1.1"),
+        ("timm:resnet50", [True], "ResNet-110 with BN", "38.2 ± 0.9"),
+        ("resnet20-nobn", [False], "ResNet-110 without BN", "36.2 ± 0.8"),
+    ],
+)
+def test_figures_of_the_paper(model, normalized, net, gradinit):
+    """Those of GradInit, Tables 3 and 10, after the first epoch."""
+    of = pandas.DataFrame({"model": model, "normalized": normalized})
+    found, figures = _paper(of)
+    assert (found, figures["gradinit-normalized"][0]) == (net, gradinit)
+
+
 def test_factors():
     rows = [([1.0, 2.0], [0.5, 4.0]), (None, None), ([0.0, 1.0], [1.0, 1.0])]
     [found] = factors(pandas.DataFrame(rows, columns=["before", "after"]))
@@ -79,3 +96,4 @@ def test_an_initialization_that_fails_is_told(monkeypatch):
     found = initialize_and_train("metainit", quick=True, model="noshort8x2-nobn", seed=0, **COMMON)
     assert found["first"] is None
     assert found["problem"] == "the loss is not finite: nan"
+    assert found["normalized"] is False

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from by_hand import batches
@@ -16,8 +17,9 @@ from fused_lwlr.papers import lwlr_t, lwlr_vs_single, methods
 from fused_lwlr.papers.lwlr_vs_single import RATES
 from fused_lwlr.papers.mlp import drawn, drawn_for_mup
 from fused_lwlr.papers.studies import find
+from fused_lwlr.papers.training import Trained
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.setup import new_model
+from fused_lwlr.training.setup import new_model, new_optimizer
 
 COMMON = {"data": "digits", "epochs": 1, "device": "cpu"}
 
@@ -65,16 +67,61 @@ def test_number_of_minibatches(tmp_path):
 
 
 def test_layerwise_against_single(tmp_path):
-    ((row,),), jobs = quick("lwlr-vs-single", tmp_path)
-    single, layerwise = ([j["values"] for j in jobs if j["parameters"]["rates"] == rates] for rates in RATES)
-    gains = [b["test_accuracy"] - a["test_accuracy"] for a, b in zip(single, layerwise, strict=True)]
+    ((row,), grid), jobs = quick("lwlr-vs-single", tmp_path)
+    # of each arm the rate that is best on held-out images, whatever it does on the test images
+    arms = {}
+    for kind in ("single", "layerwise"):
+        of_kind = [job["values"] for job in jobs if job["parameters"]["kind"] == kind]
+        by_rate = {lr: [v for v in of_kind if v["lr"] == lr] for lr in (0.03, 0.09)}
+        rate = min(by_rate, key=lambda lr: np.mean([v["val_loss"] for v in by_rate[lr]]))
+        arms[kind] = [v["test_accuracy"] for v in by_rate[rate]]
+        assert row[RATES[kind]] == f"{spread(arms[kind], 2)} at {rate:g}"
+    gains = np.subtract(arms["layerwise"], arms["single"])
     assert row["difference"] == f"{np.mean(gains):+.2f} ± {np.std(gains, ddof=1):.2f}"
     assert (row["paper"], row["paper's sign"]) == ("76.80 → 77.12", "+")
-    for values in single:
-        assert values["test_accuracy"] > 50
-    # the other study's training of a model of its own, by a method that changes nothing, is the same
-    found = methods.measure("single", "resnet", "resnet", lr=0.03, seed=0, **COMMON)
-    assert [found["train_loss"]] == single[0]["losses"]
+    assert np.mean(arms["single"]) > 50
+    assert [line["lr"] for line in grid] == ["0.03", "0.09"]
+
+
+def test_tokens_are_left_out_of_the_calibration(monkeypatch):
+    """Where they have η = 1, and the other rates the mean that they have without them."""
+    seen = []
+
+    def optimizer(recipe, model, rates):
+        seen.append(rates)
+        return new_optimizer(recipe, model, rates)
+
+    monkeypatch.setattr(lwlr_vs_single, "new_optimizer", optimizer)
+    of = {"model": "vit", "optimizer": "adamw", "factor": 1, "seed": 0, **COMMON}
+    spared, layerwise = (lwlr_vs_single.measure(kind=kind, **of) for kind in ("spared", "layerwise"))
+    [rates] = seen
+    assert rates["cls_token"] == rates["pos_embed"] == 1.0
+    others = [layer for layer in rates.layers if layer.name not in ("cls_token", "pos_embed")]
+    assert sum(x.eta * x.numel for x in others) == pytest.approx(sum(x.numel for x in others))
+    assert spared["train_loss"] != layerwise["train_loss"]
+
+
+def test_the_papers_models_have_one_rate(monkeypatch):
+    """That of their preset, without images held out."""
+    seen = {}
+
+    def train(recipe, *, tuned, optimizer):
+        seen.update(recipe=recipe, tuned=tuned)
+        return Trained(losses=[1.0], accuracies=[50.0])
+
+    monkeypatch.setattr(lwlr_vs_single, "train", train)
+    study = find("lwlr-vs-single")
+    settings = study.settings(model="timm:vit_small_patch16_224", data="photos", epochs=300)
+    jobs = study.jobs(settings)
+    assert [job.parameters["factor"] for job in jobs] == [1] * 18
+    results = pandas.DataFrame([job.parameters | job.function(**job.parameters) | {"name": job.name} for job in jobs])
+    assert not seen["tuned"]
+    assert seen["recipe"].lr == 0.01
+    [table] = study.report(settings, results).tables
+    assert "at: the learning rate of the arm, that of the preset" in table.notes
+    assert [row[1:3] for row in table.rows] == [
+        [optimizer, rates] for optimizer in ("sgd", "adamw") for rates in ("layer-wise", "layer-wise but tokens")
+    ]
 
 
 @pytest.mark.parametrize(

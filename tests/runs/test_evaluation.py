@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch.nn.functional import cross_entropy
 from typer.testing import CliRunner
 
 from fused_lwlr.command.main import app
 from fused_lwlr.data import open_data
 from fused_lwlr.runs import run as running
+from fused_lwlr.runs.evaluation import evaluate_only
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import new_model
@@ -91,3 +93,24 @@ def test_what_cannot_be_tested_is_told_in_one_line(command, folder):
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
     assert "run has no checkpoint to test" in told("train --eval-only --out run")
+
+
+@pytest.mark.parametrize("options", [{"pretrained": True}, {"model_args": ("pretrained=True",)}])
+def test_weights_of_a_checkpoint_are_not_fetched_as_well(options, timm, tmp_path, monkeypatch):
+    """The run began with pretrained weights; only its own are tested, so that the test needs no network."""
+    asked = []
+
+    def made(name, *, pretrained=False, num_classes, in_chans, **rest):
+        asked.append(pretrained)
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))
+
+    monkeypatch.setattr(timm, "create_model", made)
+    recipe = dataclasses.replace(
+        RUN, model="timm:resnet18", init="model", rates="single", image_size=8, out=str(tmp_path / "run"), **options
+    )
+    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
+    running.run(recipe)
+    evaluate_only(None, {"out": recipe.out}, Console())
+    assert asked == [True, False]
+    evaluate_only(None, {**options, "model": recipe.model, "image_size": 8, "device": "cpu"}, Console())
+    assert asked == [True, False, True]

@@ -181,7 +181,7 @@ def test_what_a_run_leaves(straight):
     [layers] = [record for record in records(folder) if record["kind"] == "layers" and record["step"] == 6]
     assert dict(zip(layers["names"], layers["multiplier"], strict=True)) == dict(rates)
     state = torch.load(folder / "checkpoints/step-000000012.pt", weights_only=True)
-    assert state["optimizer"]["param_groups"][0]["multipliers"] is not None
+    assert state["optimizer"]["param_groups"][0]["layers"] is not None
     losses = [record["loss"] for record in records(folder) if record["kind"] == "train"]
     assert losses == sorted(losses, reverse=True)
     assert [record["images"] for record in records(folder) if record["kind"] == "train"] == [4 * 256] * 3

@@ -106,6 +106,18 @@ def test_killed_it_goes_on_to_the_same_bits(place):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_it_is_evaluated_every_so_many_steps(place):
+    """And at the end; the training is the same to the bit."""
+    output = trained("often", more="--eval-every 7")
+    straight, often = records(place / "straight"), records(place / "often")
+    tested = [r for r in often if r["kind"] == "validation"]
+    assert [r["step"] for r in tested] == [step for step in (7, 14, 21, 24) for _ in ("model", "ema")]
+    assert all(r["perplexity"] > 1 for r in tested)
+    assert "test at step 7, epoch" in output
+    assert [r for r in often if r["kind"] != "validation"] == [r for r in straight if r["kind"] != "validation"]
+    assert tested[-2:] == [r for r in straight if r["kind"] == "validation"][-2:]
+
+
 def test_another_text_is_refused(place):
     whole = (place / "text.txt").read_text()
     try:

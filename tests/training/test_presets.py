@@ -15,7 +15,7 @@ from fused_lwlr.runs.run import run
 from fused_lwlr.training import mlperf
 from fused_lwlr.training.presets import PRESETS, resolve
 from fused_lwlr.training.recipe import FIELDS
-from fused_lwlr.training.setup import _argument
+from fused_lwlr.training.setup import model_argument
 
 # of each architecture a narrow and shallow one
 SMALL = {
@@ -63,7 +63,7 @@ def test_two_steps(preset, pictures, timm, tmp_path, monkeypatch):
 
 
 def _arguments(recipe):
-    found = dict(map(_argument, recipe.model_args))
+    found = dict(map(model_argument, recipe.model_args))
     return found if recipe.model == "timm:test_resnet" or "convnext" in recipe.model else {"img_size": 32, **found}
 
 
@@ -241,7 +241,13 @@ def test_train_and_report(command, tmp_path):
         "train --model noshort --scaling elr --goal 0.15 --momentum 0 --epochs 1 --device cpu --ema 0.9 --tensorboard"
     )
     output = command(line).output
-    for text in ("step     22", "epoch   1.00", "images/s", "test at epoch 1: top-1", "test of the average at epoch 1"):
+    for text in (
+        "step     22",
+        "epoch   1.00",
+        "images/s",
+        "test at step 22, epoch 1: top-1",
+        "test of the average at step 22",
+    ):
         assert text in output
     assert "Everything is in runs/train; runs/train/report.html shows it." in output
     assert {path.name for path in (tmp_path / "runs/train").iterdir()} == {

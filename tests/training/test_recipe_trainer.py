@@ -230,7 +230,7 @@ def test_layer_decay_multiplies_rates(data):
     trainer.prepare()
     expected = layer_decay(trainer.model, 0.5)
     [group] = trainer.optimizer.param_groups
-    assert dict(zip(group["param_names"], group["multipliers"], strict=True)) == expected
+    assert dict(zip(group["param_names"], group["layers"], strict=True)) == expected
     assert len(set(expected.values())) > 2
     assert resolve("vit-s-adamw", {"layer_decay": 0.7}).rates == "single"
 
@@ -354,8 +354,8 @@ def test_with_a_single_rate_and_layerwise_ones_all_else_is_the_same(options, dat
     assert all(torch.equal(a, b) for a, b, _ in pairs)
     assert not all(torch.equal(a, c) for a, _, c in pairs)
     groups = [trainer.optimizer.state_dict()["param_groups"][0] for trainer in (single, layerwise)]
-    assert groups[0].pop("multipliers") is None
-    assert groups[1].pop("multipliers") is not None
+    assert groups[0].pop("layers") is None
+    assert groups[1].pop("layers") is not None
     assert groups[0] == groups[1]
     assert torch.equal(next(single.batches()).targets, next(layerwise.batches()).targets)
 

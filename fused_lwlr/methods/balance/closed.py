@@ -1,11 +1,12 @@
-"""Closed forms of the expected test loss after one and two steps, of the signal alone.
+"""Closed forms of the expected test loss after one and two steps along the signal part of the gradient.
 
-The networks start from orthogonal weights. Two layers: f(x) = xᵀ W₁ W₂ / h, a teacher M = Q / √h with Q orthogonal, and
-the loss ‖W₁ W₂ / h − M‖². Three: f(x) = xᵀ W₁ W₂ a / √h with a fixed, a teacher β, and the loss ‖W₁ W₂ a / √h − β‖²,
-with ‖a‖ = ‖β‖ = 1: so the critical rates of both are those of the paper, h^(3/2) and h, and so are its terms.
+The networks start from orthogonal weights. With two layers, f(x) = xᵀ W₁ W₂ / h, the teacher is M = Q / √h with Q
+orthogonal, and the loss is ‖W₁ W₂ / h − M‖². With three layers, f(x) = xᵀ W₁ W₂ a / √h with a fixed, the teacher is β,
+the loss is ‖W₁ W₂ a / √h − β‖², and ‖a‖ = ‖β‖ = 1. With these scales the critical rates, h^(3/2) and h, and the terms
+are those of the paper.
 
-A step of the signal alone goes along A₁ = M W₂ᵀ / h and A₂ = W₁ᵀ M / h (A₁ = β (W₂ a)ᵀ / √h and A₂ = W₁ᵀ β aᵀ / √h),
-which leaves out what the gradient has of the network's own output. Test data are white, as training data are.
+The signal part of the gradient is A₁ = M W₂ᵀ / h and A₂ = W₁ᵀ M / h (for three layers A₁ = β (W₂ a)ᵀ / √h and
+A₂ = W₁ᵀ β aᵀ / √h). It leaves out the part that comes from the network's own output. Training and test data are white.
 """
 
 import numpy as np
@@ -15,12 +16,44 @@ Array = NDArray[np.float64]
 
 
 def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> Array:
-    """The expected loss after one step of the signal alone (Balancing Learning Rates Across Layers).
+    """Returns the expected loss after one step along the signal part (Balancing Learning Rates Across Layers).
 
         two layers:     (1 − (η₁ + η₂) / h²)² + 1 / h + η₁² η₂² / h⁷ + 2 η₁ η₂ / h⁵
         three layers:   (1 − (η₁ + η₂) / h)² + 1 / h + η₁² η₂² / h⁴ + 2 η₁ η₂ / h³
 
-    The first is the paper's, term by term. The second is derived here; no formula was at hand to compare it with.
+    The first formula agrees with the paper term by term. The second is derived here; the paper does not print it.
+
+    Args:
+        eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.
+        h: the width.
+        layers: the number of layers: 2, or 3 with a fixed last layer.
+
+    Returns:
+        float64, of the broadcast shape of the rates.
+
+    Raises:
+        ValueError: `layers` is neither 2 nor 3, or the width is below 2.
+    """
+    a, b, c0 = _start(eta1, eta2, h, layers)
+    if layers == 2:
+        return _two_layers(c0, (a + b) / h - h**-0.5, a * b / h, h)
+    return np.asarray(c0 + ((a + b) / h**0.5 - 1) ** 2 + (a * b / h) ** 2 + 2 * a * b / h**2)
+
+
+def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> Array:
+    """Returns the expected loss after two steps along the signal part.
+
+    For two layers, with a = η₁ / h^(3/2) and b = η₂ / h^(3/2),
+
+        h · (c₀² + c₁² + c₂²) + 2 c₀ c₂
+        c₀ = (1 + a b)² / h     c₁ = 2 (a + b) (1 + a b) / h − 1 / √h     c₂ = 4 a b / h
+
+    and for three layers, with a = η₁ / √h and b = η₂ / √h,
+
+        (1 + a b)² / h + (2 (a + b) (1 + a b) / √h − 1)² + (a b (5 + a b) / h)² + 2 (1 + a b) a b (5 + a b) / h²
+
+    The formulas are derived here. Their highest terms are those that the paper names: powers of 1 + η₁ η₂ / h³, and
+    η₁⁴ η₂⁴ / h⁶.
 
     Args:
         eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.
@@ -32,29 +65,6 @@ def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
 
     Raises:
         ValueError: another number of layers, or a width below 2.
-    """
-    a, b, c0 = _start(eta1, eta2, h, layers)
-    if layers == 2:
-        return _two_layers(c0, (a + b) / h - h**-0.5, a * b / h, h)
-    return np.asarray(c0 + ((a + b) / h**0.5 - 1) ** 2 + (a * b / h) ** 2 + 2 * a * b / h**2)
-
-
-def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> Array:
-    """The expected loss after two steps of the signal alone.
-
-    With a = η₁ / h^(3/2) and b = η₂ / h^(3/2) of two layers,
-
-        h · (c₀² + c₁² + c₂²) + 2 c₀ c₂
-        c₀ = (1 + a b)² / h     c₁ = 2 (a + b) (1 + a b) / h − 1 / √h     c₂ = 4 a b / h
-
-    and with a = η₁ / √h and b = η₂ / √h of three
-
-        (1 + a b)² / h + (2 (a + b) (1 + a b) / √h − 1)² + (a b (5 + a b) / h)² + 2 (1 + a b) a b (5 + a b) / h²
-
-    whose highest terms are those that the paper names, powers of 1 + η₁ η₂ / h³ and η₁⁴ η₂⁴ / h⁶. Derived here.
-
-    Args, Returns, Raises:
-        as of `one_step_loss`.
     """
     a, b, _ = _start(eta1, eta2, h, layers)
     both, p = 2 * (a + b) * (1 + a * b), a * b

@@ -1,4 +1,4 @@
-"""The expected test loss of the full gradient after any number of steps, without matrices.
+"""The expected test loss after any number of steps of gradient descent, computed without matrices.
 
 Two layers: W₁ = U F₁ P and W₂ = Pᵀ F₂ with U = W₁ W₂ and P = W₂ᵀ at the start, where F₁ and F₂ are polynomials of the
 orthogonal matrix V = Uᵀ Q. They commute, and have one complex number for each eigenvalue e^(iθ) of V. Of a Haar
@@ -15,32 +15,32 @@ from numpy.typing import ArrayLike, NDArray
 from fused_lwlr.methods.balance.closed import Array, check
 
 FEWEST, MOST = 64, 1 << 16
-"""Angles at which g is taken: doubled until the mean stays."""
+"""The numbers of angles at which g is evaluated. The number is doubled until the mean converges."""
 EXACT, ROUNDING = 1e-11, 1e-16
-"""What two means may differ by, relative to themselves and to the loss at the start."""
+"""The largest difference between two means, relative to the mean and to the loss at the start."""
 REACH = 4.0
-"""Of the substitution of `_angles`, whose weights are below 1e-30 beyond."""
+"""The range of the substitution in `_angles`. Weights outside of it are below 1e-30."""
 NODES = 64
-"""Cosines of u and β: exact for polynomials of twice that degree."""
+"""The number of cosines of u and β. The quadrature is exact for polynomials of up to twice that degree."""
 
 
 def full_gradient_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, steps: int, layers: int = 2) -> Array:
-    """The expected loss after some steps of gradient descent, from the networks of `one_step_loss`.
+    """Returns the expected loss of the networks of `one_step_loss` after some steps of gradient descent.
 
-    Exact but for rounding: neither the part that the closed forms leave out is missing, nor is anything drawn.
+    The result is exact up to rounding: it uses the full gradient, and no random samples.
 
     Args:
         eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.
         h: the width.
-        steps: how many; 0 for the loss at the start.
-        layers: 2, or 3 with a fixed last one.
+        steps: the number of steps; 0 for the loss at the start.
+        layers: the number of layers: 2, or 3 with a fixed last layer.
 
     Returns:
-        float64, of the shape of the rates together; infinite where training diverges beyond all numbers.
+        float64, of the broadcast shape of the rates. Infinite where the loss overflows.
 
     Raises:
-        ValueError: another number of layers, a width below 2, a negative number of steps, or rates at which the loss
-            depends on the angles so wildly that there is no telling its mean.
+        ValueError: `layers` is neither 2 nor 3, the width is below 2, the number of steps is negative, or the loss is
+            so chaotic at these rates that its mean does not converge.
     """
     check(h, layers, steps)
     one, two = np.broadcast_arrays(np.asarray(eta1, dtype=np.float64), np.asarray(eta2, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Training of the linear networks with matrices: nothing of the closed forms is in here."""
+"""Training of the linear networks with matrices, independent of the closed forms."""
 
 from typing import Literal, get_args
 
@@ -18,21 +18,22 @@ def simulate(
     layers: int = 2,
     gradient: Gradient = "full",
 ) -> Array:
-    """The test loss of one network of `one_step_loss`, from orthogonal weights drawn at random.
+    """Trains one random network of `one_step_loss` and returns its test loss.
 
     Args:
         h: the width.
         eta1, eta2: the learning rates of W₁ and W₂.
-        steps: of gradient descent on both at once.
-        seed: of the weights and the teacher.
-        layers: 2, or 3 with a fixed last one.
-        gradient: "full", or "signal" for that of the closed forms, without what the network itself adds to it.
+        steps: the number of gradient descent steps, each on W₁ and W₂ together.
+        seed: the seed of the weights and the teacher.
+        layers: the number of layers: 2, or 3 with a fixed last layer.
+        gradient: "full", or "signal" for the part of the gradient that the closed forms use.
 
     Returns:
-        float64 [steps + 1], the loss at the start and after each step.
+        float64 [steps + 1]: the loss at the start and after each step.
 
     Raises:
-        ValueError: another number of layers or kind of gradient, a width below 2, or a negative number of steps.
+        ValueError: `layers` is neither 2 nor 3, `gradient` is unknown, the width is below 2, or the number of steps is
+            negative.
     """
     check(h, layers, steps)
     if gradient not in get_args(Gradient):
@@ -57,12 +58,12 @@ def simulate(
 
 
 def orthogonal(rng: np.random.Generator, h: int) -> Array:
-    """An orthogonal matrix, uniformly distributed (Haar)."""
+    """Returns a random orthogonal matrix (Haar distribution)."""
     q, r = np.linalg.qr(rng.standard_normal((h, h)))
     return np.asarray(q * np.sign(np.diag(r)))
 
 
 def _unit(rng: np.random.Generator, h: int) -> Array:
-    """A column of norm 1, uniformly distributed."""
+    """Returns a random column of norm 1, uniformly distributed."""
     column = rng.standard_normal((h, 1))
     return np.asarray(column / np.linalg.norm(column))

@@ -1,4 +1,4 @@
-"""The structural check: what changes when weights are doubled, and by which powers of two the rest follows."""
+"""Doubles weights and compares: which outputs change, and by which powers of two biases and statistics change."""
 
 import math
 from collections import Counter
@@ -31,14 +31,15 @@ def examined(param: Tensor) -> bool:
 
 
 class Trial(NamedTuple):
-    """What doubling some weights changed that it should not ("" for nothing), and the powers that follow."""
+    """The result of doubling some weights: the reason why they are not scale-invariant ("" if they are), and the powers
+    of two by which biases and running statistics change."""
 
     problem: str
     exponents: Exponents
 
 
 class Doubling:
-    """The model in training mode with some weights doubled: what changes, and by which power the rest follows."""
+    """Runs a model in training mode with some weights doubled, and compares the results with those of the model."""
 
     def __init__(self, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor]) -> None:
         self._model, self._batch, self._loss_fn = model, batch, loss_fn
@@ -78,7 +79,7 @@ class Doubling:
         self._close()
 
     def alone(self, weights: list[Layer]) -> Trial:
-        """Double them in training mode."""
+        """Doubles the weights in training mode."""
         outputs, grads = self._run(weights)
         if not _same(outputs, self._outputs, _OUTPUTS):
             return Trial("outputs change with its scale", self._found)
@@ -92,7 +93,7 @@ class Doubling:
         return Trial("", self._found)
 
     def together(self, weights: list[Layer], bias: Layer | None = None) -> Trial:
-        """Double them in training mode, and with the powers that this gives in evaluation mode.
+        """Doubles the weights in training mode, and in evaluation mode together with the tensors that depend on them.
 
         Args:
             bias: the part of a bias that belongs to a slice of a weight and is doubled with it.
@@ -110,7 +111,7 @@ class Doubling:
         return trial
 
     def _run(self, weights: list[Layer]) -> tuple[list[Tensor], dict[Tensor, Tensor]]:
-        """Outputs and the gradients of all that is examined; nothing doubled is the base to compare with."""
+        """Returns outputs and the gradients of all examined parameters. Without weights, this is the reference run."""
         if not weights:
             self._recorded = {module: [] for module in (*self._biases, *self._norms)}
         self._recording = not weights
@@ -166,7 +167,7 @@ class Doubling:
             self._observe(module, module, (args, kwargs))
 
     def _observe(self, key: Tensor | nn.Module, module: nn.Module, value: Any) -> int:
-        """The power of two between what the module sees in this call and what it saw in the base; note it."""
+        """Records and returns the power of two between a tensor of this run and that of the reference run."""
         tensor = next((t for t in tensors_in(value) if t.is_floating_point()), None)
         if tensor is None:
             return 0
@@ -186,7 +187,7 @@ class Doubling:
 
 
 def _power(scaled: Tensor, base: Tensor) -> int | None:
-    """The i of scaled = 2^i · base, 0 where both are zero, None where there is none."""
+    """Returns the i with scaled = 2^i · base: 0 if both are zero, None if there is no such i."""
     if scaled.shape != base.shape:
         return None
     scaled, base = (tensor if tensor.dtype == torch.float64 else tensor.float() for tensor in (scaled, base))

@@ -1,4 +1,4 @@
-"""Effective learning rates over training: to look at, to keep and to compare with a model of them."""
+"""Effective learning rates over a training run, which can be plotted, saved and compared with a model."""
 
 import json
 from collections.abc import Sequence
@@ -17,15 +17,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class ELRHistory:
-    """E = ‖∇W‖ / ‖W‖ of every layer in every step that was recorded.
+    """The effective learning rate E = ‖∇W‖ / ‖W‖ of every layer in every recorded step.
 
     Attributes:
-        names: the layers, in the order of the model.
-        steps: which steps were recorded, counted from 0: int [records].
-        grad_norm: ‖∇W‖ before the step, float64 [records, layers]; of the momentum buffer if that was asked for. NaN
-            for a layer without a gradient.
-        weight_norm: ‖W‖ before the step, of the same shape.
-        lr: the learning rate of each layer, its multiplier included, of the same shape; NaN where it has no one rate.
+        names: the names of the layers, in the order of the model.
+        steps: the recorded steps, counted from 0: int [records].
+        grad_norm: ‖∇W‖ before the step, float64 [records, layers], or the norm of the momentum buffer. NaN for a layer
+            without a gradient.
+        weight_norm: ‖W‖ before the step, float64 [records, layers].
+        lr: the learning rate of each layer including its multiplier, float64 [records, layers]. NaN if the slices of a
+            layer have different rates.
     """
 
     names: tuple[str, ...]
@@ -36,7 +37,7 @@ class ELRHistory:
 
     @property
     def elr(self) -> Array:
-        """E, float64 [records, layers]; NaN for a layer without a gradient, or with a weight of zeros."""
+        """E, float64 [records, layers]. NaN for a layer that has no gradient or whose weight is zero."""
         norm = self.weight_norm
         return np.where(norm > 0, self.grad_norm / np.where(norm > 0, norm, 1.0), np.nan)
 
@@ -52,14 +53,14 @@ class ELRHistory:
 
     @property
     def rate_spread(self) -> Array:
-        """Std(λE), which schedules are compared by, [records]."""
+        """Std(λE), the measure that the paper compares schedules by, [records]."""
         return np.asarray(np.nanstd(self.lr * self.elr, axis=1))
 
     def summary(self) -> dict[str, float]:
-        """Averages over the run of Mean(E), Std(E) and Std(λE), as the paper's figures show them.
+        """Returns the averages of Mean(E), Std(E) and Std(λE) over the run, as in the paper's figures.
 
         Raises:
-            ValueError: nothing was recorded.
+            ValueError: no step was recorded.
         """
         if not self.steps:
             raise ValueError("no step was recorded yet")
@@ -67,17 +68,24 @@ class ELRHistory:
         return {name: float(values.mean()) for name, values in found.items()}
 
     def to_json(self, path: str | Path) -> None:
-        """Write everything to a file; null stands for what is not finite."""
+        """Writes the history to a JSON file. Numbers that are not finite become null.
+
+        Args:
+            path: the file to write.
+        """
         content: dict[str, Any] = {"names": self.names, "steps": self.steps}
         content |= {name: _plain(getattr(self, name)) for name in ("grad_norm", "weight_norm", "lr")}
         Path(path).write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def from_json(cls, path: str | Path) -> "ELRHistory":
-        """Read what `to_json` wrote.
+        """Reads a history that `to_json` wrote.
+
+        Args:
+            path: the file to read.
 
         Raises:
-            ValueError: the file is not one that `to_json` wrote.
+            ValueError: the file was not written by `to_json`.
         """
         try:
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -91,10 +99,13 @@ class ELRHistory:
         return cls(names, steps, *arrays)
 
     def plot(self, path: str | Path | None = None, title: str | None = None) -> "Figure":
-        """Draw E of every layer over time, coloured by depth, and beside it mean and spread. Needs matplotlib.
+        """Plots E of every layer over time, coloured by depth, and beside it their mean and spread.
+
+        Needs matplotlib.
 
         Args:
-            path: where to save the figure (PNG, PDF or SVG by its suffix), if anywhere.
+            path: the file to save the figure to; its suffix gives the format. If None, nothing is saved.
+            title: the title of the figure.
         """
         from matplotlib.figure import Figure
 
@@ -117,7 +128,7 @@ class ELRHistory:
 
 
 def draw_layers(axes: Any, x: Sequence[int] | Array, values: Array, **style: Any) -> None:
-    """A line for each layer, [times, layers], from dark at the first to bright at the last."""
+    """Draws a line for each layer of `values` [times, layers], dark for the first layer and bright for the last."""
     import matplotlib
 
     colors = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, values.shape[1]))

@@ -1,4 +1,4 @@
-"""Which weights a network is invariant to the scale of, and what must be rescaled with them."""
+"""Finds the scale-invariant weights of a network, and the tensors that must be rescaled with them."""
 
 import math
 import sys
@@ -30,42 +30,46 @@ def scale_invariant(
     tolerance: float = 1e-2,
     backend: Backend = "auto",
 ) -> ScaleInvariant:
-    """The weights that the model in training mode is invariant to the scale of, found and not guessed.
+    """Measures which weights are scale-invariant: their scale does not change the output in training mode.
 
-    Examined are the parameters of two or more dimensions that require a gradient. An invariant one is
-    perpendicular to its gradient, ⟨∂L/∂W, W⟩ = 0 (Spreads in Effective Learning Rates, Eq. 2). Those that are,
-    up to `tolerance`, in both halves of the minibatch are then doubled, each alone: the outputs must stay and
-    its gradient must halve. Last, all that passed are doubled at once, which shows by which power the biases
-    and running statistics after them follow; a weight is left out if one of these follows by no power, or if
-    outputs in evaluation mode change when all are scaled.
+    The function examines all parameters of two or more dimensions that require a gradient, in three steps:
 
-    Biases that are not zero take part in the scale before a LayerNorm or GroupNorm, and a weight is then not
-    perpendicular by itself: examine such a model as it is initialized.
+    1. A scale-invariant weight is perpendicular to its gradient, ⟨∂L/∂W, W⟩ = 0 (Spreads in Effective Learning Rates,
+       Eq. 2). This must hold up to `tolerance` in both halves of the minibatch.
+    2. Each of these weights is doubled by itself. The outputs must stay the same, and its gradient must halve.
+    3. All of these weights are doubled together. This shows the power of two by which biases and running statistics
+       change. A weight is rejected if one of them changes by no power of two, or if the outputs in evaluation mode
+       change when everything is rescaled.
 
-    Of a fused query / key / value projection (see `layers_of`) that is not invariant as a whole, each third is examined
-    by itself, doubled together with its third of the bias. The value is invariant where a normalization follows on the
-    output of the attention, before anything is added; query and key are where they are normalized before their
-    product, and otherwise not. Thirds that are invariant are listed in `slices`, apart from `names`, and are not
-    rescaled by SGD.
+    If a bias before a LayerNorm or GroupNorm is not zero, the weight alone is not perpendicular to its gradient.
+    Examine such a model at initialization, where biases are zero.
 
-    One forward and backward pass over half of the minibatch for each weight or third that passes Eq. 2, and a copy of
-    what every normalization with running statistics and every module with a bias computes. A model in
-    training mode is taken with the modes of its modules, so that a BatchNorm in evaluation mode counts as
-    frozen; a model in evaluation mode is put in training mode. When this returns or raises, weights, buffers,
-    `.grad`, modes, hooks, eps and the random number generators are as they were.
+    If a fused query, key and value projection is not scale-invariant as a whole, each third is examined with its third
+    of the bias. The value is scale-invariant if a normalization layer follows the attention before anything is added;
+    query and key are if they are normalized before their product. `slices` lists these thirds. SGD does not rescale
+    them.
+
+    The cost is one forward and backward pass over half of the minibatch for each weight that passes step 1, and a copy
+    of the inputs of every normalization layer with running statistics and of the outputs of every module with a bias.
+    A BatchNorm in evaluation mode counts as frozen if the model is in training mode; a model in evaluation mode is put
+    in training mode. Afterwards, also if this raises, weights, buffers, `.grad`, training modes, hooks, eps and the
+    random number generators are restored.
 
     Args:
-        model: runs on the device that its parameters are on.
-        batch: a minibatch of the kinds that `calibrate` takes. Tensors of the most frequent first size, which must
-            be at least 4, are cut in halves; other values go to both halves as they are.
+        model: the model to examine. It runs on the device of its parameters.
+        batch: a minibatch of the kinds that `calibrate` accepts. Tensors with the most frequent first size, which must
+            be at least 4, are split in halves. Both halves get all other values.
         loss_fn: returns the mean loss over the minibatch, a scalar.
-        tolerance: of the cosine. It is near eps / variance, and not 0, where eps of the normalization counts.
-        backend: "auto", "triton" or "torch", for the reduction.
+        tolerance: the largest |cosine| between weight and gradient. The cosine is about eps / variance and not 0 if
+            the eps of the normalization layer matters.
+        backend: the backend of the reduction: "auto", "triton" or "torch".
+
+    Returns:
+        The scale-invariant weights, and the reason for each weight that is not.
 
     Raises:
-        ValueError: a model that is sharded already, a minibatch that is too small or no minibatch, a loss that is
-            no scalar, a gradient or outputs that are not finite, no tensor among the outputs, or no parameter to
-            examine.
+        ValueError: the model is sharded or has no parameter to examine; the batch is too small or not a minibatch; the
+            loss is not a scalar; the outputs contain no tensor; or a gradient or an output is not finite.
     """
     reshard(model)
     if any(map(is_distributed, model.parameters())):

@@ -11,33 +11,34 @@ from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import Layer, named_layers, split_name
 from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.ops import Backend
+from fused_lwlr.optim.layers import multiplier_of
 from fused_lwlr.scaling.base import Scaling, Selector, weights
 from fused_lwlr.shards import is_distributed
 from fused_lwlr.statistics import StatisticsPass
 
 
 class ELRRecorder:
-    """Measures E = ‖∇W‖ / ‖W‖ of every layer in the steps of an optimizer, ours or another of torch.
+    """Records E = ‖∇W‖ / ‖W‖ of every layer in the steps of any `torch.optim.Optimizer`.
 
         recorder = fused_lwlr.ELRRecorder(model).watch(optimizer)
         ...
         recorder.history.plot("elr.png")
 
-    Each recorded step costs one pass over gradients and weights; what it finds stays on the device until `history` is
-    asked for. Gradients are those that `step()` starts from: unscaled where a `GradScaler` scaled them, before any
-    clipping or scaling by the optimizer itself.
+    Each recorded step costs one pass over gradients and weights. The results stay on the device until `history` is
+    read. The recorder sees the gradients that `step()` receives: without the loss scale of a `GradScaler`, and before
+    the optimizer clips or scales them.
 
     Args:
-        source: a model, or named parameters; of a model, fused query / key / value projections are three layers each.
-        every: steps between two records.
-        select: the layers, as for a `Scaling`; weights, and neither biases nor normalizations, by default.
-            `scale_invariant(...).names` are those that the paper means.
-        momentum: measure the norm of `state["momentum_buffer"]` after the step instead of that of the gradient, where
-            there is one: what the learning rate multiplies, and what `simulate.momentum` models.
+        source: a model, or named parameters. In a model, query, key and value of a fused projection are three layers.
+        every: the number of steps between two records.
+        select: the layers to record, as for a `Scaling`. By default all weights, without biases and normalization
+            layers. The layers in the paper are `scale_invariant(...).names`.
+        momentum: whether to record the norm of `state["momentum_buffer"]` after the step, if there is one, in place of
+            the norm of the gradient. The learning rate multiplies this buffer, and `simulate.momentum` models it.
         backend: "auto", "triton" or "torch", as for the optimizers.
 
     Raises:
-        ValueError: `every` below 1, or a selector that fits no layer.
+        ValueError: `every` is below 1, or the selector matches no layer.
     """
 
     def __init__(
@@ -68,10 +69,13 @@ class ELRRecorder:
         self._handles: list[Any] = []
 
     def watch(self, optimizer: torch.optim.Optimizer) -> "ELRRecorder":
-        """Record the steps of an optimizer from now on.
+        """Starts to record the steps of an optimizer. Returns the recorder.
+
+        Args:
+            optimizer: the optimizer of the recorded layers.
 
         Raises:
-            ValueError: it steps none of the layers, or momentum is asked for of layers that several processes share.
+            ValueError: the optimizer has none of the layers, or `momentum=True` and a layer is sharded.
         """
         held = {id(param) for group in optimizer.param_groups for param in group["params"]}
         if not any(id(layer.param) in held for layer in self.layers):
@@ -85,14 +89,14 @@ class ELRRecorder:
         return self
 
     def stop(self) -> None:
-        """Record no further steps."""
+        """Stops recording."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     @property
     def history(self) -> ELRHistory:
-        """What was recorded so far, on the host."""
+        """The records so far, on the host."""
         shape = (len(self._records), len(self.layers))
         norms = [values.cpu() for _, values, _ in self._records]
         grad, weight = torch.stack(norms, dim=1).numpy() if norms else np.empty((2, *shape))
@@ -140,10 +144,10 @@ class ELRRecorder:
         self._seen += 1
 
     def _rates(self, optimizer: Any) -> list[float]:
-        """lr · η of each layer; NaN for what the optimizer does not step, or steps by parts at different rates."""
+        """Returns lr · η of each layer. NaN if the optimizer lacks it or steps its slices at different rates."""
         found = {}
         for group in optimizer.param_groups:
-            entries = group.get("multipliers") or [1.0] * len(group["params"])
+            entries = group.get("layers") or [1.0] * len(group["params"])
             for param, entry in zip(group["params"], entries, strict=True):
                 found[id(param)] = float(group["lr"]), entry
         return [_rate(layer, *found.get(id(layer.param), (np.nan, 1.0))) for layer in self.layers]
@@ -151,7 +155,7 @@ class ELRRecorder:
 
 def _rate(layer: Layer, lr: float, entry: Any) -> float:
     if not isinstance(entry, list):
-        return lr * float(entry)
+        return lr * multiplier_of(entry)
     if layer.stop is None:
         return np.nan
-    return lr * next((eta for start, stop, eta in entry if (start, stop) == (layer.start, layer.stop)), 1.0)
+    return lr * next((multiplier_of(own) for *ends, own in entry if ends == [layer.start, layer.stop]), 1.0)

@@ -38,56 +38,58 @@ def gradinit_(
 
         minimize over α   L(S̃; αW - η·𝒜[g])     subject to   ‖g‖ ≤ γ     where g = ∇L(S; αW)
 
-    with a scale α for every parameter and minibatches S and S̃ that share half of their samples (GradInit, Eq. 1 and
-    Algorithm 1). Where ‖g‖ > γ, scales follow -∇‖g‖, a second-order gradient; else the gradient of the loss after
-    the step, with 𝒜[g] held constant. 𝒜[g] is g for SGD, sign(g) for Adam; the norm is ℓ2 for SGD, ℓ1 for Adam.
+    Every parameter W has a scale α; the minibatches S and S̃ share half of their samples (GradInit, Eq. 1 and
+    Algorithm 1). If ‖g‖ > γ, the scales descend along the gradient of ‖g‖, a second-order gradient. Otherwise they
+    descend along the gradient of the loss after the step, with 𝒜[g] held constant. For SGD, 𝒜[g] is g and the norm is
+    ℓ2; for Adam, 𝒜[g] is sign(g) and the norm is ℓ1.
 
-    Normalizations take statistics of the minibatch and dropout is off. A tied parameter has one scale, and one that
-    does not require a gradient none. When this returns, weights are multiplied by their scales; buffers, `.grad`,
-    modes and the random number generators are as they were. When it raises, and if it is interrupted, weights are
-    as well.
+    Normalization layers use the statistics of the minibatch, and dropout is off. A tied parameter has one scale. A
+    parameter that does not require a gradient has none. The function multiplies the weights by their scales and
+    leaves buffers, `.grad`, training modes and random number generators unchanged. If it raises or is interrupted, the
+    weights are unchanged too.
 
     Args:
-        model: initialized, in float32 or float64; runs on the device that its parameters are on.
-        batches: minibatches of the kinds that `calibrate` takes, each half an S. A step takes three of them, two on
-            the constraint, so `steps` take up to 3 · `steps` (4 · `steps` at an overlap below 0.5, 2 · `steps` at 1).
-            Samples lie along the first dimension. A list, a DataLoader or another iterable is started again when it
-            ends; an iterator, such as a generator, cannot be, and must hold that many.
+        model: an initialized model in float32 or float64. It runs on the device of its parameters.
+        batches: minibatches of the kinds that `calibrate` accepts, with samples along the first dimension. Two of them
+            form one S. A step uses three, or two if it is on the constraint, so a run uses up to 3 · `steps`
+            (4 · `steps` if `overlap` is below 0.5, 2 · `steps` if it is 1). A list, a DataLoader or another iterable
+            is restarted when it ends. An iterator, such as a generator, cannot be restarted and must hold enough.
         loss_fn: returns the mean loss over a minibatch, a scalar.
-        optimizer: "sgd" or "adam", what the model will be trained with.
-        lr: η, what it will be trained with.
-        gamma: γ; when None, such that η·γ² = 0.1 for SGD or η·γ = 0.1 for Adam (Section 3.3). This rule does not
-            depend on the model, but the norm does, and ℓ1 grows with the number of parameters: compare
-            `history[0].norm`. At infinity there is no constraint.
-        relative_gamma: γ as a multiple of the norm on the first S, given instead of `gamma`. Ours, not the paper's.
-            Values a little below 1 keep both branches in use. A post-LN character Transformer of 12 layers, with Adam
-            at 5e-3 and no warm-up, trained at 3 of 3 seeds with 0.8, at 1 of 2 with 0.5 and with 0.9, at 0 of 1 with
-            0.7 and with the default γ: at such a rate, try more than one.
-        tau: τ, the learning rate of the scales; the paper searches from 1e-3 to 1e-1.
-        steps: T; the paper takes 390 for CIFAR-10, 2000 for ImageNet and 780 for translation.
+        optimizer: "sgd" or "adam": the optimizer that will train the model.
+        lr: η, the learning rate that will train the model.
+        gamma: γ. If None, γ satisfies η·γ² = 0.1 for SGD and η·γ = 0.1 for Adam (Section 3.3). That rule ignores the
+            model, but the norm depends on it, and ℓ1 grows with the number of parameters: compare
+            `history[0].norm`. With `math.inf` there is no constraint.
+        relative_gamma: γ as a multiple of the norm on the first S; replaces `gamma`. This option is not from the
+            paper. Values a little below 1 keep both branches in use. A post-LN character Transformer of 12 layers
+            (Adam at 5e-3, no warm-up) trained with 3 of 3 seeds at 0.8, 1 of 2 at 0.5 and at 0.9, and 0 of 1 at 0.7
+            and with the default γ. At such a high rate, try several values.
+        tau: τ, the learning rate of the scales. The paper searches from 1e-3 to 1e-1.
+        steps: T. The paper uses 390 for CIFAR-10, 2000 for ImageNet and 780 for translation.
         min_scale: the lowest scale.
-        overlap: the part of S that is in S̃ as well, 0 to 1.
-        normalize: for SGD, 𝒜[g] is g/‖g‖, and γ·g/‖g‖ with mode="paper" (Section 3.1). The authors' scripts for
-            CIFAR-10 do so.
-        mode: "official", as in the authors' code, which differs from the text: Adam on the scales, with one first
-            moment for each branch; the loss divided by η; gradients of scales clipped to ±1; `min_scale` holds after
-            every step, for biases it is 0; and what is zero stays out. "paper": gradient descent, and `min_scale`
-            after steps on the objective only.
+        overlap: the fraction of S that S̃ contains too, from 0 to 1.
+        normalize: for SGD, 𝒜[g] is g/‖g‖, or γ·g/‖g‖ with mode="paper" (Section 3.1). The authors' scripts for
+            CIFAR-10 use it.
+        mode: "official" follows the authors' code, which differs from the text: Adam updates the scales, with a first
+            moment for each branch; the loss is divided by η; gradients of scales are clipped to ±1; `min_scale`
+            holds after every step and is 0 for biases; parameters that are zero keep their scale. "paper" uses
+            gradient descent, and applies `min_scale` after steps on the objective only.
         progress: show a progress bar (needs rich).
 
     Returns:
-        The scales by parameter, and of each step the loss before and after one step of the optimizer, the norm, and
-        which branch was taken.
+        The scale of each parameter, and for each step the loss before and after one step of the optimizer, the norm,
+        and the branch.
 
     Warns:
-        UserWarning: nine in ten steps or more, or none, were on the constraint, of at least 10: γ is far from the norm.
+        UserWarning: γ is far from the norm: at least nine in ten steps were on the constraint, or none was (only for
+            10 steps or more).
 
     Raises:
-        ValueError: a bad argument; too few minibatches, or such as cannot be joined; a loss that is no scalar, or a
-            loss or gradient that is not finite; a model that is sharded, under DistributedDataParallel or in half
-            precision.
-        RuntimeError: torch has no second derivative of something in the model, by its name, and the constraint needs
-            one; of `hardsigmoid`, for example, which is `relu6(x + 3) / 6`.
+        ValueError: an argument is out of range; there are too few minibatches, or two cannot be joined; the loss is
+            not a scalar; the loss or a gradient is not finite; or the model is sharded, in half precision, or wrapped
+            in DistributedDataParallel.
+        RuntimeError: the constraint needs a second derivative that torch does not have. The message names the
+            operation, such as `hardsigmoid`, which can be written as `relu6(x + 3) / 6`.
     """
     _check(
         {

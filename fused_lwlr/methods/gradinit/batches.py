@@ -1,4 +1,4 @@
-"""Minibatches S to take a gradient on, and S̃ to see its effect on, which share some of their samples."""
+"""Pairs of minibatches S and S̃ that share samples. The gradient is taken on S and its effect is measured on S̃."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

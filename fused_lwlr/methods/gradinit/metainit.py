@@ -18,21 +18,21 @@ from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
 
 
 def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5) -> Tensor:
-    """The mean over all elements of |(g - Hg) / (g ± ε) - 1|, with g = ∇L, H its Hessian and ε of the sign of g.
+    """Returns the gradient quotient: the mean over all elements of |(g - Hg) / (g ± ε) - 1|.
 
-    How much the gradient changes along itself: 0 where the loss is linear (MetaInit, Eq. 1). Where g is 0, ε is
-    positive.
+    Here g = ∇L and H is the Hessian; ε has the sign of g, and is positive where g is 0. The quotient measures how much
+    the gradient changes along its own direction. It is 0 if the loss is linear (MetaInit, Eq. 1).
 
     Args:
-        loss: a scalar, with its graph, which is kept.
-        params: what it is differentiated with respect to; one that it does not depend on has g = 0.
+        loss: a scalar with its graph. The graph is kept.
+        params: the parameters to differentiate by. A parameter that the loss does not depend on has g = 0.
         eps: ε.
 
     Returns:
-        A scalar that can be differentiated in turn, which takes third derivatives of the loss.
+        A differentiable scalar. Its gradient needs third derivatives of the loss.
 
     Raises:
-        ValueError: no parameters, a loss that is no scalar or depends on none of them, or an ε that is not above 0.
+        ValueError: `params` is empty, the loss is not a scalar or depends on no parameter, or ε is not above 0.
     """
     params = list(params)
     if not params:
@@ -69,27 +69,27 @@ def metainit_(
 ) -> MetaInitResult:
     """Scale the weights of a model, in place, so that its gradient quotient is low.
 
-    The norms of all parameters of two or more dimensions follow the sign of minus the derivative of the quotient, with
-    momentum; the quotient is over all parameters that require a gradient. Those are the paper's algorithm and its
-    defaults. Unlike the code that it prints, which runs the model in evaluation mode, normalizations take statistics
-    of the minibatch, as in GradInit's comparison with it.
+    Each step moves the norm of every parameter with two or more dimensions by signed gradient descent with momentum on
+    the gradient quotient, which is taken over all parameters that require a gradient. The algorithm and the defaults
+    are the paper's. The code printed in the paper runs the model in evaluation mode; here normalization layers use the
+    statistics of the minibatch, as in GradInit's comparison with MetaInit.
 
-    Needs third derivatives: about twice the memory of `gradinit_`. What is kept and what is restored, also when this
-    raises or is interrupted, is as there.
+    MetaInit needs third derivatives and about twice the memory of `gradinit_`. It restores the same things as
+    `gradinit_`, also when it raises or is interrupted.
 
     Args:
-        model: initialized, in float32 or float64; runs on the device that its parameters are on.
-        batches: minibatches, one a step, as for `gradinit_`; `gaussian_batches` gives the random ones of the paper.
+        model: an initialized model in float32 or float64. It runs on the device of its parameters.
+        batches: minibatches as for `gradinit_`, one for each step. `gaussian_batches` makes the paper's random ones.
         loss_fn: returns the mean loss over a minibatch, a scalar.
-        lr: how much a norm changes in a step, without momentum.
-        momentum: of these changes.
+        lr: the change of a norm in one step without momentum.
+        momentum: the momentum of these changes.
         steps: the number of steps.
         eps: ε of the quotient.
         progress: show a progress bar (needs rich).
 
     Returns:
-        The scales by parameter, and the loss and the gradient quotient of each step. A scale may be negative: a norm
-        that would pass through 0 turns the weight around.
+        The scale of each parameter, and for each step the loss and the gradient quotient. A scale is negative if the
+        norm passed through 0, which turns the weight around.
 
     Raises:
         ValueError: as `gradinit_`.
@@ -138,12 +138,12 @@ def _derivative(params: list[Tensor], eps: float, loss: Tensor) -> tuple[MetaIni
 
 
 def gaussian_batches(shape: Sequence[int], classes: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """The paper's random minibatches, without end: inputs from N(0, 1) in float32, classes drawn uniformly.
+    """Yields the paper's random minibatches without end: inputs from N(0, 1) in float32, classes drawn uniformly.
 
     Args:
-        shape: of the inputs, samples first.
-        classes: how many classes there are.
-        seed: the same minibatches for the same seed.
+        shape: the shape of the inputs, samples first.
+        classes: the number of classes.
+        seed: the seed of the random numbers.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     while True:

@@ -1,4 +1,4 @@
-"""A model as a function of its parameters: to be differentiated twice, and nothing of it changed."""
+"""A model as a function of its parameters, which can be differentiated twice. The model itself does not change."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,11 +82,11 @@ class _Holder(nn.Module):
 
 
 def check_model(model: nn.Module, function: str) -> None:
-    """Refuse what cannot be scaled, by name.
+    """Refuses a model whose weights cannot be scaled.
 
     Raises:
-        ValueError: no parameter that requires a gradient; one that is a DTensor, or of another dtype than float32 and
-            float64; a model under DistributedDataParallel.
+        ValueError: no parameter requires a gradient; a parameter is a DTensor, or neither float32 nor float64; or the
+            model is wrapped in DistributedDataParallel. The message names the parameter.
     """
     if isinstance(model, DistributedDataParallel):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What GradInit and MetaInit return: the scales that weights were multiplied by, and how they came about."""
+"""Results of GradInit and MetaInit: the scales of the weights, and a record of every step."""
 
 import json
 import math
@@ -17,9 +17,9 @@ class GradInitStep:
 
     Attributes:
         loss: L(S) before the step of the optimizer.
-        loss_after: L(S̃) after it; None on the constraint, where no such step is taken.
-        norm: of the gradient on S: ℓ2 for SGD, ℓ1 for Adam.
-        branch: "objective" or "constraint", which scales are changed for where the norm is above γ.
+        loss_after: L(S̃) after the step of the optimizer. None on the constraint, which takes no such step.
+        norm: the norm of the gradient on S: ℓ2 for SGD, ℓ1 for Adam.
+        branch: "constraint" if the norm was above γ, else "objective".
     """
 
     loss: float
@@ -37,7 +37,12 @@ class MetaInitStep:
 
 
 class GradInitResult(NamedTuple):
-    """Parameter name -> scale, of all that require a gradient, and every step. Unpacks into the two."""
+    """The result of `gradinit_`. It unpacks into its two attributes.
+
+    Attributes:
+        scales: parameter name -> scale, for every parameter that requires a gradient.
+        history: one `GradInitStep` for each step.
+    """
 
     scales: dict[str, float]
     history: tuple[GradInitStep, ...]
@@ -54,12 +59,21 @@ class GradInitResult(NamedTuple):
         return f"{_table(self.scales)}\n{self!r}"
 
     def to_json(self, path: str | Path) -> None:
-        """Write scales and history to a file."""
+        """Write scales and history to a JSON file.
+
+        Args:
+            path: the file to write.
+        """
         _write(path, {"scales": self.scales, "history": [asdict(step) for step in self.history]})
 
 
 class MetaInitResult(NamedTuple):
-    """Parameter name -> scale, of all that require a gradient, and every step. Unpacks into the two."""
+    """The result of `metainit_`. It unpacks into its two attributes.
+
+    Attributes:
+        scales: parameter name -> scale, for every parameter that requires a gradient.
+        history: one `MetaInitStep` for each step, with the loss and the gradient quotient.
+    """
 
     scales: dict[str, float]
     history: tuple[MetaInitStep, ...]
@@ -73,7 +87,11 @@ class MetaInitResult(NamedTuple):
         return f"{_table(self.scales)}\n{self!r}"
 
     def to_json(self, path: str | Path) -> None:
-        """Write scales and history to a file."""
+        """Write scales and history to a JSON file.
+
+        Args:
+            path: the file to write.
+        """
         _write(path, {"scales": self.scales, "history": [asdict(step) for step in self.history]})
 
 

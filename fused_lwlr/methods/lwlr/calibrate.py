@@ -28,32 +28,38 @@ def calibrate(
     progress: bool = False,
     backend: Backend = "auto",
 ) -> LayerRates:
-    """Layer-wise learning-rate multipliers from gradient magnitudes at initialization.
+    """Returns layer-wise learning-rate multipliers from gradient magnitudes at initialization.
 
         G_i = Σ_t (1/m_i) Σ |∂L(X_t)/∂W_i|        η̃_i = 1/√G_i        η_i = η̃_i · Σm / Σ(m_j η̃_j)
 
-    over the layers i with m_i parameters each and minibatches t (Initializing the Layer-wise Learning Rate,
-    Algorithm 1). Every parameter is a layer, and so is each of query, key and value in a fused projection.
-    The model is in training mode while gradients are taken; when this returns or raises, its weights,
-    buffers, `.grad`, modes and the random number generators are as they were.
+    Layer i has m_i parameters; the first sum runs over minibatches t (Initializing the Layer-wise Learning Rate,
+    Algorithm 1). Every parameter is a layer. Query, key and value of a fused projection are three layers.
+
+    The model is in training mode while gradients are computed. Afterwards, also if this raises, its weights, buffers,
+    `.grad`, training modes and the random number generators are restored.
 
     Args:
-        model: runs on the device that its parameters are on.
-        batches: minibatches, moved to the model's device. The loss of a pair (inputs, targets) is
-            `loss_fn(model(inputs), targets)`; that of a mapping `loss_fn(model(**batch), batch)`, where entries
-            named "label", "labels", "target" or "targets" are kept from a model whose `forward` does not take them;
-            that of an integer tensor of token ids `loss_fn(model(ids), ids)`.
+        model: the model to measure. It runs on the device of its parameters.
+        batches: minibatches, which are moved to the model's device. A pair (inputs, targets) has the loss
+            `loss_fn(model(inputs), targets)`. A mapping has the loss `loss_fn(model(**batch), batch)`; its entries
+            "label", "labels", "target" and "targets" go to the model only if its `forward` accepts them. An integer
+            tensor of token ids, alone or in a list, has the loss `loss_fn(model(ids), ids)`.
         loss_fn: returns the mean loss over the minibatch, a scalar.
-        steps: the number of minibatches T; all of them when None. One deviates from an epoch by some percent.
-        accumulate: so many of `batches` make a minibatch together: its gradient is the mean of theirs, and magnitudes
-            are taken of that. For minibatches that do not fit in memory.
-        init: draw weights with `lwlr_init_` first, as the paper does; else take them as they are.
+        steps: T, the number of minibatches. If None, all of them are used. The rates from one minibatch differ from
+            those of an epoch by some percent.
+        accumulate: the number of `batches` whose mean gradient counts as the gradient of one minibatch. Use it if a
+            minibatch does not fit in memory.
+        init: whether to initialize the weights with `lwlr_init_` first, as the paper does. If False, the weights are
+            used as they are.
         progress: show a progress bar (needs rich).
-        backend: "auto", "triton" or "torch", for the reduction.
+        backend: the backend of the reduction: "auto", "triton" or "torch".
+
+    Returns:
+        The multiplier of each layer, float64, with a mean of 1 over all parameters.
 
     Raises:
-        ValueError: too few minibatches, a loss that is no scalar, a gradient that is not finite, or a model
-            that `lwlr_init_` cannot initialize.
+        ValueError: there are too few minibatches, the loss is not a scalar, a gradient is not finite, or `lwlr_init_`
+            cannot initialize the model.
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps={steps}: at least one minibatch is needed")
@@ -105,7 +111,7 @@ def calibrate(
 
 
 def _parts(batches: Iterable[Any], count: int) -> Iterator[list[Any]]:
-    """So many at a time; what is left at the end is no whole minibatch."""
+    """Yields lists of `count` batches. Drops an incomplete list at the end."""
     source = iter(batches)
     while len(found := list(islice(source, count))) == count:
         yield found

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from fused_lwlr.scaling.patterns import matches
+from fused_lwlr.patterns import find
 
+Blocks = str | Sequence[str] | None
+"""The name of a list of blocks, or the names of blocks; None for the list that holds nearly all parameters."""
 TRUNK = 0.8
 """The part of all parameters that a list of blocks must hold to be found."""
 
@@ -20,10 +22,10 @@ def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> d
 
     Args:
         model: its trainable parameters are counted; frozen ones get 1.
-        low, high: of the first and the last tensor, before they are scaled.
+        low, high: the rates of the first and the last tensor, before they are scaled.
 
     Returns:
-        Parameter name -> η, for `multipliers=` of an optimizer.
+        Parameter name -> η, for `layers=` of an optimizer.
 
     Raises:
         ValueError: a bound that is negative, both 0, or a model without trainable parameters.
@@ -32,16 +34,25 @@ def depth_increasing(model: nn.Module, low: float = 0.1, high: float = 1.0) -> d
 
 
 def depth_decreasing(model: nn.Module, high: float = 2.0, low: float = 1.0) -> dict[str, float]:
-    """Rates that fall linearly with depth, from 2 to 1 by default, scaled as those of `depth_increasing`.
+    """Rates that fall linearly with depth, from 2 to 1 by default, scaled to a mean of 1 over parameters.
 
-    Args, Returns, Raises:
-        as of `depth_increasing`; `high` is of the first tensor, `low` of the last.
+    See `depth_increasing`.
+
+    Args:
+        model: its trainable parameters are counted; frozen ones get 1.
+        high, low: the rates of the first and the last tensor, before they are scaled.
+
+    Returns:
+        Parameter name -> η, for `multipliers=` of an optimizer.
+
+    Raises:
+        ValueError: a bound that is negative, both 0, or a model without trainable parameters.
     """
     return _linear(model, high, low)
 
 
 def layer_decay(
-    model: nn.Module, decay: float, *, blocks: str | Sequence[str] | None = None, frozen: Iterable[str] = ()
+    model: nn.Module, decay: float, *, blocks: Blocks = None, frozen: Iterable[str] = ()
 ) -> dict[str, float]:
     """Rates for fine-tuning that fall by a factor from each block to the one before it.
 
@@ -52,21 +63,22 @@ def layer_decay(
 
     Args:
         model: its parameters are in the order of depth.
-        decay: above 0, at most 1; 1 for none.
+        decay: the factor, above 0 and at most 1; 1 for no decay.
         blocks: the name of a `Sequential` or `ModuleList` of blocks, or the names of the blocks themselves in order
-            ("layer1", "layer2", ... of a ResNet); when not given, the list that holds nearly all parameters.
-        frozen: names of parameters, or patterns with `*` and `?`, that get 0: their weights stay as they are, bit for
-            bit, though gradients are computed.
+            ("layer1", "layer2", ... of a ResNet). When None, it is the list that holds nearly all parameters.
+        frozen: names of parameters, or patterns with `*` and `?`, that get 0. Their weights stay as they are, bit for
+            bit, although gradients are computed.
 
     Returns:
-        Parameter name -> η, for `multipliers=` of an optimizer.
+        Parameter name -> η, for `layers=` of an optimizer.
 
     Raises:
-        ValueError: a decay out of range, no such blocks or none found, or a pattern that fits no parameter.
+        ValueError: a decay out of range, blocks that are not in the model or that cannot be found, or a pattern that
+            fits no parameter.
     """
     if not 0 < decay <= 1:
         raise ValueError(f"decay={decay} must be above 0 and at most 1")
-    names = _blocks(model, blocks)
+    names = blocks_of(model, blocks)
     found, depth = {}, 0
     for name, _ in model.named_parameters():
         inside = [k for k, block in enumerate(names, 1) if name.startswith(f"{block}.")]
@@ -74,10 +86,7 @@ def layer_decay(
         depth = inside[0] if inside else len(names) + 1 if depth else 0
         found[name] = decay ** (len(names) + 1 - depth)
     for pattern in frozen:
-        hit = [name for name in found if matches(name, [pattern])]
-        if not hit:
-            raise ValueError(f"frozen= has {pattern!r}, which fits no parameter of the model")
-        found |= dict.fromkeys(hit, 0.0)
+        found |= dict.fromkeys(find(pattern, found, "frozen=", "parameter of the model"), 0.0)
     return found
 
 
@@ -93,8 +102,12 @@ def _linear(model: nn.Module, first: float, last: float) -> dict[str, float]:
     return {name: raw[name] * scale if name in raw else 1.0 for name, _ in model.named_parameters()}
 
 
-def _blocks(model: nn.Module, wanted: str | Sequence[str] | None) -> list[str]:
-    """The names of the blocks, in order."""
+def blocks_of(model: nn.Module, wanted: Blocks) -> list[str]:
+    """Returns the names of the blocks, in order.
+
+    Raises:
+        ValueError: no such blocks, or none found.
+    """
     modules = dict(model.named_modules())
     if wanted is None:
         wanted = _trunk(model)

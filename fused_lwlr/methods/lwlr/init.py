@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from fused_lwlr.layers import Layer, layers_of
+from fused_lwlr.layers import Layer, fan_dims, fused_qkv, is_conv1d, layers_of
 from fused_lwlr.shards import is_distributed, reshard
 
 Kind = Literal["weight", "scale", "bias", "other"]
@@ -58,10 +58,9 @@ def fan_out(module: nn.Module, weight: Tensor) -> int:
     """Outputs that each input of a weight reaches: out_channels · kernel area ÷ groups, or out_features."""
     if isinstance(module, _EMBEDDINGS):
         return weight.shape[1]
-    if isinstance(module, _ConvTransposeNd):
-        return weight.shape[1] * math.prod(weight.shape[2:])
-    groups = module.groups if isinstance(module, _ConvNd) else 1
-    return weight.shape[0] * math.prod(weight.shape[2:]) // groups
+    # a transposed convolution has the outputs of a group in its weight
+    groups = module.groups if isinstance(module, _ConvNd) and not isinstance(module, _ConvTransposeNd) else 1
+    return weight.shape[fan_dims(module)[1]] * math.prod(weight.shape[2:]) // groups
 
 
 @torch.no_grad()
@@ -71,19 +70,21 @@ def lwlr_init_(
     """Initialize a model in place as LWLR does before it measures gradients (Algorithm 1, line 3).
 
     Convolution, linear and embedding weights: N(0, std = √(1/fan_out)), with the fan-out of PyTorch
-    (out_channels · kernel area, groups divided out); a fused query / key / value projection is three layers,
-    each with its own third of the outputs. Scales (of normalizations, LayerScale): 1. Biases, class token,
-    position embedding, relative-position tables: 0, also if they are an `nn.Embedding`, which is recognised by its
-    name, such as "wpe", "pos_emb" or "position_embeddings". Buffers stay as they are.
+    (out_channels · kernel area, divided by groups); a fused query / key / value projection is three layers,
+    each with its own third of the outputs. Scales of normalizations and of LayerScale are set to 1. Biases, class
+    tokens, position embeddings and tables of relative positions are set to 0. A position embedding that is an
+    `nn.Embedding` is recognised by its name, such as "wpe", "pos_emb" or "position_embeddings". Buffers stay as they
+    are.
 
-    A weight that an embedding shares with an output layer has the fan-out of the output layer, the number of
-    outputs: the paper's rule is about linear layers, and says nothing of embeddings of words.
+    A weight that an embedding shares with an output layer has the fan-out of the output layer, which is the number of
+    outputs. (The paper's rule is about linear layers, and does not mention embeddings of words.)
 
     Args:
+        model: the model to initialize, on any device; it may be sharded.
         kinds: parameter name -> "weight", "scale", "bias" or "other" (left alone), for parameters that
-            cannot be recognised or are to be treated otherwise.
-        generator: where the draws come from; PyTorch's global one when None. Of a model that is sharded over
-            processes, those of the first process.
+            cannot be recognised or should be treated differently.
+        generator: the generator of random numbers; PyTorch's global one when None. All processes of a sharded model
+            get the weights that the first one draws.
 
     Raises:
         ValueError: a parameter that cannot be recognised, or a wrong entry of `kinds`. Nothing is changed then.
@@ -104,14 +105,17 @@ def lwlr_init_(
     for name, kind in found.items():
         if kind in ("scale", "bias"):
             parameters[name].fill_(1.0 if kind == "scale" else 0.0)
+    # their thirds are not layers of their own, but are drawn as these are
+    thirds = {name for name, module in fused_qkv(model) if is_conv1d(module)}
     for layer in layers_of(model):
         if found[layer.name.partition("[")[0]] == "weight":
-            _draw(layer, owners[id(layer.param)], generator)
+            parts = 3 if layer.name in thirds else 1
+            _draw(layer, fan_out(owners[id(layer.param)], layer.of(layer.param)) // parts, generator)
 
 
-def _draw(layer: Layer, owner: nn.Module, generator: torch.Generator | None) -> None:
+def _draw(layer: Layer, outputs: int, generator: torch.Generator | None) -> None:
     weight = layer.of(layer.param)
-    std = fan_out(owner, weight) ** -0.5
+    std = outputs**-0.5
     if not is_distributed(layer.param):
         weight.normal_(0.0, std, generator=generator)
         return

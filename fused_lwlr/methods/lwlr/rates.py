@@ -1,4 +1,4 @@
-"""Layer-wise learning rates: the result of a calibration, to look at, to keep, and to give to an optimizer."""
+"""Layer-wise learning rates: the result of a calibration, which can be printed, plotted, saved and passed on."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,18 +9,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fused_lwlr.layers import split_name
-from fused_lwlr.scaling.patterns import check_patterns, matches
+from fused_lwlr.patterns import find, matches
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NEGLIGIBLE = 1e-6
-"""Layers whose G is below this fraction of the largest have a gradient of rounding noise."""
+"""Layers whose G is below this fraction of the largest G have a gradient that is only rounding noise."""
 
 
 @dataclass(frozen=True)
 class LayerRate:
-    """One layer: its multiplier `eta`, its size, and G, the mean |gradient| summed over minibatches."""
+    """The multiplier of one layer, and the measurement behind it.
+
+    Attributes:
+        name: the name of the parameter, or of a slice of it, such as `attn.qkv.weight[0:64]`.
+        eta: the learning-rate multiplier η.
+        numel: the number of elements.
+        gradient: G, the mean of |gradient| over the elements, summed over minibatches.
+        kind: "weight", "scale", "bias" or "other".
+        note: why η was not measured, or empty.
+    """
 
     name: str
     eta: float
@@ -33,7 +42,11 @@ class LayerRate:
 class LayerRates(Mapping[str, float]):
     """Layer name -> learning-rate multiplier η, in the order of the model's parameters.
 
-    A mapping, to be passed as `multipliers=` of an optimizer. `layers` holds what is known of each layer.
+    A mapping that optimizers accept as `layers=`.
+
+    Attributes:
+        layers: a `LayerRate` for each layer.
+        steps: the number of minibatches that were measured.
     """
 
     def __init__(self, layers: Sequence[LayerRate], steps: int):
@@ -47,14 +60,18 @@ class LayerRates(Mapping[str, float]):
     ) -> "LayerRates":
         """Algorithm 1, lines 9 to 13: η̃ = 1/√G, η = η̃ · Σm / Σ(m η̃), so that Σ(m η) / Σm = 1.
 
-        Layers without a gradient, or with one that is zero but for rounding, get η = 1, stay out of the
-        normalization, and carry a note.
+        A layer gets η = 1 and a note, and does not count in the normalization, if it has no gradient or if its
+        gradient is zero up to rounding.
 
         Args:
-            gradients: G of each layer, summed over `steps` minibatches; NaN for a layer without a gradient.
+            names: the names of the layers.
+            numel: the number of elements of each layer.
+            gradients: G of each layer, summed over `steps` minibatches. NaN for a layer without a gradient.
+            kinds: the kind of each layer, see `LayerRate`.
+            steps: the number of minibatches.
 
         Raises:
-            ValueError: no layer has a gradient that differs from zero.
+            ValueError: the gradients of all layers are zero.
         """
         m, g = np.asarray(numel, dtype=np.float64), np.asarray(gradients, dtype=np.float64)
         measured = np.isfinite(g) & (g > 0) & (g >= NEGLIGIBLE * np.nanmax(np.append(g, 0.0)))
@@ -78,23 +95,24 @@ class LayerRates(Mapping[str, float]):
 
     @property
     def unmeasured(self) -> tuple[LayerRate, ...]:
-        """Layers whose η is not from their gradient: they have none to speak of, or were excluded or set."""
+        """The layers whose η was not measured: they have no gradient, or they were excluded or set."""
         return tuple(layer for layer in self.layers if layer.note)
 
     def exclude(self, *patterns: str) -> "LayerRates":
-        """The same rates with η = 1 for some layers, which leave the normalization.
+        """Returns rates in which some layers have η = 1 and do not count in the normalization.
 
-        The other measured layers are rescaled, so that Σ(m η) / Σm = 1 holds for them, and so for all layers. This is
-        the result of a calibration that leaves the excluded layers out. (`rates | {name: 1.0}` keeps the other η.)
+        The other measured layers are rescaled so that Σ(m η) / Σm = 1 holds for them. The result is the same as if the
+        calibration had left the excluded layers out. (`rates | {name: 1.0}` does not rescale the others.)
 
         Args:
             patterns: names of layers or parameters, or patterns of names with `*` and `?`, such as "*.wpe.weight".
 
         Raises:
-            ValueError: a pattern fits no layer, or no measured layer is left.
+            ValueError: a pattern matches no layer, or no measured layer is left.
         """
-        names = [*self._eta, *{split_name(name)[0] for name in self._eta}]
-        check_patterns(patterns, names, "exclude", "layer of these rates")
+        names = {*self._eta, *(split_name(name)[0] for name in self._eta)}
+        for pattern in patterns:
+            find(pattern, names, "exclude", "layer of these rates")
         left = [layer for layer in self.layers if not (layer.note or matches(layer.name, patterns))]
         if not left:
             raise ValueError(f"exclude has {', '.join(map(repr, patterns))}, which leaves no measured layer")
@@ -109,16 +127,16 @@ class LayerRates(Mapping[str, float]):
         return LayerRates([changed(layer) for layer in self.layers], self.steps)
 
     def __or__(self, other: Mapping[str, float]) -> "LayerRates":
-        """These rates with those of `other` in their place, as `dict` merges. No other η changes.
+        """Returns these rates, updated by those of `other` as `dict` does. No other η changes.
 
-        The mean over parameters is then no longer 1, see `exclude`. A parameter in `other` replaces its slices here,
-        such as query, key and value. Other `LayerRates` may add layers.
+        The mean over parameters may then differ from 1, see `exclude`. A parameter in `other` replaces its slices in
+        these rates, such as query, key and value. Other `LayerRates` may add layers.
 
         Args:
             other: layer or parameter -> η.
 
         Raises:
-            ValueError: a plain mapping has a name that is no layer and no parameter of these rates.
+            ValueError: a plain mapping has a name that is neither a layer nor a parameter of these rates.
         """
         if not isinstance(other, Mapping):
             return NotImplemented
@@ -151,16 +169,23 @@ class LayerRates(Mapping[str, float]):
         return "\n".join(lines)
 
     def to_json(self, path: str | Path) -> None:
-        """Write the rates to a file."""
+        """Writes the rates to a JSON file.
+
+        Args:
+            path: the file to write.
+        """
         content = {"steps": self.steps, "layers": [asdict(layer) for layer in self.layers]}
         Path(path).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
     @classmethod
     def from_json(cls, path: str | Path) -> "LayerRates":
-        """Read rates that `to_json` wrote: the same numbers, bit for bit.
+        """Reads rates that `to_json` wrote. The numbers are the same, bit for bit.
+
+        Args:
+            path: the file to read.
 
         Raises:
-            ValueError: the file is not one that `to_json` wrote.
+            ValueError: the file was not written by `to_json`.
         """
         try:
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -170,12 +195,13 @@ class LayerRates(Mapping[str, float]):
             raise ValueError(f"{path} does not hold layer rates, as calibrate writes them: {lacks}") from error
 
     def plot(self, path: str | Path | None = None, title: str | None = None) -> "Figure":
-        """Draw η against depth: all layers, and beside them the convolution and linear ones alone.
+        """Plots η against depth: all layers on the left, convolution and linear layers alone on the right.
 
-        As in the paper's Figures 4 and 5. Needs matplotlib.
+        The plots are those of the paper's Figures 4 and 5. Needs matplotlib.
 
         Args:
-            path: where to save the figure (PNG, PDF or SVG by its suffix), if anywhere.
+            path: the file to save the figure to; its suffix gives the format. If None, nothing is saved.
+            title: the title of the figure.
         """
         from matplotlib.figure import Figure
 

@@ -1,7 +1,8 @@
 """Models of how effective learning rates of scale-invariant layers evolve early in training.
 
-A layer's base gradient is c / ‖W‖ with a constant c, and orthogonal to W and to all base gradients before it. c is
-‖∇W‖ · ‖W‖ at initialization; the paper, which mostly starts from ‖W‖ = 1, calls it the initial gradient norm.
+The base gradient of a layer has the norm c / ‖W‖ with a constant c. It is orthogonal to W and to all earlier base
+gradients. c is ‖∇W‖ · ‖W‖ at initialization. The paper calls it the initial gradient norm, since it mostly starts from
+‖W‖ = 1.
 """
 
 import numpy as np
@@ -11,11 +12,11 @@ from fused_lwlr.methods.simulate.result import Array, Simulation
 
 
 def discrete(c: ArrayLike, sq_norm: ArrayLike, lrs: ArrayLike) -> Simulation:
-    """SGD without momentum, step by step.
+    """Simulates SGD without momentum, step by step.
 
         ‖W‖² ← ‖W‖² + λ² c² / ‖W‖²        E = c / ‖W‖²
 
-    (Spreads in Effective Learning Rates, Eq. 4; so that E ← E / (1 + λ² E²).)
+    (Spreads in Effective Learning Rates, Eq. 4.) It follows that E ← E / (1 + λ² E²).
 
     Args:
         c: ‖∇W‖ · ‖W‖ of each layer, a number or an array with the layers last.
@@ -27,8 +28,8 @@ def discrete(c: ArrayLike, sq_norm: ArrayLike, lrs: ArrayLike) -> Simulation:
         E and ‖W‖² at steps 0 (the initial state) to `steps`: float64 [steps + 1, ..., layers].
 
     Raises:
-        ValueError: c or a rate that is negative, ‖W‖² that is not above 0, something that is not finite, or shapes
-            that do not broadcast.
+        ValueError: c or a rate is negative, ‖W‖² is not above 0, a number is not finite, or the shapes do not
+            broadcast.
     """
     rates = _numbers("lrs", lrs)
     if rates.ndim == 0:
@@ -52,13 +53,13 @@ def continuous(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, t: ArrayLike) ->
     Args:
         c, sq_norm: as in `discrete`.
         lr: λ, a number or an array that broadcasts with c.
-        t: times, a number or an array; `lr * np.arange(steps + 1)` for those of some steps.
+        t: times, a number or an array. The times of discrete steps are `lr * np.arange(steps + 1)`.
 
     Returns:
-        E and ‖W‖² at these times, float64 of shape [*t.shape, ..., layers]; at t = 0 the initial state.
+        E and ‖W‖² at these times, float64 of shape [*t.shape, ..., layers]; t = 0 is the initial state.
 
     Raises:
-        ValueError: as in `discrete`, or a negative time.
+        ValueError: as in `discrete`, or a time is negative.
     """
     rate, times = _numbers("lr", lr), _numbers("t", t)
     c, start = _initial(c, sq_norm, rate.shape)
@@ -68,25 +69,25 @@ def continuous(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, t: ArrayLike) ->
 
 
 def momentum(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, momentum: ArrayLike, steps: int) -> Simulation:
-    """SGD with momentum, step by step, E being that of the momentum buffer g.
+    """Simulates SGD with momentum, step by step. E is the effective rate of the momentum buffer g.
 
         ‖ĝ_k‖² = c² / ‖W_k‖²        ‖g_k‖² = Σ_i μ^(2(k−i)) ‖ĝ_i‖²        E_k = ‖g_k‖ / ‖W_k‖
         ‖W_(k+1)‖² = ‖W_0‖² + λ² Σ_j ((1 − μ^(k+1−j)) / (1 − μ))² ‖ĝ_j‖²
 
-    (Eqs. 27, 29 and 32; Eq. 12's n is k.) Computed from one step to the next: −⟨W_k, g_k⟩, which the sums amount to,
-    is carried along, so that λ may change from step to step and no power is summed twice.
+    (Eqs. 27, 29 and 32; the n of Eq. 12 is k.) The sums are computed recursively from −⟨W_k, g_k⟩, so λ may change
+    from step to step.
 
     Args:
         c, sq_norm: as in `discrete`.
         lr: λ, a number, or an array [steps] or [steps, ...] as `lrs` of `discrete`.
         momentum: μ, a number or an array that broadcasts with c, such as [runs, 1].
-        steps: how many.
+        steps: the number of steps.
 
     Returns:
         E and ‖W‖² at steps 0 (the initial state) to `steps`: float64 [steps + 1, ..., layers].
 
     Raises:
-        ValueError: as in `discrete`, a momentum that is not in [0, 1), or a number of steps other than that of rates.
+        ValueError: as in `discrete`, or the momentum is not in [0, 1), or `lr` has another number of steps.
     """
     if steps < 0:
         raise ValueError(f"steps={steps} must not be negative")
@@ -110,7 +111,7 @@ def momentum(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, momentum: ArrayLik
 
 
 def _initial(c: ArrayLike, sq_norm: ArrayLike, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """c, and ‖W‖² in the shape of the state, which has one dimension at least."""
+    """Returns c, and ‖W‖² broadcast to the shape of the state, which has at least one dimension."""
     norms, squares = _numbers("c", c), _numbers("sq_norm", sq_norm)
     if (squares <= 0).any():
         raise ValueError(f"sq_norm={sq_norm!r} must be above 0: a layer of zeros has no effective learning rate")

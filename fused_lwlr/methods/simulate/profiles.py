@@ -7,15 +7,16 @@ import numpy as np
 from fused_lwlr.methods.simulate.result import Array
 
 ALPHA = math.sqrt(math.pi / (math.pi - 1))
-"""By how much a gradient's norm grows from a layer to the one before it, about 1.21."""
+"""The factor by which the norm of the gradient grows from a layer to the one before it, about 1.21."""
 
 
 def feedforward_profile(depth: int) -> Array:
-    """Gradient norms at initialization without shortcuts: they grow by α from each layer to the one before it.
+    """Returns gradient norms at initialization without shortcuts. They grow by α from each layer to the one before it.
 
         ‖∇W_ℓ‖ = α^(L−ℓ),   ℓ = 1 ... L,   α = √(π / (π − 1))
 
-    (Spreads in Effective Learning Rates, Eq. 8, where α belongs to the norm and not, as printed, to its square.)
+    (Spreads in Effective Learning Rates, Eq. 8. The equation is printed for the square of the norm, but α belongs to
+    the norm.)
 
     Args:
         depth: L, the number of layers.
@@ -31,11 +32,11 @@ def feedforward_profile(depth: int) -> Array:
 
 
 def residual_profile(depth: int, skip: int) -> Array:
-    """Gradient norms at initialization with shortcuts over `skip` layers each.
+    """Returns gradient norms at initialization with shortcuts over `skip` layers each.
 
         ‖∇W_ℓ‖ = (α ‖∇W_(ℓ+1)‖ + ‖∇W_(ℓ+s)‖) / 2   if ℓ ≡ 0 (mod s) and ℓ < L − s,   α ‖∇W_(ℓ+1)‖ otherwise
 
-    from ‖∇W_L‖ = α down (Eq. 9). Where no shortcut ends this is α times `feedforward_profile`.
+    starting from ‖∇W_L‖ = α (Eq. 9). Without any shortcut this is α times `feedforward_profile`.
 
     Args:
         depth: L, the number of layers.

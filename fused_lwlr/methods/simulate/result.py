@@ -1,4 +1,4 @@
-"""What a simulation returns."""
+"""The result of a simulation."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ class Simulation(NamedTuple):
     """The effective learning rate and the squared norm of every layer, over time.
 
     Attributes:
-        elr: E = ‖g‖ / ‖W‖, float64 [times, ..., layers], where g is what the learning rate multiplies.
+        elr: E = ‖g‖ / ‖W‖, float64 [times, ..., layers]. The learning rate multiplies g.
         sq_norm: ‖W‖², of the same shape.
     """
 

@@ -1,4 +1,4 @@
-"""Learning rates of every step, as arrays."""
+"""Learning-rate schedules, as arrays with a rate for each step."""
 
 import numpy as np
 
@@ -6,32 +6,32 @@ from fused_lwlr.methods.simulate.result import Array
 
 
 def warmup(lr: float, steps: int, warmup_steps: int) -> Array:
-    """A linear rise to a constant rate: lr · (k + 1) / (warmup_steps + 1) at step k, then lr.
+    """Returns a linear rise to a constant rate: lr · (k + 1) / (warmup_steps + 1) at step k, then lr.
 
-    As `torch.optim.lr_scheduler.LinearLR` with a start factor of 1 / (warmup_steps + 1).
+    The same as `torch.optim.lr_scheduler.LinearLR` with a start factor of 1 / (warmup_steps + 1).
 
     Args:
         lr: the rate after the warm-up.
-        steps: how many in all.
-        warmup_steps: steps below it.
+        steps: the number of all steps.
+        warmup_steps: the number of warm-up steps.
 
     Returns:
         float64 [steps].
 
     Raises:
-        ValueError: a negative argument, or a warm-up longer than training.
+        ValueError: an argument is negative, or the warm-up is longer than the training.
     """
     _check(lr, steps, warmup_steps)
     return lr * np.minimum((np.arange(steps) + 1) / (warmup_steps + 1), 1.0)
 
 
 def cosine(lr: float, steps: int, warmup_steps: int = 0) -> Array:
-    """Half a cosine from lr towards 0, as `CosineAnnealingLR` with T_max = steps; after a linear rise, if wanted.
+    """Returns half a cosine from lr towards 0, as `CosineAnnealingLR` with T_max = steps, after an optional warm-up.
 
     Args:
         lr: the highest rate.
-        steps: how many in all.
-        warmup_steps: steps of a rise as in `warmup`; the cosine takes the rest.
+        steps: the number of all steps.
+        warmup_steps: the number of warm-up steps, as in `warmup`. The cosine takes the other steps.
 
     Returns:
         float64 [steps].
@@ -48,21 +48,23 @@ def cosine(lr: float, steps: int, warmup_steps: int = 0) -> Array:
 def one_cycle(
     lr: float, steps: int, pct_start: float = 0.1, div_factor: float = 10.0, final_div_factor: float = 1000.0
 ) -> Array:
-    """Half a cosine up from lr / div_factor to lr, and another one down to lr / div_factor / final_div_factor.
+    """Returns half a cosine up from lr / div_factor to lr, and another one down to lr / div_factor / final_div_factor.
 
-    As `OneCycleLR` with cosine annealing. The defaults are those of Spreads in Effective Learning Rates, Figure 17.
+    The same as `OneCycleLR` with cosine annealing. The defaults are those of Spreads in Effective Learning Rates,
+    Figure 17.
 
     Args:
         lr: the highest rate.
-        steps: how many in all.
-        pct_start: the part of them in which the rate rises.
-        div_factor, final_div_factor: where the rate starts and ends.
+        steps: the number of all steps.
+        pct_start: the fraction of the steps in which the rate rises, from 0 to 1.
+        div_factor: the highest rate divided by the first rate.
+        final_div_factor: the first rate divided by the last rate.
 
     Returns:
         float64 [steps].
 
     Raises:
-        ValueError: a negative lr or number of steps, a part that is not in [0, 1], or a factor that is not above 0.
+        ValueError: lr or steps is negative, pct_start is not in [0, 1], or a factor is not above 0.
     """
     _check(lr, steps, 0)
     if not 0 <= pct_start <= 1:

@@ -1,0 +1,155 @@
+"""Puts the results of `bench/results`, and the examples, on the site: a hook of MkDocs, see `mkdocs.yml`.
+
+A page says `<!-- include: NAME -->` where a table belongs. NAME is one of `TABLES`, or a Markdown file under
+`bench/results`, without its suffix. Pictures and files that a page links to by `../bench/results/` are copied.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files, InclusionLevel
+
+RESULTS = Path(__file__).parent / "results"
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+PICTURE = re.compile(r"^!\[(.*)\]\((\.\./bench/results/.*)\)$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds what pages may link to."""
+    for path in [*RESULTS.rglob("*.png"), *RESULTS.glob("*.md"), *RESULTS.glob("*.txt"), *RESULTS.glob("*.csv")]:
+        uri = f"results/{path.relative_to(RESULTS).as_posix()}"
+        files.append(File.generated(config, uri, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Puts tables in the place of their markers, makes pictures links to their full size, and finds results."""
+    markdown = MARKER.sub(lambda match: tables(match[1]), markdown)
+    return PICTURE.sub(r"[![\1](\2)](\2)", markdown).replace("](../bench/results/", "](results/")
+
+
+def tables(name: str) -> str:
+    """The Markdown that stands for a marker.
+
+    Raises:
+        ValueError: there are no results of this name.
+    """
+    if name in TABLES:
+        return "\n".join(TABLES[name]())
+    file = RESULTS / f"{name}.md"
+    if not file.is_file():
+        raise ValueError(f"include: {name}: it is neither a file in {RESULTS.name} nor one of {', '.join(TABLES)}")
+    return file.read_text(encoding="utf-8")
+
+
+def measured() -> dict[str, Any]:
+    """The results of `make bench` on the machine that figures of this repository come from."""
+    return json.loads((RESULTS / "bench-amd-epyc.json").read_text(encoding="utf-8"))
+
+
+def about() -> Iterator[str]:
+    """Where and with what the figures were measured."""
+    facts = measured()["about"]
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("python", "torch", "triton"))
+    yield f"Measured on an {facts['device']} with {versions}, on {facts['date'][:10]}."
+
+
+def host() -> Iterator[str]:
+    """Host time of a step, ours beside torch's fused step in one group and in a group for each tensor."""
+    gradients = {"kept": "same memory", "new": "new in each step", "some": "5 % of tensors have none"}
+    yield from _table(
+        ("optimizer", "tensors", "gradients", "ours µs", "with ELR µs", "with LARS µs",
+         "torch, 1 group µs", "torch, a group for each tensor µs"),
+        (
+            (row["optimizer"], f"{row['tensors']:,}", gradients[row["gradients"]],
+             *(f"{row[who] * 1e6:,.0f}" for who in ("ours", "ELR", "LARS", "fused", "groups")))
+            for row in measured()["host"]
+        ),
+    )  # fmt: skip
+
+
+CPU_STEPS = (
+    ("SGD with momentum", "sgd plain, ours", "sgd plain, torch fused"),
+    ("SGD with LARS", "sgd LARS, ours", "sgd LARS, timm"),
+    ("SGD with ELR", "sgd ELR, ours", "sgd ELR, foreach"),
+    ("SGD with clipping", "sgd clip, ours", "sgd clip, torch fused"),
+    ("AdamW", "adamw plain, ours", "adamw plain, torch fused"),
+    ("AdamW with LAMB", "adamw LAMB, ours", "adamw LAMB, timm"),
+    ("AdamW with clipping", "adamw clip, ours", "adamw clip, torch fused"),
+    ("statistics of all layers", "statistics, ours", "statistics, foreach"),
+)
+"""What a step is called, ours, and the fastest other implementation."""
+
+
+def cpu() -> Iterator[str]:
+    """Steps on a CPU: what they take, and how many times as long others take."""
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for row in measured()["cpu"]:
+        found.setdefault((row["set"], row["threads"]), {})[row["step"]] = row["seconds"]
+    yield from _table(
+        ("parameters of", "threads", "step", "ours, ms", "other", "other / ours"),
+        (
+            (tensors, threads, name, f"{seconds[ours] * 1e3:.3g}", other.rpartition(", ")[2],
+             f"{seconds[other] / seconds[ours]:.2f}")
+            for (tensors, threads), seconds in found.items()
+            for name, ours, other in CPU_STEPS
+            if ours in seconds and other in seconds
+        ),
+    )  # fmt: skip
+
+
+def traffic() -> Iterator[str]:
+    """Bytes for each parameter and launches of every kind of step."""
+    yield from _table(
+        ("step", "dtype", "bytes from and to memory", "read again, from L2", "least possible", "launches"),
+        (
+            (row["step"], row["dtype"], f"{row['memory']:g}", f"{row['again']:g}" if row["again"] else "",
+             f"{row['floor']:g}", row["launches"])
+            for row in measured()["traffic"]
+        ),
+    )  # fmt: skip
+
+
+def predicted() -> Iterator[str]:
+    """Predicted times on an H200, with the newest compiler in the file."""
+    lines = (RESULTS / "predictions-h200.txt").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    yield from ("```text", *lines[1:], "```")
+
+
+def examples() -> Iterator[str]:
+    """The examples, each with its first sentence as the heading."""
+    for path in sorted(EXAMPLES.glob("*.py")):
+        code = path.read_text(encoding="utf-8")
+        title = code.removeprefix('"""').partition("\n")[0].removesuffix('"""').rstrip(".")
+        yield from (
+            f"## {title}",
+            "",
+            f"[`{path.name}`](examples/{path.name})",
+            "",
+            "```python",
+            code.rstrip(),
+            "```",
+            "",
+        )
+
+
+TABLES = {
+    "about": about,
+    "host": host,
+    "cpu": cpu,
+    "traffic": traffic,
+    "predicted": predicted,
+    "examples": examples,
+}
+
+
+def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
+    head = tuple(head)
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(map(str, row))} |"

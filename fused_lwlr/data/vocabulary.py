@@ -1,0 +1,103 @@
+"""From text to the numbers of its tokens: bytes, characters, or those of a trained tokenizer."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fused_lwlr import files
+from fused_lwlr.data.sequences import Array, InMemory, MappedFiles
+from fused_lwlr.extras import import_extra
+
+CODE_POINTS = 0x110000
+TOGETHER = 256
+"""Documents that a tokenizer is given at a time, which it spreads over the cores."""
+
+BYTES = tuple(repr(bytes([number])) for number in range(256))
+"""Names of the tokens where they are bytes."""
+
+
+def characters(chunks: Callable[[], Iterator[str]]) -> tuple[InMemory, tuple[str, ...]]:
+    """The characters of a text by their numbers, and what they are; in two passes, the first of which finds them."""
+    count, present = 0, np.zeros(CODE_POINTS, bool)
+    for chunk in chunks():
+        count += len(chunk)
+        present[_codes(chunk)] = True
+    found = np.flatnonzero(present)
+    number = np.zeros(CODE_POINTS, np.min_scalar_type(max(len(found) - 1, 0)))
+    number[found] = np.arange(len(found))
+    ids, at = np.empty(count, number.dtype), 0
+    for chunk in chunks():
+        ids[at : at + len(chunk)] = number[_codes(chunk)]
+        at += len(chunk)
+    return InMemory(ids), tuple(map(chr, found.tolist()))
+
+
+def _codes(text: str) -> Array:
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+
+
+class Tokenizer:
+    """A tokenizer of the package tokenizers. It neither cuts a text off nor adds special tokens.
+
+    Args:
+        name: a file, as tokenizer.json; a folder that has one; or a name of the Hugging Face hub.
+
+    Raises:
+        ImportError: the package is not installed.
+        ValueError: there is no such tokenizer, or the hub cannot be reached.
+    """
+
+    def __init__(self, name: str) -> None:
+        package = import_extra("tokenizers", "hf").Tokenizer
+        path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+        try:
+            self.inner: Any = package.from_file(str(path)) if path.is_file() else package.from_pretrained(name)
+        except Exception as error:  # the package has no errors of its own
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"tokenizer={name} cannot be had: give a file tokenizer.json, a folder with one, or a name of the "
+                f"Hugging Face hub ({reason})"
+            ) from error
+        self.inner.no_truncation()
+        self.inner.no_padding()
+        size = max(self.inner.get_vocab().values()) + 1
+        self.classes = tuple(self.inner.id_to_token(i) or f"<{i}>" for i in range(size))
+        self.dtype = np.min_scalar_type(size - 1)
+
+    def encode(self, documents: Iterable[str]) -> Iterator[Array]:
+        """The tokens of each document."""
+        source = iter(documents)
+        while group := list(islice(source, TOGETHER)):
+            for found in self.inner.encode_batch_fast(group, add_special_tokens=False):
+                yield np.array(found.ids, self.dtype)
+
+    def to_file(self, documents: Iterable[str], key: str) -> MappedFiles:
+        """The tokens of all documents one after another, in a file that is made once for each tokenizer and key.
+
+        It is in the folder fused_lwlr of the user's cache, XDG_CACHE_HOME or ~/.cache, where it may be deleted.
+
+        Args:
+            documents: not asked for where there is the file.
+            key: differs where they do.
+        """
+        from filelock import FileLock  # comes with tokenizers
+
+        name = hashlib.sha256(f"{key}\n{self.inner.to_str()}".encode()).hexdigest()[:32]
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fused_lwlr" / "tokens"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.bin"
+
+        def write(file: BinaryIO) -> None:
+            for ids in self.encode(documents):
+                file.write(ids.tobytes())
+
+        # one of the processes of a machine writes, and the others wait for it
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                files.replace(path, write)
+        return MappedFiles([path], self.dtype)

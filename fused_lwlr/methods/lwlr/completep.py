@@ -1,0 +1,59 @@
+"""Options of layers by width and depth: CompleteP."""
+
+from typing import Any
+
+from torch import nn
+
+from fused_lwlr.methods.lwlr.depth import Blocks, blocks_of
+from fused_lwlr.methods.lwlr.mup import growth, matrices_of
+
+
+def completep(
+    model: nn.Module, base: nn.Module, *, alpha: float = 1.0, eps: float = 1e-8, blocks: Blocks = None
+) -> dict[str, dict[str, Any]]:
+    """Options for AdamW with which rates, decay and ε that were tuned on a small transformer fit a wide and deep one.
+
+        in blocks:   η = m_L^(α−1) / m_N of weights, m_L^(α−1) of others,   λ · m_N of weights,   ε / (m_N · m_L^α)
+        elsewhere:   η = 1,                                                 λ,                    ε / m_N
+        output:      η = 1 / m_N,                                           λ · m_N,              ε
+
+    with m_N the width and m_L the number of blocks over those of the base (Don't be lazy: CompleteP enables
+    compute-efficient deep transformers, arXiv 2505.01618, Table 1; η and λ are multipliers of lr and weight_decay). The
+    paper multiplies logits by 1 / m_N instead, with η = 1, λ and ε / m_N for the output layer. The row above is the
+    same step of the product of the two, for a model without that factor.
+
+    These are the options of the optimizer alone. The model is to add m_L^(−α) times each block to its residual stream,
+    and to draw hidden weights with variance 1 / m_N of the base's, and output weights with 1 / m_N².
+
+    Args:
+        model: the one to train.
+        base: the same with the width and the number of blocks at which lr, weight_decay and eps were tuned. Its blocks
+            are alike: the first stands for those that it lacks.
+        alpha: α, from 0.5 to 1; 1 is CompleteP.
+        eps: ε of the base.
+        blocks: as of `layer_decay`, in both models.
+
+    Returns:
+        Parameter name -> {"lr", "weight_decay", "eps"}, for `layers=` of an optimizer; multipliers of 1 where `model`
+        is as wide and deep as `base`.
+
+    Raises:
+        ValueError: α or ε out of range, no blocks found, or a base with other parameters or numbers of dimensions.
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha={alpha} must be from 0 to 1; 1 is CompleteP")
+    if not eps > 0:
+        raise ValueError(f"eps={eps} must be above 0")
+    own, small = blocks_of(model, blocks), blocks_of(base, blocks)
+    depth = len(own) / len(small)
+    based, matrices = dict(base.named_parameters()), matrices_of(model)
+    found = {}
+    for name, param in model.named_parameters():
+        block = next((block for block in own if name.startswith(f"{block}.")), None)
+        twin = name if block is None or name in based else small[0] + name.removeprefix(block)
+        if twin not in based:
+            raise ValueError(f"base= must have the parameters of the model, but it lacks {twin!r}")
+        fan_in, fan_out = growth(name, param, based[twin], matrices.get(name))
+        slower, smaller = (1.0, 1.0) if block is None else (depth ** (alpha - 1), depth**alpha)
+        found[name] = {"lr": slower / fan_in, "weight_decay": fan_in, "eps": eps / (fan_out * smaller)}
+    return found

@@ -1,0 +1,80 @@
+"""Options of layers by what they are: their weight decay, and rates of the parts of a transformer."""
+
+from torch import nn
+
+from fused_lwlr.methods.lwlr.kinds import is_norm, kinds_of, own_parameters
+from fused_lwlr.rescaling import ScaleInvariant
+
+BLOCKWISE = {"norm": 1.0, "vo": 4.0, "ffn": 6.0, "qk": 8.0, "embedding": 10.0}
+"""Multipliers of the paper, tuned on language models with AdamW."""
+
+
+def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
+    """No weight decay for biases, normalizations and embeddings, as language and vision models are mostly trained.
+
+    These are parameters with fewer than two dimensions, those of normalizations and of `torch.nn.Embedding`, and what
+    `model.no_weight_decay()` names where there is such a method, as in timm's models.
+
+    Args:
+        model: the model whose parameters the optimizer gets.
+
+    Returns:
+        Parameter name -> {"weight_decay": 0}, for `layers=` of an optimizer; beside rates
+        `layers=[rates, no_decay(model)]`.
+    """
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    spared = {id(param) for module, param in own_parameters(model) if isinstance(module, kinds) or is_norm(module)}
+    named = set(getattr(model, "no_weight_decay", set)())
+    return {
+        name: {"weight_decay": 0.0}
+        for name, param in model.named_parameters()
+        if param.dim() < 2 or id(param) in spared or name in named
+    }
+
+
+def corrected_decay(invariant: ScaleInvariant) -> dict[str, dict[str, bool]]:
+    """Weight decay that follows lr, for layers whose scale does not matter.
+
+        weight_decay · lr / max_lr
+
+    In a steady state weight decay keeps ‖g‖ / ‖w‖ of such a layer at √(2 weight_decay / lr), which grows as lr falls;
+    with the correction at √(2 weight_decay / max_lr) (Why Gradients Rapidly Increase Near the End of Training, arXiv
+    2506.02285: AdamC and SGDC).
+
+    Args:
+        invariant: what `fused_lwlr.scale_invariant` returns. Of slices that are invariant by themselves too.
+
+    Returns:
+        Layer name -> {"corrected_decay": True}, for `layers=` of an optimizer.
+    """
+    return {name: {"corrected_decay": True} for name in (*invariant.names, *invariant.slices)}
+
+
+def blockwise(model: nn.Module) -> dict[str, float]:
+    """Rates for the parts of a transformer that go against their sharpness.
+
+        η: normalizations 1, value and output projections 4, feed-forward 6, query and key projections 8, embeddings 10
+
+    (The Sharpness Disparity Principle in Transformers for Accelerating Language Model Pre-Training, ICML 2025, arXiv
+    2502.19002. lr is that of the normalizations: about the best single rate, which they limit.) Fused query, key and
+    value projections are told apart by slices. Everything else gets 1, such as the head, whose rate the paper's code
+    leaves to its user.
+
+    Args:
+        model: normalizations and embeddings are found by the types of modules, projections by the usual names, such as
+            `q_proj`, `qkv`, `out_proj`, `fc1`, `mlp`.
+
+    Returns:
+        Layer name -> η, for `layers=` of an optimizer. `optimizer.layers()` tells what each layer got.
+
+    Raises:
+        ValueError: no query, key, value or feed-forward projection was found by its name.
+    """
+    kinds = kinds_of(model)
+    if not {"qk", "vo", "ffn"} <= set(kinds.values()):
+        missing = ", ".join(sorted({"qk", "vo", "ffn"} - {kind or "" for kind in kinds.values()}))
+        raise ValueError(
+            f"blockwise() finds no layers of the kind {missing} by the usual names in this model, which has "
+            f"{', '.join(list(kinds)[:4])}, ...: give layers= patterns of its names"
+        )
+    return {name: 1.0 if kind is None else BLOCKWISE[kind] for name, kind in kinds.items()}

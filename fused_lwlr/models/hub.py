@@ -1,0 +1,95 @@
+"""Language models of transformers, built from a configuration alone: no weights are loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr.extras import import_beside_torchvision, import_extra
+
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def language_model(name: str, *, context: int, classes: int, arguments: dict[str, Any]) -> nn.Module:
+    """A causal language model with new weights, which takes (batch, tokens), int64, and returns logits.
+
+    Conv1D of transformers, a linear layer whose weight is transposed, becomes nn.Linear of the same name, of which
+    query, key and value can be told apart (see `layers_of`).
+
+    Args:
+        name: a type of model that transformers has, such as gpt2, with its default configuration; a folder with
+            config.json, or that file; or a name of the Hugging Face hub, of which the configuration is fetched.
+        context: tokens of a sequence.
+        classes: number of different tokens.
+        arguments: fields of the configuration.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: there is no such configuration, it is not that of a causal language model, has no such field, or
+            has fewer positions than `context`.
+    """
+    import_extra("transformers", "hf")
+    transformers: Any = import_beside_torchvision("transformers")
+    config = _config(transformers, name, arguments, classes)
+    positions = getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions < context:
+        raise ValueError(f"context={context} is more than the {positions} positions of hf:{name}: give fewer")
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"model=hf:{name} is no model that predicts the next token: give one that is, such as hf:gpt2")
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    linear_(model, transformers.pytorch_utils.Conv1D)
+    model.register_forward_hook(_logits)
+    _check_causal(model, f"hf:{name}", min(context, 8))
+    return model
+
+
+def _config(transformers: Any, name: str, arguments: dict[str, Any], classes: int) -> Any:
+    # special tokens are those of another vocabulary
+    fields = {**arguments, "vocab_size": classes, "use_cache": False, **dict.fromkeys(SPECIAL)}
+    known = not Path(name).exists() and name in transformers.CONFIG_MAPPING
+    try:
+        found = transformers.CONFIG_MAPPING[name]() if known else transformers.AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model=hf:{name} cannot be had: give a type of model such as hf:gpt2, a folder with config.json, or a "
+            f"name of the Hugging Face hub ({str(error).partition(chr(10))[0]})"
+        ) from error
+    for field in arguments:
+        if not hasattr(found, field):
+            raise ValueError(f"hf:{name} does not take {field}: its configuration has no such field")
+    # sizes that follow from others follow from the new ones, where the configuration is the default one
+    return type(found)(**fields) if known else type(found).from_dict({**found.to_dict(), **fields})
+
+
+@torch.no_grad()
+def linear_(model: nn.Module, transposed: type[nn.Module]) -> None:
+    """Put nn.Linear in the place of modules that compute x @ weight + bias."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, transposed):
+                weight: Any = child.weight
+                linear = nn.Linear(*weight.shape)
+                linear.weight.copy_(weight.T)
+                linear.bias.copy_(child.bias)  # type: ignore[arg-type]
+                setattr(parent, name, linear)
+
+
+def _logits(model: nn.Module, inputs: Any, outputs: Any) -> Tensor:
+    logits: Tensor = outputs.logits
+    return logits
+
+
+@torch.no_grad()
+def _check_causal(model: nn.Module, name: str, tokens: int) -> None:
+    """Refuse a model that sees the tokens that it is to predict."""
+    model.eval()
+    one, other = torch.zeros(2, 1, tokens, dtype=torch.int64)
+    other[0, -1] = 1
+    before, after = (model(ids)[0, : tokens - 1] for ids in (one, other))
+    model.train()
+    if not torch.allclose(before, after, rtol=1e-4, atol=1e-5):
+        raise ValueError(
+            f"model={name} sees the tokens that it is to predict: give another, or model_args is_decoder=True where it "
+            "has such a field"
+        )

@@ -1,0 +1,36 @@
+"""Names and patterns of names, which select layers or leave them out."""
+
+import difflib
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
+
+
+def split_patterns(patterns: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Patterns that select, and, without their leading `!`, patterns that leave out."""
+    patterns = list(patterns)
+    return [p for p in patterns if not p.startswith("!")], [p[1:] for p in patterns if p.startswith("!")]
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name is one of `patterns`, or fits one by its `*` and `?`; a slice also by its parameter's name."""
+    names = {name, name.rpartition("[")[0] if name.endswith("]") else name}
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def find(pattern: str, known: Collection[str], argument: str, owner: str) -> list[str]:
+    """Returns the known names that a pattern fits.
+
+    Args:
+        argument: what the pattern was given as, for the message.
+        owner: what a name should be one of, for the message.
+
+    Raises:
+        ValueError: it fits none.
+    """
+    # a name before a pattern: names with brackets are patterns of other names, and there may be thousands
+    found = [pattern] if pattern in known else [name for name in known if matches(name, [pattern])]
+    if not found:
+        close = difflib.get_close_matches(pattern, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{argument} has {pattern!r}, which is no {owner}{hint}")
+    return found

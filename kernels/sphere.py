@@ -1,0 +1,25 @@
+"""The step of a layer that stays on a sphere, w ← ρ · (w − rate · d): formulas for every backend."""
+
+from torch import Tensor
+
+from fused_lwlr.kernels.formula import sqrt, where
+
+
+def retraction(radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
+    """Returns ρ, for which ‖ρ · (w − rate · d)‖ = radius; 1 for a radius of 0, and where the weight does not move.
+
+    Args:
+        radius: ‖w‖ after the step.
+        weight_sq_sum, dot, direction_sq_sum: Σw², ⟨w, d⟩ and Σd² before it.
+        rate: what multiplies the direction.
+    """
+    sq_sum = weight_sq_sum - 2.0 * rate * dot + rate * rate * direction_sq_sum
+    # not of NaN either, nor where rounding leaves nothing of the sum
+    moves = (radius > 0) & (rate > 0) & (direction_sq_sum > 0) & (sq_sum > 0)
+    return where(moves, radius / sqrt(where(moves, sq_sum, 1.0)), 1.0)
+
+
+def update_sq_sum(rho: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
+    """Returns ‖Δw‖² of that step."""
+    grown, moved = rho - 1.0, rho * rate
+    return grown * grown * weight_sq_sum - 2.0 * grown * moved * dot + moved * moved * direction_sq_sum

@@ -1,0 +1,116 @@
+"""Steps of rows on spheres: each kernel against the reference, and a step in two calls."""
+
+import numpy as np
+import pytest
+import torch
+from tables import HYPER, RULES, SHAPES, TILE, equal, make, twin, uniform
+from tolerances import STATISTICS, same
+
+from fused_lwlr import Hyperball
+from fused_lwlr.kernels import SPHERE_STATISTICS, Factors, Gate, Row, Scale, Table, reference, triton
+
+# lr in the buffer is refused
+every_rule = pytest.mark.parametrize("operation", [name for name in RULES if name != "lr in momentum"])
+BIG = [*SHAPES, (2 * TILE + 9,)]
+SPHERES = Scale(Hyperball.formula, "direction", (), True)
+
+
+def norm_itself(norm, weight_norm, lr, weight_decay):
+    return norm
+
+
+def spheres(operation, dtype, device, shapes=BIG, **extra):
+    """A table of rows on spheres of other norms than they have; one in three has none, one is in slices."""
+    rows = [Row(i, scaled=i % 3 != 1, multiplier=1 + i / 4) for i in range(len(shapes))]
+    rows[4:5] = [Row(4, 0, 1, scaled=False), Row(4, 1, 2, 0.5, scaled=False), Row(4, 2, 3, scaled=False)]
+    rows[-1:] = [
+        Row(len(shapes) - 1, 0, 7, 0.5, scaled=True), Row(len(shapes) - 1, 7, TILE + 9, scaled=True),
+        Row(len(shapes) - 1, TILE + 9, shapes[-1][0], 2.0, scaled=True),
+    ]  # fmt: skip
+    table = make(operation, shapes, dtype, device, rows)
+    counts = np.bincount([row.tensor for row in rows])
+    radii = [torch.rand(int(n), device=device) + 0.5 if i % 3 != 1 else None for i, n in enumerate(counts)]
+    radii[3] = torch.zeros(1, device=device)
+    return Table({**table.columns, **extra, "radius": radii}, rows)
+
+
+def check_statistics(table, found, expected, columns=SPHERE_STATISTICS):
+    """Of rows that have elements; differences of sums within the tolerance of their terms."""
+    rows = [i for i, (_, (p,)) in enumerate(table.views("param")) if p.numel()]
+    weight, direction = (
+        expected[rows, SPHERE_STATISTICS.index(name)] for name in ("weight_sq_sum", "direction_sq_sum")
+    )
+    size = {"dot": (weight * direction).sqrt(), "update_sq_sum": weight}
+    for name in columns:
+        mine, other = (values[rows, SPHERE_STATISTICS.index(name)] for values in (found, expected))
+        assert ((mine - other).abs() <= STATISTICS * (other.abs() + size.get(name, 0 * weight))).all(), name
+
+
+# an average follows the weight, so that of half precision also where it falls on the other side of a tie
+@pytest.mark.parametrize(
+    ("dtype", "average", "exact"),
+    [
+        (torch.float32, False, False), (torch.float32, True, False), (torch.bfloat16, False, False),
+        (torch.float16, False, False), (torch.bfloat16, True, True), (torch.float16, False, True),
+    ],
+)  # fmt: skip
+@every_rule
+def test_twins(operation, dtype, average, exact, device):
+    extra = {"ema": [uniform(shape, torch.float32, device) for shape in BIG]} if average else {}
+    table = spheres(operation, dtype, device, **extra)
+    if exact:
+        exact = [p.float() + uniform(p.shape, torch.float32, device) * 1e-4 for p in table.columns["param"]]
+        table = Table({**table.columns, "master_weight": exact}, table.rows)
+        for p, weight in zip(table.columns["param"], exact, strict=True):
+            p.copy_(weight)
+    expected = twin(table)
+    found = triton.step(RULES[operation], table, HYPER[operation], SPHERES)
+    other = reference.step(RULES[operation], expected, HYPER[operation], SPHERES)
+    equal(table, expected)
+    assert found.shape == other.shape == (len(table.rows), len(SPHERE_STATISTICS))
+    check_statistics(table, found, other)
+
+
+@every_rule
+def test_rows_end_on_their_spheres(operation, device):
+    table = spheres(operation, torch.float32, device)
+    triton.step(RULES[operation], table, HYPER[operation], SPHERES)
+    radii = table.radii().tolist()
+    assert sum(radius > 0 for radius in radii) > 5
+    for radius, (_, (param,)) in zip(radii, table.views("param"), strict=True):
+        if radius and param.numel():
+            assert param.double().norm().item() == pytest.approx(radius, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_rule
+def test_factors_that_are_known(operation, dtype, device):
+    """A step in two calls, norms and then the update by their factors and ρ, is the step in one."""
+    table = spheres(operation, dtype, device)
+    one, before = twin(table), twin(table)
+    norms = Scale(norm_itself, "direction", (), True)
+    measured = triton.step(RULES[operation], table, HYPER[operation], norms, write=False)
+    equal(table, before, same)
+    found = reference.step(RULES[operation], one, HYPER[operation], SPHERES)
+    check_statistics(table, measured, found, ("weight_sq_sum", "direction_sq_sum", "dot"))
+    values = reference.step(RULES[operation], twin(before), HYPER[operation], SPHERES)
+    factor, weight, direction, dot = (values[:, i] for i in (4, 3, 5, 6))
+    lr = torch.tensor([HYPER[operation][0].lr * row.multiplier for row in table.rows], device=device)
+    length = (weight - 2 * lr * factor * dot + (lr * factor) ** 2 * direction).sqrt()
+    rho = torch.where((table.radii() > 0) & (length > 0), table.radii() / length, 1.0).double()
+    known = Factors(factor.clone(), "direction", rho)
+    assert triton.step(RULES[operation], table, HYPER[operation], known) is None
+    equal(table, one)
+    again = twin(before)
+    reference.step(RULES[operation], again, HYPER[operation], known)
+    equal(again, one)
+
+
+@every_rule
+def test_a_skipped_step_writes_nothing(operation, device):
+    table = spheres(operation, torch.float32, device)
+    before = twin(table)
+    gate = Gate(found_inf=torch.ones((), device=device))
+    for backend in (triton, reference):
+        backend.step(RULES[operation], table, HYPER[operation], SPHERES, gate)
+        equal(table, before, same)

@@ -1,0 +1,348 @@
+"""`layers=`: every option of a layer is what a param group of its own with that option would do."""
+
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from cases import every_backend, name_of
+from graphs import HAS_GPU, capture, static_gradients
+from plain_lion import PlainLion
+from steps import ALL, OPTIONS, SHAPES, TORCH, compare, gradients, identical, parameters, saved, train, twin
+from tolerances import close, same
+
+import fused_lwlr
+from fused_lwlr import ELR, LAMB, BalancedLR
+from fused_lwlr.kernels import triton
+
+PLAIN = {**TORCH, "lion": PlainLion}
+OWN = {
+    "sgd": [{"lr": 0.5}, {"weight_decay": 0.0}, {"lr": 2.0, "weight_decay": 3.0}, {}, {"lr": 0.0}],
+    "adamw": [
+        {"lr": 0.5, "betas": (0.5, 0.9)}, {"weight_decay": 0.0, "eps": 1e-3}, {"lr": 2.0, "weight_decay": 3.0}, {},
+        {"betas": (0.0, 0.3), "eps": 0.1},
+    ],
+    "lion": [
+        {"lr": 0.5, "betas": (0.5, 0.9)}, {"weight_decay": 0.0}, {"lr": 2.0, "weight_decay": 3.0}, {}, {"lr": 0.0}
+    ],
+}  # fmt: skip
+"""What each of the parameters has."""
+MORE = {"sgd": {"dampening": 0.3, "maximize": True}, "adamw": {"amsgrad": True}, "lion": {"maximize": True}}
+every_rule = pytest.mark.parametrize("name", ALL)
+
+
+def layers_of(name, named):
+    return {key: own for (key, _), own in zip(named, OWN[name], strict=True) if own}
+
+
+def groups_of(name, named, options):
+    """The same as param groups."""
+    return [
+        {"params": [pair], **own, **{key: options[key] * own[key] for key in ("lr", "weight_decay") if key in own}}
+        for pair, own in zip(named, OWN[name], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("more", [False, True])
+@every_backend
+@every_rule
+def test_layers_are_param_groups(name, backend, more, device):
+    """Of torch; bit for bit with the reference. In one launch."""
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    options = {**OPTIONS[name], **(MORE[name] if more else {})}
+    ours = ALL[name](named, **options, layers=layers_of(name, named), backend=backend)
+    theirs = PLAIN[name](groups_of(name, expected, options), **options, foreach=False)
+    triton.counters.clear()
+    train((ours, theirs), (named, expected), 6)
+    assert triton.counters["launches"] == (6 if backend == "triton" else 0)
+    plain = backend == "torch" and name != "lion"
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        (same if plain else partial(close, steps=6))(p.detach(), q.detach())
+    if plain:
+        compare(same, ours, theirs, named, expected)
+
+
+@pytest.mark.parametrize("scaling", [None, ELR(0.1), LAMB(), BalancedLR()], ids=name_of)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@every_rule
+def test_backends_agree(name, dtype, scaling, device):
+    """And both with param groups of ours, also where the decay is part of a norm."""
+    named = parameters([(6, 5), (4,), (300, 4), (), (1,)], dtype, device)
+    twins = [twin(named) for _ in range(2)]
+    options = {**OPTIONS[name], "scaling": scaling, "state_dtype": torch.float32}
+    ours = ALL[name](named, **options, layers=layers_of(name, named), backend="triton")
+    other = ALL[name](twins[0], **options, layers=layers_of(name, named), backend="torch")
+    groups = ALL[name](groups_of(name, twins[1], options), **options, backend="torch")
+    train((ours, other, groups), (named, *twins), 1)
+    compare(partial(close, steps=4), ours, other, named, twins[0])
+    compare(same, other, groups, *twins)
+    if scaling is not None and scaling.measures:
+        assert identical(other.layer_stats().values, groups.layer_stats().values)
+        close(ours.layer_stats().values.float(), other.layer_stats().values.float(), 4)
+
+
+@every_backend
+@every_rule
+def test_slices_have_options(name, backend, device):
+    """Each slice as a parameter of its own; what no slice covers has the options of the whole."""
+    (key, param), other = named = parameters([(6, 300), (5,)], torch.float32, device)
+    pieces = [
+        (str(i), torch.nn.Parameter(t.detach().clone())) for i, t in enumerate((*param.split([1, 3, 2]), other[1]))
+    ]
+    layers = {"*": {"weight_decay": 2.0}, f"{key}[4:6]": {"lr": 0.5, "weight_decay": 0.0}, f"{key}[0:1]": 3.0}
+    own = [{"lr": 3.0, "weight_decay": 2.0}, {"weight_decay": 2.0}, {"lr": 0.5, "weight_decay": 0.0}]
+    if name == "adamw":
+        layers[f"{key}[0:1]"] = {"lr": 3.0, "eps": 1e-2}
+        own[0]["eps"] = 1e-2
+    own.append({"weight_decay": 2.0})
+    ours = ALL[name](named, **OPTIONS[name], layers=layers, backend=backend)
+    groups = [
+        {
+            "params": [p],
+            **more,
+            **{key: OPTIONS[name][key] * more[key] for key in ("lr", "weight_decay") if key in more},
+        }
+        for p, more in zip(pieces, own, strict=True)
+    ]
+    theirs = PLAIN[name](groups, **OPTIONS[name], foreach=False)
+    for _ in range(4):
+        gradients(named)
+        for (_, piece), grad in zip(pieces, (*param.grad.split([1, 3, 2]), other[1].grad), strict=True):
+            piece.grad = grad.clone()
+        ours.step(), theirs.step()
+    check = same if backend == "torch" and name != "lion" else partial(close, steps=4)
+    check(param.detach(), torch.cat([piece.detach() for _, piece in pieces[:3]]))
+    check(other[1].detach(), pieces[3][1].detach())
+    assert [*ours.layers()] == [f"{key}[0:1]", f"{key}[1:4]", f"{key}[4:6]", "p1"]
+
+
+@every_backend
+@every_rule
+def test_schedulers_reach_every_layer(name, backend, device):
+    """lr and weight_decay of the group may change in every step, and layers follow."""
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    ours = ALL[name](named, **OPTIONS[name], layers=layers_of(name, named), backend=backend)
+    theirs = PLAIN[name](groups_of(name, expected, OPTIONS[name]), **OPTIONS[name], foreach=False)
+    for step in range(6):
+        options = {"lr": 0.1 / (step + 1), "weight_decay": 0.05 * (step // 2)}
+        ours.param_groups[0].update(options)
+        for group, own in zip(theirs.param_groups, groups_of(name, expected, options), strict=True):
+            group.update({**options, **{key: own[key] for key in options if key in own}})
+        train((ours, theirs), (named, expected), 1)
+    for (_, p), (_, q) in zip(named, expected, strict=True):
+        close(p.detach(), q.detach(), steps=8)
+
+
+@every_backend
+@every_rule
+def test_numbers_on_the_device(name, backend, device):
+    """Tensors for the rate and the decay, which the device multiplies, and step counts there."""
+    named = parameters(SHAPES, torch.float32, device)
+    expected = twin(named)
+    ours = ALL[name](named, **OPTIONS[name], layers=layers_of(name, named), capturable=True, backend=backend)
+    lr, decay = (torch.tensor(OPTIONS[name][key], device=device) for key in ("lr", "weight_decay"))
+    ours.param_groups[0].update(lr=lr, weight_decay=decay)
+    theirs = ALL[name](expected, **OPTIONS[name], layers=layers_of(name, named), backend="torch")
+    for step in range(4):
+        lr.fill_(0.1 / (step + 1)), decay.fill_(0.1 * step)
+        theirs.param_groups[0].update(lr=lr.item(), weight_decay=decay.item())
+        train((ours, theirs), (named, expected), 1)
+        for (_, p), (_, q) in zip(named, expected, strict=True):
+            close(p.detach(), q.detach(), steps=4 * (step + 1))
+    assert ours.layers()["p2"]["weight_decay"] == pytest.approx(0.3 * OWN[name][2]["weight_decay"])
+
+
+@pytest.mark.parametrize("scaling", [None, LAMB()], ids=name_of)
+@every_rule
+def test_replays_read_both_numbers(name, scaling, device):
+    """Under a CUDA graph, rates and decays of all layers are live."""
+    named = parameters([(6, 5), (), (40,), (3,), (2, 2)], torch.float32, device)
+    other, made = twin(named), []
+    for twins in (named, other):
+        made.append(
+            ALL[name](twins, **OPTIONS[name], layers=layers_of(name, named), capturable=True, scaling=scaling,
+                      backend="triton")
+        )  # fmt: skip
+        numbers = {key: torch.tensor(OPTIONS[name][key], device=device) for key in ("lr", "weight_decay")}
+        made[-1].param_groups[0].update(numbers)
+    ours, eager = made
+    train(made, (named, other), 2)
+    graph = capture(ours.step)
+    for i in range(10 if HAS_GPU else 4):
+        static_gradients(named, other)
+        for optimizer in made:
+            optimizer.param_groups[0]["lr"].mul_(0.9)
+            optimizer.param_groups[0]["weight_decay"].fill_(0.1 * (i + 1))
+        graph.replay()
+        eager.step()
+        compare(same, ours, eager, named, other)
+
+
+MERGED = [
+    ({"p0": 2.0}, {"p0": {"lr": 0.2}, "p1": {}}),
+    ({"p*": 2.0, "p0": 3.0}, {"p0": {"lr": 0.3}, "p1": {"lr": 0.2}}),
+    ({"p0": 3.0, "p?": 2.0}, {"p0": {"lr": 0.2}, "p1": {"lr": 0.2}}),
+    ({"p0": {"weight_decay": 0.0}, "*": {"lr": 2.0}}, {"p0": {"lr": 0.2, "weight_decay": 0.0}, "p1": {"lr": 0.2}}),
+    ([{"p0": 2.0}, {"p0": {"weight_decay": 0.5}}], {"p0": {"lr": 0.2, "weight_decay": 0.005}, "p1": {}}),
+    ([{"p0": {"eps": 1.0}}, {"*": {"eps": 2.0}}, {"p1": {"eps": 3.0}}], {"p0": {"eps": 2.0}, "p1": {"eps": 3.0}}),
+    ({"p0": {"betas": [0.5, 0.6]}, "p1": {"lr": torch.tensor(2.0)}}, {"p0": {"betas": (0.5, 0.6)}, "p1": {"lr": 0.2}}),
+    ({"p0[0:2]": 2.0}, {"p0[0:2]": {"lr": 0.2}, "p0[2:4]": {}, "p1": {}}),
+    ({"p0[0:2]": 2.0, "p*": {"weight_decay": 0}},
+     {"p0[0:2]": {"lr": 0.2, "weight_decay": 0.0}, "p0[2:4]": {"weight_decay": 0.0}, "p1": {"weight_decay": 0.0}}),
+    ({"p0": 3.0, "p0[1:2]": {"weight_decay": 0}},
+     {"p0[0:1]": {"lr": 0.3}, "p0[1:2]": {"lr": 0.3, "weight_decay": 0.0}, "p0[2:4]": {"lr": 0.3}, "p1": {}}),
+    ({"p[0-9][0:2]": 2.0}, {"p0[0:2]": {"lr": 0.2}, "p0[2:4]": {}, "p1[0:2]": {"lr": 0.2}, "p1[2:3]": {}}),
+    ({"*[0:2]": 2.0, "p0[0:2]": 3.0}, {"p0[0:2]": {"lr": 0.3}, "p0[2:4]": {}, "p1[0:2]": {"lr": 0.2}, "p1[2:3]": {}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "expected"), MERGED, ids=[str(layers) for layers, _ in MERGED])
+def test_options_are_merged_in_their_order(layers, expected):
+    """Key by key, the last that fits; what a layer has not is the group's."""
+    named = parameters([(4, 3), (3,)], torch.float32, torch.device("cpu"))
+    optimizer = fused_lwlr.AdamW(named, lr=0.1, layers=layers)
+    group = {"lr": 0.1, "weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}
+    found = optimizer.layers()
+    assert [*found] == [*expected]
+    for name, own in expected.items():
+        assert found[name].keys() == group.keys()
+        for option, number in {**group, **own}.items():
+            assert found[name][option] == pytest.approx(number)
+    again = fused_lwlr.AdamW([{"params": named, "layers": layers}], lr=0.1)
+    assert again.layers() == found
+    assert "see layers()" in repr(again)
+
+
+def test_calibrated_rates_are_merged_with_other_options():
+    """Those of slices too, which `fused_lwlr.calibrate` returns for a fused projection."""
+    rates = fused_lwlr.LayerRates.from_gradients(
+        ["qkv.bias[0:2]", "qkv.bias[2:4]", "qkv.bias[4:6]", "out.weight"], [2, 2, 2, 9], [1, 4, 16, 1], [""] * 4, 1
+    )
+    named = [("qkv.bias", torch.nn.Parameter(torch.ones(6))), ("out.weight", torch.nn.Parameter(torch.ones(3, 3)))]
+    found = fused_lwlr.SGD(named, lr=1.0, weight_decay=0.1, layers=[rates, {"*.bias": {"weight_decay": 0}}]).layers()
+    assert [found[name]["lr"] for name in rates] == pytest.approx([*rates.values()])
+    assert [own["weight_decay"] for own in found.values()] == pytest.approx([0, 0, 0, 0.1])
+
+
+REFUSED = [
+    ({"p00": {"lr": 1.0}}, "layers= has 'p00', which is no parameter of this optimizer; did you mean 'p0'"),
+    ({"q.*": {"lr": 1.0}}, r"layers= has 'q.\*', which is no parameter"),
+    ({"!p0": {"lr": 1.0}}, "layers= has '!p0', which is no parameter"),
+    ({"p0": {"rate": 1.0}}, "layer 'p0' has 'rate': of this optimizer, layers may have 'lr', 'weight_decay'"),
+    ({"p0": {"weight_decay": -1.0}}, "'weight_decay' of layer 'p0' must be a finite number, at least 0, not -1.0"),
+    ({"p0": {"weight_decay": None}}, "'weight_decay' of layer 'p0' must be a finite number, at least 0, not None"),
+    ({"p0": True}, "'lr' of layer 'p0' must be a finite number, at least 0, not True"),
+    ({"p0": ("lr", 1.0)}, "the options of layer 'p0' must be a number or a dict"),
+    ({"p1[0:2]": {"weight_decay": 0.0}, "p1[1:3]": 2.0}, "the slice 1:3 of 'p1' is empty, overlaps another"),
+    ("p0", "must map names or patterns to numbers or dicts"),
+    ([("p0", 1.0)], "must map names or patterns to numbers or dicts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "message"), REFUSED, ids=[message for _, message in REFUSED])
+@every_rule
+def test_layers_that_do_not_fit(name, layers, message, device):
+    named = parameters([(4, 3), (3,)], torch.float32, device)
+    with pytest.raises(ValueError, match=message):
+        ALL[name](named, lr=0.1, layers=layers)
+
+
+@pytest.mark.parametrize(("name", "option"), [("sgd", "eps"), ("sgd", "betas"), ("sgd", "momentum"), ("lion", "eps")])
+def test_options_that_a_rule_lacks(name, option, device):
+    named = parameters([(4, 3)], torch.float32, device)
+    with pytest.raises(ValueError, match=f"layer 'p0' has '{option}': of this optimizer, layers may have"):
+        ALL[name](named, lr=0.1, layers={"p0": {option: 0.5}})
+
+
+@pytest.mark.parametrize(
+    ("betas", "message"),
+    [((0.9,), "two numbers"), ((0.9, 1.0), "below 1"), (0.9, "two numbers"), ("ab", "two numbers")],
+)
+def test_betas_that_are_none(betas, message, device):
+    named = parameters([(4, 3)], torch.float32, device)
+    with pytest.raises(ValueError, match=f"'betas' of layer 'p0' must be .*{message}"):
+        fused_lwlr.AdamW(named, layers={"p0": {"betas": betas}})
+
+
+def test_both_names_are_refused(device):
+    named = parameters([(4, 3)], torch.float32, device)
+    with pytest.raises(ValueError, match="layers= and multipliers=, its older name, are both given"):
+        fused_lwlr.SGD(named, lr=0.1, layers={"p0": 1.0}, multipliers={"p0": 1.0})
+    with pytest.raises(ValueError, match="both 'layers' and 'multipliers'"):
+        fused_lwlr.SGD([{"params": named, "layers": {"p0": 1.0}, "multipliers": {"p0": 1.0}}], lr=0.1)
+
+
+@every_backend
+@every_rule
+def test_state_dicts(name, backend, device):
+    """They are plain data, and a new optimizer goes on with them; so does the training with a pickled optimizer."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ALL[name](named, **OPTIONS[name], layers=[layers_of(name, named), {"p0[1:3]": 0.25}], backend=backend)
+    train((ours,), (named,), 3)
+    expected = twin(named)
+    again = ALL[name](expected, **{**OPTIONS[name], "lr": 0.7}, backend=backend)
+    again.load_state_dict(saved(ours.state_dict(), weights_only=True))
+    assert again.layers() == ours.layers()
+    train((ours, again), (named, expected), 2)
+    compare(same, ours, again, named, expected)
+    assert pickle.loads(pickle.dumps(ours)).layers() == ours.layers()
+
+
+@every_rule
+def test_older_state_dicts(name, device):
+    """With numbers under the name that they had."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ALL[name](named, **OPTIONS[name], multipliers={"p0[1:3]": 0.25, "p1": 2.0}, backend="torch")
+    train((ours,), (named,), 2)
+    state_dict = saved(ours.state_dict())
+    for group in state_dict["param_groups"]:
+        group["multipliers"] = group.pop("layers")
+    expected = twin(named)
+    again = ALL[name](expected, **OPTIONS[name], backend="torch")
+    again.load_state_dict(state_dict)
+    assert "multipliers" not in again.param_groups[0]
+    assert again.param_groups[0]["layers"] == [[(1, 3, 0.25)], 2.0, 1.0, 1.0, 1.0]
+    train((ours, again), (named, expected), 2)
+    compare(same, ours, again, named, expected)
+
+
+@every_backend
+def test_groups_are_edited(backend, device):
+    """By an entry, with a dict too, and under the older name."""
+    named = parameters([(3,), (3,)], torch.float32, device)
+    ours = fused_lwlr.SGD(named, lr=0.5, weight_decay=0.5, layers={"p0": 0.0}, backend=backend)
+    train((ours,), (named,), 1)
+    group = ours.param_groups[0]
+
+    def step():
+        before = [p.detach().clone() for _, p in named]
+        for _, p in named:
+            p.grad = torch.zeros_like(p)
+        ours.step()
+        return [torch.equal(p, q) for (_, p), q in zip(named, before, strict=True)]
+
+    assert step() == [True, False]
+    group["layers"][1] = {"weight_decay": 0.0}
+    assert step() == [True, True]
+    group["layers"] = [{"lr": 0.5}, 1.0]
+    assert step() == [False, False]
+    group["multipliers"] = [1.0, 0.0]
+    assert step() == [False, True]
+    assert group["layers"] == [1.0, 0.0]
+    group["layers"] = [{"eps": 1.0}, 1.0]
+    with pytest.raises(ValueError, match="has 'eps': of this optimizer"):
+        ours.step()
+
+
+def test_many_options_are_few_rows(device):
+    """Layers with the same options share a row, whatever their rates; numbers stay arguments of the kernel."""
+    named = parameters([(3,)] * 30, torch.float32, device)
+    layers = {key: {"lr": i + 1.0, "weight_decay": float(i % 3)} for i, (key, _) in enumerate(named)}
+    ours = fused_lwlr.AdamW(named, layers=layers, backend="triton")
+    train((ours,), (named,), 2)
+    (part,) = ours._plan.parts
+    numbers = part.table.cache[ours.rule]
+    assert (numbers.rows, len(numbers.shared)) == (3, 3)
+    assert sorted(set(part.table.hyper_row)) == [0, 1, 2]

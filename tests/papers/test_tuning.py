@@ -1,0 +1,126 @@
+"""Learning rates that are chosen on held-out images, and the study of large batches, all of whose arms have them."""
+
+import math
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from test_lwlr_studies import COMMON, quick, spread
+from torch.nn.functional import cross_entropy
+
+from fused_lwlr.data import MicroBatch, Splits, Stream, open_data, open_text
+from fused_lwlr.data.digits import digits
+from fused_lwlr.papers import large_batch
+from fused_lwlr.papers.held_out import hold_out
+from fused_lwlr.papers.studies import find
+from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.papers.tuning import best
+from fused_lwlr.training.setup import new_optimizer
+
+
+def every(images):
+    """All images of a split, and their classes."""
+    loaded = images[MicroBatch(0, 0, 0, 0, tuple(range(len(images))))]
+    return loaded.inputs, loaded.targets
+
+
+def test_what_is_held_out():
+    whole = open_data("digits", image_size=8, augmentation="none")
+    data, held = hold_out(whole)
+    assert (len(data.train), len(held)) == (1150, 287)
+    assert data.val is whole.val
+    together = torch.cat([every(data.train)[0], every(held)[0]]).flatten(1)
+    # the same images, each once
+    assert sorted(together.tolist()) == sorted(every(whole.train)[0].flatten(1).tolist())
+    counts = every(held)[1].bincount(minlength=10)
+    assert counts.min() > 15
+    again = hold_out(whole)[1]
+    torch.testing.assert_close(every(again), every(held), rtol=0, atol=0)
+    padded = held[MicroBatch(0, 0, 0, 0, (0, -1))]
+    assert padded.targets.tolist() == [int(every(held)[1][0]), -1]
+
+
+def test_what_cannot_be_held_out():
+    stream = Stream(10, lambda part: [])
+    with pytest.raises(ValueError, match="part of dali cannot be held out"):
+        hold_out(Splits("dali", stream, stream, ("a", "b"), channels=3, image_size=8))
+    with pytest.raises(ValueError, match="cannot be held out"):
+        hold_out(open_text("python-docs", context=64))
+
+
+def test_a_tuned_training_is_tested_on_both():
+    """By hand, of the model that it leaves: loss on the held-out images, accuracy on the test images."""
+    trainers = []
+
+    def optimizer(trainer):
+        trainers.append(trainer)
+        return new_optimizer(trainer.recipe, trainer.model, None)
+
+    found = train(recipe_of(model="resnet8x2", lr=0.1, seed=3, **COMMON), optimizer=optimizer, tuned=True)
+    [trainer] = trainers
+    assert trainer.steps_per_epoch == 1150 // 64
+    held = hold_out(open_data("digits", image_size=8, augmentation="none"))[1]
+    with torch.no_grad():
+        inputs, targets = every(held)
+        assert found.val_loss == pytest.approx(cross_entropy(trainer.model.eval()(inputs), targets).item(), rel=1e-5)
+        test = digits()[1]
+        right = (trainer.model(test.inputs).argmax(1) == test.targets).double().mean().item()
+    assert found.accuracies == [pytest.approx(100 * right)]
+    assert train(recipe_of(model="resnet8x2", seed=3, **COMMON)).val_loss is None
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("losses", "rate"),
+    [
+        ({0.1: [1.0, 3.0], 0.3: [1.5, 1.5]}, 0.3),
+        ({0.1: [1.0, 1.0], 0.3: [1.5, 0.6]}, 0.1),
+        ({0.1: [2.0, 2.0], 0.3: [0.1, NAN]}, 0.1),  # one seed diverged
+        ({0.1: [NAN, NAN], 0.3: [2.0, 2.0]}, 0.3),
+        ({0.1: [None, None]}, 0.1),  # nothing was held out
+    ],
+)
+def test_best(losses, rate):
+    """Another arm, at another best rate, changes nothing."""
+    rows = [("a", lr, i, loss) for lr, of in losses.items() for i, loss in enumerate(of)]
+    other = [("b", lr, i, 1 / lr) for lr in (0.1, 0.3, 1.0) for i in range(2)]
+    results = pandas.DataFrame(rows + other, columns=["arm", "lr", "seed", "val_loss"])
+    found = best(results, by=["arm"])
+    assert [(row.arm, row.lr, row.seed) for row in found.itertuples()] == [
+        ("a", rate, 0), ("a", rate, 1), ("b", 1.0, 0), ("b", 1.0, 1),
+    ]  # fmt: skip
+
+
+def test_large_batch(tmp_path):
+    tested = {}
+    (table, grid), jobs = quick("large-batch", tmp_path, "--model", "resnet8x2")
+    assert [row["optimizer"] for row in table] == ["SGD", "LARS", "AdamW", "LAMB"]
+    of = {(p["arm"], p["lr"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
+    for row in table:
+        rates = {lr for arm, lr, _ in of if arm == row["optimizer"]}
+        mean = {lr: np.mean([of[row["optimizer"], lr, seed]["val_loss"] for seed in (0, 1)]) for lr in rates}
+        chosen = min(mean, key=mean.get)
+        assert row["best lr"] == f"{chosen:g}"
+        values = [of[row["optimizer"], chosen, seed] for seed in (0, 1)]
+        tested[row["optimizer"]] = np.array([v["test_accuracy"] for v in values])
+        assert row["training loss"] == spread([v["train_loss"] for v in values], 5)
+        assert row["test accuracy %"] == spread([v["test_accuracy"] for v in values], 2)
+    for row, other in ((table[1], "SGD"), (table[3], "AdamW")):
+        over = tested[row["optimizer"]] - tested[other]
+        assert row["over SGD or AdamW"] == f"{over.mean():+.2f} ± {over.std(ddof=1):.2f}"
+    assert len(grid) == len(of) / 2
+    assert len({value["train_loss"] for value in of.values()}) == len(of)
+
+
+def test_large_batches_take_the_steps_that_are_asked_for(monkeypatch):
+    seen = []
+    monkeypatch.setattr(large_batch, "train", lambda recipe, tuned: seen.append(recipe) or train(recipe, tuned=tuned))
+    study = find("large-batch")
+    job = study.jobs(study.settings(model="resnet8x2"))[-1]
+    assert job.function(**job.parameters)["test_accuracy"] > 10
+    [recipe] = seen
+    assert (recipe.steps, recipe.batch_size, recipe.scaling, recipe.optimizer) == (32, 1150, "lamb", "adamw")
+    assert recipe.lr == 0.27

@@ -1,0 +1,84 @@
+"""What the project says of itself to GitHub: continuous integration, issue forms, how to cite it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import fused_lwlr
+
+ROOT = Path(__file__).parents[1]
+
+
+def load(name):
+    return pytest.importorskip("yaml").safe_load((ROOT / name).read_text())
+
+
+@pytest.fixture
+def jobs():
+    return load(".github/workflows/ci.yml")["jobs"]
+
+
+def commands(job):
+    """What a job runs, once for each row of its matrix."""
+    matrix = job.get("strategy", {}).get("matrix", {})
+    rows = matrix.get("include") or [{"triton": triton} for triton in matrix.get("triton", [""])]
+    for row in rows:
+        for step in job["steps"]:
+            if "run" in step and (step.get("if") != "matrix.triton" or "triton" in row):
+                yield step["run"].replace("${{ matrix.triton }}", str(row.get("triton", "")))
+
+
+def test_ci_runs_everything_that_has_to_pass(jobs):
+    run = {command for job in jobs.values() for command in commands(job)}
+    has_to_pass = set(re.findall(r"^make (?!-j)\S+", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
+    assert has_to_pass <= run
+    rules = re.findall(r"^([\w.$()/%-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    patterns = [re.escape(rule.replace("$(VENV)", ".venv")).replace("%", r"[\d.]+") for rule in rules]
+    for command in run:
+        target = command.removeprefix("make ")
+        assert any(re.fullmatch(pattern, target) for pattern in patterns), target
+
+
+def test_ci_tests_the_versions_that_the_makefile_installs(jobs):
+    rows = jobs["test"]["strategy"]["matrix"]["include"]
+    makefile = (ROOT / "Makefile").read_text()
+    for name in ("torch", "torchvision"):
+        (version,) = re.findall(rf"^{name.upper()} \?= (\S+)", makefile, re.MULTILINE)
+        assert version in {row[name] for row in rows}
+    # the oldest that the package allows
+    oldest = re.findall(r"requires-python = \">=(\S+)\"|\"torch>=(\d+\.\d+)\"", (ROOT / "pyproject.toml").read_text())
+    (python, _), (_, torch) = oldest
+    assert any(row["python"] == python and row["torch"].startswith(torch) for row in rows)
+
+
+def test_a_bug_report_has_versions_and_a_reproduction():
+    form = load(".github/ISSUE_TEMPLATE/bug.yml")
+    required = {field["id"] for field in form["body"] if field.get("validations", {}).get("required")}
+    assert required >= {"reproduction", "versions"}
+    (versions,) = (field["attributes"]["description"] for field in form["body"] if field["id"] == "versions")
+    command = " ".join(versions.partition('python -c "')[2].partition('"')[0].split())
+    compile(command, "versions", "exec")
+    assert "fused_lwlr.__version__" in command
+
+
+def test_the_citation_is_of_this_version():
+    assert load("CITATION.cff")["version"] == fused_lwlr.__version__
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "bench/README.md"])
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text())
+    assert links
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_what_contributing_names_is_there():
+    """Commands of make, and paths of files and folders."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make ([a-z0-9.-]+)`", text):
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+    paths = re.findall(r"`((?:tests|bench|kernels|fused_lwlr)/[\w./]+|\.ci/run)`", text)
+    assert paths
+    assert [path for path in paths if not (ROOT / path).exists()] == []
