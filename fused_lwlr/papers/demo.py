@@ -70,7 +70,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
     """The held-out loss at the end, and at some steps before; None where it diverged."""
-    found = train_from(every=EVERY, **fields)
+    found = train_from(eval_every=EVERY, **fields)
     return {"loss": found.test_loss, "curve": found.curve}
 
 

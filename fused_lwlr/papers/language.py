@@ -89,7 +89,6 @@ def train_from(
     gradinit_steps: int = 15,
     warmup: float = 0.0,
     model_args: Sequence[str] = (),
-    every: int | None = None,
     **fields: Any,
 ) -> Trained:
     """One training.
@@ -101,7 +100,6 @@ def train_from(
         gradinit_steps: of GradInit.
         warmup: part of the training in which the rate rises.
         model_args: of the model, besides its width.
-        every: steps between two tests.
         fields: of the recipe.
     """
 
@@ -121,7 +119,7 @@ def train_from(
     init = "lwlr" if start == "lwlr" else "model"
     fields |= {"init": init, "warmup": warmup, "steps": round(longer * steps), "model_args": [WIDTH, *model_args]}
     recipe = recipe_of(**RECIPE, **fields)
-    return train(recipe, optimizer=begun, tuned=True, every=every)
+    return train(recipe, optimizer=begun, tuned=True)
 
 
 def xavier_(model: nn.Module) -> None:

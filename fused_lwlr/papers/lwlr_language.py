@@ -14,6 +14,7 @@ from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 MODEL = "gpt6"
 WARMUP = 0.1
+RATES = {"single": "single", "layerwise": "layer-wise"}
 STARTS = {"model": "PyTorch's", "lwlr": "LWLR's"}
 RATES = {"single": "single", "layerwise": "layer-wise"}
 CALIBRATION = 30

@@ -24,7 +24,7 @@ class Trained:
 
     Attributes:
         curve: of text, (steps taken, test loss in nats a token) at every evaluation.
-        val_loss: after the last step, on what is held out to choose by; None without any, or if it diverged.
+        val_loss: after the last step, on what was held out to choose by; None without it, or if it diverged.
         problem: why it ended before its last step, or None.
         rates: the layer-wise rates that it used, or None.
     """
@@ -92,7 +92,6 @@ def train(
     model: nn.Module | None = None,
     optimizer: Callable[[Trainer], Any] | None = None,
     tuned: bool = False,
-    every: int | None = None,
 ) -> Trained:
     """Train by a recipe, in this process; nothing is written. A training that diverges ends early.
 
@@ -102,24 +101,15 @@ def train(
         recipe: what to train.
         model: a network to train, with the weights that it has, instead of the one that the recipe names.
         optimizer: makes the optimizer, of a trainer with its model and rates, instead of what the recipe says.
-        tuned: hold out a part of the data, to choose the learning rate by, see `hold_out`.
-        every: steps between two tests, besides those after an epoch and at the end; of text.
+        tuned: hold out a part of the data, to choose the learning rate by.
     """
     data = load_data(recipe)
     fit, held_out = hold_out(data) if tuned else (data, None)
     trainer = trainer_of(recipe, model, fit)
     trainer.prepare(optimizer)
     found = Trained(rates=trainer.rates)
-
-    every = every or trainer.steps_per_epoch
-
-    def test(step: int) -> None:
-        # the loop itself does so after an epoch and at the end
-        if step % every == 0 and step % trainer.steps_per_epoch and step < trainer.total:
-            found.curve.append((step, trainer.test()["model"].loss))
-
     try:
-        Loop(trainer, lambda after: [found], every=every, advance=test).train()
+        Loop(trainer, lambda after: [found], every=trainer.steps_per_epoch).train()
     except DivergedError as error:
         found.problem = str(error)
         return found

@@ -26,7 +26,7 @@ SETTINGS = {"model": "postln1", "data": "python-docs", "steps": 3, "device": "cp
 def test_training_by_hand():
     """Plain SGD from Xavier's initialization, a linear fall after warm-up, and both halves of what is held out."""
     found = train_from(start="xavier", warmup=0.34, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=0.3, seed=1,
-                       every=2, **SETTINGS)  # fmt: skip
+                       eval_every=2, **SETTINGS)  # fmt: skip
     text = open_text("python-docs", context=64, vocabulary="characters")
     torch.manual_seed(1)
     model = GPT(1, True, context=64, classes=len(text.classes), width=32)
