@@ -57,7 +57,7 @@ def test_calibrate_then_train_with_its_rates(run, tmp_path):
     assert (tmp_path / "a" / "rates.png").read_bytes().startswith(PNG)
 
     line = "train --model vit --rates a/rates.json --epochs 1 --device cpu"
-    assert "test at epoch 1: top-1" in run(line).output
+    assert "test at step 22, epoch 1: top-1" in run(line).output
     assert dict(LayerRates.from_json(tmp_path / "runs/train/rates.json")) == dict(rates)
     assert "The training in runs/train is done" in run(line).output
 
