@@ -32,5 +32,5 @@ def find(pattern: str, known: Collection[str], argument: str, owner: str) -> lis
     if not found:
         close = difflib.get_close_matches(pattern, known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{argument} has {pattern!r}, which is no {owner}{hint}")
+        raise ValueError(f"{argument} has {pattern!r}, which is not a {owner}{hint}")
     return found

@@ -36,7 +36,7 @@ images.transform = timm.data.create_transform(**config, is_training=True)
 loader = torch.utils.data.DataLoader(images, args.batch_size, shuffle=True, num_workers=args.workers)
 
 multipliers = fused_lwlr.multipliers.layer_decay(model, args.decay, frozen=args.frozen)
-optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=args.lr, weight_decay=0.05, multipliers=multipliers)
+optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=args.lr, weight_decay=0.05, layers=multipliers)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs * len(loader))
 
 for epoch in range(args.epochs):

@@ -38,7 +38,7 @@ def open_documents(source: str) -> list[Any]:
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise FileNotFoundError(
-            f"data={source} cannot be had: give hf:OWNER/NAME or hf:OWNER/NAME/CONFIG of the Hugging Face hub, or "
+            f"data={source} cannot be loaded: give hf:OWNER/NAME or hf:OWNER/NAME/CONFIG of the Hugging Face hub, or "
             f"hf:FOLDER ({reason})"
         ) from error
     splits = {"train": found} if isinstance(found, datasets.Dataset) else dict(found)

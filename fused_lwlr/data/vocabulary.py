@@ -60,7 +60,7 @@ class Tokenizer:
         except Exception as error:  # the package has no errors of its own
             reason = str(error).partition("\n")[0]
             raise ValueError(
-                f"tokenizer={name} cannot be had: give a file tokenizer.json, a folder with one, or a name of the "
+                f"tokenizer={name} cannot be loaded: give a file tokenizer.json, a folder with one, or a name of the "
                 f"Hugging Face hub ({reason})"
             ) from error
         self.inner.no_truncation()

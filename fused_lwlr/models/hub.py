@@ -36,7 +36,9 @@ def language_model(name: str, *, context: int, classes: int, arguments: dict[str
     if isinstance(positions, int) and positions < context:
         raise ValueError(f"context={context} is more than the {positions} positions of hf:{name}: give fewer")
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"model=hf:{name} is no model that predicts the next token: give one that is, such as hf:gpt2")
+        raise ValueError(
+            f"model=hf:{name} is not a model that predicts the next token: give one that is, such as hf:gpt2"
+        )
     model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     linear_(model, transformers.pytorch_utils.Conv1D)
     model.register_forward_hook(_logits)
@@ -52,7 +54,7 @@ def _config(transformers: Any, name: str, arguments: dict[str, Any], classes: in
         found = transformers.CONFIG_MAPPING[name]() if known else transformers.AutoConfig.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"model=hf:{name} cannot be had: give a type of model such as hf:gpt2, a folder with config.json, or a "
+            f"model=hf:{name} cannot be loaded: give a type of model such as hf:gpt2, a folder with config.json, or a "
             f"name of the Hugging Face hub ({str(error).partition(chr(10))[0]})"
         ) from error
     for field in arguments:

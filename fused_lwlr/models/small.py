@@ -70,7 +70,7 @@ class ViT(nn.Module):
         patch, width = max(2, image_size // 8), 48
         if image_size % patch:
             raise ValueError(
-                f"the small ViT cuts images into patches of {patch} x {patch}: {image_size} is no multiple of {patch}"
+                f"the small ViT cuts images into {patch} x {patch} patches: {image_size} is not a multiple of {patch}"
             )
         self.patch_embed = nn.Conv2d(channels, width, patch, patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))

@@ -75,7 +75,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             implementation.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.
+        ValueError: an argument out of range, one that cannot be honoured, or a layer that is not a parameter.
     """
 
     rule: Rule
@@ -198,6 +198,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
+    @hooked
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step, in one launch for each combination of device and dtypes.
 
@@ -259,8 +260,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         if self._verdict is not None:
             self._report(wait=False)
         return loss
-
-    step = hooked(step)
 
     def layers(self) -> dict[str, dict[str, Any]]:
         """Returns what every layer has now: its name -> lr, weight_decay, and betas and eps if the rule has them.

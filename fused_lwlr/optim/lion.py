@@ -33,7 +33,7 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
         options: the options that all optimizers share, see `FusedOptimizer`.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.
+        ValueError: an argument out of range, one that cannot be honoured, or a layer that is not a parameter.
     """
 
     rule = kernels.LION

@@ -63,7 +63,7 @@ def check_shape(value: Any, rows: int) -> None:
     if value.shape != (rows,):
         raise ValueError(
             f"is {tuple(value.shape)}, but must be ({rows},), one norm for each layer that the parameter is cut into: "
-            "give the optimizer the slices in multipliers= that the state was saved with"
+            "give the optimizer the slices in layers= that the state was saved with"
         )
 
 

@@ -41,7 +41,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             ema, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a layer that is no parameter.
+        ValueError: an argument out of range, one that cannot be honoured, or a layer that is not a parameter.
     """
 
     rule = kernels.SGD

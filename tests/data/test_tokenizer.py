@@ -147,11 +147,11 @@ def no_training(folder, datasets):
 
 WRONG = {
     "no tokenizer": (None, "hf:data", None, ValueError, "data=hf:data needs a tokenizer: tokenizer=NAME or FILE"),
-    "not there": (None, "hf:no/where", "tokenizer.json", FileNotFoundError, "data=hf:no/where cannot be had: give hf:"),
+    "not there": (None, "hf:no/where", "tokenizer.json", FileNotFoundError, "data=hf:no/where cannot be loaded"),
     "column": (wrong_column, "hf:data", "tokenizer.json", ValueError, "hf:data has no column 'text' but sentence"),
     "training": (no_training, "hf:data", "tokenizer.json", ValueError, "hf:data has no split 'train' but test"),
-    "tokenizer": (None, "text:text.txt", "no/such", ValueError, "tokenizer=no/such cannot be had: give a file"),
-    "no json": (None, "text:text.txt", "text.txt", ValueError, "tokenizer=text.txt cannot be had: give a file"),
+    "tokenizer": (None, "text:text.txt", "no/such", ValueError, "tokenizer=no/such cannot be loaded: give a file"),
+    "no json": (None, "text:text.txt", "text.txt", ValueError, "tokenizer=text.txt cannot be loaded: give a file"),
     "short": (None, "text:text.txt", "tokenizer.json", ValueError, "context=8 is too much for .*: its 15 tokens"),
 }  # fmt: skip
 

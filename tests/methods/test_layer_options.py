@@ -179,7 +179,7 @@ WRONG = [
     (lambda: multipliers.blockwise(ResNet(**SIZE)), "finds no layers of the kind ffn, qk, vo by the usual names"),
     (lambda: multipliers.completep(Net(8, 2), Net(8, 2), alpha=2.0), "alpha=2.0 must be from 0 to 1"),
     (lambda: multipliers.completep(Net(8, 2), Net(8, 2), eps=0.0), "eps=0.0 must be above 0"),
-    (lambda: multipliers.completep(NoShort(**SIZE), NoShort(**SIZE), blocks="trunk"), "is no Sequential"),
+    (lambda: multipliers.completep(NoShort(**SIZE), NoShort(**SIZE), blocks="trunk"), "is not a Sequential"),
     (
         lambda: multipliers.completep(Net(8, 2), nn.ModuleDict({"blocks": nn.ModuleList([Block(8), Block(8)])})),
         "base= must have the parameters of the model, but it lacks",

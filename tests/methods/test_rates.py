@@ -90,7 +90,7 @@ def test_exclude_is_a_calibration_without_the_layers(patterns, excluded):
 
 
 def test_exclude_refuses_what_fits_nothing():
-    with pytest.raises(ValueError, match=r"exclude has 'wte\.weight', which is no layer of these rates; did you"):
+    with pytest.raises(ValueError, match=r"exclude has 'wte\.weight', which is not a layer of these rates; did you"):
         fused().exclude("wte.weight")
 
 
@@ -114,7 +114,7 @@ def test_or_replaces_the_slices_of_a_parameter():
     assert list(merged) == ["wpe.weight", "qkv.weight", "head.weight", "head.bias"]
     assert (merged.layers[1].eta, merged.layers[1].numel, merged.layers[1].gradient) == (0.5, 16, 2.5)
     assert list(fused() | {"qkv.weight[2:4]": 2.0}) == list(fused())
-    with pytest.raises(ValueError, match=r"\| has 'qkv\.wight', which is no layer"):
+    with pytest.raises(ValueError, match=r"\| has 'qkv\.wight', which is neither a layer"):
         fused() | {"qkv.wight": 1.0}
     with pytest.raises(TypeError, match="unsupported operand"):
         fused() | 3

@@ -140,10 +140,10 @@ def test_a_folder_with_a_configuration(transformers, tmp_path):
 
 
 WRONG = {
-    "name": ("hf:no/where", {}, "model=hf:no/where cannot be had: give a type of model such as hf:gpt2, a folder with"),
-    "empty folder": ("hf:folder", {}, "model=hf:folder cannot be had"),
+    "name": ("hf:no/where", {}, "model=hf:no/where cannot be loaded: give a type of model such as hf:gpt2"),
+    "empty folder": ("hf:folder", {}, "model=hf:folder cannot be loaded"),
     "field": ("hf:gpt2", {"depth": 2}, "hf:gpt2 does not take depth: its configuration has no such field"),
-    "no language": ("hf:resnet", {}, "model=hf:resnet is no model that predicts the next token"),
+    "no language": ("hf:resnet", {}, "model=hf:resnet is not a model that predicts the next token"),
     "positions": ("hf:gpt2", {**SMALL["gpt2"], "n_positions": 4}, "context=6 is more than the 4 positions of hf:gpt2"),
     "looks ahead": ("hf:bert", {"num_hidden_layers": 1}, "model=hf:bert sees the tokens that it is to predict"),
 }  # fmt: skip

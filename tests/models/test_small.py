@@ -82,7 +82,7 @@ def test_the_vit_sees_all_of_the_image_and_its_order():
             "no model 'resnt': choose from resnet, vit, noshort, short, a deep one such as resnet56, vgg19-nobn",
         ),
         ("resnet", 3, "below 4"),
-        ("vit", 9, "no multiple of 2"),
+        ("vit", 9, "not a multiple of 2"),
     ],
 )
 def test_errors_name_the_way_out(name, image_size, message):

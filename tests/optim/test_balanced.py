@@ -307,7 +307,7 @@ def test_layer_stats_says_what_there_is_instead(device):
     train((optimizer,), (named,), 1)
     with pytest.raises(RuntimeError, match=r"BalancedLR go by the norms of weights alone.*layer_statistics\(model\)"):
         optimizer.layer_stats()
-    with pytest.raises(ValueError, match="which is no parameter"):
+    with pytest.raises(ValueError, match="which is not a parameter"):
         OURS["sgd"](named, lr=0.1, scaling=BalancedLR(select="conv.weight"))
     assert repr(BalancedLR()).startswith("BalancedLR(")
     assert LARS() != BalancedLR()

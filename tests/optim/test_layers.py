@@ -227,9 +227,9 @@ def test_calibrated_rates_are_merged_with_other_options():
 
 
 REFUSED = [
-    ({"p00": {"lr": 1.0}}, "layers= has 'p00', which is no parameter of this optimizer; did you mean 'p0'"),
-    ({"q.*": {"lr": 1.0}}, r"layers= has 'q.\*', which is no parameter"),
-    ({"!p0": {"lr": 1.0}}, "layers= has '!p0', which is no parameter"),
+    ({"p00": {"lr": 1.0}}, "layers= has 'p00', which is not a parameter of this optimizer; did you mean 'p0'"),
+    ({"q.*": {"lr": 1.0}}, r"layers= has 'q.\*', which is not a parameter"),
+    ({"!p0": {"lr": 1.0}}, "layers= has '!p0', which is not a parameter"),
     ({"p0": {"rate": 1.0}}, "layer 'p0' has 'rate': of this optimizer, layers may have 'lr', 'weight_decay'"),
     ({"p0": {"weight_decay": -1.0}}, "'weight_decay' of layer 'p0' must be a finite number, at least 0, not -1.0"),
     ({"p0": {"weight_decay": None}}, "'weight_decay' of layer 'p0' must be a finite number, at least 0, not None"),

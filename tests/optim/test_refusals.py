@@ -82,9 +82,9 @@ def test_arguments_that_are_honoured_as_they_are(name, options, backend, params)
         ({"p0": -0.1}, "must be a finite number, at least 0, not -0.1"), ({"p0": math.nan}, "must be a finite number"),
         ({"p0": math.inf}, "must be a finite number"), ({"p0": "fast"}, "must be a finite number.*not 'fast'"),
         ({"p0": None}, "must be a finite number.*not None"),
-        ({"p00": 1.0}, "has 'p00', which is no parameter of this optimizer; did you mean 'p0'"),
+        ({"p00": 1.0}, "has 'p00', which is not a parameter of this optimizer; did you mean 'p0'"),
         ({"p00[0:1]": 1.0}, r"has 'p00', .*did you mean 'p0'"),
-        ({"something else": 1.0}, "is no parameter of this optimizer$"),
+        ({"something else": 1.0}, "is not a parameter of this optimizer$"),
         ({"p0[0:3]": 1.0, "p0[2:4]": 1.0}, "2:4 of 'p0' is empty, overlaps"),
         ({"p0[0:7]": 1.0}, "leaves its first dimension"),
         ({"p0[3:3]": 1.0}, "is empty"),
@@ -137,7 +137,7 @@ def test_add_param_group(name, params):
     extra = [(f"extra{i}", p) for i, (_, p) in enumerate(extra)]
     optimizer.add_param_group({"params": params[1:]})
     optimizer.add_param_group({"params": extra, "multipliers": {"extra1": 0.0, "extra2[1:3]": 0.0}, "lr": 0.1})
-    with pytest.raises(ValueError, match="is no parameter"):
+    with pytest.raises(ValueError, match="is not a parameter"):
         optimizer.add_param_group({"params": [("new", torch.nn.Parameter(torch.ones(1)))], "multipliers": {"p0": 1.0}})
     assert [group["layers"] for group in optimizer.param_groups] == [[0.0], None, [1.0, 0.0, [(1, 3, 0.0)]]]
     before = [p.detach().clone() for _, p in params + extra]

@@ -43,7 +43,7 @@ def depth_decreasing(model: nn.Module, high: float = 2.0, low: float = 1.0) -> d
         high, low: the rates of the first and the last tensor, before they are scaled.
 
     Returns:
-        Parameter name -> η, for `multipliers=` of an optimizer.
+        Parameter name -> η, for `layers=` of an optimizer.
 
     Raises:
         ValueError: a bound that is negative, both 0, or a model without trainable parameters.
@@ -116,10 +116,10 @@ def blocks_of(model: nn.Module, wanted: Blocks) -> list[str]:
     elif isinstance(modules.get(wanted), (nn.Sequential, nn.ModuleList)):
         names = [f"{wanted}.{child}" if wanted else child for child, _ in modules[wanted].named_children()]
     else:
-        raise ValueError(f"blocks={wanted!r} is no Sequential or ModuleList of the model")
+        raise ValueError(f"blocks={wanted!r} is not a Sequential or ModuleList of the model")
     for name in names:
         if name not in modules:
-            raise ValueError(f"blocks= has {name!r}, which is no module of the model")
+            raise ValueError(f"blocks= has {name!r}, which is not a module of the model")
     return names
 
 

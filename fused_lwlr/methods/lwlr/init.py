@@ -132,7 +132,7 @@ def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
     names = {name for name, _ in model.named_parameters()}
     for name, kind in kinds.items():
         if name not in names:
-            raise ValueError(f"kinds= names {name!r}, which is no parameter of the model")
+            raise ValueError(f"kinds= names {name!r}, which is not a parameter of the model")
         if kind not in get_args(Kind):
             raise ValueError(f"kinds={{{name!r}: {kind!r}}} is not one of {', '.join(map(repr, get_args(Kind)))}")
     return kinds

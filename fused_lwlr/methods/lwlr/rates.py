@@ -152,7 +152,9 @@ class LayerRates(Mapping[str, float]):
         """What is known of a layer, or of the slices of a parameter together, with another η."""
         parts = [layer for layer in self.layers if name in (layer.name, split_name(layer.name)[0])]
         if not parts:
-            raise ValueError(f"the mapping right of | has {name!r}, which is no layer and no parameter of these rates")
+            raise ValueError(
+                f"the mapping right of | has {name!r}, which is neither a layer nor a parameter of these rates"
+            )
         numel = sum(layer.numel for layer in parts)
         gradient = sum(layer.numel * layer.gradient for layer in parts) / max(1, numel)
         return LayerRate(name, float(eta), numel, gradient, parts[0].kind, "set")
