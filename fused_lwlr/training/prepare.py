@@ -32,6 +32,8 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
         optimizer="sgd" if recipe.optimizer == "sgd" else "adam",
         lr=peak_lr(recipe),
         steps=recipe.gradinit_steps,
+        relative_gamma=recipe.gradinit_gamma,
+        tau=recipe.gradinit_tau,
         progress=progress and world.first,
     )
     world.from_first(model, params=True)

@@ -90,6 +90,12 @@ class Recipe:
         shown="lwlr; model with pretrained weights, and with --rates single for a model of timm",
     )
     gradinit_steps: Count = _model(390, "Steps of GradInit.")
+    gradinit_gamma: Positive | None = _model(
+        None,
+        "Bound of the gradient norm in GradInit, relative to the norm at first; 0.8 suits post-LN Transformers.",
+        shown="the paper's rule, which depends on --lr alone",
+    )
+    gradinit_tau: Positive = _model(0.01, "Learning rate of the scales in GradInit.")
     channels_last: bool = _model(False, "Keep images and weights of convolutions with channels last.")
     compile: bool = _model(False, "Compile the model with torch.compile.")
 

@@ -9,7 +9,7 @@ from sharding import LAYOUTS, gradients, mesh, parameters, spread
 from steps import OPTIONS, OURS
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from fused_lwlr import ELR, LAMB, LARS, ClipByLayer, layer_statistics
+from fused_lwlr import ELR, LAMB, LARS, ClipByLayer, Hyperball, layer_statistics
 
 pytestmark = pytest.mark.ranks(4)
 # how many dimensions of the mesh shard anything
@@ -53,15 +53,16 @@ def test_what_counts_counts():
     + [(*TWICE[1], 2, "twice")],
 )
 def test_all_reduces_of_a_step(name, options, times, layout):
-    """On the first, which makes tables, and on others; of some numbers for each layer."""
+    """On the first, which makes tables and radii, and on others; of some numbers for each layer."""
     whole = parameters()
     sharded = spread(whole, layout, plain=("conv.bias",))
     ours = OURS[name](sharded, backend="torch", **{**OPTIONS[name], **options})
-    for _ in range(3):
+    for step in range(3):
         gradients(whole, sharded)
         with counted() as talk:
             ours.step()
-        assert len(talk.calls) == talk.total == times * SHARDED[layout]
+        radii = step == 0 and isinstance(options.get("scaling"), Hyperball)
+        assert len(talk.calls) == talk.total == (times + radii) * SHARDED[layout]
         rows = len(whole) + 2 * ("multipliers" in options)
         for call, (dtype, numel) in talk.calls:
             assert call == "all_reduce"

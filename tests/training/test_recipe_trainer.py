@@ -114,8 +114,10 @@ def test_rates_are_those_of_calibrate(amp, data):
     assert dict(trainer.rates) == dict(expected)
 
 
-def test_gradinit_scales_the_weights_of_the_model_itself(data):
-    recipe = dataclasses.replace(BASE, init="gradinit", gradinit_steps=2, model="vit")
+@pytest.mark.parametrize("options", [{}, {"gamma": 0.5, "tau": 0.1}])
+def test_gradinit_scales_the_weights_of_the_model_itself(options, data):
+    fields = {f"gradinit_{name}": value for name, value in options.items()}
+    recipe = dataclasses.replace(BASE, init="gradinit", gradinit_steps=2, model="vit", **fields)
     trainer = Trainer(recipe, ALONE, data)
     trainer.prepare()
     torch.manual_seed(0)
@@ -123,7 +125,8 @@ def test_gradinit_scales_the_weights_of_the_model_itself(data):
     own = {name: param.detach().clone() for name, param in model.named_parameters()}
     order = torch.from_numpy(permutation(len(data.train), 0, 0))
     batches = [(data.train.inputs[part], data.train.targets[part]) for part in order[: 6 * 32].split(32)]
-    gradinit_(model, batches, cross_entropy, optimizer="sgd", lr=0.05, steps=2)
+    given = {"relative_gamma": options["gamma"], "tau": options["tau"]} if options else {}
+    gradinit_(model, batches, cross_entropy, optimizer="sgd", lr=0.05, steps=2, **given)
     for name, param in trainer.model.named_parameters():
         assert torch.equal(param, model.get_parameter(name)), name
     assert any(not torch.equal(param, own[name]) for name, param in model.named_parameters())
