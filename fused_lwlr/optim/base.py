@@ -170,11 +170,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Add a param group, as in `torch.optim`.
 
         Args:
-            param_group: "params", and the options in which the group differs from the others. It may have `multipliers`
-                (a mapping, if its parameters are named) and `ema` of its own.
+            param_group: "params", and the options in which the group differs from the others. It may have `layers` (a
+                mapping, if its parameters are named) and `ema` of its own.
 
         Raises:
-            ValueError: an option that is not supported or out of range, or a multiplier that names no parameter of the
+            ValueError: an option is not supported or out of range, or a key of `layers` matches no parameter of the
                 group. The optimizer stays as it was.
         """
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}

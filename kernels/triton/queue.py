@@ -12,13 +12,7 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, KNOWN, POWER
-from fused_lwlr.kernels.triton.norms import (
-    add_norms,
-    add_weights,
-    finalize_row,
-    finalize_statistics,
-    fingerprint,
-)
+from fused_lwlr.kernels.triton.norms import add_norms, add_weights, finalize_row, finalize_statistics, fingerprint
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, reduce_slots
 from fused_lwlr.kernels.triton.tile import FIRST_TILE, NUMEL, STEP_COUNT, THREADS, TRAITS, entry, fold, visit

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench import model
-from bench.model import Code, Device, Item
+from bench.simulation import Code, Device, Item, seconds
 from fused_lwlr.kernels import constants
 
 NUMEL = np.array([300_000, 64, 2_000_000, 1000, 5])
@@ -35,11 +35,11 @@ def test_items_move_every_byte_once(place):
 def test_without_latency_a_step_takes_as_long_as_its_bytes():
     items = model.plain_items(NUMEL, 3, 2, 4)
     floor = bytes_of(items)[0] / FAST.copy
-    assert model.seconds(items, CODE, FAST, 1, queued=False) == pytest.approx(floor, rel=1e-6)
+    assert seconds(items, CODE, FAST, 1, queued=False) == pytest.approx(floor, rel=1e-6)
     items = queued(device=FAST._replace(kept=0))
     floor = bytes_of(items)[0] / FAST.copy
     # programs that wait for a row let memory idle
-    assert floor <= model.seconds(items, CODE, FAST, 1, queued=True) < 1.3 * floor
+    assert floor <= seconds(items, CODE, FAST, 1, queued=True) < 1.3 * floor
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ def test_without_latency_a_step_takes_as_long_as_its_bytes():
 )  # fmt: skip
 def test_a_slower_device_takes_longer(changes):
     def time(device):
-        return model.seconds(queued("direction", device), Code(5, (6,), (6,), 200), device, 500, queued=True)
+        return seconds(queued("direction", device), Code(5, (6,), (6,), 200), device, 500, queued=True)
 
     assert time(SLOW._replace(**changes)) > 1.02 * time(SLOW)
 
 
 def test_loads_in_phases_take_longer():
     def time(code):
-        return model.seconds(queued(), code, SLOW, 500, queued=True)
+        return seconds(queued(), code, SLOW, 500, queued=True)
 
     assert time(CODE._replace(norms=(2, 2, 2, 2))) > 1.02 * time(CODE)
     assert time(CODE._replace(update=(2, 2, 2))) > 1.02 * time(CODE)
@@ -68,7 +68,7 @@ def test_loads_in_phases_take_longer():
 def test_updates_before_their_norms_are_an_error():
     items = [Item(0, False, 4.0, 0.0, 4.0, 1)] * 2000 + [Item(0, True, 4.0, 0.0, 0.0, 1)]
     with pytest.raises(RuntimeError, match=r"updates of rows \[0\] wait for norms"):
-        model.seconds(items, Code(1, (1,), (1,), 1), SLOW, 1, queued=True)
+        seconds(items, Code(1, (1,), (1,), 1), SLOW, 1, queued=True)
 
 
 @pytest.mark.long
