@@ -59,7 +59,7 @@ class Row(NamedTuple):
         """Options as they are written."""
         said = []
         for name, value in self.options.items():
-            shown = "..." if name in ("multipliers", "rescale_weights") else str(value).removeprefix("torch.")
+            shown = "..." if name in ("layers", "rescale_weights") else str(value).removeprefix("torch.")
             said.append(type(value).__name__ if name == "scaling" else f"{name}={shown}")
         return ", ".join([{"sgd": "SGD", "adamw": "AdamW", "statistics": "layer_statistics"}[self.rule], *said])
 
@@ -76,7 +76,7 @@ def _rows() -> list[Row]:
     rows += [Row("sgd", {**MOMENTUM, "scaling": scaling}, "fp32", 20, 4, 1) for scaling in GRADIENT[1:]]
     rows += [
         Row("sgd", {**MOMENTUM, "nesterov": True}, "fp32", 20, 0, 1),
-        Row("sgd", {**MOMENTUM, "multipliers": {"layer0.weight": 0.5}}, "fp32", 20, 0, 1),
+        Row("sgd", {**MOMENTUM, "layers": {"layer0.weight": 0.5}}, "fp32", 20, 0, 1),
         Row("sgd", {**MOMENTUM, "scaling": LAMB()}, "fp32", 20, 12, 1),
         Row("sgd", {**MOMENTUM, "scaling": Hyperball()}, "fp32", 20, 12, 1),
         Row("sgd", {**MOMENTUM, "clip_global_norm": 1.0}, "fp32", 24, 0, 2),
@@ -89,7 +89,7 @@ def _rows() -> list[Row]:
         Row("sgd", {**MOMENTUM, "stochastic_rounding": True}, "bf16", 10, 0, 1),
         Row("sgd", {**MOMENTUM, "state_dtype": torch.float32}, "bf16", 14, 0, 1),
         Row("adamw", {"amsgrad": True}, "fp32", 36, 0, 1),
-        Row("adamw", {"multipliers": {"layer0.weight": 0.5}}, "fp32", 28, 0, 1),
+        Row("adamw", {"layers": {"layer0.weight": 0.5}}, "fp32", 28, 0, 1),
         Row("adamw", {"scaling": ELR(0.1)}, "fp32", 28, 16, 1),
     ]
     rows += [Row("adamw", {"scaling": scaling}, "fp32", 28, 4, 1) for scaling in GRADIENT[1:]]

@@ -25,6 +25,7 @@ __all__ = [
     "ELRRecorder",
     "GradInitResult",
     "Hyperball",
+    "LayerOptions",
     "LayerRate",
     "LayerRates",
     "LayerStatistics",

@@ -4,7 +4,7 @@ from fused_lwlr import balance, multipliers, simulate
 from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
 from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
-from fused_lwlr.optim import SGD, AdamW, Lion, step_in_backward
+from fused_lwlr.optim import SGD, AdamW, LayerOptions, Lion, step_in_backward
 from fused_lwlr.scaling import (
     ELR,
     LAMB,
@@ -32,6 +32,7 @@ __all__ = [
     "ELRRecorder",
     "GradInitResult",
     "Hyperball",
+    "LayerOptions",
     "LayerRate",
     "LayerRates",
     "LayerStatistics",

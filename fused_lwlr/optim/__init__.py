@@ -3,7 +3,8 @@
 from fused_lwlr.optim.adamw import AdamW
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.in_backward import StepInBackward, step_in_backward
+from fused_lwlr.optim.layer_options import LayerOptions
 from fused_lwlr.optim.lion import Lion
 from fused_lwlr.optim.sgd import SGD
 
-__all__ = ["SGD", "AdamW", "FusedOptimizer", "Lion", "StepInBackward", "step_in_backward"]
+__all__ = ["SGD", "AdamW", "FusedOptimizer", "LayerOptions", "Lion", "StepInBackward", "step_in_backward"]

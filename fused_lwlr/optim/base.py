@@ -11,15 +11,16 @@ from torch._C import _set_grad_enabled
 
 from fused_lwlr.kernels import Gate, Rule
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim import layers as of_layers
 from fused_lwlr.optim.average import averages_of, check_decay, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import read, require_dict
 from fused_lwlr.optim.gate import Verdict
 from fused_lwlr.optim.hooks import hooked
+from fused_lwlr.optim.layer_options import effective, entries_of, max_lr, resolve, to_text
 from fused_lwlr.optim.layer_stats import step_statistics
-from fused_lwlr.optim.options import DEFAULTS, UNSUPPORTED, SharedOptions, StepOptions
+from fused_lwlr.optim.options import DEFAULTS, FOR_ALL_GROUPS, UNSUPPORTED, SharedOptions, StepOptions
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.validate import check_selection, is_made_by_zero_redundancy_optimizer
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.step_statistics import StepStatistics
@@ -43,7 +44,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             keys fit a layer, their options are merged in the order of the mapping, and the last of each counts. A list
             of mappings is read as one. Parameters need names (`model.named_parameters()`). The options are part of
             `state_dict()`. A param group may have its own.
-        multipliers: the older name of `layers`.
         scaling: computes one factor for each layer from norms of this step, such as `ELR`, `LARS` or `LAMB`. The step
             is still one launch.
         clip_global_norm: the largest norm of all gradients together. The step is that after
@@ -92,6 +92,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The plans of the last step if it was taken in buckets, see `step_in_backward`."""
     _captured: tuple[Plan, ...] = ()
     """The plans that graphs go on to read and write."""
+    _on_zero_grad: Callable[[], None] | None = None
+    """Forgets the buckets of a backward pass that did not end, see `step_in_backward`."""
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
@@ -113,26 +115,21 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
         own = {field.name: options[field.name] for field in fields(StepOptions) if field.name in options}
         self.options = StepOptions(
-            **own, rescale_weights=rescale_weights, lr_in_momentum=lr_in_momentum, **self._kind
+            **own, rescale_weights=rescale_weights, lr_in_momentum=lr_in_momentum,
+            is_part=is_made_by_zero_redundancy_optimizer(), **self._kind
         )  # fmt: skip
         return options
 
     def _finish(self, options: Mapping[str, Any]) -> None:
         """Takes the options that name parameters, once there are param groups."""
-        groups, scaling = self.param_groups, self.scaling
-        if options["layers"] is not None and options["multipliers"] is not None:
-            raise ValueError("layers= and multipliers=, its older name, are both given: give layers= alone")
-        argument = "multipliers=" if options["layers"] is None else "layers="
-        given = options[argument[:-1]]
+        groups, given = self.param_groups, options["layers"]
         if given is not None:
             if any(group["layers"] is not None for group in groups):
-                raise ValueError(f"{argument} is given twice: to the optimizer, and in a param group")
-            for group, entries in zip(groups, of_layers.resolve(given, groups, argument), strict=True):
+                raise ValueError("layers= is given twice: to the optimizer, and in a param group")
+            for group, entries in zip(groups, resolve(given, groups), strict=True):
                 group["layers"] = entries
-                of_layers.complete(group)
-        if scaling is not None:
-            named = all("param_names" in group for group in groups)
-            scaling.check([name for group in groups for name in group["param_names"]] if named else None)
+                _set_max_lr(group)
+        check_selection(self.options, groups)
 
     @property
     def _kind(self) -> dict[str, Any]:
@@ -146,7 +143,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @scaling.setter
     def scaling(self, scaling: Scaling | None) -> None:
-        self.options = replace(self.options, scaling=scaling)
+        options = replace(self.options, scaling=scaling)
+        check_selection(options, self.param_groups)
+        self.options = options
 
     @property
     def backend(self) -> Backend:
@@ -163,7 +162,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.setdefault("capturable", False)
             group.setdefault("ema", None)
-            of_layers.rename(group)
             group.setdefault("layers", None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -181,8 +179,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         for name, why in UNSUPPORTED.items():
             if options.get(name):
                 raise ValueError(f"{name}={options[name]} is not supported: {why}")
-        if options.get("layers") is not None and options.get(of_layers.OLD) is not None:
-            raise ValueError("a param group has both 'layers' and 'multipliers', its older name: give 'layers' alone")
+        for name in FOR_ALL_GROUPS:
+            if name in options:
+                raise ValueError(
+                    f"a param group has {name}={options[name]!r:.80}, which is the same for all param groups: give it "
+                    f"to {type(self).__name__}(...)"
+                )
         self.options.check_fused(options.get("fused"))
         check_decay(options.get("ema"))
         super().add_param_group(param_group)
@@ -190,11 +192,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         group.setdefault("capturable", self.options.capturable)
         group.setdefault("ema", self.options.ema)
         try:
-            argument = "multipliers=" if of_layers.OLD in group else "layers="
-            of_layers.rename(group)
-            group["layers"] = of_layers.taken(group, group.get("layers"), argument)
-            of_layers.complete(group)
-        except ValueError:
+            group["layers"] = entries_of(group, group.get("layers"))
+            _set_max_lr(group)
+        except BaseException:
             self.param_groups.pop()
             raise
 
@@ -268,7 +268,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         is the number of their group and their place in it, such as "0.3".
         """
         self.complete_groups()
-        return of_layers.effective(self.param_groups)
+        return effective(self.param_groups)
 
     def layer_stats(self) -> StepStatistics:
         """Returns norms, ELR and trust ratio of every layer in the last step, which the step computed anyway.
@@ -319,9 +319,15 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.holds_averages = False
 
     def state_dict(self) -> dict[str, Any]:
-        """As `torch.optim`'s, with layers; a step that was skipped because of a gradient is reported first."""
+        """As `torch.optim`'s, with layers; a step that was skipped because of a gradient is reported first.
+
+        `layers` of a param group is text, which JSON and `torch.distributed.checkpoint` keep.
+        """
         self._report(wait=True)
-        return super().state_dict()
+        found: dict[str, Any] = super().state_dict()
+        for group, own in zip(found["param_groups"], self.param_groups, strict=True):
+            group["layers"] = to_text(own.get("layers"))
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of its `torch.optim` namesake: all of it, or nothing.
@@ -356,6 +362,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             vars(self).update(before)
             raise
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As `torch.optim`'s. After an exception in a backward pass, `step_in_backward` begins again."""
+        super().zero_grad(set_to_none)
+        if self._on_zero_grad is not None:
+            self._on_zero_grad()
+
     def __getstate__(self) -> dict[str, Any]:
         # without the rule, which is the class's and cannot be pickled, and without hooks in backward
         options = {field.name: getattr(self.options, field.name) for field in fields(StepOptions)}
@@ -368,6 +380,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().__setstate__(state)
         self.complete_groups()
         self._plan, self._buckets = None, ()
+        if self._on_zero_grad is not None:
+            self._on_zero_grad()
 
     def __repr__(self) -> str:
         groups = [group.get("layers") for group in self.param_groups]
@@ -379,3 +393,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         finally:
             for group, entries in zip(self.param_groups, groups, strict=True):
                 group["layers"] = entries
+
+
+def _set_max_lr(group: dict[str, Any]) -> None:
+    """Gives a new param group whose layers have corrected decay a max_lr: the lr that it is made with."""
+    if any(part.options.corrected_decay for entry in group["layers"] or () for part in entry):
+        group.setdefault("max_lr", float(group["lr"]))
+        max_lr(group)

@@ -4,6 +4,7 @@
 what it is given for a state dict.
 """
 
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
@@ -14,13 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.optim import layers as of_layers
 from fused_lwlr.optim.average import EMA
+from fused_lwlr.optim.layer_options import from_text, slices_of
 from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
 from fused_lwlr.optim.radius import check_shape
 from fused_lwlr.optim.ranges import OWN, RANGES, SWITCHES, check_option, number_of, shown
 from fused_lwlr.shards import local
 
+KEPT = ("layers", "max_lr", *OWN)
+"""Options of param groups that keep their value if the state dict lacks them or has None for them."""
 LR_IN_MOMENTUM = "lr_in_momentum"
 """An option of SGD that decides what its state means. Groups have it where it is True."""
 
@@ -49,8 +52,9 @@ def read(
     if not {"state", "param_groups"} <= state_dict.keys():
         keys = ", ".join(map(repr, state_dict))
         raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
-    new_groups = _groups(groups, state_dict["param_groups"], kept)
-    return _state(options, groups, new_groups, state_dict), new_groups
+    saved = _saved_groups(groups, state_dict["param_groups"])
+    new_groups = _groups(groups, saved, kept)
+    return _state(options, groups, new_groups, saved, state_dict["state"]), new_groups
 
 
 def require_dict(value: Any, what: str) -> dict[Any, Any]:
@@ -60,42 +64,68 @@ def require_dict(value: Any, what: str) -> dict[Any, Any]:
     return value
 
 
-def _groups(own: Groups, saved: Any, kept: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the new param groups."""
+def _saved_groups(own: Groups, saved: Any) -> list[dict[str, Any]]:
+    """Returns the param groups of a state dict after checks, each with its parameters in the optimizer's order."""
     if not isinstance(saved, (list, tuple)):
         raise ValueError(f"'param_groups' of the state dict must be a list, not {shown(saved)}")
     if len(saved) != len(own):
         raise ValueError(
             f"loaded state dict has a different number of parameter groups: {len(saved)}, but the optimizer {len(own)}"
         )
-    saved = [
+    copies: list[dict[str, Any]] = [
         require_dict(theirs, f"parameter group {number} of the state dict").copy()
         for number, theirs in enumerate(saved)
     ]
-    for number, (mine, theirs) in enumerate(zip(own, saved, strict=True)):
-        of_layers.rename(theirs)
+    for number, (mine, theirs) in enumerate(zip(own, copies, strict=True)):
         _check_group(number, mine, theirs)
-        if "layers" in theirs:
-            theirs["layers"] = of_layers.check(
-                mine, theirs["layers"], theirs.get("param_names", mine.get("param_names"))
-            )
+        theirs["layers"] = from_text(mine, theirs.get("layers"))
+        _match_names(number, mine, theirs)
+    return copies
+
+
+def _match_names(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Brings a saved group into the order of the optimizer's group, if both have the same names in another order.
+
+    With other names the order stays, as in `torch.optim`, and a warning tells the difference.
+    """
+    names, saved = mine.get("param_names"), theirs.get("param_names")
+    if names is None or saved is None or list(saved) == list(names):
+        return
+    if sorted(saved) == sorted(names) and len(set(names)) == len(names):
+        order = [list(saved).index(name) for name in names]
+        for key in ("params", "layers"):
+            theirs[key] = None if theirs[key] is None else [theirs[key][i] for i in order]
+        return
+    at = next(i for i, (name, other) in enumerate(zip(names, saved, strict=True)) if name != other)
+    warnings.warn(
+        f"parameter {at} of group {number} is {names[at]!r} in the optimizer but {saved[at]!r} in the state dict: "
+        "state is loaded by position, and the optimizer keeps its own names",
+        stacklevel=6,
+    )
+
+
+def _groups(own: Groups, saved: Groups, kept: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the new param groups."""
     groups = []
     for mine, theirs in zip(own, saved, strict=True):
         # those of the dict may hold tensors
         group = deepcopy({name: option for name, option in theirs.items() if name != "params"})
         group["params"] = mine["params"]
+        if isinstance(group.get("betas"), list):
+            # as JSON has them
+            group["betas"] = tuple(group["betas"])
         group.update({name: mine[name] for name in kept if name in mine})
-        for name in ("param_names", "layers", "max_lr"):
-            if name in mine:
-                group.setdefault(name, mine[name])
-        group.update({name: mine[name] for name in OWN if group.get(name) is None})
+        group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
+        # the constructor gave the names, by which the options of layers and scalings select parameters
+        group.pop("param_names", None)
+        group.update({name: mine[name] for name in ("param_names",) if name in mine})
         groups.append(group)
     return groups
 
 
 def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     where, params = f"parameter group {number} of the state dict", mine["params"]
-    ids, names = theirs.get("params"), theirs.get("param_names", mine.get("param_names"))
+    ids, names = theirs.get("params"), theirs.get("param_names")
     if not isinstance(ids, (list, tuple)) or not all(isinstance(i, Hashable) for i in ids):
         raise ValueError(f"'params' of {where} must be a list of ids, not {shown(ids)}")
     if len(ids) != len(params):
@@ -124,19 +154,14 @@ def _state(
     options: StepOptions,
     own: Groups,
     new_groups: Groups,
-    state_dict: dict[str, Any],
+    groups: Groups,
+    saved: Any,
 ) -> defaultdict[Any, Any]:
-    """Returns the new state, in new memory: ids in their saved order stand for the parameters in theirs."""
-    groups, saved = state_dict["param_groups"], state_dict["state"]
+    """Returns the new state, in new memory: ids of the saved groups stand for the parameters at the same place."""
     averaged = [group[EMA] is not None for group in new_groups for _ in group["params"]]
     places = [(mine, new, at) for mine, new in zip(own, new_groups, strict=True) for at in range(len(mine["params"]))]
     # as many as layers that a parameter is cut into, none for one that does not stay on spheres
-    radii = [
-        len(of_layers.slices(mine["params"][at], new["layers"][at] if new["layers"] else 1.0))
-        if options.has_radius(mine, at)
-        else 0
-        for mine, new, at in places
-    ]
+    radii = [len(slices_of(new, at)) if options.has_radius(mine, at) else 0 for mine, new, at in places]
     on_device = options.counts_on_device(own)
     params = [param for group in own for param in group["params"]]
     names = [name for group in own for name in group.get("param_names", [])]

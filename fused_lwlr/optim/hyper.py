@@ -9,12 +9,11 @@ from torch import Tensor
 
 from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim.average import EMA, decay_of
-from fused_lwlr.optim.layers import Variant, decay_factor, max_lr
+from fused_lwlr.optim.layer_options import SAME, LayerOptions, max_lr
 from fused_lwlr.optim.options import Groups, StepOptions
 from fused_lwlr.optim.validate import check_float32
 
 NUMBERS = (float, int)
-PLAIN = Variant()
 
 
 class HyperRows:
@@ -22,13 +21,17 @@ class HyperRows:
 
     Args:
         options: of the optimizer.
-        variants: for each row, the number of a param group, in their order, and what differs from it.
+        variants: for each row, the number of a param group, ascending, and the options of its layers but lr.
         params: that the rows are for.
         largest: the largest number that float32 computes with, times the largest multiplier of lr.
     """
 
     def __init__(
-        self, options: StepOptions, variants: Sequence[tuple[int, Variant]], params: Sequence[Tensor], largest: float
+        self,
+        options: StepOptions,
+        variants: Sequence[tuple[int, LayerOptions]],
+        params: Sequence[Tensor],
+        largest: float,
     ):
         self._rule, self._params, self._largest = options.rule, params, largest
         self._correct = options.scaling is None or options.scaling.bias_correction
@@ -49,7 +52,7 @@ class HyperRows:
         for number, variants in self._variants:
             group = groups[number]
             row = self._row(group, group)
-            if variants == [PLAIN]:
+            if variants == [SAME]:
                 found.append(row)
                 continue
             made_of, rows = self._made.get(number, (None, []))
@@ -58,19 +61,21 @@ class HyperRows:
             else:
                 rows = [self._variant(group, row, variant) for variant in variants]
                 # tensors are not compared: that would wait for the device
-                again = type(row.weight_decay) in NUMBERS and not any(variant.corrected for variant in variants)
+                again = type(row.weight_decay) in NUMBERS and not any(variant.corrected_decay for variant in variants)
                 self._made[number] = row[1:] if again else None, rows
             found += rows
         return found
 
-    def _variant(self, group: dict[str, Any], row: Any, variant: Variant) -> Any:
+    def _variant(self, group: dict[str, Any], row: Any, options: LayerOptions) -> Any:
         """Returns the row of some layers of a group."""
-        if variant.values:
-            row = self._row(group, {**group, **dict(variant.values)})
-        if variant.corrected and isinstance(row.lr, Tensor):
+        values = {name: value for name in ("betas", "eps") if (value := getattr(options, name)) is not None}
+        if values:
+            row = self._row(group, {**group, **values})
+        if options.corrected_decay and isinstance(row.lr, Tensor):
             # a replay reads lr
-            return row._replace(decay_factor=-variant.decay / max_lr(group))
-        factor = decay_factor(group, variant.decay, variant.corrected)
+            factor = 1.0 if options.weight_decay is None else options.weight_decay
+            return row._replace(decay_factor=-factor / max_lr(group))
+        factor = options.weight_decay_factor(group)
         if factor == 1:
             return row
         if isinstance(row.weight_decay, Tensor):

@@ -30,6 +30,7 @@ class StepInBackward:
         self._arrived: set[int] = set()
         self._plans: list[Plan] = []
         switch(optimizer, True)
+        optimizer._on_zero_grad = self.reset
         self._handles = [
             optimizer.register_step_pre_hook(self._begin_last),
             optimizer.register_step_post_hook(self._end_last),
@@ -41,6 +42,12 @@ class StepInBackward:
         for handle in self._handles:
             handle.remove()
         switch(self._optimizer, False)
+        self._optimizer._on_zero_grad = None
+
+    def reset(self) -> None:
+        """Forgets the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
+        self._bucket, self._bytes, self._plans = [], 0, []
+        self._arrived.clear()
 
     def collect(self, param: Tensor) -> None:
         """Puts a new gradient into the bucket, and steps the bucket if it is full."""
@@ -49,8 +56,8 @@ class StepInBackward:
         if id(param) in self._arrived:
             raise RuntimeError(
                 f"parameter {self._names[id(param)]!r} has a second gradient before optimizer.step(): with "
-                "step_in_backward() gradients cannot be accumulated, since the first may have been used already; call "
-                "optimizer.step() after every backward()"
+                "step_in_backward() gradients cannot be accumulated, since the first may have been used already. Call "
+                "optimizer.step() after every backward(), and optimizer.zero_grad() after a backward() that raised"
             )
         self._arrived.add(id(param))
         self._bucket.append(param)

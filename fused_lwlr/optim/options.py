@@ -29,6 +29,13 @@ UNSUPPORTED = {
 }
 
 
+FOR_ALL_GROUPS = (
+    "scaling", "clip_global_norm", "nonfinite", "cautious_decay", "master_weights", "stochastic_rounding",
+    "rounding_seed", "state_dtype", "rescale_weights", "backend",
+)  # fmt: skip
+"""Options that a param group must not have, since they are the same for all."""
+
+
 class SharedOptions(TypedDict, total=False):
     """The options that every optimizer takes by keyword, see `FusedOptimizer`."""
 
@@ -37,7 +44,6 @@ class SharedOptions(TypedDict, total=False):
     fused: bool | None
     capturable: bool
     layers: Layers
-    multipliers: Layers
     scaling: Scaling | None
     clip_global_norm: float | None
     nonfinite: Nonfinite
@@ -51,9 +57,8 @@ class SharedOptions(TypedDict, total=False):
 
 
 DEFAULTS: SharedOptions = {
-    "foreach": None, "differentiable": False, "fused": None, "capturable": False, "layers": None, "multipliers": None,
-    "scaling": None, "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "cautious_decay": False,
-    "master_weights": False,
+    "foreach": None, "differentiable": False, "fused": None, "capturable": False, "layers": None, "scaling": None,
+    "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "cautious_decay": False, "master_weights": False,
     "stochastic_rounding": False, "rounding_seed": 0, "state_dtype": None, "backend": "auto",
 }  # fmt: skip
 
@@ -69,6 +74,7 @@ class StepOptions:
         in_backward: whether a plan is only of the parameters that have a gradient when it is made, see
             `step_in_backward`.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
+        is_part: whether the optimizer has a part of the parameters of its process group, which only the caller knows.
         device_counts: whether the device counts steps whatever the param groups say: it alone knows which were skipped.
 
     Raises:
@@ -95,6 +101,7 @@ class StepOptions:
     device_counts: bool = False
     lr_in_momentum: bool = False
     in_backward: bool = False
+    is_part: bool = False
 
     def __post_init__(self) -> None:
         if self.lr_in_momentum:
@@ -146,6 +153,12 @@ class StepOptions:
                 f"{self._name_what_needs_totals()} does not go with step_in_backward(): it needs all gradients, or the "
                 "norms of all weights, before the first parameter is stepped; ClipByLayer and all other scalings, "
                 "which need those of their own layer, do"
+            )
+        if self.is_part and self.needs_totals:
+            raise ValueError(
+                f"{self._name_what_needs_totals()} does not go with ZeroRedundancyOptimizer: it needs the gradients or "
+                "weights of all processes, and each process has a part of them. Clip with "
+                "torch.nn.utils.clip_grad_norm_ before step(), or shard the model with fully_shard"
             )
 
     def _name_what_needs_totals(self) -> str:

@@ -1,6 +1,7 @@
 """Parts of a step: parameters of one device and one combination of dtypes, in one table."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -11,9 +12,8 @@ from torch import Tensor
 from fused_lwlr import ops
 from fused_lwlr.kernels import Row, Table
 from fused_lwlr.memory import all_addressable, is_fake
-from fused_lwlr.optim import layers
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.layers import Variant
+from fused_lwlr.optim.layer_options import LayerOptions, layers_of
 from fused_lwlr.optim.options import RADIUS, Groups, StepOptions
 from fused_lwlr.rescaling import Target
 from fused_lwlr.scaling import Scaling
@@ -113,7 +113,7 @@ def rows_of(
     scaling: Scaling | None,
     every: Sequence[Tensor],
     targets: Sequence[Target],
-) -> tuple[list[list[Row]], list[list[str]], list[tuple[int, Variant]]]:
+) -> tuple[list[list[Row]], list[list[str]], list[tuple[int, LayerOptions]]]:
     """Returns the rows of each tensor, as of the first tensor of a table, what these are called, and their hyper rows.
 
     There is a hyper row for each param group, and for each set of options that some of its layers have.
@@ -131,24 +131,22 @@ def rows_of(
         [Row(0, power=p, counts_for_max_norm=c) for p, c in [powers[id(t)]]] if id(t) in powers else [] for t in every
     ]
     names = [[""] * len(own) for own in rows]
-    variants: dict[tuple[int, Variant], int] = {}
-    places = [(number, group, at) for number, group in enumerate(groups) for at in range(len(group["params"]))]
-    for i, (number, group, at) in enumerate(places):
+    variants: dict[tuple[int, LayerOptions], int] = {}
+    first = np.cumsum([0, *(len(group["params"]) for group in groups)])
+    for label, number, at, (start, stop, options) in layers_of(groups):
+        i, group = int(first[number]) + at, groups[number]
         if not stepped[i]:
             continue
-        param, rows[i] = params[i], []
+        if start == 0:
+            rows[i], names[i] = [], []
         name = group["param_names"][at] if "param_names" in group else None
-        label = f"{number}.{at}" if name is None else name
-        scaled = scaling is not None and scaling.selects(name, param)
-        on_sphere = scaled and scaling is not None and scaling.on_spheres
-        entry = 1.0 if group["layers"] is None else group["layers"][at]
-        slices = layers.slices(param, entry)
-        for start, stop, packed in slices:
-            eta, variant = layers.split(packed)
-            if on_sphere:  # weight decay does not act there
-                variant = variant._replace(decay=0.0, corrected=False)
-            hyper = variants.setdefault((number, variant), len(variants))
-            row = Row(0, start, stop, eta, scaled, *powers.get(id(param), (0, False)), hyper)
-            rows[i].append(local_row(row, param))
-        names[i] = [label if stop is None else f"{label}[{start}:{stop}]" for start, stop, _ in slices]
+        scaled = scaling is not None and scaling.selects(name, params[i])
+        variant = options.without_lr
+        if scaled and scaling is not None and scaling.on_spheres:
+            # weight decay does not act there
+            variant = replace(variant, weight_decay=0.0, corrected_decay=None)
+        hyper = variants.setdefault((number, variant), len(variants))
+        row = Row(0, start, stop, options.eta, scaled, *powers.get(id(params[i]), (0, False)), hyper)
+        rows[i].append(local_row(row, params[i]))
+        names[i].append(label)
     return rows, names, list(variants)

@@ -1,7 +1,6 @@
 """A plan: the parameters of an optimizer and their state as tables, kept for as long as only gradients change."""
 
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from itertools import compress
 from typing import Any
 
@@ -11,15 +10,15 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.optim import layers
 from fused_lwlr.optim.gate import Verdict, measured_gates
 from fused_lwlr.optim.hyper import HyperRows
-from fused_lwlr.optim.layers import OLD
+from fused_lwlr.optim.layer_options import entries_of
 from fused_lwlr.optim.options import RADIUS, Groups, StepOptions
 from fused_lwlr.optim.part import partition, rows_of
 from fused_lwlr.optim.radius import radii_of
 from fused_lwlr.optim.sharded import sharded_of
 from fused_lwlr.optim.state import State, is_complete
+from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.optim.validate import (
     LARGEST_FLOAT32,
     check_columns,
@@ -58,10 +57,8 @@ class Plan:
         self._options, self._inference = options, is_inference_mode_enabled()
         for group in groups:
             if group["layers"] is not None:
-                group["layers"][:] = layers.check(group, group["layers"])
-                layers.complete(group)
-        # a copy of the layers, lists within lists, that edits of them do not reach
-        self._keys = deepcopy(_keys(options, groups))
+                group["layers"][:] = entries_of(group, group["layers"])
+        self._keys = _keys(options, groups)
         places = [(i, at) for i, group in enumerate(groups) for at in range(len(group["params"]))]
         self._targets = [] if options.rescale_weights is False else options.rescale_weights.targets()
         known = set(map(id, params))
@@ -176,21 +173,22 @@ class Plan:
             part.backend.prepare(rule, part.table, hyper, scales[i], gates[i], rounding_seed=part.rounding_seed)
             for i, part in enumerate(self._active)
         ]
-        for i, part in enumerate(self._active):
-            found = launches[i]()
-            part.statistics = found if statistics[i] is None else statistics[i]
-            # at once, so that a part that fails leaves those before it stepped in full
-            if self.state.counts:
-                self.state.count(part.stepped)
+        with uninterrupted():
+            for i, part in enumerate(self._active):
+                found = launches[i]()
+                part.statistics = found if statistics[i] is None else statistics[i]
+                # at once, so that a part that fails leaves those before it stepped in full
+                if self.state.counts:
+                    self.state.count(part.stepped)
+                if self.new:
+                    self.state.store(states, part.stepped)
+            if self._distributed:
+                # the kernels know of the local parts only
+                moved = compress(self._params, self._moved.tolist())
+                increment_version([param for param in moved if is_distributed(param)])
             if self.new:
-                self.state.store(states, part.stepped)
-        if self._distributed:
-            # the kernels know of the local parts only
-            moved = compress(self._params, self._moved.tolist())
-            increment_version([param for param in moved if is_distributed(param)])
-        if self.new:
-            self._begin(states)
-        self._last = self._present
+                self._begin(states)
+            self._last = self._present
         return verdict
 
     def _begin(self, states: Any) -> None:
@@ -254,8 +252,7 @@ def _keys(options: StepOptions, groups: Groups) -> list[tuple[Any, ...]]:
             group["capturable"],
             group["ema"] is None,
             not group[optional],
-            group["layers"],
-            OLD in group,
+            None if group["layers"] is None else list(group["layers"]),
         )
         for group in groups
     ]

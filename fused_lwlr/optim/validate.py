@@ -1,6 +1,8 @@
 """Checks of parameters and gradients before a step."""
 
 import math
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.memory import all_addressable, check_inference, find_overlap, is_addressable, is_freed
-from fused_lwlr.optim.options import Groups
+from fused_lwlr.optim.options import Groups, StepOptions
 from fused_lwlr.shards import local
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -47,6 +49,38 @@ def _place(tensor: Any) -> str:
 def label_of(group: dict[str, Any], position: int) -> str:
     """Returns the name of a parameter for messages, or its place."""
     return repr(group["param_names"][position]) if "param_names" in group else f"number {position} of its group"
+
+
+def check_selection(options: StepOptions, groups: Groups) -> None:
+    """Checks that the scaling of an optimizer acts on some of its parameters.
+
+    Raises:
+        ValueError: the scaling selects by names that no parameter has.
+    """
+    scaling = options.scaling
+    if scaling is None:
+        return
+    named = all("param_names" in group for group in groups)
+    names = [name for group in groups for name in group["param_names"]] if named else None
+    scaling.check(names)
+    params = [param for group in groups for param in group["params"]]
+    if not any(map(scaling.selects, names or [None] * len(params), params)):
+        warnings.warn(
+            f"scaling={scaling!r} selects none of the {len(params)} parameters, so it has no effect: give it select=. "
+            "By default most scalings select parameters of two or more dimensions, unlike FSDP1's flat parameters",
+            stacklevel=4,
+        )
+
+
+def is_made_by_zero_redundancy_optimizer() -> bool:
+    """Returns whether an optimizer that is made now gets its process's part of the parameters alone."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    frame = None if module is None else sys._getframe()
+    while module is not None and frame is not None:
+        if isinstance(frame.f_locals.get("self"), module.ZeroRedundancyOptimizer):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_ordinary(param: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim.layers import multiplier_of
+from fused_lwlr.optim.layer_options import slices_of
 from fused_lwlr.scaling.base import weights
 from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.records import LayerValues
@@ -98,12 +98,10 @@ class LayerProbe:
         names = {id(param): name for name, param in self._params.items()}
         found: dict[str, float | None] = {}
         for group in self._optimizer.param_groups:
-            entries = group.get("layers") or [1.0] * len(group["params"])
-            for param, entry in zip(group["params"], entries, strict=True):
+            for at, param in enumerate(group["params"]):
                 name = names.get(id(param), "")
-                if isinstance(entry, list):
-                    found[name] = None
-                    found |= {f"{name}[{start}:{stop}]": multiplier_of(packed) for start, stop, packed in entry}
-                else:
-                    found[name] = multiplier_of(entry)
+                for start, stop, options in slices_of(group, at):
+                    if stop is not None:
+                        found[name] = None
+                    found[name if stop is None else f"{name}[{start}:{stop}]"] = options.eta
         return found

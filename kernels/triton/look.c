@@ -49,15 +49,8 @@ static int is_true(PyObject *tensor, PyObject *method) {
 }
 
 /* Returns the lazy bits: 1 for a lazy negative, 2 for a lazy conjugate; -1 with an exception set. */
-static int lazy_bits(PyObject *tensor, int32_t dtype, int64_t dim, const int64_t *sizes, const int64_t *strides) {
-    int conj = 0;
-    if (dtype >= FIRST_COMPLEX && dtype <= LAST_COMPLEX)
-        conj = is_true(tensor, is_conj_name);
-    else
-        /* A lazy negative is the imaginary part of a lazy conjugate: no stride is 1, except after as_strided. */
-        for (int64_t i = dim - 1; i >= 0; i--)
-            if (strides[i] == 1 && sizes[i] > 1)
-                return 0;
+static int lazy_bits(PyObject *tensor, int32_t dtype) {
+    int conj = dtype >= FIRST_COMPLEX && dtype <= LAST_COMPLEX ? is_true(tensor, is_conj_name) : 0;
     int neg = conj < 0 ? -1 : is_true(tensor, is_neg_name);
     return neg < 0 ? -1 : neg + 2 * conj;
 }
@@ -96,7 +89,7 @@ static int describe(PyObject *tensor, int64_t *address, int64_t *words) {
         PyErr_SetString(PyExc_RuntimeError, "torch does not describe a tensor, or it has too many dimensions");
         return -1;
     }
-    int lazy = lazy_bits(tensor, dtype, dim, sizes, strides);
+    int lazy = lazy_bits(tensor, dtype);
     if (lazy < 0)
         return -1;
     words[0] = dim;

@@ -1,5 +1,6 @@
 """Hooks around step(), state_dict() and load_state_dict(): which run, in what order, and what they may change."""
 
+import json
 from copy import deepcopy
 from functools import partial
 
@@ -149,24 +150,27 @@ def test_a_pre_hook_unpacks_what_is_no_state_dict_yet(pair):
 @every_case
 def test_multipliers_are_checked_as_the_pre_hooks_leave_them(name, backend):
     named = parameters([(6, 5), (4,)], torch.float32, DEVICE)
-    ours = OURS[name](named, **OPTIONS[name], multipliers={"p0": 0.5}, backend=backend)
+    ours = OURS[name](named, **OPTIONS[name], layers={"p0": 0.5}, backend=backend)
+
+    def entries(*etas):
+        return json.dumps([[[0, None, {"lr": eta}]] for eta in etas])
 
     def shape(value, _, state_dict):
         state_dict["param_groups"] = [{**group, "layers": value} for group in state_dict["param_groups"]]
 
     good = ours.state_dict()
-    for value in ([1.0, -1.0], [1.0], "fast"):
+    for value in (entries(1.0, -1.0), entries(1.0), "fast"):
         handle = ours.register_load_state_dict_pre_hook(partial(shape, value))
-        with pytest.raises(ValueError, match=r"'lr' of layer 'p1' must be|the group's 'layers' must be"):
+        with pytest.raises(ValueError, match=r"'lr' of layer 'p1' must be|'layers' of a (param group|state dict)"):
             ours.load_state_dict(good)
         handle.remove()
-        assert ours.param_groups[0]["layers"] == [0.5, 1.0]
+        assert ours.state_dict()["param_groups"][0]["layers"] == good["param_groups"][0]["layers"]
     # and a hook can mend what could not be loaded
     bad = deepcopy(good)
     bad["param_groups"][0]["layers"] = "fast"
-    ours.register_load_state_dict_pre_hook(partial(shape, [0.25, 2.0]))
+    ours.register_load_state_dict_pre_hook(partial(shape, entries(0.25, 2.0)))
     ours.load_state_dict(bad)
-    assert ours.param_groups[0]["layers"] == [0.25, 2.0]
+    assert ours.state_dict()["param_groups"][0]["layers"] == entries(0.25, 2.0)
     train((ours,), (named,), 1)
 
 

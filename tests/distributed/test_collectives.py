@@ -14,13 +14,13 @@ from fused_lwlr import ELR, LAMB, LARS, ClipByLayer, Hyperball, layer_statistics
 pytestmark = pytest.mark.ranks(4)
 # how many dimensions of the mesh shard anything
 SHARDED = {"rows": 1, "columns": 1, "whole": 0, "hybrid": 1, "both": 2, "twice": 2}
-SILENT = [("sgd", {}), ("adamw", {"amsgrad": True, "multipliers": {"attn.qkv.weight[1:3]": 0.5}})]
+SILENT = [("sgd", {}), ("adamw", {"amsgrad": True, "layers": {"attn.qkv.weight[1:3]": 0.5}})]
 ONCE = [
     *((name, {"scaling": scaling}) for name in OURS for scaling in SCALINGS),
     ("sgd", {"clip_global_norm": 1.0}), ("adamw", {"nonfinite": "skip"}), ("sgd", {"nonfinite": "raise"}),
     ("sgd", {"scaling": LARS(), "clip_global_norm": 1.0, "nonfinite": "skip"}),
     ("adamw", {"scaling": ClipByLayer(1.0), "clip_global_norm": 1.0}),
-    ("adamw", {"scaling": LAMB(), "nonfinite": "skip", "multipliers": {"attn.qkv.weight[1:3]": 0.5}}),
+    ("adamw", {"scaling": LAMB(), "nonfinite": "skip", "layers": {"attn.qkv.weight[1:3]": 0.5}}),
 ]  # fmt: skip
 # what is clipped moves the direction, whose norm is then not known before
 TWICE = [
@@ -63,7 +63,7 @@ def test_all_reduces_of_a_step(name, options, times, layout):
             ours.step()
         radii = step == 0 and isinstance(options.get("scaling"), Hyperball)
         assert len(talk.calls) == talk.total == (times + radii) * SHARDED[layout]
-        rows = len(whole) + 2 * ("multipliers" in options)
+        rows = len(whole) + 2 * ("layers" in options)
         for call, (dtype, numel) in talk.calls:
             assert call == "all_reduce"
             assert dtype == torch.float64

@@ -11,16 +11,17 @@ from collectives import counted
 from steps import OPTIONS, OURS, identical
 from tolerances import same
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from fused_lwlr import ELR, LAMB, LARS, ClipByLayer
+from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ClipByLayer
 
 pytestmark = pytest.mark.ranks(2)
 MULTIPLIERS = {"0.weight": 0.5, "2.weight[0:2]": 2.0, "2.bias": 0.0}
 SCALED = [
-    ("sgd", {"multipliers": MULTIPLIERS}), ("sgd", {"scaling": LARS(0.1), "clip_global_norm": 0.1}),
-    ("sgd", {"scaling": ELR(0.1), "nonfinite": "skip", "multipliers": MULTIPLIERS}),
-    ("adamw", {"multipliers": MULTIPLIERS}), ("adamw", {"amsgrad": True, "scaling": ClipByLayer(0.01)}),
+    ("sgd", {"layers": MULTIPLIERS}), ("sgd", {"scaling": LARS(0.1), "clip_global_norm": 0.1}),
+    ("sgd", {"scaling": ELR(0.1), "nonfinite": "skip", "layers": MULTIPLIERS}),
+    ("adamw", {"layers": MULTIPLIERS}), ("adamw", {"amsgrad": True, "scaling": ClipByLayer(0.01)}),
     ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "skip"}),
 ]  # fmt: skip
 every_option = pytest.mark.parametrize(("name", "options"), SCALED)
@@ -168,3 +169,25 @@ def test_zero_redundancy(name, scaling):
         expected.step()
     assert identical(model.state_dict(), alone.state_dict())
     assert 0 < len(ours.optim.state) < len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_zero_redundancy_optimizer(name):
+    """Layer-wise scalings step as one optimizer does; options that need all parameters are refused."""
+    model, alone = network(), network()
+    replica = DistributedDataParallel(model)
+    options = {**OPTIONS[name], "scaling": LARS(0.1), "layers": None}
+    ours = ZeroRedundancyOptimizer(model.parameters(), OURS[name], **{**options, "backend": "torch"})
+    expected = OURS[name](alone.parameters(), **{**options, "backend": "torch"})
+    for step in range(3):
+        backward(replica, mine(batch(step)))
+        for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+            q.grad = p.grad.clone()
+        ours.step()
+        expected.step()
+    assert identical(model.state_dict(), alone.state_dict())
+    for refused in ({"clip_global_norm": 1.0}, {"nonfinite": "skip"}, {"scaling": BalancedLR()}):
+        with pytest.raises(ValueError, match="does not go with ZeroRedundancyOptimizer"):
+            ZeroRedundancyOptimizer(model.parameters(), OURS[name], **{**options, **refused})
+    with pytest.raises(ValueError, match="does not go with ZeroRedundancyOptimizer"):
+        ours.optim.scaling = BalancedLR()

@@ -21,9 +21,9 @@ from fused_lwlr.kernels import triton
 pytestmark = pytest.mark.ranks(4)
 SLICES = {"0.weight[0:3]": 2.0, "0.weight[3:5]": 0.5, "2.weight": 3.0}
 ROWS = [
-    ("sgd", {"multipliers": SLICES}), ("sgd", {"scaling": LARS(0.1), "clip_global_norm": 0.1}),
-    ("sgd", {"scaling": NormalizedGradient(), "nonfinite": "skip", "multipliers": SLICES}),
-    ("adamw", {"amsgrad": True}), ("adamw", {"scaling": ELR(0.1), "multipliers": SLICES}),
+    ("sgd", {"layers": SLICES}), ("sgd", {"scaling": LARS(0.1), "clip_global_norm": 0.1}),
+    ("sgd", {"scaling": NormalizedGradient(), "nonfinite": "skip", "layers": SLICES}),
+    ("adamw", {"amsgrad": True}), ("adamw", {"scaling": ELR(0.1), "layers": SLICES}),
     ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.1, "nonfinite": "raise"}),
 ]  # fmt: skip
 

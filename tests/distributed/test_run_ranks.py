@@ -78,7 +78,7 @@ def everything(model, optimizer):
 def test_saved_is_loaded_to_the_same_bits_sharded_or_not(name, saved):
     model = MODELS[saved]()
     inner = model.module if saved == "ddp" else model
-    optimizer = OPTIMIZERS[name](inner.named_parameters(), multipliers=MULTIPLIERS if name != "lars" else None)
+    optimizer = OPTIMIZERS[name](inner.named_parameters(), layers=MULTIPLIERS if name != "lars" else None)
     train(model, optimizer, range(2))
     checkpoints = Checkpoints("checkpoints")
     own = {"rng": torch.tensor([dist.get_rank()])}
@@ -100,7 +100,7 @@ def test_saved_is_loaded_to_the_same_bits_sharded_or_not(name, saved):
         other = make()
         inner = other.module if kind == "ddp" else other
         # multipliers that it does not have come with the checkpoint, and those that it has go
-        again = OPTIMIZERS[name](inner.named_parameters(), multipliers=None if name != "lars" else MULTIPLIERS)
+        again = OPTIMIZERS[name](inner.named_parameters(), layers=None if name != "lars" else MULTIPLIERS)
         if kind == "plain":
             # state that is there already; the others have none
             train(other, again, range(7, 8))

@@ -26,8 +26,8 @@ from fused_lwlr import LAMB, LARS, Hyperball
 pytestmark = pytest.mark.ranks(4)
 MULTIPLIERS = {"0.weight[0:3]": 2.0, "2.weight": 0.5, "2.bias": 0.0}
 ROWS = [
-    ("sgd", {"multipliers": MULTIPLIERS}), ("sgd", {"scaling": LARS(0.1), "nonfinite": "skip"}),
-    ("adamw", {"amsgrad": True, "ema": 0.9, "multipliers": MULTIPLIERS}),
+    ("sgd", {"layers": MULTIPLIERS}), ("sgd", {"scaling": LARS(0.1), "nonfinite": "skip"}),
+    ("adamw", {"amsgrad": True, "ema": 0.9, "layers": MULTIPLIERS}),
     ("adamw", {"scaling": LAMB(), "clip_global_norm": 1.0}), ("adamw", {"scaling": Hyperball()}),
 ]  # fmt: skip
 every_row = pytest.mark.parametrize(("name", "options"), ROWS)
@@ -102,7 +102,7 @@ def test_saved_by_two_loaded_by_four_and_by_one(name, options):
         dcp.save(gathered(model, optimizer), checkpoint_id=folder, process_group=two.get_group())
     dist.barrier()
     train(alone, expected, range(2, 4))
-    other = {"lr": 0.7, "multipliers": None}
+    other = {"lr": 0.7, "layers": None}
     for model, how in ((sharded(mesh(4)), {}), (sharded(mesh(2, 2)), {}), (network(), {"no_dist": True})):
         optimizer = optimizer_of(model, name, options, **other)
         restore(model, optimizer, folder, **how)
@@ -133,7 +133,7 @@ def test_full_state_dicts(name, options, offload):
     train(alone, expected, range(2, 4))
     if entries:
         one = network()
-        again = optimizer_of(one, name, options, lr=0.7, multipliers=None)
+        again = optimizer_of(one, name, options, lr=0.7, layers=None)
         set_model_state_dict(one, weights)
         set_optimizer_state_dict(one, again, state)
         train(one, again, range(2, 4))

@@ -127,7 +127,7 @@ def test_rates_of_a_whole_model_step_a_sharded_one(layout):
     whole, sharded = network(), shard(network(), layout)
     rates = calibrate(whole, batches(), cross_entropy)
     ours, expected = (
-        OURS["sgd"](model.named_parameters(), lr=0.1, multipliers=rates) for model in (sharded, whole)
+        OURS["sgd"](model.named_parameters(), lr=0.1, layers=rates) for model in (sharded, whole)
     )  # fmt: skip
     for step, (inputs, targets) in enumerate(batches()):
         for model, optimizer in ((sharded, ours), (whole, expected)):

@@ -20,14 +20,14 @@ PLAIN = [
 ]  # fmt: skip
 CONTROLS = [
     ("sgd", {"clip_global_norm": 0.5}), ("sgd", {"nonfinite": "skip"}), ("sgd", {"nonfinite": "raise"}),
-    ("sgd", {"scaling": ELR(0.1), "multipliers": SLICES}), ("sgd", {"scaling": LARC(), "clip_global_norm": 0.5}),
-    ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.5, "multipliers": SLICES}),
+    ("sgd", {"scaling": ELR(0.1), "layers": SLICES}), ("sgd", {"scaling": LARC(), "clip_global_norm": 0.5}),
+    ("adamw", {"scaling": LAMB(), "clip_global_norm": 0.5, "layers": SLICES}),
     ("adamw", {"scaling": ELR(0.1), "nonfinite": "skip", "clip_global_norm": 0.5}),
-    ("adamw", {"scaling": LARS(), "multipliers": SLICES}),
-    ("sgd", {"scaling": BalancedLR(), "multipliers": SLICES}),
-    ("lion", {"scaling": LAMB(), "clip_global_norm": 0.5, "multipliers": SLICES}),
+    ("adamw", {"scaling": LARS(), "layers": SLICES}),
+    ("sgd", {"scaling": BalancedLR(), "layers": SLICES}),
+    ("lion", {"scaling": LAMB(), "clip_global_norm": 0.5, "layers": SLICES}),
     ("sgd", {"scaling": ELR(0.1, retract="sphere"), "nonfinite": "skip"}),
-    ("adamw", {"scaling": Hyperball(), "clip_global_norm": 0.5, "multipliers": SLICES}),
+    ("adamw", {"scaling": Hyperball(), "clip_global_norm": 0.5, "layers": SLICES}),
     # options of layers, of which decay is in the norm, and eps and betas in each process's part of it
     ("adamw", {"scaling": LAMB(), "layers": [SLICES, {"attn*": {"eps": 0.01, "betas": (0.5, 0.9)}, **DECAYS}]}),
     ("sgd", {"scaling": LARC(), "layers": [SLICES, DECAYS]}),
@@ -83,13 +83,13 @@ def test_without_norms_it_is_the_same_step(name, options, layout):
 @pytest.mark.parametrize("layout", ["rows", "columns", "hybrid", "both"])
 @pytest.mark.parametrize("name", OURS)
 def test_slices_are_of_the_whole(name, layout):
-    follow(name, {"multipliers": SLICES}, "torch", layout, 3, lambda a, b, _: same(a, b))
+    follow(name, {"layers": SLICES}, "torch", layout, 3, lambda a, b, _: same(a, b))
 
 
 def test_slices_of_rows_that_are_sharded_twice_are_refused():
     """Each process has rows that do not follow one another."""
     sharded = spread(whole := parameters(), "twice")
-    ours = OURS["sgd"](sharded, lr=0.1, multipliers=SLICES)
+    ours = OURS["sgd"](sharded, lr=0.1, layers=SLICES)
     gradients(whole, sharded)
     with pytest.raises(ValueError, match="sharded at most once"):
         ours.step()
@@ -105,7 +105,7 @@ def test_slices_of_rows_that_are_sharded_twice_are_refused():
 )
 def test_norms_are_of_the_whole(name, options, layout):
     if layout == "twice":
-        options = {**options, "multipliers": None, "layers": None}
+        options = {**options, "layers": None}
     follow(name, options, "torch", layout, 2, close)
 
 
@@ -123,7 +123,7 @@ def test_every_scaling(name, scaling):
         (*CONTROLS[5], "rows"),
         ("adamw", {"scaling": BalancedLR(), "clip_global_norm": 0.5}, "rows"),
         ("lion", {"scaling": ELR(0.1), "ema": 0.9}, "rows"),
-        ("lion", {"scaling": Hyperball(), "multipliers": SLICES}, "columns"),
+        ("lion", {"scaling": Hyperball(), "layers": SLICES}, "columns"),
         (*CONTROLS[11], "rows"),
     ],
 )

@@ -112,7 +112,7 @@ def test_resumed(name, options, mixed_precision, accelerate, tmp_path):
     def run_with(multipliers):
         return Run(
             accelerate,
-            lambda named: OURS[name](named, lr=0.05, **options, multipliers=multipliers),
+            lambda named: OURS[name](named, lr=0.05, **options, layers=multipliers),
             gradient_accumulation_steps=2,
             mixed_precision=mixed_precision,
         )
@@ -125,4 +125,4 @@ def test_resumed(name, options, mixed_precision, accelerate, tmp_path):
     again.accelerator.load_state(str(tmp_path))
     again.epoch()
     check(again, whole)
-    assert again.optimizer.param_groups[0]["layers"] == [0.25, 1.0, 1.0, 1.0, 2.0, 1.0]
+    assert [entry[0].options.eta for entry in again.optimizer.param_groups[0]["layers"]] == [0.25, 1, 1, 1, 2, 1]

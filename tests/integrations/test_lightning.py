@@ -195,7 +195,7 @@ def test_resumed(name, options, manual, module, fit):
     etas = {"net.0.weight": 0.25, "net.3.weight": 2.0}
 
     def module_with(multipliers):
-        return module(lambda named: OURS[name](named, lr=0.05, **options, multipliers=multipliers), manual=manual)
+        return module(lambda named: OURS[name](named, lr=0.05, **options, layers=multipliers), manual=manual)
 
     whole, half, again = module_with(etas), module_with(etas), module_with(None)
     fit(whole)
@@ -203,4 +203,4 @@ def test_resumed(name, options, manual, module, fit):
     fit(again, ckpt_path=checkpoint)
     check(again, whole)
     assert again.losses == whole.losses[BATCHES:]
-    assert again.optimizer.param_groups[0]["layers"] == [0.25, 1.0, 1.0, 1.0, 2.0, 1.0]
+    assert [entry[0].options.eta for entry in again.optimizer.param_groups[0]["layers"]] == [0.25, 1, 1, 1, 2, 1]

@@ -125,14 +125,15 @@ def test_multipliers_keep_their_ratio(name, scheduler, tensor_lr, device):
     """Two groups and three multipliers are three groups of torch's, each scheduled from a rate of its own."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
-    ours = OURS[name](groups_of(named, RATES, tensor_lr), **options_of(name), multipliers=ETAS, backend="torch")
+    ours = OURS[name](groups_of(named, RATES, tensor_lr), **options_of(name), layers=ETAS, backend="torch")
     rates = [rate * eta for rate, eta in zip((RATES[0], *RATES), ETAS.values(), strict=True)]
     torchs = TORCH[name](groups_of(expected, rates, tensor_lr), **options_of(name), foreach=False)
     schedulers = [scheduled(optimizer, scheduler) for optimizer in (ours, torchs)]
     for _ in range(STEPS):
         train((ours, torchs), (named, expected), 1)
         advance(schedulers)
-    assert [group["layers"] for group in ours.param_groups] == [[0.5, 3.0], [0.1]]
+    etas = [[entry[0].options.eta for entry in group["layers"]] for group in ours.param_groups]
+    assert etas == [[0.5, 3.0], [0.1]]
     compare(partial(close, steps=STEPS), ours, torchs, named, expected)
 
 
@@ -144,7 +145,7 @@ def test_resumed_with_its_scheduler(name, scheduler, tensor_lr, device):
     named = parameters(SHAPES, torch.float32, device)
 
     def start(named):
-        optimizer = OURS[name](groups_of(named, RATES, tensor_lr), **options_of(name), multipliers=ETAS)
+        optimizer = OURS[name](groups_of(named, RATES, tensor_lr), **options_of(name), layers=ETAS)
         return optimizer, scheduled(optimizer, scheduler)
 
     optimizer, schedule = start(named)

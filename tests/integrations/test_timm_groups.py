@@ -112,7 +112,7 @@ def test_layer_decay_as_multipliers_of_one_group(name, backend, timm, twins):
     scales = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
     etas = {key: scales[id(p)] for key, p in other.named_parameters()}
     options = {**OPTIONS[name], "weight_decay": DECAY}
-    ours = OURS[name](model.named_parameters(), **options, multipliers=etas, backend=backend)
+    ours = OURS[name](model.named_parameters(), **options, layers=etas, backend=backend)
     torchs = TORCH[name](groups, **options, foreach=False)
     rates = train_on((ours, torchs), twins, schedule(timm, (ours, torchs), "cosine"), range(STEPS))
     assert [(len(at), len(its)) for at, its in rates] == [(1, 3)] * STEPS

@@ -143,7 +143,7 @@ def test_resumed(name, options, trainer, model):
         return OURS[name](module.named_parameters(), lr=0.05, **options, **more)
 
     straight, resumed = model(), model()
-    whole = trainer(straight, optimizer=optimizer_of(straight, multipliers=etas), arguments=saves)
+    whole = trainer(straight, optimizer=optimizer_of(straight, layers=etas), arguments=saves)
     whole.train()
     again = trainer(resumed, optimizer=optimizer_of(resumed), folder="again")
     again.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-3")

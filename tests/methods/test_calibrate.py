@@ -236,7 +236,7 @@ def test_refused(batches, loss_fn, options, message):
 def test_rates_drive_an_optimizer():
     model = Net()
     rates = fused_lwlr.calibrate(model, data(2), cross_entropy)
-    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.5, multipliers=rates)
+    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.5, layers=rates)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     cross_entropy(model(data(1)[0][0]), data(1)[0][1]).backward()
     optimizer.step()

@@ -17,7 +17,7 @@ OPTIMIZERS = {
     "sgd": lambda model: fused_lwlr.SGD(model.named_parameters(), lr=0.1, momentum=0.9, weight_decay=0.1),
     "elr": lambda model: fused_lwlr.SGD(model.named_parameters(), lr=0.1, scaling=fused_lwlr.ELR(0.1)),
     "rates": lambda model: fused_lwlr.SGD(
-        model.named_parameters(), lr=0.1, multipliers={"0.weight": 0.5, "2.weight[0:2]": 3.0, "2.weight[2:5]": 2.0}
+        model.named_parameters(), lr=0.1, layers={"0.weight": 0.5, "2.weight[0:2]": 3.0, "2.weight[2:5]": 2.0}
     ),
 }
 

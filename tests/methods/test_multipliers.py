@@ -58,7 +58,7 @@ def test_fine_tuning_leaves_frozen_weights_as_they_are(optimizer):
     model = ViT(**SIZE)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     eta = multipliers.layer_decay(model, 0.75, frozen=("patch_embed.*", "blocks.0.*", "cls_token"))
-    ours = optimizer(model.named_parameters(), lr=0.1, weight_decay=0.1, multipliers=eta)
+    ours = optimizer(model.named_parameters(), lr=0.1, weight_decay=0.1, layers=eta)
     torch.nn.functional.cross_entropy(model(torch.randn(4, 1, 8, 8)), torch.arange(4)).backward()
     ours.step()
     still = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
@@ -116,7 +116,7 @@ def test_mup_keeps_updates_at_one_size(rule):
                 nn.init.zeros_(module.bias)
         eta = multipliers.mup(model, mlp(8, depth=4), rule) if wanted else None
         optimizer, lr = {"sgd": (fused_lwlr.SGD, 0.05), "adamw": (fused_lwlr.AdamW, 0.003)}[rule]
-        ours = optimizer(model.named_parameters(), lr=lr, multipliers=eta)
+        ours = optimizer(model.named_parameters(), lr=lr, layers=eta)
         x = torch.randn(16, 4)
         before = model(x).detach()
         for _ in range(2):

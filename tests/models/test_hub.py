@@ -60,7 +60,7 @@ def test_every_method_takes_it(name):
     found = scale_invariant(model, some_batch(8), loss_fn)
     assert found.names == ()
     gradinit_(model, [some_batch()] * 3, loss_fn, lr=0.1, steps=2)
-    optimizer = AdamW(model.named_parameters(), lr=0.01, multipliers=rates)
+    optimizer = AdamW(model.named_parameters(), lr=0.01, layers=rates)
     losses = []
     for _ in range(100):
         losses.append(loss_fn(model(some_batch()[0]), some_batch()[1]))

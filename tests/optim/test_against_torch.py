@@ -95,6 +95,21 @@ def test_lazily_negated_gradient(name, backend, device):
     compare(check_of(backend), ours, torchs, named, expected)
 
 
+@every_case
+def test_contiguous_gradient_that_is_lazily_negated(name, backend, device):
+    """In every second step, with nothing else changed."""
+    named = parameters([(5,), (2, 3), (1,), ()], torch.float32, device)
+    expected = twin(named)
+    ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
+    for step in range(4):
+        gradients(named, expected)
+        for _, p in named:
+            p.grad = torch._neg_view(-p.grad) if step % 2 else p.grad
+        ours.step()
+        torchs.step()
+    compare(check_of(backend), ours, torchs, named, expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @every_backend
 @pytest.mark.parametrize(("name", "options"), CASES[::3])
@@ -126,7 +141,7 @@ def test_multipliers_are_groups(name, backend, device):
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     etas = {key: 0.5 * i for i, (key, _) in enumerate(named) if i != 2}
-    ours = OURS[name](named, **OPTIONS[name], multipliers=etas, backend=backend)
+    ours = OURS[name](named, **OPTIONS[name], layers=etas, backend=backend)
     lr = OPTIONS[name]["lr"]
     groups = [{"params": [(key, p)], "lr": lr * etas.get(key, 1.0)} for key, p in expected]
     torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
@@ -139,7 +154,7 @@ def test_slices_are_groups(name, backend, device):
     (key, param), other = parameters([(6, 300), (5,)], torch.float32, device)
     pieces = [torch.nn.Parameter(t.detach().clone()) for t in (param[:1], param[1:4], param[4:], other[1])]
     ours = OURS[name](
-        [(key, param), other], **OPTIONS[name], multipliers={f"{key}[4:6]": 0.5, f"{key}[0:1]": 3.0}, backend=backend
+        [(key, param), other], **OPTIONS[name], layers={f"{key}[4:6]": 0.5, f"{key}[0:1]": 3.0}, backend=backend
     )
     groups = [
         {"params": [p], "lr": OPTIONS[name]["lr"] * eta} for p, eta in zip(pieces, (3.0, 1.0, 0.5, 1.0), strict=True)
@@ -242,7 +257,7 @@ def test_schedulers_see_one_group(scheduler, name, device):
     expected = twin(named)
     etas = {key: 0.01 * (i + 1) for i, (key, _) in enumerate(named)}
     lr = OPTIONS[name]["lr"]
-    ours = OURS[name](named, **OPTIONS[name], multipliers=etas, backend="torch")
+    ours = OURS[name](named, **OPTIONS[name], layers=etas, backend="torch")
     groups = [{"params": [(key, p)], "lr": lr * etas[key]} for key, p in expected]
     torchs = TORCH[name](groups, **OPTIONS[name], foreach=False)
     schedulers = [SCHEDULERS[scheduler](optimizer) for optimizer in (ours, torchs)]

@@ -196,7 +196,7 @@ def test_slices_are_layers_and_have_multipliers(backend, device):
     before = whole.detach().clone()
     norms = [before[:2].norm().item(), before[2:].norm().item()]
     eta = {"p0[0:2]": 0.5, "p0[2:6]": 3.0}
-    optimizer = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(), multipliers=eta, backend=backend)
+    optimizer = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(), layers=eta, backend=backend)
     gradients(named)
     optimizer.step()
     for part, factor, norm in ((slice(0, 2), 0.5, norms[0]), (slice(2, 6), 3.0, norms[1])):

@@ -201,7 +201,7 @@ def test_slices_go_by_the_same_count(backend, device):
     named = parameters([(6, 5)], torch.float32, device)
     whole = twin(named)
     etas = {"p0[0:2]": 1.0, "p0[2:6]": 1.0}
-    sliced = OURS["adamw"](named, lr=0.1, multipliers=etas, capturable=True, backend=backend)
+    sliced = OURS["adamw"](named, lr=0.1, layers=etas, capturable=True, backend=backend)
     plain = OURS["adamw"](whole, lr=0.1, backend=backend)
     for _ in range(3):
         gradients(named, whole)

@@ -30,11 +30,11 @@ pytestmark = [
 
 MULTIPLIERS = {"0.weight": 0.5, "2.weight[0:2]": 2.0, "2.bias": 0.0}
 ROWS = [
-    ("sgd", {"multipliers": MULTIPLIERS}), ("sgd", {"momentum": 0.0}), ("sgd", {"scaling": LARS(0.1)}),
-    ("sgd", {"nonfinite": "skip", "clip_global_norm": 1.0}), ("adamw", {"multipliers": MULTIPLIERS}),
+    ("sgd", {"layers": MULTIPLIERS}), ("sgd", {"momentum": 0.0}), ("sgd", {"scaling": LARS(0.1)}),
+    ("sgd", {"nonfinite": "skip", "clip_global_norm": 1.0}), ("adamw", {"layers": MULTIPLIERS}),
     ("adamw", {"amsgrad": True, "scaling": LAMB()}), ("adamw", {"nonfinite": "skip", "scaling": LARC()}),
     # of slices there are more radii than the files are filled into, unless the optimizer was made with these
-    ("adamw", {"multipliers": {"0.weight": 0.5, "2.bias": 0.0}, "scaling": Hyperball()}),
+    ("adamw", {"layers": {"0.weight": 0.5, "2.bias": 0.0}, "scaling": Hyperball()}),
 ]  # fmt: skip
 every_shape = pytest.mark.parametrize("flat", [False, True])
 
@@ -82,7 +82,7 @@ def test_resuming_is_not_having_stopped(name, options, backend, flat, device, tm
     optimizer = OURS[name](model.named_parameters(), **options)
     train(model, optimizer, range(2), device)
     dcp.save(gathered(model, optimizer, flat), checkpoint_id=tmp_path, no_dist=True)
-    other = OURS[name](again.named_parameters(), **{**options, "lr": 0.7, "multipliers": None})
+    other = OURS[name](again.named_parameters(), **{**options, "lr": 0.7, "layers": None})
     restore(again, other, flat, tmp_path)
     for pair in ((model, optimizer), (again, other)):
         train(*pair, range(2, 4), device)
@@ -169,3 +169,22 @@ def test_sharded_state_stays_sharded(name, nonfinite, mesh):
     for moved in (whole, distribute_tensor(whole, mesh, [Replicate()])):
         with pytest.raises(ValueError, match=r"in the state of parameter 0 is placed as .*Shard\(dim=0\).*but the par"):
             OURS[name]([torch.nn.Parameter(moved)], **OPTIONS[name]).load_state_dict(other.state_dict())
+
+
+# torch refuses a state without tensors, as of SGD without momentum
+@pytest.mark.parametrize(("name", "options"), [row for row in ROWS if row != ("sgd", {"momentum": 0.0})])
+def test_full_state_dicts(name, options, device):
+    """`full_state_dict=True` turns tuples into lists."""
+    model, again = network(device), network(device)
+    optimizer = OURS[name](model.named_parameters(), **{**OPTIONS[name], **options})
+    train(model, optimizer, range(2), device)
+    other = OURS[name](again.named_parameters(), **{**OPTIONS[name], **options, "layers": None})
+    full = StateDictOptions(full_state_dict=True)
+    set_optimizer_state_dict(
+        again, other, get_optimizer_state_dict(model, optimizer, options=full), options=full
+    )  # fmt: skip
+    assert other.layers() == optimizer.layers()
+    again.load_state_dict(model.state_dict())
+    for pair in ((model, optimizer), (again, other)):
+        train(*pair, range(2, 4), device)
+    assert identical(again.state_dict(), model.state_dict())

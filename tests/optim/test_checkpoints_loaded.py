@@ -8,6 +8,8 @@ from cases import every_case, every_name
 from steps import OPTIONS, OURS, TORCH, compare, identical, parameters, train, twin, uniform
 from tolerances import same
 
+from fused_lwlr import LARS
+
 SHAPES = [(6, 5), (), (7,)]
 ROWS = [
     ("sgd", {}), ("sgd", {"momentum": 0.0}), ("sgd", {"nesterov": True, "maximize": True}), ("adamw", {}),
@@ -84,18 +86,17 @@ def test_ids_count_by_their_order(name, ids, device):
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("saved", [["x", "y", "z"], None])
 @every_name
-def test_names_are_those_that_torch_takes(name, own, saved, device):
-    found = []
-    for kind in (OURS, TORCH):
-        named = parameters(SHAPES, torch.float32, device)
-        optimizer = kind[name](named if own else [p for _, p in named], **OPTIONS[name])
-        checkpoint = deepcopy(optimizer.state_dict())
-        checkpoint["param_groups"][0].pop("param_names", None)
-        if saved is not None:
-            checkpoint["param_groups"][0]["param_names"] = saved
-        optimizer.load_state_dict(checkpoint)
-        found.append(optimizer.param_groups[0].get("param_names"))
-    assert found[0] == found[1] == (saved or (["p0", "p1", "p2"] if own else None))
+@pytest.mark.filterwarnings("ignore:parameter 0 of group 0 is 'p0' in the optimizer but 'x' in the state dict")
+def test_names_are_those_of_the_constructor(name, own, saved, device):
+    """Where torch takes the names of the dict."""
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = OURS[name](named if own else [p for _, p in named], **OPTIONS[name])
+    checkpoint = deepcopy(optimizer.state_dict())
+    checkpoint["param_groups"][0].pop("param_names", None)
+    if saved is not None:
+        checkpoint["param_groups"][0]["param_names"] = saved
+    optimizer.load_state_dict(checkpoint)
+    assert optimizer.param_groups[0].get("param_names") == (["p0", "p1", "p2"] if own else None)
 
 
 @every_name
@@ -241,3 +242,34 @@ def test_no_memory_is_shared(name, device):
         found.append(addresses([mine["state"], mine["param_groups"]]))
     assert min(map(len, found)) > 4
     assert len(set().union(*found)) == sum(map(len, found))
+
+
+@every_name
+def test_names_with_a_prefix(name, device):
+    """As of a compiled model: the optimizer keeps its own names, by which scalings and layers select."""
+    named = parameters(SHAPES, torch.float32, device)
+    prefixed = [(f"_orig_mod.{key}", p) for key, p in twin(named)]
+    other = OURS[name](prefixed, **OPTIONS[name], layers={"_orig_mod.p0": 0.5})
+    train((other,), (prefixed,), 2)
+    ours = OURS[name](named, **OPTIONS[name], scaling=LARS(select="p0"))
+    with pytest.warns(UserWarning, match=r"parameter 0 of group 0 is 'p0' in the optimizer but '_orig_mod.p0' in the"):
+        ours.load_state_dict(other.state_dict())
+    assert ours.param_groups[0]["param_names"] == ["p0", "p1", "p2"]
+    assert ours.layers()["p0"]["lr"] == 0.5 * OPTIONS[name]["lr"]
+    train((ours,), (named,), 1)
+    assert ours.layer_stats().constrained == (True, False, False)
+
+
+@every_name
+def test_names_in_another_order(name, device):
+    """State and options of layers follow the names."""
+    named = parameters([(6, 5), (6, 5), (7,)], torch.float32, device)
+    turned = twin(named)[::-1]
+    other = OURS[name](turned, **OPTIONS[name], layers={"p0": 0.5, "p2": 0.25})
+    train((other,), (turned,), 2)
+    ours = OURS[name](named, **OPTIONS[name])
+    ours.load_state_dict(other.state_dict())
+    expected = dict(turned)
+    for key, p in named:
+        assert identical(ours.state[p], other.state[expected[key]])
+    assert ours.layers() == {key: other.layers()[key] for key, _ in named}

@@ -1,5 +1,6 @@
 """State dicts that are corrupt or of something else are refused whole: by name, with nothing changed."""
 
+import json
 import re
 from copy import deepcopy
 
@@ -16,7 +17,7 @@ MOMENT = {"sgd": "momentum_buffer", "adamw": "exp_avg_sq"}
 
 def trained(name, device, backend="torch", **options):
     named = parameters(SHAPES, torch.float32, device)
-    optimizer = OURS[name](named, **{**OPTIONS[name], **options}, multipliers={"p0": 0.5}, backend=backend)
+    optimizer = OURS[name](named, **{**OPTIONS[name], **options}, layers={"p0": 0.5}, backend=backend)
     train((optimizer,), (named,), 2)
     return optimizer, named
 
@@ -66,6 +67,11 @@ def test_not_a_state_dict(name, wrong, message, device):
     refused(*trained(name, device), wrong, message)
 
 
+def layers_text(*options):
+    """The options of whole parameters, as in a state dict."""
+    return json.dumps([[[0, None, own]] for own in options])
+
+
 STRUCTURE = [
     (("state",), [], "'state' of the state dict must be a dict"),
     (("state", 0), [], "the state of parameter 'p0' must be a dict"),
@@ -82,18 +88,13 @@ STRUCTURE = [
     (("param_groups", 0, "params"), [0, 1, 5], "state of 2, which is in none"),
     (("param_groups", 0, "param_names"), ["p0", "p1"], "'param_names' of parameter group 0 .* must be 3 names"),
     (("param_groups", 0, "param_names"), ["p0", "p1", 2], "must be 3 names"),
-    (
-        ("param_groups", 0, "layers"),
-        [1.0, -2.0, 1.0],
-        "'lr' of layer 'p1' must be a finite number, at least 0, not -2.0",
-    ),
-    (("param_groups", 0, "layers"), ["0.5", 1.0, 1.0], "'lr' of layer 'p0' must be a finite number.*not '0.5'"),
-    (
-        ("param_groups", 0, "layers"),
-        [torch.ones(2), 1.0, 1.0],
-        "'lr' of layer 'p0' must be a finite number.*not a tensor",
-    ),
-    (("param_groups", 0, "layers"), [[(0, 9, 1.0)], 1.0, 1.0], "the slice 0:9 of 'p0'"),
+    (("param_groups", 0, "layers"), layers_text({}, {"lr": -2.0}, {}), "'lr' of layer 'p1' must be .*, not -2.0"),
+    (("param_groups", 0, "layers"), layers_text({"lr": "0.5"}, {}, {}), "'lr' of layer 'p0' must be .*not '0.5'"),
+    (("param_groups", 0, "layers"), layers_text({}, {}), "'layers' of a param group must be None or have 3 entries"),
+    (("param_groups", 0, "layers"), [1.0, 1.0, 1.0], "'layers' of a state dict must be None or JSON from state_dict"),
+    (("param_groups", 0, "layers"), "[1.0, 1.0, 1.0]", "'layers' of a state dict must be None or JSON from"),
+    (("param_groups", 0, "layers"), "[", "'layers' of a state dict must be None or JSON from state_dict"),
+    (("param_groups", 0, "layers"), "[[[0, 9, {}]], [[0, null, {}]], [[0, null, {}]]]", "the slice 0:9 of 'p0'"),
 ]
 
 

@@ -117,7 +117,7 @@ def test_all_gradients_count(name, backend, device):
     named = parameters([(4, 5), (3,), (2, 2), (6,)], torch.float32, device)
     options = {"lr": 0.05, "weight_decay": 0.1}
     multipliers = {"p0[1:3]": 0.5, "p1": 0.0}
-    ours = OURS[name](named, **options, multipliers=multipliers, clip_global_norm=0.7, backend=backend)
+    ours = OURS[name](named, **options, layers=multipliers, clip_global_norm=0.7, backend=backend)
     paper = Paper(name, None, named, [options] * 4)
     gradients(named)
     named[3][1].grad = None

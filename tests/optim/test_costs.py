@@ -76,7 +76,7 @@ def test_groups_of_all_kinds_share_a_launch(name, device):
     named = parameters([(2, 3), (4,), (), (0,), (5, 2)], torch.float32, device)
     special = {"sgd": ({"momentum": 0.9}, {"nesterov": True, "momentum": 0.5}), "adamw": ({"amsgrad": True}, {})}[name]
     groups = [{"params": named[:2], **special[0]}, {"params": named[2:], **special[1], "weight_decay": 0.3}]
-    optimizer = OURS[name](groups, lr=0.1, scaling=LARS(), multipliers={"p4[0:2]": 0.5}, backend="triton")
+    optimizer = OURS[name](groups, lr=0.1, scaling=LARS(), layers={"p4[0:2]": 0.5}, backend="triton")
     assert [cost(optimizer, named)[0] for _ in range(2)] == [1, 1]
 
 

@@ -15,7 +15,7 @@ ROWS = [
     {"scaling": LAMB(), "master_weights": True},
     {"scaling": BalancedLR(), "stochastic_rounding": True},
     {"clip_global_norm": 0.5, "nonfinite": "skip", "state_dtype": torch.bfloat16},
-    {"nonfinite": "raise", "multipliers": {"half": 0.5, "full[0:1]": 2.0}},
+    {"nonfinite": "raise", "layers": {"half": 0.5, "full[0:1]": 2.0}},
     {"capturable": True},
 ]
 

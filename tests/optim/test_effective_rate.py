@@ -21,7 +21,7 @@ def test_elr_sets_the_effective_rate(weight_decay, amsgrad, backend, device):
     shapes = [(33, 130), (5,), (2, 3, 1500), (), (40, 2)] if backend == "torch" else [(3, 7), (4,)]
     named = parameters(shapes, torch.float32, device)
     expected = twin(named)
-    options = {"lr": 0.1, "weight_decay": weight_decay, "amsgrad": amsgrad, "multipliers": {"p0": 3.0, "p1": 0.5}}
+    options = {"lr": 0.1, "weight_decay": weight_decay, "amsgrad": amsgrad, "layers": {"p0": 3.0, "p1": 0.5}}
     ours = OURS["adamw"](named, **options, scaling=ELR(0.2, eps=0.0), backend=backend)
     plain = OURS["adamw"](expected, **options, backend=backend)
     etas = [3.0, 0.5, *[1.0] * 3]

@@ -18,7 +18,7 @@ EXACT = {"master_weights": True, **BF16}
 # of a decay of 0.5 at most, torch.lerp takes another form
 ROWS = [
     ("sgd", 0.9, {}), ("sgd", 0.4, {"momentum": 0.0}), ("sgd", 0.9, {"nesterov": True, "maximize": True}),
-    ("sgd", 0.9, {"scaling": ELR(0.1), "multipliers": {"p0[1:3]": 0.5, "p1": 0.0}}),
+    ("sgd", 0.9, {"scaling": ELR(0.1), "layers": {"p0[1:3]": 0.5, "p1": 0.0}}),
     ("sgd", 0.9, {"rescale_weights": ..., "capturable": True}), ("sgd", 0.9, {"clip_global_norm": 0.5, **BF16}),
     ("sgd", 0.9, {"stochastic_rounding": True, **FP16}), ("sgd", 0.9, {"master_weights": True, **FP16}),
     ("adamw", 0.9, {}), ("adamw", 0.0, {"amsgrad": True}), ("adamw", 0.9, {"lr": 0.0, "nonfinite": "skip"}),

@@ -64,7 +64,7 @@ def test_the_formula_as_printed(name, options, device):
 
 
 MORE = [
-    {}, {"multipliers": {"p0[1:3]": 0.5, "p0[3:6]": 2.0}}, {"clip_global_norm": 0.5, "nonfinite": "skip"},
+    {}, {"layers": {"p0[1:3]": 0.5, "p0[3:6]": 2.0}}, {"clip_global_norm": 0.5, "nonfinite": "skip"},
     {"ema": 0.9}, {"capturable": True},
 ]  # fmt: skip
 
@@ -76,7 +76,7 @@ MORE = [
         (ELR(0.3, retract="sphere"), torch.float32, {}), (Hyperball(), torch.bfloat16, {}),
         (Hyperball(), torch.float16, {"clip_global_norm": 0.5}),
         (Hyperball(), torch.bfloat16, {"master_weights": True, "ema": 0.9}),
-        (ELR(0.3, retract="sphere"), torch.float16, {"master_weights": True, "multipliers": {"p0[1:3]": 0.5}}),
+        (ELR(0.3, retract="sphere"), torch.float16, {"master_weights": True, "layers": {"p0[1:3]": 0.5}}),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )  # fmt: skip
@@ -145,7 +145,7 @@ def test_zeros(name, backend, device):
     named[2][1].data.zero_()
     expected = twin(named)
     options = {"lr": 0.1, "weight_decay": 0.2, "backend": backend}
-    ours = ALL[name](named, **options, multipliers={"p1": 0.0}, scaling=Hyperball())
+    ours = ALL[name](named, **options, layers={"p1": 0.0}, scaling=Hyperball())
     plain = ALL[name](expected[2:], **{**options, "weight_decay": 0.0})
     for _ in range(3):
         gradients(named, expected)
@@ -176,7 +176,7 @@ def test_a_weight_that_was_edited_comes_back(backend, device):
 def test_radii_are_saved(name, backend, device):
     """A run goes on from a checkpoint on the spheres of its start, slice by slice."""
     named = parameters([(6, 5), (4,)], torch.float32, device)
-    options = {**OPTIONS[name], "scaling": Hyperball(), "backend": backend, "multipliers": {"p0[2:5]": 0.5}}
+    options = {**OPTIONS[name], "scaling": Hyperball(), "backend": backend, "layers": {"p0[2:5]": 0.5}}
     start = named[0][1].detach().double()
     ours = ALL[name](named, **options)
     train((ours,), (named,), 2)

@@ -113,7 +113,7 @@ MORE = {
     "ema": ("adamw", torch.float32, {"ema": 0.9}),
     "exact weights": ("adamw", torch.bfloat16, {"master_weights": True, "ema": 0.9, "scaling": LAMB()}),
     "state_dtype": ("sgd", torch.float32, {"state_dtype": torch.bfloat16}),
-    "multipliers": ("sgd", torch.float32, {"multipliers": {"blocks.0.weight[0:3]": 2.0, "norm.bias": 0.5}}),
+    "multipliers": ("sgd", torch.float32, {"layers": {"blocks.0.weight[0:3]": 2.0, "norm.bias": 0.5}}),
     "groups": ("adamw", torch.float32, {"groups": two_groups}),
     "groups and clipping": ("sgd", torch.bfloat16, {"groups": two_groups, "scaling": ClipByLayer(1e-3)}),
     "amsgrad": ("adamw", torch.float32, {"amsgrad": True, "maximize": True}),
@@ -611,3 +611,52 @@ def test_fuzz(name, backend, device):
             compare(same, sides[0][1], sides[1][1], own, other)
 
     run()
+
+
+class FailsOnce(nn.Module):
+    """Raises in the first backward pass, as if memory had run out."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, 8)
+        self.fails = True
+
+    def forward(self, x):
+        y = self.first(x)
+        if self.fails:
+            y.register_hook(self._fail)
+        return self.second(y)
+
+    def _fail(self, grad):
+        self.fails = False
+        raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize("recovery", ["zero_grad", "load_state_dict"])
+@pytest.mark.parametrize("size", SIZES)
+def test_after_an_exception_in_backward(size, recovery, device):
+    """zero_grad() and loading a checkpoint begin again; the next steps are those of an optimizer without exception."""
+    model = FailsOnce().to(device)
+    optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=0.1, backend="torch")
+    before = deepcopy((model.state_dict(), optimizer.state_dict()))
+    fused_lwlr.step_in_backward(model, optimizer, max_bytes=size)
+    x = torch.randn(5, FEATURES, device=device)
+    with pytest.raises(torch.OutOfMemoryError):
+        model(x).square().sum().backward()
+    model.load_state_dict(before[0])
+    if recovery == "zero_grad":
+        optimizer.zero_grad()
+        optimizer.state.clear()
+    else:
+        optimizer.load_state_dict(before[1])
+        model.zero_grad()
+    other = FailsOnce().to(device)
+    other.fails = False
+    other.load_state_dict(before[0])
+    plain = fused_lwlr.AdamW(other.named_parameters(), lr=0.1, backend="torch")
+    for _ in range(3):
+        for each, its in ((model, optimizer), (other, plain)):
+            its.zero_grad()
+            each(x).square().sum().backward()
+            its.step()
+    assert identical(model.state_dict(), other.state_dict())

@@ -1,5 +1,7 @@
 """An exception anywhere around a step: it is taken or it is not, and the next one is as if nothing had been."""
 
+import signal
+
 import pytest
 import torch
 from steps import OPTIONS, OURS, compare, gradients, identical, parameters, snapshot, train, twin
@@ -8,7 +10,7 @@ from torch import nn
 
 import fused_lwlr
 from fused_lwlr import ELR, LAMB, LARS
-from fused_lwlr.kernels import reference
+from fused_lwlr.kernels import reference, triton
 from fused_lwlr.kernels.triton import launch as launching
 
 SHAPES = [(3, 5), (4,), ()]
@@ -36,7 +38,7 @@ def pair(name, backend, row, taken, device):
     """An optimizer to interrupt and one to leave alone, on twins, both after so many steps."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
-    options = {**OPTIONS[name], **ROWS[name][row], "multipliers": {"p0[0:1]": 0.5}, "backend": backend}
+    options = {**OPTIONS[name], **ROWS[name][row], "layers": {"p0[0:1]": 0.5}, "backend": backend}
     pairs = OURS[name](named, **options), OURS[name](expected, **options), named, expected
     train(pairs[:2], pairs[2:], taken)
     gradients(*pairs[2:])
@@ -176,3 +178,43 @@ def test_a_launch_that_rescales_raises(backend, taken, device, monkeypatch):
         step(0)
         step(1)
     assert identical(models[0].state_dict(), models[1].state_dict())
+
+
+SIGNALS = {"SIGINT": KeyboardInterrupt, "SIGALRM": Interrupted, "SIGTERM": Interrupted}
+
+
+@pytest.mark.parametrize("signals", [["SIGINT"], ["SIGALRM"], ["SIGTERM", "SIGINT"]], ids=str)
+@every_place
+def test_signals_during_a_step(name, backend, row, taken, signals, device, monkeypatch):
+    """A handler that raises runs after the step is complete, with weights, moments and counts."""
+    optimizer, other, named, expected = pair(name, backend, row, taken, device)
+    module = reference if backend == "torch" else triton
+    prepare = module.prepare
+
+    def interrupted(*arguments, **options):
+        take = prepare(*arguments, **options)
+
+        def take_interrupted():
+            found = take()
+            for each in signals:
+                signal.raise_signal(signal.Signals[each])
+            return found
+
+        return take_interrupted
+
+    before = {each: signal.getsignal(signal.Signals[each]) for each in SIGNALS}
+    for each in ("SIGALRM", "SIGTERM"):
+        signal.signal(signal.Signals[each], interrupt)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "prepare", interrupted)
+            with pytest.raises(tuple(SIGNALS[each] for each in signals)):
+                optimizer.step()
+        assert signal.getsignal(signal.SIGTERM) is interrupt
+    finally:
+        for each, handler in before.items():
+            signal.signal(signal.Signals[each], handler)
+    other.step()
+    compare(same, optimizer, other, named, expected)
+    gradients(named, expected)
+    goes_on(optimizer, other, named, expected)

@@ -109,8 +109,8 @@ def test_many_tiles_and_rows_for_the_slots(device, monkeypatch):
     named = parameters([(2, 4099), (3,), (2, 2), (1,), (2, 1)], torch.float32, device)
     expected = twin(named)
     options = {**OPTIONS["adamw"], "scaling": ELR(0.1), "nonfinite": "skip"}
-    ours = OURS["adamw"](named, **options, multipliers={"p2[0:1]": 0.5}, backend="triton")
-    other = OURS["adamw"](expected, **options, multipliers={"p2[0:1]": 0.5}, backend="torch")
+    ours = OURS["adamw"](named, **options, layers={"p2[0:1]": 0.5}, backend="triton")
+    other = OURS["adamw"](expected, **options, layers={"p2[0:1]": 0.5}, backend="torch")
     train((ours, other), (named, expected), 2)
     compare(partial(close, steps=2), ours, other, named, expected)
     assert [ours.state[p]["step"].item() for _, p in named] == [2] * 5

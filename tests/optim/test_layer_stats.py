@@ -78,7 +78,7 @@ def test_layer_stats_in_the_order_of_parameters(backend, device):
     """Dtypes are launched apart, some layers have no gradient, one is in slices."""
     dtypes = (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16)
     named = [(f"p{i}", parameters([(4, 2)], dtype, device)[0][1]) for i, dtype in enumerate(dtypes)]
-    optimizer = OURS["sgd"](named, lr=0.1, scaling=ELR(0.1), multipliers={"p2[1:3]": 0.5}, backend=backend)
+    optimizer = OURS["sgd"](named, lr=0.1, scaling=ELR(0.1), layers={"p2[1:3]": 0.5}, backend=backend)
     gradients(named)
     named[1][1].grad = None
     optimizer.step()
@@ -132,7 +132,7 @@ class Writer:
 @every_name
 def test_logger(name, device):
     named = parameters([(4, 6), (3,)], torch.float32, device)
-    optimizer = OURS[name](named, lr=0.1, scaling=ELR(0.1), multipliers={"p0[0:2]": 0.5}, backend="torch")
+    optimizer = OURS[name](named, lr=0.1, scaling=ELR(0.1), layers={"p0[0:2]": 0.5}, backend="torch")
     writer = Writer()
     optimizer.register_step_post_hook(LayerStatsLogger(writer, every=3))
     train((optimizer,), (named,), 7)

@@ -1,5 +1,6 @@
 """`layers=`: every option of a layer is what a param group of its own with that option would do."""
 
+import json
 import pickle
 from functools import partial
 
@@ -266,14 +267,6 @@ def test_betas_that_are_none(betas, message, device):
         fused_lwlr.AdamW(named, layers={"p0": {"betas": betas}})
 
 
-def test_both_names_are_refused(device):
-    named = parameters([(4, 3)], torch.float32, device)
-    with pytest.raises(ValueError, match="layers= and multipliers=, its older name, are both given"):
-        fused_lwlr.SGD(named, lr=0.1, layers={"p0": 1.0}, multipliers={"p0": 1.0})
-    with pytest.raises(ValueError, match="both 'layers' and 'multipliers'"):
-        fused_lwlr.SGD([{"params": named, "layers": {"p0": 1.0}, "multipliers": {"p0": 1.0}}], lr=0.1)
-
-
 @every_backend
 @every_rule
 def test_state_dicts(name, backend, device):
@@ -290,27 +283,9 @@ def test_state_dicts(name, backend, device):
     assert pickle.loads(pickle.dumps(ours)).layers() == ours.layers()
 
 
-@every_rule
-def test_older_state_dicts(name, device):
-    """With numbers under the name that they had."""
-    named = parameters(SHAPES, torch.float32, device)
-    ours = ALL[name](named, **OPTIONS[name], multipliers={"p0[1:3]": 0.25, "p1": 2.0}, backend="torch")
-    train((ours,), (named,), 2)
-    state_dict = saved(ours.state_dict())
-    for group in state_dict["param_groups"]:
-        group["multipliers"] = group.pop("layers")
-    expected = twin(named)
-    again = ALL[name](expected, **OPTIONS[name], backend="torch")
-    again.load_state_dict(state_dict)
-    assert "multipliers" not in again.param_groups[0]
-    assert again.param_groups[0]["layers"] == [[(1, 3, 0.25)], 2.0, 1.0, 1.0, 1.0]
-    train((ours, again), (named, expected), 2)
-    compare(same, ours, again, named, expected)
-
-
 @every_backend
 def test_groups_are_edited(backend, device):
-    """By an entry, with a dict too, and under the older name."""
+    """An entry may be replaced by a number, a dict or `LayerOptions`, and so may the list."""
     named = parameters([(3,), (3,)], torch.float32, device)
     ours = fused_lwlr.SGD(named, lr=0.5, weight_decay=0.5, layers={"p0": 0.0}, backend=backend)
     train((ours,), (named,), 1)
@@ -328,9 +303,8 @@ def test_groups_are_edited(backend, device):
     assert step() == [True, True]
     group["layers"] = [{"lr": 0.5}, 1.0]
     assert step() == [False, False]
-    group["multipliers"] = [1.0, 0.0]
+    group["layers"] = [1.0, fused_lwlr.LayerOptions(lr=0.0)]
     assert step() == [False, True]
-    assert group["layers"] == [1.0, 0.0]
     group["layers"] = [{"eps": 1.0}, 1.0]
     with pytest.raises(ValueError, match="has 'eps': of this optimizer"):
         ours.step()
@@ -346,3 +320,69 @@ def test_many_options_are_few_rows(device):
     numbers = part.table.cache[ours.rule]
     assert (numbers.rows, len(numbers.shared)) == (3, 3)
     assert sorted(set(part.table.hyper_row)) == [0, 1, 2]
+
+
+@every_backend
+@every_rule
+def test_the_constructor_wins_unless_the_state_dict_has_layers(name, backend, device):
+    named = parameters([(6, 5), (7,)], torch.float32, device)
+    saved_with, saved_without = (
+        ALL[name](twin(named), lr=0.1, layers=layers).state_dict() for layers in ({"p0": 3.0}, None)
+    )
+    for state_dict, eta in ((saved_with, 3.0), (saved_without, 0.5), (PLAIN[name](named, lr=0.1).state_dict(), 0.5)):
+        ours = ALL[name](named, lr=0.1, layers={"p0": 0.5}, backend=backend)
+        ours.load_state_dict(state_dict)
+        assert ours.layers()["p0"]["lr"] == pytest.approx(0.1 * eta)
+
+
+@every_rule
+def test_json_round_trip(name, device):
+    """Plain data, in which tuples are lists."""
+    named = parameters(SHAPES, torch.float32, device)
+    ours = ALL[name](named, **OPTIONS[name], layers=[layers_of(name, named), {"p0[1:3]": 0.25}])
+    again = ALL[name](named, **OPTIONS[name])
+    again.load_state_dict(json.loads(json.dumps(ours.state_dict())))
+    assert again.layers() == ours.layers()
+
+
+@every_backend
+@every_rule
+def test_two_groups_with_the_same_names(name, backend, device):
+    """As of two models: a key applies to both, and every layer is listed."""
+    groups = [parameters([(4, 3), (3,)], torch.float32, device) for _ in range(2)]
+    expected = [twin(group) for group in groups]
+    options = {**OPTIONS[name], "scaling": LAMB(), "backend": backend}
+    ours = ALL[name]([{"params": group} for group in groups], **options, layers={"p0": 0.5, "p1": 2.0})
+    others = [ALL[name](group, **options, layers={"p0": 0.5, "p1": 2.0}) for group in expected]
+    for group, twins, other in zip(groups, expected, others, strict=True):
+        gradients(group, twins)
+        other.step()
+    ours.step()
+    for group, twins in zip(groups, expected, strict=True):
+        assert identical([p.detach() for _, p in group], [p.detach() for _, p in twins])
+    labels = ["0.p0", "0.p1", "1.p0", "1.p1"]
+    assert [*ours.layers()] == labels
+    assert [*ours.layer_stats().names] == labels
+
+
+@pytest.mark.parametrize("layers", [{0: 0.5}, {"q": 0.5}, [1.0], 5, {"p0": {"betas": 1}}], ids=str)
+@every_rule
+def test_a_group_that_is_refused_is_not_added(name, layers, device):
+    named = parameters([(4, 3), (3,), (2,)], torch.float32, device)
+    ours = ALL[name](named[:1], **OPTIONS[name])
+    with pytest.raises(ValueError, match=r"layers|'betas'"):
+        ours.add_param_group({"params": named[1:], "layers": layers})
+    assert len(ours.param_groups) == 1
+    train((ours,), (named,), 1)
+
+
+def test_layer_options_is_one_type(device):
+    """Values of `layers=` may be numbers, dicts or `LayerOptions`."""
+    named = parameters([(4, 3)], torch.float32, device)
+    same_layers = (
+        {"lr": 0.5, "betas": (0.5, 0.6)}, fused_lwlr.LayerOptions(lr=0.5, betas=(0.5, 0.6)),
+    )  # fmt: skip
+    found = [fused_lwlr.AdamW(named, layers={"p0": own}).layers() for own in same_layers]
+    assert found[0] == found[1]
+    with pytest.raises(ValueError, match="'eps' of a layer must be a finite number, at least 0, not -1"):
+        fused_lwlr.LayerOptions(eps=-1)

@@ -53,7 +53,7 @@ def agrees(named, optimizer, paper):
 def test_against_the_paper(backend, maximize, device):
     """Multipliers, late and missing gradients, another rate in every step."""
     named = parameters(SHAPES, torch.float32, device)
-    optimizer = Lion(named, **NUMBERS, maximize=maximize, multipliers={"p0": 0.5, "p2": 2.0}, backend=backend)
+    optimizer = Lion(named, **NUMBERS, maximize=maximize, layers={"p0": 0.5, "p2": 2.0}, backend=backend)
     paper = Paper(named, **NUMBERS, etas=[0.5, 1, 2, 1, 1])
     for step in range(8):
         grads = gradients(named, without=[step % 5] if step % 2 else [])
@@ -242,7 +242,7 @@ def test_slices_and_a_count_on_the_device(backend, device):
     named, whole = (parameters([(6, 5)], torch.float32, device) for _ in range(2))
     whole[0][1].data.copy_(named[0][1].data)
     options = {"capturable": True, "backend": backend}
-    sliced = Lion(named, **NUMBERS, multipliers={"p0[0:2]": 2.0, "p0[2:6]": 2.0}, **options)
+    sliced = Lion(named, **NUMBERS, layers={"p0[0:2]": 2.0, "p0[2:6]": 2.0}, **options)
     plain = Lion(whole, **{**NUMBERS, "lr": 0.04}, **options)
     for _ in range(3):
         (whole[0][1].grad,) = (grad.clone() for grad in gradients(named))

@@ -68,7 +68,7 @@ def test_against_the_reference_of_mlperf(mode, dtype, backend, device):
     scaling, options = MODES[mode]
     named = parameters(SHAPES, dtype, device)
     etas = {"p0": 0.5, "p2": 2.0}
-    optimizer = SGD(named, **{**NUMBERS, **options}, scaling=scaling, multipliers=etas, backend=backend)
+    optimizer = SGD(named, **{**NUMBERS, **options}, scaling=scaling, layers=etas, backend=backend)
     plain = {name: value for name, value in options.items() if name not in ("nonfinite", "ema")}
     mlperf = MLPerf(named, eeta=scaling and 0.02, etas=[0.5, 1, 2, 1, 1], **plain)
     for step, lr in enumerate([0.02, 0.3, 1.0, 0.0, 0.1, 0.7]):

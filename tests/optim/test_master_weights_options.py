@@ -16,8 +16,8 @@ SHAPES = [(6, 5), (), (40,)]
 SLICES = {"p0[0:2]": 0.5, "p0[3:6]": 2.0, "p1": 0.0}
 # norms of weights are of the parameter: these ask for none
 WITHOUT_NORMS = [
-    {"multipliers": SLICES}, {"clip_global_norm": 0.5}, {"scaling": NormalizedGradient()},
-    {"scaling": ClipByLayer(0.5), "multipliers": SLICES, "clip_global_norm": 3.0}, {"nonfinite": "skip"},
+    {"layers": SLICES}, {"clip_global_norm": 0.5}, {"scaling": NormalizedGradient()},
+    {"scaling": ClipByLayer(0.5), "layers": SLICES, "clip_global_norm": 3.0}, {"nonfinite": "skip"},
 ]  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def test_all_parts_skip_together(name, backend, device):
 def test_complex_and_slices_skip(name, backend, device):
     named = parameters([(4, 3)], torch.complex64, device)
     ours = OURS[name](
-        named, **OPTIONS[name], multipliers={"p0[1:2]": 0.5}, nonfinite="skip", scaling=LARS(), backend=backend
+        named, **OPTIONS[name], layers={"p0[1:2]": 0.5}, nonfinite="skip", scaling=LARS(), backend=backend
     )
     train((ours,), (named,), 1)
     gradients(named)

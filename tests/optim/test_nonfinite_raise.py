@@ -36,7 +36,7 @@ def test_raise_names_the_layer_and_goes_on(name, row, backend, device):
 @every_case
 def test_raise_names_slices_and_the_first_few(name, backend, device):
     named = parameters([(4, 2), *[(2,)] * 7], torch.float32, device)
-    ours = OURS[name](named, lr=0.1, multipliers={"p0[1:3]": 0.5}, nonfinite="raise", backend=backend)
+    ours = OURS[name](named, lr=0.1, layers={"p0[1:3]": 0.5}, nonfinite="raise", backend=backend)
     gradients(named)
     spoil(named, at=5)
     with pytest.raises(FloatingPointError, match=r"the gradient of 'p0\[1:3\]' is not finite: the step was skipped"):

@@ -345,7 +345,7 @@ def test_numbers_beyond_float32_are_refused(name, backend, option, value):
     """Where torch raises in the middle of the step; the third is within it, and beyond it with the multiplier."""
     params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))]
     groups = [{"params": [("p0", params[0])]}, {"params": [("p1", params[1])], option: value}]
-    optimizer = OURS[name](groups, **OPTIONS[name], multipliers={"p1": 10.0}, backend=backend)
+    optimizer = OURS[name](groups, **OPTIONS[name], layers={"p1": 10.0}, backend=backend)
     refuses(optimizer, f"{option}=.* is too large for float32", ValueError)
 
 

@@ -271,7 +271,7 @@ def test_same_bits_as_where_the_others_are_not_there(name, backend, more, odd, d
     if odd:
         for _, p in (named[1], expected[1]):
             p.data = turned(p.data)
-    whole = OURS[name](named, **OPTIONS[name], backend=backend, multipliers=RATES, **more)
+    whole = OURS[name](named, **OPTIONS[name], backend=backend, layers=RATES, **more)
     state = {}
     for step in range(8):
         members = [i for i in range(len(named)) if torch.rand(()) < 0.7]
@@ -289,7 +289,7 @@ def test_same_bits_as_where_the_others_are_not_there(name, backend, more, odd, d
         if members:
             rates = {layer: rate for layer, rate in RATES.items() if int(layer[1]) in members}
             mine = [expected[i] for i in members]
-            alone = OURS[name](mine, **OPTIONS[name], backend=backend, multipliers=rates, **more)
+            alone = OURS[name](mine, **OPTIONS[name], backend=backend, layers=rates, **more)
             alone.state.update({p: state[p] for p in alone.param_groups[0]["params"] if p in state})
             alone.step()
             state.update(alone.state)

@@ -1,11 +1,14 @@
 """What is refused: arguments that cannot be honoured, and steps that could not be right."""
 
+import json
 import math
 
 import pytest
 import torch
 from cases import every_case, every_name
 from steps import OPTIONS, OURS, TORCH, gradients, identical, parameters, snapshot, train
+
+from fused_lwlr import LARS
 
 SHAPES = [(5,), (3, 4), (1030,), ()]
 
@@ -94,22 +97,22 @@ def test_arguments_that_are_honoured_as_they_are(name, options, backend, params)
 @every_name
 def test_multipliers_that_do_not_fit(name, multipliers, message, params):
     with pytest.raises(ValueError, match=message):
-        OURS[name](params, multipliers=multipliers)
+        OURS[name](params, layers=multipliers)
     with pytest.raises(ValueError, match=message):
-        OURS[name]([{"params": params, "multipliers": multipliers}])
+        OURS[name]([{"params": params, "layers": multipliers}])
 
 
 @every_name
 def test_multipliers_need_names(name, params):
     for source in ([p for _, p in params], [{"params": [p for _, p in params]}]):
-        with pytest.raises(ValueError, match="given without names"):
-            OURS[name](source, multipliers={"p0": 1.0})
+        with pytest.raises(ValueError, match="layers= matches names, but the parameters have none"):
+            OURS[name](source, layers={"p0": 1.0})
 
 
 @every_name
 def test_multipliers_are_given_once(name, params):
     with pytest.raises(ValueError, match="given twice"):
-        OURS[name]([{"params": params, "multipliers": {"p0": 2.0}}], multipliers={"p1": 2.0})
+        OURS[name]([{"params": params, "layers": {"p0": 2.0}}], layers={"p1": 2.0})
 
 
 @pytest.mark.parametrize(
@@ -132,14 +135,17 @@ def test_errors_of_torch(name, options, params):
 
 @every_name
 def test_add_param_group(name, params):
-    optimizer = OURS[name](params[:1], **OPTIONS[name], multipliers={"p0": 0.0})
+    optimizer = OURS[name](params[:1], **OPTIONS[name], layers={"p0": 0.0})
     extra = parameters([(2,), (2,), (4,)], torch.float32, params[0][1].device)
     extra = [(f"extra{i}", p) for i, (_, p) in enumerate(extra)]
     optimizer.add_param_group({"params": params[1:]})
-    optimizer.add_param_group({"params": extra, "multipliers": {"extra1": 0.0, "extra2[1:3]": 0.0}, "lr": 0.1})
+    optimizer.add_param_group({"params": extra, "layers": {"extra1": 0.0, "extra2[1:3]": 0.0}, "lr": 0.1})
     with pytest.raises(ValueError, match="is not a parameter"):
-        optimizer.add_param_group({"params": [("new", torch.nn.Parameter(torch.ones(1)))], "multipliers": {"p0": 1.0}})
-    assert [group["layers"] for group in optimizer.param_groups] == [[0.0], None, [1.0, 0.0, [(1, 3, 0.0)]]]
+        optimizer.add_param_group({"params": [("new", torch.nn.Parameter(torch.ones(1)))], "layers": {"p0": 1.0}})
+    found = [json.loads(group["layers"] or "null") for group in optimizer.state_dict()["param_groups"]]
+    whole = [[0, None, {}]]
+    slices = [[0, 1, {}], [1, 3, {"lr": 0.0}], [3, 4, {}]]
+    assert found == [[[[0, None, {"lr": 0.0}]]], None, [whole, [[0, None, {"lr": 0.0}]], slices]]
     before = [p.detach().clone() for _, p in params + extra]
     train((optimizer,), (params + extra,), 1)
     moved = [(p != q).flatten().tolist() for (_, p), q in zip(params + extra, before, strict=True)]
@@ -256,3 +262,21 @@ def test_a_parameter_given_twice_is_refused(name, backend, device):
     with pytest.raises(RuntimeError, match="number 1 of its group is in its group twice"):
         ours.step()
     assert (param == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("scaling", LARS()), ("clip_global_norm", 1.0), ("nonfinite", "skip"), ("cautious_decay", True),
+        ("master_weights", True), ("stochastic_rounding", True), ("rounding_seed", 1), ("state_dtype", torch.float32),
+        ("rescale_weights", False), ("backend", "torch"),
+    ],
+)  # fmt: skip
+@every_name
+def test_options_of_the_optimizer_in_a_group(name, option, value, params):
+    with pytest.raises(ValueError, match=rf"a param group has {option}=.*: give it to {OURS[name].__name__}\(\.\.\.\)"):
+        OURS[name]([{"params": params, option: value}])
+    ours = OURS[name](params)
+    with pytest.raises(ValueError, match=f"a param group has {option}="):
+        ours.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], option: value})
+    assert len(ours.param_groups) == 1

@@ -97,7 +97,7 @@ CUSTOM = [
 def test_a_scaling_of_ones_own(name, scaling, expected, backend, device):
     """The factor against Python's arithmetic, and the step with that factor put in by hand."""
     named = parameters([(3, 7), (41,)], torch.float32, device)
-    ours = OURS[name](named, lr=0.1, weight_decay=0.2, scaling=scaling, multipliers={"p0": 0.5}, backend=backend)
+    ours = OURS[name](named, lr=0.1, weight_decay=0.2, scaling=scaling, layers={"p0": 0.5}, backend=backend)
     place = scaling.place(OURS[name].rule)
     etas = [0.5, 1.0]
     for _ in range(2):

@@ -23,7 +23,7 @@ def test_multipliers_are_groups(name, scaling, backend, device):
     etas = [0.5, 3.0, 0.0, 1.0, 0.1][: len(shapes)]
     multipliers = {key: eta for (key, _), eta in zip(named, etas, strict=True) if eta != 1}
     options = {**OPTIONS[name], "scaling": scaling, "backend": backend}
-    ours = OURS[name](named, **options, multipliers=multipliers)
+    ours = OURS[name](named, **options, layers=multipliers)
     groups = [{"params": [pair], "lr": options["lr"] * eta} for pair, eta in zip(expected, etas, strict=True)]
     others = OURS[name](groups, **options)
     steps = 4 if backend == "torch" else 1
@@ -45,7 +45,7 @@ def test_slices_are_layers(name, backend, scaling, device):
     cuts = [(0, 4, 0.5), (4, 5, 1.0), (5, 9, 3.0), (9, 10, 1.0)]
     multipliers = {f"{key}[{a}:{b}]": eta for a, b, eta in cuts if eta != 1}
     options = {**OPTIONS[name], "scaling": scaling, "backend": backend}
-    ours = OURS[name](named, **options, multipliers=multipliers)
+    ours = OURS[name](named, **options, layers=multipliers)
     pieces = [(str(a), torch.nn.Parameter(param.detach()[a:b].clone())) for a, b, _ in cuts]
     groups = [{"params": [pair], "lr": options["lr"] * eta} for pair, (*_, eta) in zip(pieces, cuts, strict=True)]
     others = OURS[name](groups, **options)

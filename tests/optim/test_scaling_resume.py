@@ -20,7 +20,7 @@ MORE = [{}, {"clip_global_norm": 0.5}, {"nonfinite": "skip"}, {"clip_global_norm
 )
 def test_copies_go_on_alike_and_apart(name, backend, more, copy, device):
     named = parameters([(3, 5), (4,)], torch.float32, device)
-    ours = OURS[name](named, **OPTIONS[name], scaling=LARS(), multipliers={"p0[0:1]": 0.5}, **more, backend=backend)
+    ours = OURS[name](named, **OPTIONS[name], scaling=LARS(), layers={"p0[0:1]": 0.5}, **more, backend=backend)
     train((ours,), (named,), 1)
     other, copied = copy((ours, named))
     before = snapshot(ours, named)

@@ -1,5 +1,7 @@
 """Which layers a scaling acts on; the others step as without it."""
 
+import contextlib
+
 import pytest
 import torch
 from cases import LAYERS, every_backend, every_name, layers, over
@@ -25,7 +27,8 @@ from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, N
 )  # fmt: skip
 def test_selection(name, scaling, constrained, device):
     named = layers(device)
-    ours = OURS[name](named, lr=0.1, scaling=scaling, backend="torch")
+    with contextlib.nullcontext() if constrained else pytest.warns(UserWarning, match="selects none of the 5"):
+        ours = OURS[name](named, lr=0.1, scaling=scaling, backend="torch")
     train((ours,), (named,), 1)
     stats = ours.layer_stats()
     assert stats.names == tuple(key for key, _ in named)
@@ -67,3 +70,27 @@ def test_names_without_names_are_refused(name, select, device):
     for source in (params, [{"params": params}]):
         with pytest.raises(ValueError, match=r"given without: pass model\.named_parameters"):
             OURS[name](source, lr=0.1, scaling=LARS(select=select))
+
+
+@every_name
+def test_a_scaling_that_is_set_later_is_checked_as_in_the_constructor(name, device):
+    """A refused scaling leaves the old one."""
+    named = layers(device)
+    ours = OURS[name](named, lr=0.1, scaling=LARS())
+    with pytest.raises(ValueError, match=r"ELR\(select=...\) has 'conv.weigth', .*did you mean 'conv.weight'"):
+        ours.scaling = ELR(0.1, select="conv.weigth")
+    unnamed = OURS[name]([p for _, p in named], lr=0.1)
+    with pytest.raises(ValueError, match=r"given without: pass model\.named_parameters"):
+        unnamed.scaling = ELR(0.1, select="*")
+    assert (ours.scaling, unnamed.scaling) == (LARS(), None)
+
+
+@every_name
+def test_a_scaling_without_a_layer_warns(name, device):
+    """A flat parameter, as of FSDP1, has one dimension."""
+    flat = [("_flat_param", torch.nn.Parameter(torch.ones(12, device=device)))]
+    with pytest.warns(UserWarning, match="ELR.* selects none of the 1 parameters, so it has no effect"):
+        ours = OURS[name](flat, lr=0.1, scaling=ELR(0.1))
+    with pytest.warns(UserWarning, match="LARS.* selects none of the 1 parameters"):
+        ours.scaling = LARS()
+    ours.scaling = ELR(0.1, select="*")

@@ -120,7 +120,7 @@ def test_both_backends_draw_the_same(of_param, of_grad, slices, dtype, device):
     for backend in ("torch", "triton"):
         # not a clone, which would be contiguous
         named = [("p", nn.Parameter(LAYOUTS[of_param](start)))]
-        options = {"lr": 2.0**-9, "momentum": 0.5, "weight_decay": 0.0, "multipliers": slices, "rounding_seed": 5}
+        options = {"lr": 2.0**-9, "momentum": 0.5, "weight_decay": 0.0, "layers": slices, "rounding_seed": 5}
         made.append((ours_of("sgd", named, backend, **options), named))
     (ours, named), (other, others) = made
     for _ in range(2):

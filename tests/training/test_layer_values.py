@@ -16,7 +16,7 @@ WEIGHTS = (True, False, False, False, True)
 ROWS = {
     "sgd": (lambda named: fused_lwlr.SGD(named, lr=0.1, backend="torch"), None),
     "torch": (lambda named: torch.optim.AdamW(named, lr=0.1), None),
-    "multipliers": (lambda named: fused_lwlr.SGD(named, lr=0.1, multipliers={"2.weight": 3.0}, backend="torch"), None),
+    "multipliers": (lambda named: fused_lwlr.SGD(named, lr=0.1, layers={"2.weight": 3.0}, backend="torch"), None),
     "lars": (lambda named: fused_lwlr.SGD(named, lr=0.1, scaling=LARS(0.01), backend="torch"), LARS),
     "elr": (lambda named: fused_lwlr.SGD(named, lr=0.1, scaling=ELR(0.3), backend="torch"), ELR),
     "lamb": (lambda named: fused_lwlr.AdamW(named, lr=0.1, scaling=LAMB(), backend="torch"), LAMB),
@@ -68,9 +68,7 @@ def test_projections_are_three_layers_and_their_slices_have_multipliers():
     slices["in_proj_bias[0:6]"] = 2.0
     found = []
     for scaling in (None, ELR(0.1)):
-        optimizer = fused_lwlr.SGD(
-            model.named_parameters(), lr=0.1, multipliers=slices, scaling=scaling, backend="torch"
-        )
+        optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1, layers=slices, scaling=scaling, backend="torch")
         probe = LayerProbe(model, optimizer, backend="torch")
         probe.arm()
         model(*[torch.rand(5, 4)] * 3)[0].sum().backward()

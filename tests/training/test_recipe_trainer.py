@@ -233,7 +233,8 @@ def test_layer_decay_multiplies_rates(data):
     trainer.prepare()
     expected = layer_decay(trainer.model, 0.5)
     [group] = trainer.optimizer.param_groups
-    assert dict(zip(group["param_names"], group["layers"], strict=True)) == expected
+    etas = [entry[0].options.eta for entry in group["layers"]]
+    assert dict(zip(group["param_names"], etas, strict=True)) == expected
     assert len(set(expected.values())) > 2
     assert resolve("vit-s-adamw", {"layer_decay": 0.7}).rates == "single"
 

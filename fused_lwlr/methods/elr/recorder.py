@@ -11,7 +11,7 @@ from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import Layer, named_layers, split_name
 from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim.layers import multiplier_of
+from fused_lwlr.optim.layer_options import Entry, slices_of
 from fused_lwlr.scaling.base import Scaling, Selector, weights
 from fused_lwlr.shards import is_distributed
 from fused_lwlr.statistics import StatisticsPass
@@ -147,15 +147,12 @@ class ELRRecorder:
         """Returns lr · η of each layer. NaN if the optimizer lacks it or steps its slices at different rates."""
         found = {}
         for group in optimizer.param_groups:
-            entries = group.get("layers") or [1.0] * len(group["params"])
-            for param, entry in zip(group["params"], entries, strict=True):
-                found[id(param)] = float(group["lr"]), entry
-        return [_rate(layer, *found.get(id(layer.param), (np.nan, 1.0))) for layer in self.layers]
+            for at, param in enumerate(group["params"]):
+                found[id(param)] = float(group["lr"]), slices_of(group, at)
+        return [_rate(layer, *found.get(id(layer.param), (np.nan, ()))) for layer in self.layers]
 
 
-def _rate(layer: Layer, lr: float, entry: Any) -> float:
-    if not isinstance(entry, list):
-        return lr * multiplier_of(entry)
-    if layer.stop is None:
-        return np.nan
-    return lr * next((multiplier_of(own) for *ends, own in entry if ends == [layer.start, layer.stop]), 1.0)
+def _rate(layer: Layer, lr: float, entry: Entry) -> float:
+    same = (own for start, stop, own in entry if stop is None or (start, stop) == (layer.start, layer.stop))
+    options = next(same, None)
+    return np.nan if options is None else lr * options.eta
