@@ -37,7 +37,7 @@ def optimizer_of(sizes: list[int], scaling: Any) -> torch.optim.Optimizer:
 def table_bytes(optimizer: Any) -> int:
     """Bytes of device memory that an optimizer holds besides parameters, gradients and state."""
     own = {p.untyped_storage().data_ptr() for group in optimizer.param_groups for p in group["params"]}
-    tables = [part.table for part in optimizer._plan.parts]
+    tables = [plan.table for plan in optimizer._plans.plans]
     found: dict[int, int] = {}
     for table in tables:
         _collect(table.cache, found, set())

@@ -14,6 +14,7 @@ from fused_lwlr.kernels import STATISTICS, Row, Table
 from fused_lwlr.layers import Layer, named_layers, rows_of
 from fused_lwlr.memory import all_addressable
 from fused_lwlr.shards import Completion, completion_of, local, local_row
+from fused_lwlr.snapshot import Snapshot, forms_of, take_snapshot
 
 
 class Columns:
@@ -166,28 +167,23 @@ class _Kept:
         params, grads = self._local()
         local_rows = [local_row(row, self._params[row.tensor]) for row in rows]
         self.table = Table({"param": params, "grad": grads}, local_rows)
-        try:
-            self._look = backend.look_at(params, {}, ())
-        except RuntimeError:
-            # without addresses there is nothing to compare, so the table is used once
-            self._look = None
+        self._forms = forms_of(params, sliced=any(row.stop is not None for row in rows))
+        # where kernels cannot reach a tensor, addresses tell nothing
+        self._snapshot = self._take_snapshot() if all_addressable((*params, *grads)) else None
 
-    def _local(self) -> tuple[list[Tensor], list[Tensor]]:
+    def _local(self) -> tuple[list[Tensor], list[Tensor | None]]:
         return list(map(local, self._params)), [local(param.grad) for param in self._params]
+
+    def _take_snapshot(self) -> Snapshot | None:
+        params, grads = self._local()
+        return take_snapshot(params, grads, (), self._forms)
 
     def take(self) -> bool:
         """Updates the table to the present gradients. Returns False if the table does not fit."""
-        if self._look is None:
+        last, found = self._snapshot, None if self._snapshot is None else self._take_snapshot()
+        if last is None or found is None or found.fixed != last.fixed or not all(found.present):
             return False
-        params, grads = self._local()
-        try:
-            found = self._look.again(params, grads, {})
-        except RuntimeError:  # a tensor without an address
-            return False
-        if found is None:
-            return False
-        present, gradients, addresses, matching = found
-        return 0 not in present and self.table.accept_gradients(present, gradients, addresses if matching else None)
+        return self.table.accept_gradients(found.grads, found.present, found.addresses, matching=found.matching)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

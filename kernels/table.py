@@ -1,5 +1,7 @@
 """The input of one launch: parallel columns of tensors, and a list of rows."""
 
+import warnings
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -8,13 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.look import describe_all
-
 STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
 
-Gradients = tuple[bytes, bytes, object]
-"""Which parameters have a gradient, the addresses of the gradients, and their descriptors, see `Table.gradients`."""
+
+class Gradients(NamedTuple):
+    """The gradients of a step.
+
+    Attributes:
+        present: one byte for each parameter: 1 if it has a gradient.
+        addresses: the data pointer of each gradient, int64; 0 if it is absent or empty.
+        forms: the form of each gradient, see `form_of`; None if each has the form of its parameter.
+    """
+
+    present: bytes
+    addresses: bytes
+    forms: tuple[Any, ...] | None
 
 
 class Row(NamedTuple):
@@ -58,8 +69,7 @@ class Table:
 
     Attributes:
         columns: name -> tensors.
-        gradients: which parameters have a gradient, their addresses, and their descriptors (None if each is that of its
-            parameter). The same object for as long as it is equal.
+        gradients: where the gradients are. The same object for as long as it is equal.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         taken: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         cache: what the backend keeps for this table from step to step.
@@ -80,36 +90,37 @@ class Table:
         self.taken: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
         self.capturable = False
-        self._metas = [(param.device, param.shape) for param in params]
-        addresses, descriptors = describe_all(grads)
-        self.gradients: Gradients = bytes([grad is not None for grad in grads]), addresses, descriptors
+        self._places = [(param.device, param.shape) for param in params]
+        present = bytes([grad is not None for grad in grads])
+        self.gradients = Gradients(present, array("q", addresses_of(grads)).tobytes(), forms_of(grads))
 
-    def accept_gradients(self, present: bytes, grads: Sequence[Any], addresses: bytes | None) -> bool:
+    def accept_gradients(
+        self, grads: Sequence[Any], present: Sequence[bool], addresses: Sequence[int], *, matching: bool
+    ) -> bool:
         """Takes the gradients of the next step.
 
         Args:
-            present: one byte for each parameter, 1 if it has a gradient.
             grads: the gradient of each parameter, or None.
-            addresses: the addresses of the gradients if each has the descriptor of its parameter, see `Look.again`;
-                else None.
+            present: whether each is there.
+            addresses: the data pointer of each, 0 if it is absent or empty.
+            matching: whether each has the form of its parameter.
 
         Returns:
             False, with nothing changed, if a gradient is sparse or does not have the shape and device of its parameter
             and the dtype of the table.
         """
-        descriptors: object = None
-        if addresses is not None:
-            if self.grad_dtype is not self.columns["param"][0].dtype and 1 in present:
+        forms = None
+        if matching:
+            if self.grad_dtype is not self.columns["param"][0].dtype and True in present:
                 return False
         else:
-            try:
-                addresses, descriptors = describe_all(grads)
-            except RuntimeError:  # a sparse tensor has neither strides nor an address
+            there = [(grad, place) for grad, place in zip(grads, self._places, strict=True) if grad is not None]
+            if any(grad.layout is not torch.strided or grad.dtype is not self.grad_dtype for grad, _ in there):
                 return False
-            for grad, meta in zip(grads, self._metas, strict=True):
-                if grad is not None and ((grad.device, grad.shape) != meta or grad.dtype is not self.grad_dtype):
-                    return False
-        found = present, addresses, descriptors
+            if any((grad.device, grad.shape) != place for grad, place in there):
+                return False
+            forms = forms_of(grads)
+        found = Gradients(bytes(present), array("q", addresses).tobytes(), forms)
         if found != self.gradients:
             self.gradients = found
         self.columns["grad"] = tuple(grads)
@@ -137,7 +148,7 @@ class Table:
     @property
     def stepped(self) -> np.ndarray:
         """For each row, whether its parameter has a gradient in the last or next step, bool [rows]."""
-        stepped: np.ndarray = np.frombuffer(self.gradients[0], dtype=bool)[self.tensor_of_row]
+        stepped: np.ndarray = np.frombuffer(self.gradients.present, dtype=bool)[self.tensor_of_row]
         return stepped
 
     def views(self, *columns: str) -> Iterator[tuple[Row, tuple[Any, ...]]]:
@@ -161,3 +172,35 @@ def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
 def real(tensor: Tensor) -> Tensor:
     """Returns the tensor, or a complex tensor as pairs of reals: a view, unless it is a lazy conjugate."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def form_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Returns the form of a strided tensor: dtype, device, shape, strides, and lazy conjugate and negative bits.
+
+    The stride of a dimension of size 1 does not matter; it is 1 here.
+    """
+    shape, strides = tensor.shape, tensor.stride()
+    if 1 in shape:
+        strides = tuple(1 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
+    return tensor.dtype, tensor.device, shape, strides, tensor.is_conj(), tensor.is_neg()
+
+
+def forms_of(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """Returns the form of each tensor of a column; None if it is absent or sparse."""
+    return tuple([None if t is None or t.layout is not torch.strided else form_of(t) for t in tensors])
+
+
+def addresses_of(tensors: Sequence[Tensor | None]) -> list[int]:
+    """Returns the data pointer of each tensor of a column; 0 if it is absent, empty, sparse or without memory."""
+    return [0 if tensor is None else _address(tensor) for tensor in tensors]
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        with warnings.catch_warnings():
+            # a FakeTensor warns that it has no data pointer
+            warnings.simplefilter("ignore")
+            return tensor.data_ptr()
+    except RuntimeError:
+        # sparse tensors have none, and tensors within a transform of torch.func
+        return 0

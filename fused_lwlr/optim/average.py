@@ -2,35 +2,24 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
+from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.shards import is_distributed, local, reshard
 
 EMA = "ema"
 """The option of a param group, and the entry of the state."""
 
 
-def check_decay(decay: Any) -> None:
-    """Raises ValueError unless this is a decay, or None for no average."""
-    if decay is None:
-        return
-    if not isinstance(decay, Real) or isinstance(decay, bool) or not 0 <= float(decay) < 1:
-        raise ValueError(
-            f"ema={decay!r:.80} must be a number, at least 0 and below 1, such as 0.999, or None for no average of the "
-            "weights"
-        )
-
-
 def decay_of(group: dict[str, Any]) -> float:
     """Returns the decay of a param group with averages."""
     decay = group[EMA]
     if not 0 <= decay < 1:
-        check_decay(decay)
+        check_option(EMA, decay)
     return float(decay)
 
 

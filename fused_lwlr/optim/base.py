@@ -1,29 +1,40 @@
 """The base of all optimizers: options, param groups, `step()` and checkpoints."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import is_grad_enabled, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch._C import _set_grad_enabled
 
 from fused_lwlr.kernels import Gate, Rule
 from fused_lwlr.ops import Backend
-from fused_lwlr.optim.average import averages_of, check_decay, exchanged
+from fused_lwlr.optim.average import averages_of, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
-from fused_lwlr.optim.checkpoint import read, require_dict
+from fused_lwlr.optim.checkpoint import LR_IN_MOMENTUM, read, require_dict
 from fused_lwlr.optim.gate import Verdict
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_options import effective, entries_of, max_lr, resolve, to_text
 from fused_lwlr.optim.layer_stats import step_statistics
-from fused_lwlr.optim.options import DEFAULTS, FOR_ALL_GROUPS, UNSUPPORTED, SharedOptions, StepOptions
-from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.option_table import UNSUPPORTED, check_option, names_of, shown
+from fused_lwlr.optim.options import DEFAULTS, SharedOptions, StepOptions
+from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.validate import check_selection, is_made_by_zero_redundancy_optimizer
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.step_statistics import StepStatistics
+
+
+class Buckets(Protocol):
+    """The parameters of a step in buckets, see `step_in_backward`."""
+
+    def end_step(self, closure: Any) -> tuple[Plans, ...]:
+        """Steps the parameters of the last bucket. Returns the plans of all buckets of the step."""
+
+    def reset(self) -> None:
+        """Forgets the gradients of a backward pass that did not end."""
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -86,14 +97,14 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The options that stay as they are constructed."""
     holds_averages: bool = False
     """Whether parameters hold their averages now, within `averaged()`."""
-    _plan: Plan | None = None
+    _plans: Plans | None = None
+    """The plans of the last step of all parameters."""
+    _stepped: tuple[Plans, ...] = ()
+    """The plans of the last step: one, or one for each bucket of `step_in_backward`."""
+    _captured: tuple[Plans, ...] = ()
+    """The plans that CUDA graphs read and write."""
+    _buckets: Buckets | None = None
     _verdict: Verdict | None = None
-    _buckets: tuple[Plan, ...] = ()
-    """The plans of the last step if it was taken in buckets, see `step_in_backward`."""
-    _captured: tuple[Plan, ...] = ()
-    """The plans that graphs go on to read and write."""
-    _on_zero_grad: Callable[[], None] | None = None
-    """Forgets the buckets of a backward pass that did not end, see `step_in_backward`."""
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
@@ -176,17 +187,16 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group. The optimizer stays as it was.
         """
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
-        for name, why in UNSUPPORTED.items():
-            if options.get(name):
-                raise ValueError(f"{name}={options[name]} is not supported: {why}")
-        for name in FOR_ALL_GROUPS:
-            if name in options:
+        for name in UNSUPPORTED:
+            check_option(name, options.get(name))
+        for name in names_of("shared"):
+            if name in options and name != LR_IN_MOMENTUM:
                 raise ValueError(
-                    f"a param group has {name}={options[name]!r:.80}, which is the same for all param groups: give it "
+                    f"a param group has {name}={shown(options[name])}, which is the same for all param groups: give it "
                     f"to {type(self).__name__}(...)"
                 )
         self.options.check_fused(options.get("fused"))
-        check_decay(options.get("ema"))
+        check_option("ema", options.get("ema"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         group.setdefault("capturable", self.options.capturable)
@@ -232,34 +242,55 @@ class FusedOptimizer(torch.optim.Optimizer):
         if found_inf is not None and not self.options.device_counts:
             # the device alone knows which steps are skipped
             self.options = replace(self.options, device_counts=True)
-        params = groups[0]["params"] if len(groups) == 1 else [param for group in groups for param in group["params"]]
-        if self.options.in_backward and all(param.grad is None for param in params):
-            # the last gradient filled its bucket
-            return loss
-        # what `torch.no_grad` does, which takes five times as long
-        grad_enabled = is_grad_enabled()
-        _set_grad_enabled(False)
-        plan = self._plan
-        try:
-            if plan is not None and not plan.accept_gradients(self.options, groups, self.state, params):
-                plan = None
+        if self._buckets is not None:
             if capturing:
-                captured = check_capture(self.options, groups, plan)
-                if captured not in self._captured:
-                    self._captured = (*self._captured, captured)
-            if plan is None:
-                self.complete_groups()
-                plan = self._plan = Plan(self.options, groups, self.state, params)
-            self._verdict = plan.take_step(groups, self.state, loss_scale)
-        finally:
-            _set_grad_enabled(grad_enabled)
-            if self._plan is not None:
-                for part in self._plan.parts:
-                    # held here, they would outlive `zero_grad()`
-                    part.table.columns["grad"] = ()
+                raise RuntimeError("step_in_backward() cannot be captured in a CUDA graph: remove() its handle before")
+            self._stepped = self._buckets.end_step(closure)
+        else:
+            self._plans = self._step_by(self._plans, None, loss_scale, capturing=capturing)
+            self._stepped = (self._plans,)
         if self._verdict is not None:
             self._report(wait=False)
         return loss
+
+    def step_bucket(self, params: Sequence[Tensor], plans: Plans | None) -> Plans:
+        """Steps some parameters, each with a gradient, and frees nothing.
+
+        Args:
+            params: the parameters.
+            plans: the plans that this returned for the same bucket before; None if there are none.
+        """
+        return self._step_by(plans, params, None, capturing=False)
+
+    def use_buckets(self, buckets: Buckets | None) -> None:
+        """Lets `step()` end a step in buckets, see `step_in_backward`; with None, step all parameters again."""
+        self.options = replace(self.options, in_backward=buckets is not None)
+        self._buckets, self._plans, self._stepped = buckets, None, ()
+
+    def _step_by(
+        self, plans: Plans | None, bucket: Sequence[Tensor] | None, loss_scale: Gate | None, *, capturing: bool
+    ) -> Plans:
+        """Takes a step by plans, or by new plans if they do not fit. Returns the plans."""
+        groups = self.param_groups
+        # the same as `torch.no_grad`, which takes five times as long
+        grad_enabled = is_grad_enabled()
+        _set_grad_enabled(False)
+        try:
+            if plans is not None and not plans.fits(self.options, groups, self.state):
+                plans = None
+            if capturing:
+                captured = check_capture(self.options, groups, plans)
+                if captured not in self._captured:
+                    self._captured = (*self._captured, captured)
+            if plans is None:
+                self.complete_groups()
+                plans = Plans(self.options, groups, self.state, bucket)
+            self._verdict = plans.step(groups, self.state, loss_scale)
+        finally:
+            _set_grad_enabled(grad_enabled)
+            if plans is not None:
+                plans.release_gradients()
+        return plans
 
     def layers(self) -> dict[str, dict[str, Any]]:
         """Returns what every layer has now: its name -> lr, weight_decay, and betas and eps if the rule has them.
@@ -278,8 +309,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
         """
-        plans = self._buckets or (self._plan,)
-        return step_statistics(self.scaling, [part for plan in plans if plan is not None for part in plan.parts])
+        return step_statistics(self.scaling, [plan for plans in self._stepped for plan in plans.plans])
 
     def _report(self, *, wait: bool) -> None:
         """Raises FloatingPointError if the last step is known to be skipped because of a gradient."""
@@ -326,7 +356,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         self._report(wait=True)
         found: dict[str, Any] = super().state_dict()
         for group, own in zip(found["param_groups"], self.param_groups, strict=True):
-            group["layers"] = to_text(own.get("layers"))
+            group["layers"] = to_text(entries_of(own, own.get("layers")))
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -365,8 +395,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As `torch.optim`'s. After an exception in a backward pass, `step_in_backward` begins again."""
         super().zero_grad(set_to_none)
-        if self._on_zero_grad is not None:
-            self._on_zero_grad()
+        if self._buckets is not None:
+            self._buckets.reset()
 
     def __getstate__(self) -> dict[str, Any]:
         # without the rule, which is the class's and cannot be pickled, and without hooks in backward
@@ -379,9 +409,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             state = {**state, "options": StepOptions(**state["options"], **self._kind)}
         super().__setstate__(state)
         self.complete_groups()
-        self._plan, self._buckets = None, ()
-        if self._on_zero_grad is not None:
-            self._on_zero_grad()
+        self._plans, self._stepped = None, ()
+        if self._buckets is not None:
+            self._buckets.reset()
 
     def __repr__(self) -> str:
         groups = [group.get("layers") for group in self.param_groups]

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import reference
 from fused_lwlr.optim.options import Groups, StepOptions
-from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.plans import Plans
 
 
 def are_on_gpu(groups: Groups) -> bool:
@@ -12,22 +12,20 @@ def are_on_gpu(groups: Groups) -> bool:
     return any(param.is_cuda for group in groups for param in group["params"])
 
 
-def check_capture(options: StepOptions, groups: Groups, plan: Plan | None) -> Plan:
+def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> Plans:
     """Raises RuntimeError if a replay would not do what a step does.
 
     Args:
         options, groups: of the optimizer.
-        plan: what the optimizer would step by, or None if it would have to make a new one.
+        plans: the plans of the last step, or None if the step needs new ones.
 
     Returns:
-        The plan.
+        The plans.
     """
     name = options.optimizer
     if not all(group["capturable"] for group in groups):
         raise RuntimeError(f"this {name}.step() cannot be captured in a CUDA graph: construct it with capturable=True")
-    if options.in_backward:
-        raise RuntimeError("step_in_backward() cannot be captured in a CUDA graph: remove() its handle before")
-    if plan is None or not plan.stepped_as_now:
+    if plans is None or not plans.repeats:
         raise RuntimeError(
             f"{name}.step() is captured before a step with the same parameters and gradients was taken: take one "
             "first, on a side stream, as for the rest of the training step"
@@ -36,9 +34,9 @@ def check_capture(options: StepOptions, groups: Groups, plan: Plan | None) -> Pl
         raise RuntimeError("lr_in_momentum=True cannot be captured: lr is a number, which a replay would not read")
     if options.nonfinite == "raise":
         raise RuntimeError("nonfinite='raise' cannot be captured: a replay cannot raise; use nonfinite='skip'")
-    if any(part.backend is reference for part in plan.parts):
+    if any(plan.backend is reference for plan in plans.plans):
         raise RuntimeError("the PyTorch reference cannot be captured in a CUDA graph: use backend='triton'")
-    devices = {part.device for part in plan.parts}
+    devices = {plan.device for plan in plans.plans}
     for group in groups:
         for option in ("lr", "weight_decay"):
             if isinstance(group[option], Tensor) and devices - {group[option].device}:
@@ -48,4 +46,4 @@ def check_capture(options: StepOptions, groups: Groups, plan: Plan | None) -> Pl
                 )
         if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
             raise RuntimeError("betas cannot be tensors in a CUDA graph, since a replay would not read them")
-    return plan
+    return plans

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_options import from_text, slices_of
+from fused_lwlr.optim.option_table import OPTIONS, check_option, names_of, number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
-from fused_lwlr.optim.radius import check_shape
-from fused_lwlr.optim.ranges import OWN, RANGES, SWITCHES, check_option, number_of, shown
+from fused_lwlr.optim.state import check_radius_shape
 from fused_lwlr.shards import local
 
-KEPT = ("layers", "max_lr", *OWN)
+KEPT = ("layers", "max_lr", "ema")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
+SWITCHES = ("nesterov", "maximize", "amsgrad")
+"""Options that dicts of older versions of torch lack: `__setstate__` gives them their defaults."""
 LR_IN_MOMENTUM = "lr_in_momentum"
 """An option of SGD that decides what its state means. Groups have it where it is True."""
 
@@ -143,11 +145,11 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
             f"{LR_IN_MOMENTUM!r} of {where} is {held}, but that of the optimizer {wanted}: one momentum buffer holds "
             "lr, the other does not; construct the optimizer with the option that the dict was saved with"
         )
-    for option in mine.keys() & (RANGES.keys() | OWN.keys() | set(SWITCHES)):
-        if option in theirs and not (option in OWN and theirs[option] is None):
-            check_option(option, theirs[option], where)
-        elif option in RANGES:
-            raise ValueError(f"{where} has no {option!r}: it is of another kind of optimizer, or incomplete")
+    for name in (name for name in names_of("group") if name in mine and name != "layers"):
+        if name in theirs:
+            check_option(name, theirs[name], where)
+        elif OPTIONS[name].in_torch and name not in SWITCHES:
+            raise ValueError(f"{where} has no {name!r}: it is of another kind of optimizer, or incomplete")
 
 
 def _state(
@@ -243,7 +245,7 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
 
 def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
     """Returns the radii of so many rows of a parameter."""
-    check_shape(value, rows)
+    check_radius_shape(value, rows)
     if not value.is_meta and bool((value < 0).any()):
         raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
     return torch.empty(rows, device=local(param).device).copy_(value.detach())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Gate
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.part import Part
+from fused_lwlr.optim.plan import Plan
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Verdict:
     Attributes:
         skipped: float64 of no dimension, not 0 if the step was skipped because of a gradient.
         arrived: recorded when `skipped` is on the host; None if it is there already.
-        counts: for each part, the number of non-finite elements of each row, and the names of the rows ("" for a row
+        counts: for each plan, the number of non-finite elements of each row, and the names of the rows ("" for a row
             without a gradient).
     """
 
@@ -54,9 +54,9 @@ class Verdict:
         return True
 
 
-def loss_scales(parts: Sequence[Part], loss_scale: Gate | None) -> list[Gate | None]:
-    """Returns for each part what a `torch.amp.GradScaler` hands to an optimizer that unscales gradients by itself."""
-    return [None if loss_scale is None else _on(part.device, loss_scale) for part in parts]
+def loss_scales(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate | None]:
+    """Returns for each plan what a `torch.amp.GradScaler` hands to an optimizer that unscales gradients by itself."""
+    return [None if loss_scale is None else _on(plan.device, loss_scale) for plan in plans]
 
 
 def _on(device: torch.device, gate: Gate) -> Gate:
@@ -68,45 +68,45 @@ def _on(device: torch.device, gate: Gate) -> Gate:
 
 
 def measured_gates(
-    options: StepOptions, parts: Sequence[Part], loss_scale: Gate | None
+    options: StepOptions, plans: Sequence[Plan], loss_scale: Gate | None
 ) -> tuple[Sequence[Gate | None], Verdict | None]:
     """Returns the gates of the next step, from one pass over all gradients if that is needed, and the verdict on it."""
     if not options.needs_totals:
-        return loss_scales(parts, loss_scale), None
-    gates = [gate or Gate() for gate in loss_scales(parts, loss_scale)]
+        return loss_scales(plans, loss_scale), None
+    gates = [gate or Gate() for gate in loss_scales(plans, loss_scale)]
     grad = options.skips or options.clip_global_norm is not None
     weight = options.rescale_weights is not False
     found = [
-        part.backend.totals(part.table, grad=grad, weight=weight, balance=options.balances, grad_scale=gate.grad_scale)
-        for part, gate in zip(parts, gates, strict=True)
+        plan.backend.totals(plan.table, grad=grad, weight=weight, balance=options.balances, grad_scale=gate.grad_scale)
+        for plan, gate in zip(plans, gates, strict=True)
     ]
     totals = found[0][0] if len(found) == 1 else _sum([sums for sums, _ in found])
-    return gates_of(options, parts, gates, totals, [rows for _, rows in found])
+    return gates_of(options, plans, gates, totals, [rows for _, rows in found])
 
 
 def gates_of(
-    options: StepOptions, parts: Sequence[Part], gates: Sequence[Gate], totals: Tensor, counts: Sequence[Tensor]
+    options: StepOptions, plans: Sequence[Plan], gates: Sequence[Gate], totals: Tensor, counts: Sequence[Tensor]
 ) -> tuple[list[Gate], Verdict | None]:
     """Returns the gates of the next step, from what was found out about all gradients, and the verdict on it.
 
     Args:
         options: of the optimizer.
-        parts: what is stepped.
-        gates: the loss scale of each part.
+        plans: what is stepped.
+        gates: the loss scale of each plan.
         totals: see `Gate`.
-        counts: for each part, the number of non-finite elements of each row.
+        counts: for each plan, the number of non-finite elements of each row.
     """
     verdict = None
     if options.nonfinite == "raise":
         # a GradScaler deals with an overflow that it has found
         known = gates[0].found_inf
         skipped = totals[1] if known is None else totals[1] * (known.to(totals.device) == 0).reshape(())
-        verdict = _send(skipped, [(rows, part.stepped_names()) for rows, part in zip(counts, parts, strict=True)])
+        verdict = _send(skipped, [(rows, plan.stepped_labels()) for rows, plan in zip(counts, plans, strict=True)])
     decided = [
         gate._replace(
-            totals=totals.to(part.device, non_blocking=True), max_norm=options.max_norm, skip=options.skips
+            totals=totals.to(plan.device, non_blocking=True), max_norm=options.max_norm, skip=options.skips
         )
-        for gate, part in zip(gates, parts, strict=True)
+        for gate, plan in zip(gates, plans, strict=True)
     ]  # fmt: skip
     return decided, verdict
 
@@ -122,6 +122,6 @@ def _send(skipped: Tensor, counts: list[tuple[Tensor, list[str]]]) -> Verdict:
 
 
 def _sum(totals: Sequence[Tensor]) -> Tensor:
-    """Returns the totals of all parts: sums, and the largest."""
+    """Returns the totals of all plans: sums, and the largest."""
     table = torch.stack([t.to(totals[0].device, non_blocking=True) for t in totals])
     return torch.cat((table[:, :2].sum(0), table[:, 2:3].amax(0), table[:, 3:].sum(0)))

@@ -1,8 +1,6 @@
 """Steps during backward: parameters are stepped, and their gradients freed, whenever a bucket of gradients is full."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from inspect import unwrap
 from typing import Any
 from weakref import ref
 
@@ -12,10 +10,7 @@ from torch import Tensor, nn
 from fused_lwlr.memory import find_overlap
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.hooks import untraced
-from fused_lwlr.optim.plan import Plan
-
-# without the hooks of `step()`, which are for whole steps
-step_bucket = unwrap(FusedOptimizer.step)
+from fused_lwlr.optim.plans import Plans
 
 
 class StepInBackward:
@@ -26,47 +21,58 @@ class StepInBackward:
         self._names = {id(param): name for name, param in model.named_parameters()}
         self._bucket: list[Tensor] = []
         self._bytes = 0
-        # of this step: the parameters whose gradient was made, and the plan of each bucket that was stepped
-        self._arrived: set[int] = set()
-        self._plans: list[Plan] = []
-        switch(optimizer, True)
-        optimizer._on_zero_grad = self.reset
+        # the parameters whose gradients this step has seen, and the plans of its buckets and of the last step's
+        self._seen: set[int] = set()
+        self._plans: list[Plans] = []
+        self._last_plans: tuple[Plans, ...] = ()
+        optimizer.use_buckets(self)
         self._handles = [
-            optimizer.register_step_pre_hook(self._begin_last),
-            optimizer.register_step_post_hook(self._end_last),
-            *(p.register_post_accumulate_grad_hook(hook_of(self)) for p in params_of(optimizer) if p.requires_grad),
+            param.register_post_accumulate_grad_hook(hook_of(self))
+            for param in params_of(optimizer)
+            if param.requires_grad
         ]
 
     def remove(self) -> None:
-        """Removes all hooks: from now on `optimizer.step()` steps all parameters. Gradients that are left stay."""
+        """Removes all hooks: `optimizer.step()` steps all parameters again. Gradients that are left stay."""
         for handle in self._handles:
             handle.remove()
-        switch(self._optimizer, False)
-        self._optimizer._on_zero_grad = None
+        self._optimizer.use_buckets(None)
 
     def reset(self) -> None:
         """Forgets the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
-        self._bucket, self._bytes, self._plans = [], 0, []
-        self._arrived.clear()
+        self._bucket, self._bytes, self._plans, self._last_plans = [], 0, [], ()
+        self._seen.clear()
 
     def collect(self, param: Tensor) -> None:
         """Puts a new gradient into the bucket, and steps the bucket if it is full."""
         if param.grad is None:
             return
-        if id(param) in self._arrived:
+        if id(param) in self._seen:
             raise RuntimeError(
                 f"parameter {self._names[id(param)]!r} has a second gradient before optimizer.step(): with "
                 "step_in_backward() gradients cannot be accumulated, since the first may have been used already. Call "
                 "optimizer.step() after every backward(), and optimizer.zero_grad() after a backward() that raised"
             )
-        self._arrived.add(id(param))
+        self._seen.add(id(param))
         self._bucket.append(param)
         self._bytes += param.grad.numel() * param.grad.element_size()
         if self._bytes >= self._max_bytes:
             self._require_hooked()
-            self._begin()
-            step_bucket(self._optimizer)
-            self._end()
+            self._step_bucket(self._bucket)
+
+    def end_step(self, closure: Any) -> tuple[Plans, ...]:
+        """Steps the parameters that have a gradient still. Returns the plans of all buckets."""
+        if closure is not None:
+            raise RuntimeError(
+                "step(closure) after step_in_backward(): the closure's backward() would step parameters before the "
+                "step; call backward(), and then step() without a closure"
+            )
+        left = [param for param in params_of(self._optimizer) if param.grad is not None]
+        if left:
+            self._step_bucket(left)
+        self._last_plans, self._plans = tuple(self._plans), []
+        self._seen.clear()
+        return self._last_plans
 
     def _require_hooked(self) -> None:
         """Raises RuntimeError if a parameter outside of the bucket has a gradient, which would be used twice."""
@@ -79,34 +85,15 @@ class StepInBackward:
                     "handle.remove() and step_in_backward() again"
                 )
 
-    def _begin(self) -> None:
-        """Lets the next step go by the plan of this bucket in the step before, if that still fits."""
+    def _step_bucket(self, params: list[Tensor]) -> None:
+        """Steps parameters by the plans of the bucket with the same number in the last step, and frees gradients."""
         check_final(self._optimizer)
-        known, number = self._optimizer._buckets, len(self._plans)
-        self._optimizer._plan = known[number] if number < len(known) else None
-
-    def _end(self) -> None:
-        """Keeps the plan of the bucket, and frees its gradients."""
-        if self._optimizer._plan is not None and any(param.grad is not None for param in self._bucket):
-            self._plans.append(self._optimizer._plan)
-        for param in self._bucket:
+        number = len(self._plans)
+        known = self._last_plans[number] if number < len(self._last_plans) else None
+        self._plans.append(self._optimizer.step_bucket(params, known))
+        for param in params:
             param.grad = None
         self._bucket, self._bytes = [], 0
-
-    def _begin_last(self, optimizer: FusedOptimizer, args: Any, kwargs: Any) -> None:
-        """Prepares `optimizer.step()`, which steps the last bucket."""
-        if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
-            raise RuntimeError(
-                "step(closure) after step_in_backward(): the closure's backward() would step parameters before the "
-                "step; call backward(), and then step() without a closure"
-            )
-        self._begin()
-
-    def _end_last(self, optimizer: FusedOptimizer, args: Any, kwargs: Any) -> None:
-        """Ends the step."""
-        self._end()
-        optimizer._buckets, self._plans = tuple(self._plans), []
-        self._arrived.clear()
 
 
 def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: int = 64 << 20) -> StepInBackward:
@@ -192,9 +179,3 @@ def hook_of(handle: StepInBackward) -> Callable[[Tensor], None]:
 def params_of(optimizer: FusedOptimizer) -> list[Tensor]:
     """Returns all parameters of an optimizer."""
     return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-def switch(optimizer: FusedOptimizer, in_backward: bool) -> None:
-    """Begins or ends steps in buckets, which have other plans than whole steps."""
-    optimizer.options = replace(optimizer.options, in_backward=in_backward)
-    optimizer._plan, optimizer._buckets = None, ()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fused_lwlr.layers import split_name
-from fused_lwlr.optim.ranges import check_option, number_of, shown
+from fused_lwlr.optim.option_table import check_option, number_of, shown
 from fused_lwlr.patterns import find
 
 Groups = Sequence[dict[str, Any]]

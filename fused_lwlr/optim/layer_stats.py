@@ -1,20 +1,24 @@
-"""Collects what the last step found out about every layer."""
+"""Collects the statistics of the last step."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fused_lwlr.optim.part import Part
+from fused_lwlr.optim.plan import Plan
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.step_statistics import StepStatistics
 
 
-def step_statistics(scaling: Scaling | None, parts: Sequence[Part]) -> StepStatistics:
-    """Returns the statistics of the last step of some parts.
+def step_statistics(scaling: Scaling | None, plans: Sequence[Plan]) -> StepStatistics:
+    """Returns the statistics of the last step.
+
+    Args:
+        scaling: the scaling of the optimizer.
+        plans: the plans of the last step.
 
     Raises:
-        RuntimeError: there was no step, or none that computed them.
+        RuntimeError: there was no step, or it computed none.
     """
     if scaling is None:
         raise RuntimeError(
@@ -22,24 +26,29 @@ def step_statistics(scaling: Scaling | None, parts: Sequence[Part]) -> StepStati
         )
     if not scaling.measures:
         raise RuntimeError(
-            f"steps with {type(scaling).__name__} go by the norms of weights alone, and compute no others: use "
+            f"steps with {type(scaling).__name__} use the norms of weights alone, and compute no others: use "
             "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"
         )
-    # a part without any gradient has those of an earlier step
-    parts = [part for part in parts if len(part.stepped)]
-    if any(part.statistics is None for part in parts) or not parts:
-        raise RuntimeError("layer_stats() tells of the last step, and there was none: call step() first")
+    if not plans:
+        raise RuntimeError("layer_stats() shows the last step, and there was none: call step() first")
+    # a plan without any gradient has the statistics of an earlier step
+    plans = [plan for plan in plans if plan.has_gradients]
+    if not plans:
+        raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
+    if any(plan.statistics is None for plan in plans):
+        raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
     places = [
-        (int(part.members[row.tensor]), name, row.scaled, p, i)
-        for p, part in enumerate(parts)
-        for i, (row, name) in enumerate(zip(part.table.rows, part.stepped_names(), strict=True))
-        if name
+        (plan.members[row.tensor].position, label, row.scaled, p, i)
+        for p, plan in enumerate(plans)
+        for i, (row, label) in enumerate(zip(plan.table.rows, plan.stepped_labels(), strict=True))
+        if label
     ]
     places.sort(key=lambda place: place[0])
     starts = [0]
-    for part in parts:
-        starts.append(starts[-1] + len(part.names))
-    found: list[Any] = [part.statistics for part in parts]
+    for plan in plans:
+        starts.append(starts[-1] + len(plan.labels))
+    found: list[Any] = [plan.statistics for plan in plans]
     values = torch.cat([values.to(found[0].device, non_blocking=True) for values in found])
     index = torch.tensor([starts[p] + i for *_, p, i in places], device=values.device)
-    return StepStatistics(tuple(name for _, name, *_ in places), tuple(s for _, _, s, *_ in places), values[index])
+    labels, constrained = tuple(label for _, label, *_ in places), tuple(scaled for _, _, scaled, *_ in places)
+    return StepStatistics(labels, constrained, values[index])

@@ -7,8 +7,8 @@ from torch.optim.optimizer import ParamsT
 
 from fused_lwlr import kernels
 from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.optim.options import SharedOptions
-from fused_lwlr.optim.ranges import check_option
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -4,36 +4,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import LR_IN_MOMENTUM, Rule
-from fused_lwlr.ops import Backend, check_backend
-from fused_lwlr.optim.average import EMA, average_dtype, check_decay
+from fused_lwlr.ops import Backend
+from fused_lwlr.optim.average import EMA, average_dtype
+from fused_lwlr.optim.option_table import HALF, OPTIONS, Nonfinite, check_option, names_of
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 
 Groups = Sequence[dict[str, Any]]
-Nonfinite = Literal["propagate", "skip", "raise"]
 Entries = Mapping[str, float | Mapping[str, Any]]
 Layers = Entries | Sequence[Entries] | None
 """Name or pattern -> η or options, see `FusedOptimizer`."""
 MASTER = "master_weight"
 RADIUS = "radius"
-HALF = (torch.bfloat16, torch.float16)
-UNSUPPORTED = {
-    "foreach": "the step is one launch for all tensors already; leave foreach=None",
-    "differentiable": "the step is not differentiable; use torch.optim for that",
-}
-
-
-FOR_ALL_GROUPS = (
-    "scaling", "clip_global_norm", "nonfinite", "cautious_decay", "master_weights", "stochastic_rounding",
-    "rounding_seed", "state_dtype", "rescale_weights", "backend",
-)  # fmt: skip
-"""Options that a param group must not have, since they are the same for all."""
 
 
 class SharedOptions(TypedDict, total=False):
@@ -56,11 +44,7 @@ class SharedOptions(TypedDict, total=False):
     backend: Backend
 
 
-DEFAULTS: SharedOptions = {
-    "foreach": None, "differentiable": False, "fused": None, "capturable": False, "layers": None, "scaling": None,
-    "clip_global_norm": None, "nonfinite": "propagate", "ema": None, "cautious_decay": False, "master_weights": False,
-    "stochastic_rounding": False, "rounding_seed": 0, "state_dtype": None, "backend": "auto",
-}  # fmt: skip
+DEFAULTS: dict[str, Any] = {name: OPTIONS[name].default for name in SharedOptions.__annotations__}
 
 
 @dataclass(frozen=True)
@@ -104,49 +88,27 @@ class StepOptions:
     is_part: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("ema", *names_of("shared")):
+            check_option(name, getattr(self, name))
         if self.lr_in_momentum:
             self._take_lr_in_momentum()
-        if self.cautious_decay is True:
+        if self.cautious_decay:
             self._take_cautious_decay()
         if self.master_weights and self.stochastic_rounding:
             raise ValueError(
                 "master_weights=True and stochastic_rounding=True exclude each other: with exact weights there is "
                 "nothing to make up for; choose one"
             )
-        for name in ("cautious_decay", "master_weights", "stochastic_rounding"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
-        if type(self.rounding_seed) is not int or not 0 <= self.rounding_seed < 1 << 31:
-            raise ValueError(f"rounding_seed={self.rounding_seed!r} must be an int from 0 to 2³¹ − 1")
-        if self.state_dtype not in (None, torch.float32, *HALF):
-            raise ValueError(
-                f"state_dtype={self.state_dtype!r} must be torch.float32, torch.bfloat16, torch.float16, or None for "
-                "that of each parameter"
-            )
-        check_backend(self.backend)
-        check_decay(self.ema)
         self.check_fused(self.fused)
-        scaling, clip = self.scaling, self.clip_global_norm
-        if scaling is not None and not isinstance(scaling, Scaling):
-            raise ValueError(f"scaling={scaling!r} must be a scaling such as fused_lwlr.ELR(goal=0.01), or None")
+        scaling = self.scaling
         if scaling is not None and not (scaling.bias_correction or self.rule.corrects_bias):
             raise ValueError(
                 f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not"
             )
-        if clip is not None and not (type(clip) in (int, float) and math.isfinite(clip) and clip > 0):
-            raise ValueError(f"clip_global_norm={clip!r} must be a finite number above 0, or None")
         if self.on_spheres and self.rescale_weights is not False:
             raise ValueError(
                 f"scaling={scaling!r} and rescale_weights= exclude each other: weights on spheres keep their norms; "
                 "choose one"
-            )
-        if self.nonfinite not in get_args(Nonfinite):
-            raise ValueError(f"nonfinite={self.nonfinite!r} is not one of {', '.join(map(repr, get_args(Nonfinite)))}")
-        if self.rescale_weights is not False and not isinstance(self.rescale_weights, ScaleInvariant):
-            raise ValueError(
-                f"rescale_weights={self.rescale_weights!r:.80} must be False or what "
-                "fused_lwlr.scale_invariant(model, batch, loss_fn) returns: which layers are scale-invariant is "
-                "measured"
             )
         if self.in_backward and self.needs_totals:
             raise ValueError(
@@ -170,8 +132,6 @@ class StepOptions:
 
     def _take_lr_in_momentum(self) -> None:
         """Exchanges the rule for the one with the learning rate in the buffer."""
-        if self.lr_in_momentum is not True:
-            raise ValueError(f"lr_in_momentum={self.lr_in_momentum!r} must be True or False")
         if self.capturable:
             raise ValueError(
                 "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "

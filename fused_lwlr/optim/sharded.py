@@ -12,7 +12,7 @@ from fused_lwlr.kernels.rules.base import decay_of
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.optim.gate import Verdict, gates_of, loss_scales
 from fused_lwlr.optim.options import StepOptions
-from fused_lwlr.optim.part import Part
+from fused_lwlr.optim.plan import Plan
 from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.shards import Completion, completion_of
 
@@ -33,7 +33,7 @@ class Sharded:
         completion: of sums over their rows.
     """
 
-    def __init__(self, parts: Sequence[Part], completion: Completion):
+    def __init__(self, parts: Sequence[Plan], completion: Completion):
         self._parts, self._completion = parts, completion
         rows = [row for part in parts for row in part.table.rows]
         self._counts = [len(part.table.rows) for part in parts]
@@ -58,7 +58,7 @@ class Sharded:
             scale: one factor for each row.
             loss_scale: what a `torch.amp.GradScaler` says.
         """
-        present = [part.table.gradients[0] for part in self._parts]
+        present = [part.table.gradients.present for part in self._parts]
         if present != self._present:
             self._present = present
             stepped = np.concatenate([part.table.stepped for part in self._parts])
@@ -131,9 +131,9 @@ class Sharded:
         return scale.formula(norm, weight_norm, lr, weight_decay, *numbers), lr
 
 
-def sharded_of(parts: Sequence[Part], params: Sequence[Tensor]) -> Sharded | None:
-    """Returns what decides for the parts of a plan, or None if every row is whole."""
-    rows = [(params[part.members[row.tensor]], row) for part in parts for row in part.table.rows]
+def sharded_of(parts: Sequence[Plan]) -> Sharded | None:
+    """Returns what decides for some plans, or None if every row is whole."""
+    rows = [(part.members[row.tensor].param, row) for part in parts for row in part.table.rows]
     completion = completion_of(rows, parts[0].device) if parts else None
     return None if completion is None else Sharded(parts, completion)
 

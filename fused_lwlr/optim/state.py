@@ -1,181 +1,200 @@
-"""The state of the parameters that are stepped: found or made before a step, stored after it."""
+"""The state of a parameter: found or made before a step, and stored after it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fused_lwlr.kernels import Row
+from fused_lwlr.kernels.precision import sum_dtype
+from fused_lwlr.kernels.table import real
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
 from fused_lwlr.optim.validate import label_of, same_width
+from fused_lwlr.shards import completion_of, local
 
-ONE = np.ones((), dtype=np.float32)
 STALE = ("step", EMA, RADIUS)
-"""Entries that are removed where they are not kept up: the device counted, or there was an average or a sphere."""
-Place = tuple[int, int]
-"""A param group, and the position of a parameter in it."""
+"""Entries that `store` removes if steps no longer maintain them."""
 
 
-class State:
-    """The state of parameters that are stepped, as columns.
-
-    Args:
-        options, groups: of the optimizer.
-        states: such as `optimizer.state`.
-        params: the parameters of the optimizer, and then other tensors that are only rescaled.
-        places: the place of each of the optimizer's.
-        stepped: for each of the optimizer's, whether it is stepped when it has a gradient.
+class ParamState(NamedTuple):
+    """The state of one parameter.
 
     Attributes:
-        columns: name -> a tensor for each parameter, or None: what tables take.
-        taken: for each parameter, the number of steps taken, float32. If the host does not count them, it is 0 before
-            the first step and 1 after it; if the device counts them, 1.
-        counts: whether the host counts steps.
-
-    Raises:
-        ValueError: an entry that does not fit its parameter.
+        entries: name -> tensor, without step counts of the host and radii.
+        steps: the number of steps taken, if the host counts them or the rule needs to know the first; else 1.
     """
 
-    def __init__(
-        self,
-        options: StepOptions,
-        groups: Groups,
-        states: Mapping[Any, Any],
-        params: Sequence[Tensor],
-        places: Sequence[Place],
-        stepped: Sequence[bool],
-    ):
-        self._params = params
-        on_device = options.counts_on_device(groups)
-        self.counts = options.rule.counts_steps and not on_device
-        used = [options.state_columns(group) for group in groups]
-        # what is only rescaled keeps what it has
-        found = [states.get(param, {}) for param in params]
-        names = (*options.rule.states, MASTER)
-        self.columns: dict[str, list[Tensor | None]] = {name: [state.get(name) for state in found] for name in names}
-        self._entries: dict[str, list[Tensor | None]] = {name: [None] * len(params) for name in (*names, EMA, "step")}
-        self.taken = np.ones(len(params), dtype=np.float32)
-        # of one memory with `taken`
-        counts = torch.from_numpy(self.taken).unbind()
-        for i, (param, (number, at), state) in enumerate(zip(params, places, found, strict=False)):
-            if not stepped[i]:
-                continue
-            group, label = groups[number], label_of(groups[number], at)
-            for name in names:
-                wanted = options.has_master(param) if name == MASTER else name in used[number]
-                entry = _entry(options, label, param, name, state) if wanted else None
-                self.columns[name][i] = self._entries[name][i] = entry
-            if group[EMA] is not None:
-                self._entries[EMA][i] = _average(label, param, state, self.columns[MASTER][i])
-            fresh = _was_skipped(on_device, state) or all(state.get(name) is None for name in used[number])
-            if on_device:
-                # state without a count is of a gradient that was taken
-                taken = state.get("step", float(not fresh))
-                self._entries["step"][i] = torch.as_tensor(taken, dtype=torch.float32, device=param.device)
-            elif self.counts:
-                self.taken[i] = _count_of(state)
-                self._entries["step"][i] = counts[i]
-            else:
-                self.taken[i] = not fresh
-        if on_device:
-            self._entries["step"] = self.columns["step"] = _apart(self._entries["step"])
-        if any(entry is not None for entry in self._entries[EMA]):
-            self.columns[EMA] = self._entries[EMA]
-
-    def add(self, name: str, column: list[Tensor | None]) -> None:
-        """Adds a column of entries that are stored with the others."""
-        self.columns[name] = self._entries[name] = column
-
-    def count(self, members: np.ndarray) -> None:
-        """Counts a step of some parameters."""
-        if len(members) == len(self.taken):
-            # in half the time of `+= 1`
-            np.add(self.taken, ONE, out=self.taken)
-        else:
-            self.taken[members] += 1
-
-    def store(self, states: Any, members: np.ndarray) -> None:
-        """Puts the state of some parameters where it belongs."""
-        if not self.counts:
-            self.taken[members] = 1
-        for i in members.tolist():
-            entries = {name: tensors[i] for name, tensors in self._entries.items() if tensors[i] is not None}
-            # without momentum SGD has none, and makes no entry
-            if entries:
-                states[self._params[i]].update(entries)
-            if self._params[i] in states:
-                for name in STALE:
-                    if name not in entries:
-                        states[self._params[i]].pop(name, None)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The entries that steps use."""
-        return tuple(name for name, column in self._entries.items() if any(entry is not None for entry in column))
+    entries: dict[str, Tensor]
+    steps: float
 
 
-def is_complete(options: StepOptions, groups: Groups, group: dict[str, Any], at: int, state: Mapping[str, Any]) -> bool:
-    """Returns whether the parameter at a place of a group has all of its state, and its next step is not its first."""
-    param = group["params"][at]
-    on_device = options.counts_on_device(groups)
-    if _was_skipped(on_device, state):
-        return False
-    if (on_device or options.rule.counts_steps) and "step" not in state:
-        return False
-    if RADIUS not in state and options.has_radius(group, at):
-        return False
+def names_of(options: StepOptions, group: dict[str, Any], param: Tensor) -> tuple[str, ...]:
+    """Returns the names of the entries that a parameter of a group has, without step counts and radii."""
     names = options.state_columns(group)
     if options.has_master(param):
         names = (*names, MASTER)
-    if group[EMA] is not None:
-        names = (*names, EMA)
-    entries = [(name, state.get(name)) for name in names]
+    return names if group[EMA] is None else (*names, EMA)
+
+
+def state_of(options: StepOptions, groups: Groups, number: int, at: int, state: Mapping[str, Any]) -> ParamState:
+    """Returns the state with which a parameter is stepped next; nothing is stored yet.
+
+    Args:
+        options, groups: of the optimizer.
+        number, at: the group of the parameter, and its position there.
+        state: its entry in `optimizer.state`.
+
+    Raises:
+        ValueError: an entry that does not fit the parameter.
+    """
+    group = groups[number]
+    param, label = group["params"][at], label_of(group, at)
+    on_device = options.counts_on_device(groups)
+    entries = {name: _entry(options, label, param, name, state) for name in names_of(options, group, param)}
+    first = _was_skipped(on_device, state) or all(state.get(name) is None for name in options.state_columns(group))
+    if on_device:
+        # state without a count is from steps that the host counted or did not need to count
+        entries["step"] = torch.as_tensor(
+            state.get("step", float(not first)), dtype=torch.float32, device=param.device
+        )  # fmt: skip
+        return ParamState(entries, 1.0)
+    return ParamState(entries, _count_of(state) if options.rule.counts_steps else float(not first))
+
+
+def is_complete(options: StepOptions, groups: Groups, number: int, at: int, state: Mapping[str, Any]) -> bool:
+    """Returns whether a parameter has all of its state, and its next step is not its first."""
+    group = groups[number]
+    param, on_device = group["params"][at], options.counts_on_device(groups)
+    if _was_skipped(on_device, state) or (RADIUS not in state and options.has_radius(group, at)):
+        return False
+    if (on_device or options.rule.counts_steps) and "step" not in state:
+        return False
+    found = [(name, state.get(name)) for name in names_of(options, group, param)]
     return all(
         isinstance(entry, Tensor) and _fits_in_place(entry, param) and _fits_in_dtype(entry, param, name)
-        for name, entry in entries
+        for name, entry in found
     )
 
 
-def _was_skipped(on_device: bool, state: Mapping[str, Any]) -> bool:
-    """Returns whether the device has skipped a parameter's first step, when it counted: the count is 0 then."""
-    return not on_device and "step" in state and not _count_of(state)
+def store(states: Any, param: Tensor, entries: Mapping[str, Tensor]) -> None:
+    """Puts the entries of a parameter into `optimizer.state`."""
+    # SGD without momentum has no entries, and makes no state
+    if entries:
+        states[param].update(entries)
+    if param in states:
+        for name in STALE:
+            if name not in entries:
+                states[param].pop(name, None)
 
 
-def _count_of(state: Mapping[str, Any]) -> float:
-    """Returns the steps that a parameter has taken; 1 if the count has no value, as on the meta device."""
-    step = state.get("step", 0)
-    return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else float(step)
-
-
-def _apart(counts: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Returns step counts that share no memory: those of the state if possible, since a graph may go on counting."""
+def apart(counts: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Returns step counts that share no memory: the given tensors if possible, since a graph may count in them."""
     addresses = [count.data_ptr() for count in counts if count is not None]
     if len(set(addresses)) == len(addresses):
         return list(counts)
     return [None if count is None else count.clone() for count in counts]
 
 
+def radii_of(
+    params: Sequence[Tensor], rows: Sequence[Sequence[Row]], states: Mapping[Any, Any], labels: Sequence[str]
+) -> list[Tensor | None]:
+    """Returns the radii of each parameter, one for each row: the entry of its state, or the norms of its rows now.
+
+    None for a parameter without spheres. Norms are norms of whole layers, and of exact weights.
+
+    Args:
+        params, rows: the parameters, and the rows of each.
+        states: `optimizer.state`.
+        labels: the name of each parameter for messages.
+
+    Raises:
+        ValueError: an entry of the state that does not fit its parameter.
+    """
+    found: list[Tensor | None] = [None] * len(params)
+    new: list[int] = []
+    for i, own in enumerate(rows):
+        # a scaling acts on all rows of a parameter, or on none
+        if not any(row.scaled for row in own):
+            continue
+        entry = states.get(params[i], {}).get(RADIUS)
+        if entry is None:
+            new.append(i)
+        else:
+            _check_radius(labels[i], params[i], entry, len(own))
+        found[i] = entry
+    if not new:
+        return found
+    held = [(params[i], row) for i in new for row in rows[i]]
+    device = local(params[new[0]]).device
+    sums = torch.stack([_sq_sum(param, row, states.get(param, {})).to(device) for param, row in held])
+    completion = completion_of(held, device)
+    if completion is not None:
+        sums = completion.sum(sums[:, None])[:, 0]
+    norms = sums.sqrt().float().split([len(rows[i]) for i in new])
+    for i, norm in zip(new, norms, strict=True):
+        # in its own memory
+        found[i] = norm.to(local(params[i]).device, copy=True)
+    return found
+
+
+def check_radius_shape(value: Any, rows: int) -> None:
+    """Raises ValueError unless the value may be the radii of this number of rows of a parameter."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
+        raise ValueError(f"must be a tensor of norms, not {value!r:.80}")
+    if value.shape != (rows,):
+        raise ValueError(
+            f"is {tuple(value.shape)}, but must be ({rows},), one norm for each layer that the parameter is cut into: "
+            "give the optimizer the slices in layers= that the state was saved with"
+        )
+
+
+def _check_radius(label: str, param: Tensor, value: Any, rows: int) -> None:
+    """Raises ValueError unless kernels can read an entry of the state as the radii of a parameter."""
+    try:
+        check_radius_shape(value, rows)
+    except ValueError as error:
+        raise ValueError(f"state {RADIUS!r} of {label} {error}") from None
+    if (value.dtype, value.device) != (torch.float32, local(param).device) or not value.is_contiguous():
+        raise ValueError(
+            f"state {RADIUS!r} of {label} is {value.dtype} on {value.device}, but must be torch.float32 on "
+            f"{local(param).device}, and contiguous: optimizer.load_state_dict(optimizer.state_dict()) converts it"
+        )
+
+
+def _sq_sum(param: Tensor, row: Row, state: Mapping[str, Any]) -> Tensor:
+    """Returns Σw² over the elements of a row that this process holds, a scalar."""
+    master = state.get(MASTER)
+    weight = real(first_average(local(param), None if master is None else local(master)))
+    if row.stop is not None and weight.dim():
+        weight = weight[row.start : row.stop]
+    return weight.square().sum(dtype=sum_dtype(weight.device))
+
+
+def _was_skipped(on_device: bool, state: Mapping[str, Any]) -> bool:
+    """Returns whether the device counted steps and skipped the parameter's first one: its count is 0 then."""
+    return not on_device and "step" in state and not _count_of(state)
+
+
+def _count_of(state: Mapping[str, Any]) -> float:
+    """Returns the number of steps taken; 1 if the count has no value, as on the meta device."""
+    step = state.get("step", 0)
+    return 1.0 if isinstance(step, Tensor) and not is_addressable(step) else float(step)
+
+
 def _entry(options: StepOptions, label: str, param: Tensor, name: str, state: Mapping[str, Any]) -> Tensor:
-    """Returns an entry of the state of a parameter: the one that there is, or a new one."""
+    """Returns an entry of the state of a parameter, or a new one if there is none."""
     tensor: Tensor | None = state.get(name)
     if tensor is not None:
         _check(label, param, name, tensor)
         return tensor
+    if name == EMA:
+        return first_average(param, state.get(MASTER) if options.has_master(param) else None)
     if name == MASTER:
         return param.detach().float()
     return torch.zeros_like(param, dtype=options.dtype_of(param, name), memory_format=torch.preserve_format)
-
-
-def _average(label: str, param: Tensor, state: Mapping[str, Any], master_weight: Tensor | None) -> Tensor:
-    """Returns the average of a parameter: the one that there is, or a new one."""
-    tensor: Tensor | None = state.get(EMA)
-    if tensor is None:
-        return first_average(param, master_weight)
-    _check(label, param, EMA, tensor)
-    return tensor
 
 
 def _fits_in_place(tensor: Tensor, param: Tensor) -> bool:

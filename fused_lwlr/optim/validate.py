@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -91,15 +90,14 @@ def is_ordinary(param: Tensor) -> bool:
 
 
 def check_columns(
-    columns: Mapping[str, Sequence[Tensor | None]], labels: Sequence[str], rescaled: np.ndarray, taking_part: np.ndarray
+    columns: Mapping[str, Sequence[Tensor | None]], labels: Sequence[str], rescaled: Sequence[bool]
 ) -> bool:
     """Returns whether all tensors that steps may write to can be written to, each element at its own address.
 
     Args:
         columns: "param", "grad" and the state.
-        labels: what messages call each parameter.
+        labels: the name of each parameter for messages.
         rescaled: for each parameter, whether it is rescaled.
-        taking_part: for each parameter, whether steps may write to it.
 
     Raises:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
@@ -107,7 +105,7 @@ def check_columns(
     params, grads = columns["param"], columns["grad"]
     # a parameter may be there twice
     first = {id(params[i]): i for i in reversed(range(len(params)))}
-    once = sorted(i for i in first.values() if taking_part[i])
+    once = sorted(first.values())
     found = [(i, name, column[i]) for name, column in columns.items() if name != "grad" for i in once]
     written = [(i, name, tensor) for i, name, tensor in found if tensor is not None]
     tensors = [tensor for *_, tensor in written]
@@ -140,18 +138,17 @@ def check_columns(
     return False
 
 
-def check_gradients(optimizer: str, groups: Groups, params: Sequence[Tensor], *, fused: bool) -> None:
+def check_gradients(optimizer: str, groups: Groups, *, fused: bool) -> None:
     """Raises RuntimeError unless every parameter can be stepped by its gradient.
 
     Args:
         optimizer: the name of the optimizer, for messages.
         groups: the param groups.
-        params: their parameters.
         fused: whether fused=True was asked for, which torch refuses for meta tensors.
     """
     seen = set()
-    places = [(group, at) for group in groups for at in range(len(group["params"]))]
-    for (group, at), param in zip(places, params, strict=True):
+    places = [(group, at, param) for group in groups for at, param in enumerate(group["params"])]
+    for group, at, param in places:
         if param.grad is None:
             continue
         validate(optimizer, group, at, param, param.grad, fused=fused or bool(group.get("fused")))

@@ -1,9 +1,8 @@
 """The Triton backend: one launch for all rows of a table."""
 
 from fused_lwlr.kernels.triton.launch import counters, supports
-from fused_lwlr.kernels.triton.look import look_at
 from fused_lwlr.kernels.triton.probe import problem_on_cpu
 from fused_lwlr.kernels.triton.statistics import statistics, totals
 from fused_lwlr.kernels.triton.step import prepare, step
 
-__all__ = ["counters", "look_at", "prepare", "problem_on_cpu", "statistics", "step", "supports", "totals"]
+__all__ = ["counters", "prepare", "problem_on_cpu", "statistics", "step", "supports", "totals"]

@@ -32,4 +32,4 @@ def validate(table: Table) -> None:
 
 def _weights_of(table: Table) -> tuple[bytes, bytes]:
     """Returns which parameters have a gradient, and their version counters."""
-    return table.gradients[0], versions_of(table.columns["param"]).tobytes()
+    return table.gradients.present, versions_of(table.columns["param"]).tobytes()

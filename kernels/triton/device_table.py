@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels.look import describe_all
-from fused_lwlr.kernels.table import Table, real
+from fused_lwlr.kernels.table import Table, addresses_of, real
 from fused_lwlr.kernels.triton.known_norms import KnownNorms
 from fused_lwlr.kernels.triton.layout import KNOWN, layout_of
 from fused_lwlr.kernels.triton.numbers import NO_NUMBERS, Numbers
@@ -66,7 +65,7 @@ class DeviceTable:
         self.norms = KnownNorms(params)
         self.items: dict[Any, Tensor] = {}
         self._lists: dict[Any, np.ndarray] = {}
-        self._gradients: Any = (None, None, ())
+        self._gradients: Any = None
 
         padded = self.rows + self.rows % 2
         floats = 3 * padded + hyper_rows * hyper_width
@@ -97,9 +96,8 @@ class DeviceTable:
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the tensors that stand in for those that a kernel cannot walk as they are."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
-            addresses, descriptors = describe_all(table.columns[name])
-            self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name], descriptors)
-            self._point(name, addresses)
+            self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
+            self._point(name, addresses_of(table.columns[name]))
             self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
         # as if every parameter had a gradient
         self._all_rows = {
@@ -133,22 +131,20 @@ class DeviceTable:
 
     def _accept_gradients(self, table: Table) -> None:
         """Takes the addresses of gradients, and which rows are active."""
-        present, addresses, descriptors = table.gradients
-        before = self._gradients
-        self._gradients = table.gradients
+        new, before = table.gradients, self._gradients
+        self._gradients = new
         self._upload.behind = True
-        if present != before[0]:
-            self._activate(np.frombuffer(present, dtype=bool))
-        if descriptors is not before[2] or present != before[0]:
-            # gradients that match their parameters are walked as these are
-            if descriptors is None and self._scratch["param"]:
-                descriptors = describe_all(table.columns["grad"])[1]
-            scratch = {} if descriptors is None else self._layout.scratch_of(table.columns["grad"], descriptors)
-            self._scratch["grad"] = scratch
+        changed = before is None or new.present != before.present
+        if changed:
+            self._activate(np.frombuffer(new.present, dtype=bool))
+        if changed or new.forms is not before.forms:
+            # a gradient with the form of its parameter needs a scratch tensor if the parameter does
+            plain = new.forms is None and not self._scratch["param"]
+            self._scratch["grad"] = {} if plain else self._layout.scratch_of(table.columns["grad"])
             self._has_scratch = any(self._scratch.values())
-        self._point("grad", addresses)
+        self._point("grad", new.addresses)
 
-    def _point(self, name: str, addresses: bytes) -> None:
+    def _point(self, name: str, addresses: bytes | Sequence[int]) -> None:
         """Writes down where the rows of a column are."""
         found = self._layout.row_addresses(addresses, self._itemsizes[name], self._scratch[name])
         if name == "radius":

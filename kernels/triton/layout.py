@@ -1,5 +1,6 @@
 """The layout of rows in memory, and which tensors one flat loop may walk together."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -7,7 +8,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fused_lwlr.kernels.look import agree, describe_all
 from fused_lwlr.kernels.table import Table, real
 
 # bits of a row's traits, and the bit at which p of Ŵᵖ begins
@@ -42,11 +42,6 @@ class Layout:
         slices = [i for i, end in enumerate(stop) if end is not None]
         split = {tensor[i] for i in slices}
         self.strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
-        lazy = any(t.is_neg() or t.is_conj() for t in table.columns["param"])
-        # descriptors of a column of which no tensor needs a scratch tensor
-        self._plain: object = None
-        if not lazy and self.strides == [*map(Tensor.stride, params)]:
-            self._plain = describe_all(table.columns["param"])[1]
         self.tensor, self.number_in_tensor = table.tensor_of_row, table.number_in_tensor
         self._one_to_one = not slices and tensor == tuple(range(len(params)))
         self.first = np.zeros(len(tensor), dtype=np.int64)
@@ -62,10 +57,8 @@ class Layout:
         self.traits |= ACTIVE.value
         self.multiplier = np.array(multiplier, dtype=np.float64)
 
-    def scratch_of(self, tensors: Sequence[Tensor | None], descriptors: object) -> dict[int, Tensor]:
-        """Returns, by their number, scratch tensors for those of a column that a kernel cannot walk as they are."""
-        if self._plain is not None and descriptors == self._plain:
-            return {}
+    def scratch_of(self, tensors: Sequence[Tensor | None]) -> dict[int, Tensor]:
+        """Returns, by their number, scratch tensors for the tensors of a column that a kernel cannot walk."""
         scratch = {}
         for i, (tensor, strides) in enumerate(zip(tensors, self.strides, strict=True)):
             # strides of a complex tensor are none of these, which are of its real numbers
@@ -75,7 +68,9 @@ class Layout:
                     scratch[i] = stand_in
         return scratch
 
-    def row_addresses(self, addresses: bytes, itemsize: int, scratch: Mapping[int, Tensor]) -> np.ndarray:
+    def row_addresses(
+        self, addresses: bytes | Sequence[int], itemsize: int, scratch: Mapping[int, Tensor]
+    ) -> np.ndarray:
         """Returns the address of each row in a column, 0 if its tensor is absent or empty.
 
         Args:
@@ -83,7 +78,7 @@ class Layout:
             itemsize: bytes of an element.
             scratch: see `scratch_of`.
         """
-        found = np.frombuffer(addresses, dtype=np.int64)
+        found = np.frombuffer(addresses if isinstance(addresses, bytes) else array("q", addresses), dtype=np.int64)
         if scratch:
             found = found.copy()
             for i, tensor in scratch.items():
@@ -100,6 +95,12 @@ def layout_of(table: Table) -> Layout:
     if layout is None:
         layout = table.cache["layout"] = Layout(table)
     return layout
+
+
+def agree(tensor: Tensor, strides: Sequence[int]) -> bool:
+    """Returns whether a tensor has these strides, ignoring dimensions of size 1."""
+    found = tensor.stride()
+    return found == strides or all(a == b or size == 1 for size, a, b in zip(tensor.shape, found, strides, strict=True))
 
 
 def walk(param: Tensor, split: bool) -> Strides:

@@ -99,7 +99,7 @@ def numbers_of(
 def _shared(rule: Rule, hyper: Sequence[Any], table: Table) -> tuple[float, ...]:
     """Returns lr, c1 and c2 if they are the same for all parameters that are in a step, else nothing."""
     taken = table.taken
-    if 0 in table.gradients[0]:
+    if 0 in table.gradients.present:
         taken = taken[table.tensor_of_row[table.stepped | layout_of(table).rescaled]]
     # the bytes tell sooner than numpy does
     together = taken.tobytes()

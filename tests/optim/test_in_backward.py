@@ -160,12 +160,12 @@ def test_another_order_of_layers(backend, device):
 def test_plans_are_kept(size, monkeypatch, device):
     made = []
 
-    class Counted(base.Plan):
+    class Counted(base.Plans):
         def __init__(self, *args):
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(base, "Plan", Counted)
+    monkeypatch.setattr(base, "Plans", Counted)
     sides = twins(ALL["adamw"], device, size=size, **OPTIONS["adamw"])[1:]
     train(sides, 1)
     buckets = len(made)
@@ -174,7 +174,7 @@ def test_plans_are_kept(size, monkeypatch, device):
     assert len(made) == buckets
     # of its own bucket alone
     model, optimizer = sides[0]
-    members = [i for plan in optimizer._buckets for part in plan.parts for i in part.members.tolist()]
+    members = [member.position for each in optimizer._stepped for plan in each.plans for member in plan.members]
     assert sorted(members) == [i for i, p in enumerate(model.parameters()) if optimizer.state.get(p)]
 
 

@@ -316,7 +316,7 @@ def test_many_options_are_few_rows(device):
     layers = {key: {"lr": i + 1.0, "weight_decay": float(i % 3)} for i, (key, _) in enumerate(named)}
     ours = fused_lwlr.AdamW(named, layers=layers, backend="triton")
     train((ours,), (named,), 2)
-    (part,) = ours._plan.parts
+    (part,) = ours._plans.plans
     numbers = part.table.cache[ours.rule]
     assert (numbers.rows, len(numbers.shared)) == (3, 3)
     assert sorted(set(part.table.hyper_row)) == [0, 1, 2]

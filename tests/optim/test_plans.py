@@ -28,12 +28,12 @@ def made(monkeypatch):
     """All plans that are made."""
     found = []
 
-    class Counted(base.Plan):
+    class Counted(base.Plans):
         def __init__(self, *args):
             super().__init__(*args)
             found.append(weakref.ref(self))
 
-    monkeypatch.setattr(base, "Plan", Counted)
+    monkeypatch.setattr(base, "Plans", Counted)
     return found
 
 
@@ -80,7 +80,7 @@ def test_as_if_made_anew(name, backend, more, made, device):
         OURS[name](pairs, **OPTIONS[name], backend=of, **more) for pairs, of in ((named, backend), (expected, "torch"))
     )
     for step in range(9):
-        other._plan = None
+        other._plans = None
         if step == 7:
             with torch.no_grad():
                 for pairs in (named, expected):
@@ -108,7 +108,7 @@ def test_weights_are_rescaled_with_and_without_a_gradient(backend, more, made, d
         for pairs, of in ((named, backend), (expected, "torch"))
     )  # fmt: skip
     for step in range(9):
-        other._plan = None
+        other._plans = None
         members = [(0, 1), (1, 3), (0, 3)][step % 3]
         before = deepcopy([ours.state.get(p, {}) for _, p in named])
         turn((ours, other), (named, expected), members)
@@ -233,7 +233,7 @@ def test_same_bits_by_a_plan_that_was_kept(name, noisy, dtype, device):
     others = twin(named)
     kept, anew = (OURS[name](pairs, **OPTIONS[name], **more, backend="triton") for pairs in (named, others))
     for step in range(8):
-        anew._plan = None
+        anew._plans = None
         turn((kept, anew), (named, others), TURNS[step % 3])
         compare(same, kept, anew, named, others)
 

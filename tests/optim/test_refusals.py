@@ -203,10 +203,14 @@ def wrong_multiplier(ours, params):
 @every_case
 def test_refused_before_anything_is_written(stepped, spoil, message):
     ours, named = stepped
+    layers = ours.param_groups[0]["layers"]
     spoil(ours, [p for _, p in named])
+    wrong, ours.param_groups[0]["layers"] = ours.param_groups[0]["layers"], layers
     before = snapshot(ours, named)
+    ours.param_groups[0]["layers"] = wrong
     with pytest.raises((RuntimeError, ValueError), match=message):
         ours.step()
+    ours.param_groups[0]["layers"] = layers
     assert identical(snapshot(ours, named), before)
 
 

@@ -1,0 +1,146 @@
+"""The table of options: which values each may have, its default, and where it belongs.
+
+The constructors, `add_param_group`, `load_state_dict`, `layers=` and the documentation read it.
+"""
+
+import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.ops import Backend
+from fused_lwlr.rescaling import ScaleInvariant
+from fused_lwlr.scaling import Scaling
+
+Nonfinite = Literal["propagate", "skip", "raise"]
+HALF = (torch.bfloat16, torch.float16)
+
+
+class Option(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        scope: "group" for an option of param groups, which torch's constructor takes too; "shared" for an option of the
+            constructor that is the same for all param groups; "flag" for a flag of torch; "layer" for an option of
+            layers alone.
+        must_be: the allowed values, for messages.
+        allows: whether a value is allowed.
+        default: the default of the constructor, None where torch's constructor has it.
+        in_torch: whether the state dicts of `torch.optim` have the option.
+    """
+
+    scope: Literal["group", "shared", "flag", "layer"]
+    must_be: str
+    allows: Callable[[Any], bool]
+    default: Any = None
+    in_torch: bool = True
+
+
+def number_of(value: Any) -> float | None:
+    """Returns a real number or a tensor of one element as a float; None for anything else."""
+    if isinstance(value, Tensor):
+        value = value.item() if value.numel() == 1 and not value.is_meta else None
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+
+
+def shown(value: Any) -> str:
+    """Returns a value as messages show it."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return f"a tensor of {tuple(value.shape)}"
+    return f"{value!r:.80}"
+
+
+def _number(least: float, below: float = math.inf) -> Callable[[Any], bool]:
+    return lambda value: (number := number_of(value)) is not None and least <= number < below
+
+
+def _betas(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_number(0, 1), value))
+
+
+def _switch(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _one_of(*values: Any) -> tuple[str, Callable[[Any], bool]]:
+    text = f"one of {', '.join(map(repr, values))}"
+    return text, lambda value: isinstance(value, str) and value in values
+
+
+NOT_NEGATIVE = "a finite number, at least 0"
+TRUE_OR_FALSE = "True or False"
+
+OPTIONS: dict[str, Option] = {
+    # schedulers that end at 0 miss it by rounding: LinearLR leaves -1e-17
+    "lr": Option("group", NOT_NEGATIVE, _number(-1e-12)),
+    "momentum": Option("group", NOT_NEGATIVE, _number(0)),
+    "dampening": Option("group", "a finite number", _number(-math.inf)),
+    "weight_decay": Option("group", NOT_NEGATIVE, _number(0)),
+    "eps": Option("group", NOT_NEGATIVE, _number(0)),
+    "betas": Option("group", "two numbers, at least 0 and below 1", _betas),
+    "nesterov": Option("group", TRUE_OR_FALSE, _switch),
+    "maximize": Option("group", TRUE_OR_FALSE, _switch),
+    "amsgrad": Option("group", TRUE_OR_FALSE, _switch),
+    "ema": Option(
+        "group", "a number, at least 0 and below 1, such as 0.999, or None for no average of the weights",
+        lambda value: value is None or (not isinstance(value, Tensor) and _number(0, 1)(value)), in_torch=False,
+    ),
+    "layers": Option("group", "a mapping from names or patterns to options, or a list of mappings", lambda _: True,
+                     in_torch=False),
+    "corrected_decay": Option("layer", TRUE_OR_FALSE, _switch),
+    "scaling": Option(
+        "shared", "a scaling such as fused_lwlr.ELR(goal=0.01), or None",
+        lambda value: value is None or isinstance(value, Scaling),
+    ),
+    "clip_global_norm": Option(
+        "shared", "a finite number above 0, or None",
+        lambda value: value is None or (type(value) in (int, float) and 0 < value < math.inf),
+    ),
+    "nonfinite": Option("shared", *_one_of(*get_args(Nonfinite)), "propagate"),
+    "cautious_decay": Option("shared", TRUE_OR_FALSE, _switch, False),
+    "master_weights": Option("shared", TRUE_OR_FALSE, _switch, False),
+    "stochastic_rounding": Option("shared", TRUE_OR_FALSE, _switch, False),
+    "rounding_seed": Option(
+        "shared", "an int from 0 to 2³¹ − 1", lambda value: type(value) is int and 0 <= value < 1 << 31, 0
+    ),
+    "state_dtype": Option(
+        "shared", "torch.float32, torch.bfloat16, torch.float16, or None for the dtype of each parameter",
+        lambda value: value in (None, torch.float32, *HALF),
+    ),
+    "rescale_weights": Option(
+        "shared",
+        "False or the result of fused_lwlr.scale_invariant(model, batch, loss_fn), which measures which layers are "
+        "scale-invariant",
+        lambda value: value is False or isinstance(value, ScaleInvariant), False,
+    ),
+    "lr_in_momentum": Option("shared", TRUE_OR_FALSE, _switch, False),
+    "backend": Option("shared", *_one_of(*get_args(Backend)), "auto"),
+    "foreach": Option("flag", "None: the step is one launch for all tensors already", lambda value: not value),
+    "differentiable": Option(
+        "flag", "False: the step is not differentiable; use torch.optim for that", lambda value: not value, False
+    ),
+    "fused": Option("flag", "True, False or None", lambda value: True),
+    "capturable": Option("flag", TRUE_OR_FALSE, lambda value: True, False),
+}  # fmt: skip
+UNSUPPORTED = ("foreach", "differentiable")
+"""Flags of torch that must not be set."""
+
+
+def names_of(scope: str) -> tuple[str, ...]:
+    """Returns the names of the options with a scope."""
+    return tuple(name for name, option in OPTIONS.items() if option.scope == scope)
+
+
+def check_option(name: str, value: Any, where: str = "") -> None:
+    """Raises ValueError unless an option has a value that the table allows.
+
+    Args:
+        name, value: the option.
+        where: the param group, state dict or layer that has it, for the message; "" for an argument.
+    """
+    if not OPTIONS[name].allows(value):
+        what = f"{name!r} of {where} must be" if where else f"{name}={shown(value)} must be"
+        raise ValueError(f"{what} {OPTIONS[name].must_be}" + (f", not {shown(value)}" if where else ""))
