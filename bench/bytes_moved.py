@@ -54,7 +54,7 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
     read = sum(sizes[name] for name in first)
     norms = read.copy()
     if "param" not in first:
-        read = read + np.where(table.norms.known[table._layout.tensor], 0, sizes["param"])
+        read = read + np.where(table.known, 0, sizes["param"])
     launch: Any = sys.modules["fused_lwlr.kernels.triton.launch"]
     window, tile = launch.sizes_of(table.buffer.device).window, meta["BLOCK"] * meta["PASSES"]
     soon = read_soon(items, table.numel, tile, norms, window)

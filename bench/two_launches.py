@@ -42,7 +42,7 @@ class TwoLaunches:
     def step(self) -> None:
         """One step."""
         grads: list[Any] = [param.grad for param in self._params]
-        self._table.accept_gradients(bytes([1]) * len(grads), grads, None)
+        self._table.accept_gradients(grads)
         # SGD's first step takes the gradient as it is, which is 0 steps taken
         self._table.taken = np.full(len(grads), self._taken, dtype=np.float32)
         found = self._backend.step(self._rule, self._table, [self._hyper], self._scale, write=False)

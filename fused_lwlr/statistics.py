@@ -183,7 +183,7 @@ class _Kept:
         last, found = self._snapshot, None if self._snapshot is None else self._take_snapshot()
         if last is None or found is None or found.fixed != last.fixed or not all(found.present):
             return False
-        return self.table.accept_gradients(found.grads, found.present, found.addresses, matching=found.matching)
+        return self.table.accept_gradients(found.grads, found.addresses if found.matching else None)
 
 
 def _completed(values: Tensor, completion: Completion) -> Tensor:

@@ -86,7 +86,7 @@ class Table:
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
         self.grad_dtype = grad_dtype or next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
-        self.hyper_row: Sequence[int] | np.ndarray = [row.hyper for row in self.rows]
+        self.hyper_row = np.array([row.hyper for row in self.rows], dtype=np.int64)
         self.taken: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
         self.capturable = False
@@ -94,24 +94,21 @@ class Table:
         present = bytes([grad is not None for grad in grads])
         self.gradients = Gradients(present, array("q", addresses_of(grads)).tobytes(), forms_of(grads))
 
-    def accept_gradients(
-        self, grads: Sequence[Any], present: Sequence[bool], addresses: Sequence[int], *, matching: bool
-    ) -> bool:
+    def accept_gradients(self, grads: Sequence[Any], addresses: Sequence[int] | None = None) -> bool:
         """Takes the gradients of the next step.
 
         Args:
             grads: the gradient of each parameter, or None.
-            present: whether each is there.
-            addresses: the data pointer of each, 0 if it is absent or empty.
-            matching: whether each has the form of its parameter.
+            addresses: the data pointer of each gradient, 0 if it is absent or empty, if each has the form of its
+                parameter; None if not, or if nobody knows.
 
         Returns:
             False, with nothing changed, if a gradient is sparse or does not have the shape and device of its parameter
             and the dtype of the table.
         """
-        forms = None
-        if matching:
-            if self.grad_dtype is not self.columns["param"][0].dtype and True in present:
+        present, forms = bytes([grad is not None for grad in grads]), None
+        if addresses is not None:
+            if self.grad_dtype is not self.columns["param"][0].dtype and 1 in present:
                 return False
         else:
             there = [(grad, place) for grad, place in zip(grads, self._places, strict=True) if grad is not None]
@@ -119,8 +116,8 @@ class Table:
                 return False
             if any((grad.device, grad.shape) != place for grad, place in there):
                 return False
-            forms = forms_of(grads)
-        found = Gradients(bytes(present), array("q", addresses).tobytes(), forms)
+            addresses, forms = addresses_of(grads), forms_of(grads)
+        found = Gradients(present, array("q", addresses).tobytes(), forms)
         if found != self.gradients:
             self.gradients = found
         self.columns["grad"] = tuple(grads)

@@ -83,7 +83,7 @@ def after(table: Table, *taken: int) -> Table:
 
 def accept_any(table: Table, grads: Sequence[Tensor | None]) -> bool:
     """Gradients that need not match their parameters."""
-    return table.accept_gradients(bytes([grad is not None for grad in grads]), grads, None)
+    return table.accept_gradients(grads)
 
 
 def having(table: Table, **columns: Sequence[Tensor | None]) -> Table:

@@ -105,12 +105,11 @@ class Plans:
             return False
         if self._distributed and not all(p.grad is None or same_placement(p.grad, p) for p in self._params):
             return False
+        addresses = snapshot.addresses if snapshot.matching else None
         begin = 0
         for plan in self.plans:
             here = slice(begin, begin := begin + len(plan.members))
-            if not plan.table.accept_gradients(
-                snapshot.grads[here], snapshot.present[here], snapshot.addresses[here], matching=snapshot.matching
-            ):
+            if not plan.table.accept_gradients(snapshot.grads[here], addresses and addresses[here]):
                 return False
         if snapshot.present != self._present:
             self._set_present(snapshot.present)

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table, addresses_of, real
-from fused_lwlr.kernels.triton.known_norms import KnownNorms
 from fused_lwlr.kernels.triton.layout import KNOWN, layout_of
 from fused_lwlr.kernels.triton.numbers import NO_NUMBERS, Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of, upload
+from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
 
 ONLY_STEPPED = ("step", "ema")
 """Columns that a row without a gradient does not have in a step."""
@@ -28,8 +28,7 @@ class DeviceTable:
     For R rows and C columns it holds the multipliers, c1 and c2 [3, R padded to be even] and the hyper rows [H, K],
     float32, padded to 16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R] ·
     addresses [M, R] of M more columns, all int64. The address of an absent tensor is 0. Tiles of `tile` elements are
-    numbered over all rows; traits are bits, see layout.py. What lies from c1 to the addresses of gradients changes most
-    often: it is uploaded alone if nothing else has changed.
+    numbered over all rows; traits are bits, see layout.py.
 
     A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its power is not 0. Only active
     rows are in the lists of items that programs work on.
@@ -42,7 +41,8 @@ class DeviceTable:
         sizes: for each column, the bytes of each row; 0 for single numbers.
         entries: for each column, its place among the entries of a row.
         active: for each row, whether it is active.
-        norms: which Σw² of the last step are still right.
+        norms: Σw² of the last step, and whether they are still right.
+        known: for each row, whether its Σw² was right before the launch, bool.
         rescales: whether the power of any row is not 0.
         stream: the handle of the only stream that launches were on, 0 on a CPU; None once there were two.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
@@ -62,7 +62,7 @@ class DeviceTable:
         self.entries = dict(zip(names, [*range(len(columns)), *range(len(columns) + 4, len(names) + 4)], strict=True))
         self.rescales = bool(layout.rescaled.any())
         self.workspace: Any = None
-        self.norms = KnownNorms(params)
+        self.norms = weight_norms_of(table)
         self.items: dict[Any, Tensor] = {}
         self._lists: dict[Any, np.ndarray] = {}
         self._gradients: Any = None
@@ -70,8 +70,7 @@ class DeviceTable:
         padded = self.rows + self.rows % 2
         floats = 3 * padded + hyper_rows * hyper_width
         integers = -(-floats // 4) * 2
-        often = slice(padded // 2, integers + (names.index("grad") + 1) * self.rows)
-        self._upload = Upload(integers + (len(names) + 4) * self.rows, often, params[0].device)
+        self._upload = Upload(integers + (len(names) + 4) * self.rows, params[0].device)
         self.buffer = self._upload.device
         self.stream: int | None = stream_of(self.buffer.device)
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
@@ -86,7 +85,6 @@ class DeviceTable:
         staged_floats[: self.rows] = layout.multiplier
         self._scheduled = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
         self._hyper = staged_floats[3 * padded : floats].view(np.uint8).data
-        self._last: tuple[Any, Numbers] = (None, NO_NUMBERS)
 
         self._itemsizes = {
             name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
@@ -111,21 +109,17 @@ class DeviceTable:
         if self._has_scratch:
             for name, index, scratch in self._scratch_tensors():
                 scratch.copy_(real(table.columns[name][index]))
-        hyper_row, last = self._last
-        if table.hyper_row is not hyper_row:
-            hyper_row = table.hyper_row
-            self._upload.assign(self._hyper_row, np.asarray(hyper_row, dtype=np.int64))
-        if numbers.data != last.data:
-            self._upload.behind = True
-            self._hyper[: len(numbers.data)] = numbers.data
+        self._hyper_row[:] = table.hyper_row
+        self._hyper[: len(numbers.data)] = numbers.data
         if numbers.scheduled is not None:
-            if not np.array_equal(numbers.scheduled, self._scheduled):
-                self._upload.behind = True
-                self._scheduled[:] = numbers.scheduled
-        self._last = hyper_row, numbers
+            self._scheduled[:] = numbers.scheduled
         capturing = table.capturable and is_capturing()
-        if self.norms.measured and self.norms.look(capturing=capturing):
-            self._mark()
+        # replays look at no version counter
+        known = (
+            self.norms.known() if self.norms.measured and not capturing else np.zeros_like(self.norms.rows, dtype=bool)
+        )
+        self.known = known[self._layout.tensor]
+        self._traits[:] = self._own_traits | KNOWN.value * self.known
         used = [*self._scratch.values(), *self.items.values()] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
@@ -133,7 +127,6 @@ class DeviceTable:
         """Takes the addresses of gradients, and which rows are active."""
         new, before = table.gradients, self._gradients
         self._gradients = new
-        self._upload.behind = True
         changed = before is None or new.present != before.present
         if changed:
             self._activate(np.frombuffer(new.present, dtype=bool))
@@ -164,14 +157,7 @@ class DeviceTable:
         for name, addresses in self._all_rows.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
         self._own_traits = np.where(stepped, layout.traits, layout.idle_traits)
-        self._mark()
         self.items.clear()
-
-    def _mark(self) -> None:
-        """Writes down the traits of all rows."""
-        known = self.norms.known[self._layout.tensor]
-        self._traits[:] = self._own_traits | KNOWN.value * known
-        self._upload.stale = True
 
     def _scratch_tensors(self) -> Iterator[tuple[str, int, Tensor]]:
         """Yields the column, number and scratch tensor of each tensor of an active row that has one."""
@@ -188,13 +174,9 @@ class DeviceTable:
                 if name != "grad":
                     real(self._columns[name][index]).copy_(scratch)
 
-    def remember(self, wrote: bool) -> None:
-        """Notes that Σw² of active rows is of the parameters as they are now.
-
-        Args:
-            wrote: whether the launch wrote to them.
-        """
-        self.norms.remember(self._launched, len(self._written), wrote=wrote, anew=bool(self._scratch["param"]))
+    def remember_norms(self) -> None:
+        """Notes that Σw² of active rows is of the parameters as they are now."""
+        self.norms.remember_rows(self._launched)
 
     def make_items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
         """Returns those items of a list that are of active rows, on the device, and puts them into `items`.

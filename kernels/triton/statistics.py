@@ -16,11 +16,11 @@ from torch import Tensor
 
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.cached_totals import are_valid, cached_totals
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.launch import BoundKernel, launch, sizes_of
 from fused_lwlr.kernels.triton.layout import ACTIVE, COUNTS_FOR_MAX_NORM, SCALED
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, THREADS, entry, fold, load, tile_at, visit
+from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
 
 COLUMNS = ("param", "grad")
 
@@ -177,17 +177,16 @@ def totals(
     table: Table, *, grad: bool, weight: bool, balance: bool = False, grad_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Computes what a `Gate` needs of one table: the same as `fused_lwlr.kernels.reference.totals`."""
-    found = cached_totals(table)
+    norms = weight_norms_of(table)
     # those of the last step are right while no weight was changed
-    anew = (weight or balance) and not are_valid(table)
+    anew = (weight or balance) and not norms.totals_known(table)
     wanted = [name for name, want in (("param", anew), ("grad", grad)) if want]
     if wanted:
         device_table = _device_table(table)
-        if "row sums" not in table.cache:
-            sums = torch.zeros(device_table.rows, 4, dtype=torch.float64, device=device_table.buffer.device)
-            table.cache["row sums"] = sums
-        _launch(table, device_table, wanted, (table.cache["row sums"], found, grad_scale), totals=True)
-    return found, table.cache["row sums"][:, 1] if "row sums" in table.cache else found
+        if norms.row_sums is None:
+            norms.row_sums = torch.zeros(device_table.rows, 4, dtype=torch.float64, device=device_table.buffer.device)
+        _launch(table, device_table, wanted, (norms.row_sums, norms.totals, grad_scale), totals=True)
+    return norms.totals, norms.totals if norms.row_sums is None else norms.row_sums[:, 1]
 
 
 def _device_table(table: Table) -> DeviceTable:

@@ -14,11 +14,12 @@ from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton import cached_totals, queue, update
+from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import BoundKernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import NOT_SHARED, Numbers, numbers_of
+from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
 from fused_lwlr.kernels.triton.workspace import Workspace
 
 STATES = 3
@@ -116,12 +117,16 @@ def _queued(
         if scale.retraction is not None:
             known = torch.stack((scale.values, scale.retraction))
     balance = isinstance(scale, Balance)
-    totals, rescale = cached_totals.cached_totals(table), gate.totals is not None and device_table.rescales
+    norms, rescale = weight_norms_of(table), gate.totals is not None and device_table.rescales
+    totals = norms.totals
     device, work = device_table.buffer.device, device_table.workspace
     programs = residents(device, LEAST_RESIDENT[f"{rule.name} queue"])
     work_key = scale.place if isinstance(scale, (Scale, Factors)) else None, programs, sphere
     if work is None or work.key != work_key:
         work = device_table.workspace = Workspace(device_table, sizes_of(device), *work_key)
+        # its sums of squares are zeros
+        norms.forget_rows()
+        device_table.refresh(table, numbers)
     place = None if scale is None else scale.place
     key = (rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), place, formula, sphere)
     kernel, workspace = table.cache.get(key, (None, None))
@@ -132,7 +137,7 @@ def _queued(
     arguments = (
         *(numbers.shared or NOT_SHARED), work.tiles, *work.buffers,
         totals if gate.totals is None else gate.totals, totals, gate.max_norm, gate.grad_scale,
-        gate.found_inf, known, table.cache.get("row sums") if balance and write else None, rounding_seed,
+        gate.found_inf, known, norms.row_sums if balance and write else None, rounding_seed,
     )  # fmt: skip
     if tuple(map(type, arguments)) not in kernel.compiled:
         kernel.compile(items, arguments)
@@ -142,8 +147,8 @@ def _queued(
         if write:
             device_table.finish()
             if rescale or balance:
-                cached_totals.validate(table)
-        device_table.remember(write)
+                norms.remember_totals(table)
+        device_table.remember_norms()
         return work.statistics if formula is not None else None
 
     return take

@@ -16,44 +16,33 @@ class Upload:
     Attributes:
         host: its values, which the caller changes.
         device: the buffer.
-        stale: whether all of it is to be uploaded.
-        behind: whether the part that changes often is to be uploaded.
     """
 
-    def __init__(self, size: int, often: slice, device: torch.device):
+    def __init__(self, size: int, device: torch.device):
         self.host = np.zeros(size, dtype=np.int64)
         self.device = torch.zeros(size, dtype=torch.int64, device=device)
-        self.stale = self.behind = True
-        self._often = often
+        self._sent = self.host.copy()
         self._spares: list[Tensor] = []
         self._captured: list[Tensor] = []
         self._used: list[Any] = []
 
-    def assign(self, target: np.ndarray, values: np.ndarray) -> None:
-        """Changes a part of the host's copy."""
-        if not np.array_equal(target, values):
-            self.stale = True
-            target[:] = values
-
     def send(self, *, capturable: bool, capturing: bool, used: Any) -> None:
-        """Uploads what has changed.
+        """Uploads the values if they differ from the buffer.
 
         Args:
             capturable: whether steps may be captured in a CUDA graph.
             capturing: whether this one is.
-            used: what a replay uses besides, to be kept alive.
+            used: other tensors that a replay uses, which are kept alive.
         """
         host = torch.from_numpy(self.host)
         if capturing:
-            # also where the copy is one that there is: lists of the same work may be other tensors by now
+            # also where an older copy is equal: lists of the same work may be other tensors by now
             self._used.append(used)
             self.device.copy_(self._captured_copy(host), non_blocking=True)
-        elif self.stale or self._captured:
+        elif self._captured or not np.array_equal(self.host, self._sent):
             # a replay uploads its own copy, so the buffer may hold anything
             upload(self.device, host)
-        elif self.behind:
-            upload(self.device[self._often], host[self._often])
-        self.stale = self.behind = False
+            self._sent[:] = self.host
         if capturable and not capturing and not self._spares:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(host))

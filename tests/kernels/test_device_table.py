@@ -144,37 +144,29 @@ def refreshed(table, columns, hyper):
     return found
 
 
-def test_only_what_changed_is_uploaded(device, monkeypatch):
-    """Rates and addresses of gradients together, anything else with all there is; and the device has it all."""
+def test_uploaded_as_a_whole_when_anything_changed(device, monkeypatch):
+    """And the device has it all."""
     table = make("sgd", [(5,), (40, 3), (7,)], torch.float32, device)
     hyper = Numbers(1, 2, np.array([0.1, 0.2], dtype=np.float32).tobytes())
     other = Numbers(1, 2, np.array([0.3, 0.2], dtype=np.float32).tobytes())
+    scheduled = other._replace(scheduled=np.arange(6, dtype=np.float32).reshape(2, 3))
     columns = ("param", "grad", "momentum_buffer")
-    image, sizes = refreshed(table, columns, hyper), []
+    found, sizes = refreshed(table, columns, hyper), []
     module = sys.modules["fused_lwlr.kernels.triton.upload"]
     upload = module.upload
     monkeypatch.setattr(module, "upload", lambda device, host: sizes.append(len(host)) or upload(device, host))
-    # c1 and c2, one hyper row, the padding behind it, and two columns of addresses
-    few, whole = 4 + 1 + 1 + 2 * 3, len(image.buffer)
-    for change, expected in [
-        (lambda: None, []),
-        (lambda: accept_any(table, [t.clone() for t in table.columns["grad"]]), [few]),
-        (lambda: None, []),
-    ]:
+    for change, numbers, uploaded in [
+        (lambda: None, hyper, False),
+        (lambda: accept_any(table, [t.clone() for t in table.columns["grad"]]), hyper, True),
+        (lambda: None, other, True), (lambda: None, scheduled, True),
+        (lambda: setattr(table, "hyper_row", np.array([0, 0, 1])), scheduled, True),
+    ]:  # fmt: skip
         change()
-        refreshed(table, columns, hyper)
-        assert sizes == expected
-        assert torch.equal(image.buffer.cpu(), torch.from_numpy(image._upload.host))
+        refreshed(table, columns, numbers)
+        refreshed(table, columns, numbers)
+        assert sizes == [len(found.buffer)] * uploaded
+        assert torch.equal(found.buffer.cpu(), torch.from_numpy(found._upload.host))
         sizes.clear()
-    for changed in (other, other._replace(scheduled=np.arange(6, dtype=np.float32).reshape(2, 3))):
-        refreshed(table, columns, changed)
-        refreshed(table, columns, changed)
-    assert sizes == [few, few]
-    assert torch.equal(image.buffer.cpu(), torch.from_numpy(image._upload.host))
-    table.hyper_row = [0, 0, 1]
-    refreshed(table, columns, other)
-    assert sizes == [few, few, whole]
-    assert torch.equal(image.buffer.cpu(), torch.from_numpy(image._upload.host))
 
 
 def test_numbers_on_the_device(device):
