@@ -137,8 +137,30 @@ def examples() -> Iterator[str]:
         )
 
 
+def options() -> Iterator[str]:
+    """The options of the optimizers, and the values that each may have."""
+    from fused_lwlr.optim.option_table import OPTIONS
+
+    given = {
+        "group": "constructor, param group", "shared": "constructor", "flag": "constructor", "layer": "`layers=`",
+    }  # fmt: skip
+    yield from _table(
+        ("option", "given to", "must be", "default"),
+        (
+            (
+                f"`{name}`",
+                given[option.scope],
+                option.must_be,
+                "" if option.default is None else f"`{option.default!r}`",
+            )
+            for name, option in OPTIONS.items()
+        ),
+    )
+
+
 TABLES = {
     "about": about,
+    "options": options,
     "host": host,
     "cpu": cpu,
     "traffic": traffic,
