@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch._C import _set_grad_enabled
 
-from fused_lwlr.kernels import Gate, Rule
-from fused_lwlr.ops import Backend
+from fused_lwlr import ops
+from fused_lwlr.kernels import Gate, Rule, reference
+from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import averages_of, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import LR_IN_MOMENTUM, read, require_dict
@@ -24,6 +25,7 @@ from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.validate import check_selection, is_made_by_zero_redundancy_optimizer
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
+from fused_lwlr.shards import local
 from fused_lwlr.step_statistics import StepStatistics
 
 
@@ -159,9 +161,17 @@ class FusedOptimizer(torch.optim.Optimizer):
         self.options = options
 
     @property
-    def backend(self) -> Backend:
-        """The backend that was asked for."""
-        return self.options.backend
+    def backend(self) -> dict[str, str]:
+        """The code that steps the parameters of each device: device -> "triton", "torch", or "torch and triton".
+
+        Both where dtypes differ, as float64 is stepped by "torch". The argument is `options.backend`.
+        """
+        found: dict[str, set[str]] = {}
+        for param in (local(param) for group in self.param_groups for param in group["params"]):
+            addressable = is_addressable(param) and not param.is_inference()
+            module = ops.pick(self.options.backend, param.device, param.dtype, addressable=addressable)
+            found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")
+        return {device: " and ".join(sorted(names)) for device, names in found.items()}
 
     @property
     def fused(self) -> bool | None:

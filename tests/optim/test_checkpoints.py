@@ -145,7 +145,7 @@ def test_copies_go_on_alike_and_apart(name, backend, copy, device):
     ours = ours_of(name, named, backend, MULTIPLIERS)
     train((ours,), (named,), 3)
     other, copied = copy((ours, named))
-    assert other.backend == backend
+    assert other.options.backend == backend
     assert other.param_groups[0]["params"][0] is copied[0][1]
     before = snapshot(ours, named)
     train((other,), (copied,), 2)

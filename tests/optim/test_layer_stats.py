@@ -151,3 +151,17 @@ def test_logger(name, device):
 def test_logger_refuses_no_steps(every):
     with pytest.raises(ValueError, match=f"every={every}"):
         LayerStatsLogger(Writer(), every=every)
+
+
+@every_case
+def test_after_a_step_without_gradients(name, backend, device):
+    """The message tells this from an optimizer that was never stepped."""
+    optimizer, named, _ = statistics(name, backend, device, LARS())
+    for _, p in named:
+        p.grad = None
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="the last step, in which no parameter had a gradient"):
+        optimizer.layer_stats()
+    new = OURS[name](named, **OPTIONS[name], scaling=LARS(), backend=backend)
+    with pytest.raises(RuntimeError, match="the last step, and there was none"):
+        new.layer_stats()

@@ -263,3 +263,19 @@ def test_grad_mode_is_left_as_it_was(enabled, fails, device):
         with pytest.raises(RuntimeError, match=r"is \(2,\)") if fails else nullcontext():
             optimizer.step()
         assert torch.is_grad_enabled() is enabled
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtypes", "expected"),
+    [
+        ("auto", [torch.float32], "triton"), ("torch", [torch.float32], "torch"),
+        ("triton", [torch.bfloat16], "triton"), ("auto", [torch.float64], "torch"),
+        ("auto", [torch.float32, torch.float64], "torch and triton"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", OURS)
+def test_backend_says_what_runs(name, asked, dtypes, expected, device):
+    params = [torch.nn.Parameter(torch.ones(3, dtype=dtype, device=device)) for dtype in dtypes]
+    ours = OURS[name](params, lr=0.1, backend=asked)
+    assert ours.backend == {str(params[0].device): expected}
+    assert ours.options.backend == asked
