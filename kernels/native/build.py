@@ -1,14 +1,10 @@
 """Compiles Triton kernels for the CPU that this is, and runs them on torch's threads."""
 
 import ctypes
-import hashlib
 import os
 import platform
 import re
-import shutil
 import struct
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from inspect import signature
@@ -19,13 +15,13 @@ import torch
 import triton
 from torch import Tensor
 from triton.compiler import ASTSource
-from triton.runtime.cache import get_cache_manager
 
+from fused_lwlr.kernels.c_library import CompileError, compiler, load_library
 from fused_lwlr.kernels.native.read import UnsupportedError, read
 from fused_lwlr.kernels.native.write import write
 
 FLAGS = (
-    "-std=gnu11", "-shared", "-fPIC", "-w",
+    "-std=gnu11", "-w",
     "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native",
     # rounding is that of the operations as written, as on a GPU
     "-ffp-contract=off",
@@ -51,10 +47,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-class CompileError(RuntimeError):
-    """There is no C compiler or no OpenMP, or the compiler failed."""
 
 
 def compile_kernel(
@@ -105,8 +97,9 @@ def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...])
         signature={name: types.get(name) or "constexpr" for name in kernel.arg_names},
         constexprs={(i,): value for i, value in enumerate(meta) if types.get(kernel.arg_names[i]) is None},
     )
-    path = _compiled(source.name, lambda: write(read(ttir(source)), WAIT), f"{source.hash()} {WAIT}")
-    run: Callable[..., int] = ctypes.CDLL(path).run
+    key = f"{source.hash()} {WAIT} {_key()}"
+    library = load_library(source.name, lambda: write(read(ttir(source)), WAIT), _flags(), key, ctypes.CDLL)
+    run: Callable[..., int] = library.run
     run.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]  # type: ignore[attr-defined]
     return run
 
@@ -146,59 +139,19 @@ def _parallel() -> int | None:
 
 
 @cache
-def _compiler() -> tuple[list[str], str]:
-    """Returns the command of the C compiler with its options, and what tells it and this CPU from others.
-
-    Raises:
-        CompileError: there is none.
-    """
-    command = (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "").split()
-    if not command:
-        raise CompileError("there is no C compiler: install gcc or clang, or let the environment variable CC name one")
-    try:
-        version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise CompileError(f"the C compiler does not run: {error}") from error
-    cpu = Path("/proc/cpuinfo")
-    features = re.search(r"^(?:flags|Features)\s*:.*", cpu.read_text(), re.MULTILINE) if cpu.exists() else None
-    command += [*OPTIMIZE["clang" if "clang" in version else "gcc"], *FLAGS]
-    return command, f"{version} {platform.machine()} {features[0] if features else platform.processor()}"
+def _flags() -> list[str]:
+    """Returns the options of the C compiler."""
+    return [*OPTIMIZE["clang" if "clang" in compiler()[1] else "gcc"], *FLAGS]
 
 
 @cache
-def _translator() -> str:
-    """Returns what tells this translator from others: its source, and Triton's version."""
-    return "".join(
-        [f"{triton.__version__}", *[path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]]
-    )
-
-
-def _compiled(name: str, code: Callable[[], str], key: str) -> str:
-    """Returns the path of a compiled library, which is kept in Triton's cache.
-
-    Args:
-        code: returns the C source.
-        key: what tells this code from other code of this name.
-
-    Raises:
-        CompileError: there is no C compiler, or it failed.
-    """
-    compiler, machine = _compiler()
-    kept = get_cache_manager(hashlib.sha256("\n".join((name, key, _translator(), machine)).encode()).hexdigest())
-    path: str | None = kept.get_file(f"{name}.so")
-    if path is None:
-        with tempfile.TemporaryDirectory() as folder:
-            c, library = Path(folder, f"{name}.c"), Path(folder, f"{name}.so")
-            c.write_text(code())
-            command = [*compiler, str(c), "-o", str(library)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise CompileError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
-            # for those who want to read it
-            kept.put(c.read_text(), f"{name}.c", binary=False)
-            # to a file of another name first, which is then renamed: processes may do this at the same time
-            path = str(kept.put(library.read_bytes(), f"{name}.so"))
-    return path
+def _key() -> str:
+    """Returns the source of this translator, Triton's version and the features of this CPU."""
+    sources = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    cpu = Path("/proc/cpuinfo")
+    features = re.search(r"^(?:flags|Features)\s*:.*", cpu.read_text(), re.MULTILINE) if cpu.exists() else None
+    machine = f"{platform.machine()} {features[0] if features else platform.processor()}"
+    return "\n".join((*sources, triton.__version__, machine))
 
 
 def ttir(source: ASTSource) -> str:

@@ -54,8 +54,9 @@ static inline bf16 to_bf16(float x) {
 }
 static inline float of_f16(f16 x) {
     int32_t magnitude = (x & 0x7fff) << 13, sign = (int32_t)((uint32_t)(x & 0x8000) << 16);
-    /* with the bias of the exponent of float32; also below the normal numbers */
-    int32_t finite = bits_f32_i32(bits_i32_f32(magnitude) * 0x1p112f);
+    /* a subnormal number is added to 1/2, whose last digit is worth as much: it works if torch flushes denormals */
+    int32_t small = bits_f32_i32(bits_i32_f32(0x3f000000 + (magnitude >> 13)) - 0.5f);
+    int32_t finite = magnitude < 0x00800000 ? small : magnitude + (112 << 23);
     return bits_i32_f32(sign | (magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite));
 }
 static inline f16 to_f16(float x) {

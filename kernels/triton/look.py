@@ -1,24 +1,26 @@
 """Compares parameters, gradients and state with what they were in the step before, in C where possible.
 
-The C code is compiled at the first use, by what compiles Triton's own launchers. `docs/private-names.md` lists the
-private names of torch and Triton that it relies on. A self-test at load describes a few known tensors; if a description
-is wrong, or nothing compiles, `fused_lwlr.kernels.look` does the same in Python, and a warning says so.
+The C code is compiled at the first use. `docs/private-names.md` lists the private names of torch that it uses. A
+self-test at load describes a few known tensors. If a description is wrong, or nothing compiles,
+`fused_lwlr.kernels.look` does the same in Python, and a warning says so.
 """
 
 import ctypes
-import subprocess
+import sysconfig
 import warnings
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from triton.runtime.build import compile_module_from_src
 
 from fused_lwlr.kernels import look
+from fused_lwlr.kernels.c_library import load_library
 
 GETTERS = (
     "layout",
@@ -33,7 +35,7 @@ GETTERS = (
     "strides",
 )
 """torch's C functions that describe a tensor, in the order of `torch` in look.c."""
-ERRORS = (AttributeError, ImportError, OSError, RuntimeError, ValueError, subprocess.CalledProcessError)
+ERRORS = (AttributeError, ImportError, OSError, RuntimeError, ValueError)
 """Raised where the C code does not compile, does not load, or fails its self-test."""
 Known = tuple[Tensor, int, int, list[tuple[int, int]]]
 """A tensor, the number of its dtype in C++, its lazy bits, and the size and stride of each dimension."""
@@ -69,7 +71,11 @@ def _compiled() -> Any:
         addresses = array("Q", [ctypes.cast(it, ctypes.c_void_p).value or 0 for it in functions if it is not None])
         if len(addresses) < len(functions):
             return None
-        module = compile_module_from_src(Path(__file__).with_name("look.c").read_text(), "fused_lwlr_look")
+        source = Path(__file__).with_name("look.c").read_text()
+        # the default scheme of Debian names a folder without headers
+        flags = ["-O3", f"-I{sysconfig.get_path('include', 'posix_prefix')}"]
+        key = f"{source} {sysconfig.get_config_var('EXT_SUFFIX')}"
+        module = load_library("fused_lwlr_look", lambda: source, flags, key, _imported)
         known = _known_tensors()
         offset = _handle_offset(known[0][0])
         # before any C code follows an address from there
@@ -85,6 +91,14 @@ def _compiled() -> Any:
             stacklevel=2,
         )
         return None
+    return module
+
+
+def _imported(path: str) -> Any:
+    """Returns the extension module in a file."""
+    loader = ExtensionFileLoader("fused_lwlr_look", path)
+    module = module_from_spec(ModuleSpec(loader.name, loader, origin=path))
+    loader.exec_module(module)
     return module
 
 
