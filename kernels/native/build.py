@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for the CPU that this is, and runs them on torch's threads."""
+"""Compiles Triton kernels for the CPU of this machine, and runs them on the threads of torch."""
 
 import ctypes
 import os
@@ -17,21 +17,21 @@ from torch import Tensor
 from triton.compiler import ASTSource
 
 from fused_lwlr.kernels.c_library import CompileError, compiler, load_library
-from fused_lwlr.kernels.native.read import UnsupportedError, read
-from fused_lwlr.kernels.native.write import write
+from fused_lwlr.kernels.native.control import write
+from fused_lwlr.kernels.native.ttir import UnsupportedError, parse
 
 FLAGS = (
     "-std=gnu11", "-w",
     "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native",
-    # rounding is that of the operations as written, as on a GPU
+    # each operation is rounded, as on a GPU
     "-ffp-contract=off",
-    # loops with square roots and choices become vector instructions
+    # square roots and conditional expressions can be vectorized
     "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
 OPTIMIZE = {"gcc": ("-O1", "-ftree-vectorize", "-fvect-cost-model=dynamic"), "clang": ("-O2",)}
-"""As fast as with -O3, and compiled in less than half of the time."""
+"""The kernels are as fast as with -O3, and compile in less than half of the time."""
 WAIT = 60
-"""Seconds of computing time that a program waits for another at most."""
+"""CPU time in seconds after which a program that waits for another ends with an error."""
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
     torch.int32: "*i32", torch.int64: "*i64",
@@ -40,7 +40,7 @@ _forked = False
 
 
 def _after_fork() -> None:
-    # the threads of OpenMP stay with the parent, and a child would wait for them
+    # a child process does not have the threads of OpenMP, and would wait for them
     global _forked
     _forked = True
 
@@ -56,16 +56,16 @@ def compile_kernel(
 
     Args:
         kernel: a Triton function.
-        arguments: tensors, numbers and None, in the order of the kernel's parameters.
-        meta: its compile-time arguments.
+        arguments: tensors, numbers and None, in the order of the parameters of the kernel.
+        meta: the compile-time arguments.
 
     Returns:
-        A function that takes the number of programs, arguments, and whether one thread is to run all programs, and runs
-        the kernel; otherwise on as many threads as torch has.
+        A function that runs the kernel. Its arguments are the number of programs, the arguments of the kernel, and
+        whether one thread runs all programs; without this, the threads of torch run them.
 
     Raises:
-        UnsupportedError: an operation of the kernel cannot be translated.
-        CompileError: there is no C compiler or no OpenMP, or the compiler failed.
+        UnsupportedError: an operation of the kernel has no translation.
+        CompileError: a C compiler or OpenMP is missing, or the compiler failed.
     """
     kinds = tuple([None if value is None else _type(value) for value in arguments])
     try:
@@ -81,7 +81,7 @@ def compile_kernel(
     def launch(programs: int, arguments: Sequence[Any], alone: bool) -> None:
         threads = 1 if alone or _forked else torch.get_num_threads()
         values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments if value is not None]
-        # this gives the interpreter lock to other threads
+        # ctypes releases the global interpreter lock during this call
         if run(layout.pack(*values), programs, threads, parallel):
             raise RuntimeError(f"{kernel.__name__}: a thread waited {WAIT} s for another")
 
@@ -90,7 +90,7 @@ def compile_kernel(
 
 @cache
 def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...]) -> Callable[..., int]:
-    """Returns the C function that runs a kernel, of the types of its arguments and its compile-time arguments."""
+    """Returns the C function that runs a kernel, for these types and compile-time arguments."""
     types = dict(zip(kernel.arg_names, kinds, strict=False))
     source = ASTSource(
         fn=kernel,
@@ -98,7 +98,7 @@ def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...])
         constexprs={(i,): value for i, value in enumerate(meta) if types.get(kernel.arg_names[i]) is None},
     )
     key = f"{source.hash()} {WAIT} {_key()}"
-    library = load_library(source.name, lambda: write(read(ttir(source)), WAIT), _flags(), key, ctypes.CDLL)
+    library = load_library(source.name, lambda: write(parse(ttir(source)), WAIT), _flags(), key, ctypes.CDLL)
     run: Callable[..., int] = library.run
     run.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]  # type: ignore[attr-defined]
     return run
@@ -107,7 +107,7 @@ def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...])
 def problem(kernel: Any, types: tuple[str | None, ...], meta: dict[str, Any]) -> str | None:
     """Returns why a kernel cannot be compiled for arguments of these types, or None if it can.
 
-    Compilers, OpenMP and what Triton writes differ between machines and versions: any failure is an answer.
+    Any exception is a reason, because compilers, OpenMP and the TTIR of a kernel differ between machines and versions.
     """
     try:
         _parallel()
@@ -125,12 +125,12 @@ def _type(value: Any) -> str:
 
 @cache
 def _parallel() -> int | None:
-    """Returns the address of the function of OpenMP that runs a function on several threads.
+    """Returns the address of the OpenMP function that runs a function on several threads.
 
-    It is that of the library that torch has loaded, so that there is one pool of threads.
+    The function is in the library that torch has loaded, so that kernels use the same threads.
 
     Raises:
-        CompileError: torch has loaded none.
+        CompileError: torch has not loaded such a library.
     """
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
@@ -155,13 +155,13 @@ def _key() -> str:
 
 
 def ttir(source: ASTSource) -> str:
-    """Returns the text of Triton's first intermediate language, after its own simplifications."""
-    # only a CPU needs these internals of Triton: where they have changed, GPUs still work
+    """Returns the TTIR of a kernel, after Triton has simplified it."""
+    # imported here, so that GPUs do not need these internals of Triton
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget, Language
     from triton.compiler.compiler import make_backend
 
-    # what it is said to be for does not matter yet
+    # TTIR does not depend on the target
     target = GPUTarget("cuda", 90, 32)
     backend = make_backend(target)
     options = backend.parse_options({"enable_fp_fusion": False})
@@ -171,7 +171,7 @@ def ttir(source: ASTSource) -> str:
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, Language.TRITON)
     arguments = options, backend.get_codegen_implementation(options), backend.get_module_map(), context
-    # triton 3.4 asks for no target
+    # triton 3.4 has no parameter for the target
     targets = (target,) if "target" in signature(source.make_ir).parameters else ()
     module = stages["ttir"](source.make_ir(*targets, *arguments), {})
     return f"{module}"
