@@ -1,1 +1,5 @@
-"""Triton's kernels on a CPU: their first intermediate language, translated to C."""
+"""Compiles Triton kernels for CPUs: TTIR, the first intermediate language of Triton, is translated to C."""
+
+from fused_lwlr.kernels.native.build import compile_kernel, problem
+
+__all__ = ["compile_kernel", "problem"]

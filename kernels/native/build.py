@@ -1,14 +1,10 @@
-"""Compiles Triton kernels for the CPU that this is, and runs them on torch's threads."""
+"""Compiles Triton kernels for the CPU of this machine, and runs them on the threads of torch."""
 
 import ctypes
-import hashlib
 import os
 import platform
 import re
-import shutil
 import struct
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from inspect import signature
@@ -19,23 +15,23 @@ import torch
 import triton
 from torch import Tensor
 from triton.compiler import ASTSource
-from triton.runtime.cache import get_cache_manager
 
-from fused_lwlr.kernels.native.read import UnsupportedError, read
-from fused_lwlr.kernels.native.write import write
+from fused_lwlr.kernels.native.c_library import CompileError, compiler, load_library
+from fused_lwlr.kernels.native.control import write
+from fused_lwlr.kernels.native.ttir import UnsupportedError, parse
 
 FLAGS = (
-    "-std=gnu11", "-shared", "-fPIC", "-w",
+    "-std=gnu11", "-w",
     "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native",
-    # rounding is that of the operations as written, as on a GPU
+    # each operation is rounded, as on a GPU
     "-ffp-contract=off",
-    # loops with square roots and choices become vector instructions
+    # square roots and conditional expressions can be vectorized
     "-fno-math-errno", "-fno-trapping-math",
 )  # fmt: skip
 OPTIMIZE = {"gcc": ("-O1", "-ftree-vectorize", "-fvect-cost-model=dynamic"), "clang": ("-O2",)}
-"""As fast as with -O3, and compiled in less than half of the time."""
+"""The kernels are as fast as with -O3, and compile in less than half of the time."""
 WAIT = 60
-"""Seconds of computing time that a program waits for another at most."""
+"""CPU time in seconds after which a program that waits for another ends with an error."""
 TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
     torch.int32: "*i32", torch.int64: "*i64",
@@ -44,17 +40,13 @@ _forked = False
 
 
 def _after_fork() -> None:
-    # the threads of OpenMP stay with the parent, and a child would wait for them
+    # a child process does not have the threads of OpenMP, and would wait for them
     global _forked
     _forked = True
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-class CompileError(RuntimeError):
-    """There is no C compiler or no OpenMP, or the compiler failed."""
 
 
 def compile_kernel(
@@ -64,16 +56,16 @@ def compile_kernel(
 
     Args:
         kernel: a Triton function.
-        arguments: tensors, numbers and None, in the order of the kernel's parameters.
-        meta: its compile-time arguments.
+        arguments: tensors, numbers and None, in the order of the parameters of the kernel.
+        meta: the compile-time arguments.
 
     Returns:
-        A function that takes the number of programs, arguments, and whether one thread is to run all programs, and runs
-        the kernel; otherwise on as many threads as torch has.
+        A function that runs the kernel. Its arguments are the number of programs, the arguments of the kernel, and
+        whether one thread runs all programs; without this, the threads of torch run them.
 
     Raises:
-        UnsupportedError: an operation of the kernel cannot be translated.
-        CompileError: there is no C compiler or no OpenMP, or the compiler failed.
+        UnsupportedError: an operation of the kernel has no translation.
+        CompileError: a C compiler or OpenMP is missing, or the compiler failed.
     """
     kinds = tuple([None if value is None else _type(value) for value in arguments])
     try:
@@ -89,7 +81,7 @@ def compile_kernel(
     def launch(programs: int, arguments: Sequence[Any], alone: bool) -> None:
         threads = 1 if alone or _forked else torch.get_num_threads()
         values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments if value is not None]
-        # this gives the interpreter lock to other threads
+        # ctypes releases the global interpreter lock during this call
         if run(layout.pack(*values), programs, threads, parallel):
             raise RuntimeError(f"{kernel.__name__}: a thread waited {WAIT} s for another")
 
@@ -98,15 +90,16 @@ def compile_kernel(
 
 @cache
 def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...]) -> Callable[..., int]:
-    """Returns the C function that runs a kernel, of the types of its arguments and its compile-time arguments."""
+    """Returns the C function that runs a kernel, for these types and compile-time arguments."""
     types = dict(zip(kernel.arg_names, kinds, strict=False))
     source = ASTSource(
         fn=kernel,
         signature={name: types.get(name) or "constexpr" for name in kernel.arg_names},
         constexprs={(i,): value for i, value in enumerate(meta) if types.get(kernel.arg_names[i]) is None},
     )
-    path = _compiled(source.name, lambda: write(read(ttir(source)), WAIT), f"{source.hash()} {WAIT}")
-    run: Callable[..., int] = ctypes.CDLL(path).run
+    key = f"{source.hash()} {WAIT} {_key()}"
+    library = load_library(source.name, lambda: write(parse(ttir(source)), WAIT), _flags(), key, ctypes.CDLL)
+    run: Callable[..., int] = library.run
     run.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p]  # type: ignore[attr-defined]
     return run
 
@@ -114,7 +107,7 @@ def _function(kernel: Any, kinds: tuple[str | None, ...], meta: tuple[Any, ...])
 def problem(kernel: Any, types: tuple[str | None, ...], meta: dict[str, Any]) -> str | None:
     """Returns why a kernel cannot be compiled for arguments of these types, or None if it can.
 
-    Compilers, OpenMP and what Triton writes differ between machines and versions: any failure is an answer.
+    Any exception is a reason, because compilers, OpenMP and the TTIR of a kernel differ between machines and versions.
     """
     try:
         _parallel()
@@ -132,12 +125,12 @@ def _type(value: Any) -> str:
 
 @cache
 def _parallel() -> int | None:
-    """Returns the address of the function of OpenMP that runs a function on several threads.
+    """Returns the address of the OpenMP function that runs a function on several threads.
 
-    It is that of the library that torch has loaded, so that there is one pool of threads.
+    The function is in the library that torch has loaded, so that kernels use the same threads.
 
     Raises:
-        CompileError: torch has loaded none.
+        CompileError: torch has not loaded such a library.
     """
     try:
         return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
@@ -146,69 +139,29 @@ def _parallel() -> int | None:
 
 
 @cache
-def _compiler() -> tuple[list[str], str]:
-    """Returns the command of the C compiler with its options, and what tells it and this CPU from others.
-
-    Raises:
-        CompileError: there is none.
-    """
-    command = (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or "").split()
-    if not command:
-        raise CompileError("there is no C compiler: install gcc or clang, or let the environment variable CC name one")
-    try:
-        version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise CompileError(f"the C compiler does not run: {error}") from error
-    cpu = Path("/proc/cpuinfo")
-    features = re.search(r"^(?:flags|Features)\s*:.*", cpu.read_text(), re.MULTILINE) if cpu.exists() else None
-    command += [*OPTIMIZE["clang" if "clang" in version else "gcc"], *FLAGS]
-    return command, f"{version} {platform.machine()} {features[0] if features else platform.processor()}"
+def _flags() -> list[str]:
+    """Returns the options of the C compiler."""
+    return [*OPTIMIZE["clang" if "clang" in compiler()[1] else "gcc"], *FLAGS]
 
 
 @cache
-def _translator() -> str:
-    """Returns what tells this translator from others: its source, and Triton's version."""
-    return "".join(
-        [f"{triton.__version__}", *[path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]]
-    )
-
-
-def _compiled(name: str, code: Callable[[], str], key: str) -> str:
-    """Returns the path of a compiled library, which is kept in Triton's cache.
-
-    Args:
-        code: returns the C source.
-        key: what tells this code from other code of this name.
-
-    Raises:
-        CompileError: there is no C compiler, or it failed.
-    """
-    compiler, machine = _compiler()
-    kept = get_cache_manager(hashlib.sha256("\n".join((name, key, _translator(), machine)).encode()).hexdigest())
-    path: str | None = kept.get_file(f"{name}.so")
-    if path is None:
-        with tempfile.TemporaryDirectory() as folder:
-            c, library = Path(folder, f"{name}.c"), Path(folder, f"{name}.so")
-            c.write_text(code())
-            command = [*compiler, str(c), "-o", str(library)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise CompileError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
-            # for those who want to read it
-            kept.put(c.read_text(), f"{name}.c", binary=False)
-            # to a file of another name first, which is then renamed: processes may do this at the same time
-            path = str(kept.put(library.read_bytes(), f"{name}.so"))
-    return path
+def _key() -> str:
+    """Returns the source of this translator, Triton's version and the features of this CPU."""
+    sources = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    cpu = Path("/proc/cpuinfo")
+    features = re.search(r"^(?:flags|Features)\s*:.*", cpu.read_text(), re.MULTILINE) if cpu.exists() else None
+    machine = f"{platform.machine()} {features[0] if features else platform.processor()}"
+    return "\n".join((*sources, triton.__version__, machine))
 
 
 def ttir(source: ASTSource) -> str:
-    """Returns the text of Triton's first intermediate language, after its own simplifications."""
-    # only a CPU needs these internals of Triton: where they have changed, GPUs still work
+    """Returns the TTIR of a kernel, after Triton has simplified it."""
+    # imported here, so that GPUs do not need these internals of Triton
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget, Language
     from triton.compiler.compiler import make_backend
 
-    # what it is said to be for does not matter yet
+    # TTIR does not depend on the target
     target = GPUTarget("cuda", 90, 32)
     backend = make_backend(target)
     options = backend.parse_options({"enable_fp_fusion": False})
@@ -218,7 +171,7 @@ def ttir(source: ASTSource) -> str:
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, Language.TRITON)
     arguments = options, backend.get_codegen_implementation(options), backend.get_module_map(), context
-    # triton 3.4 asks for no target
+    # triton 3.4 has no parameter for the target
     targets = (target,) if "target" in signature(source.make_ir).parameters else ()
     module = stages["ttir"](source.make_ir(*targets, *arguments), {})
     return f"{module}"

@@ -1,9 +1,9 @@
-"""What single types, constants and operations of TTIR are in C."""
+"""C code of types, constants and single operations."""
 
 import struct
 from collections.abc import Sequence
 
-from fused_lwlr.kernels.native.read import Operation, Type, UnsupportedError
+from fused_lwlr.kernels.native.ttir import Operation, Type, UnsupportedError
 
 C_TYPES = {
     "i1": "_Bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
@@ -14,19 +14,29 @@ ORDERS = {
     "relaxed": "__ATOMIC_RELAXED", "acquire": "__ATOMIC_ACQUIRE", "release": "__ATOMIC_RELEASE",
     "acq_rel": "__ATOMIC_ACQ_REL",
 }  # fmt: skip
-SIGNED = {"eq": "==", "ne": "!=", "slt": "<", "sle": "<=", "sgt": ">", "sge": ">="}
-UNSIGNED = {"ult": "<", "ule": "<=", "ugt": ">", "uge": ">="}
-ORDERED = {"oeq": "==", "olt": "<", "ole": "<=", "ogt": ">", "oge": ">=", "une": "!="}
-NEGATED = {"ult": ">=", "ule": ">", "ugt": "<=", "uge": "<"}
-WRAPPING = {"arith.addi": "+", "arith.subi": "-", "arith.muli": "*"}
-PLAIN = {
-    "arith.addf": "+", "arith.subf": "-", "arith.mulf": "*", "arith.divf": "/", "tt.precise_divf": "/",
-    "arith.divsi": "/", "arith.remsi": "%", "arith.andi": "&", "arith.ori": "|", "arith.xori": "^", "arith.shrsi": ">>",
-}  # fmt: skip
-CHOICES = {
-    "arith.minsi": "{0} < {1} ? {0} : {1}", "arith.maxsi": "{0} > {1} ? {0} : {1}",
+# {type} is the C type of the first operand, {f} the suffix of functions of this type
+TEMPLATES = {
+    "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}",
+    "tt.precise_divf": "{0} / {1}", "arith.negf": "-{0}", "math.absf": "__builtin_fabs{f}({0})",
+    "math.sqrt": "__builtin_sqrt{f}({0})", "tt.precise_sqrt": "__builtin_sqrt{f}({0})",
     "arith.maximumf": "{0} != {0} || {0} >= {1} ? {0} : {1}", "arith.maxnumf": "{1} != {1} || {0} >= {1} ? {0} : {1}",
-    "arith.select": "{0} ? {1} : {2}",
+    "arith.addi": "({type})((u{type}){0} + (u{type}){1})", "arith.subi": "({type})((u{type}){0} - (u{type}){1})",
+    "arith.muli": "({type})((u{type}){0} * (u{type}){1})", "arith.divsi": "{0} / {1}", "arith.remsi": "{0} % {1}",
+    "arith.andi": "{0} & {1}", "arith.ori": "{0} | {1}", "arith.xori": "{0} ^ {1}",
+    "arith.shrsi": "{0} >> {1}", "arith.shrui": "({type})((u{type}){0} >> {1})",
+    "arith.minsi": "{0} < {1} ? {0} : {1}", "arith.maxsi": "{0} > {1} ? {0} : {1}",
+    "arith.select": "{0} ? {1} : {2}", "tt.addptr": "{0} + {1}",
+    "tt.get_program_id x": "program", "tt.get_num_programs x": "programs",
+    "arith.cmpi eq": "{0} == {1}", "arith.cmpi ne": "{0} != {1}",
+    "arith.cmpi slt": "{0} < {1}", "arith.cmpi sle": "{0} <= {1}",
+    "arith.cmpi sgt": "{0} > {1}", "arith.cmpi sge": "{0} >= {1}",
+    "arith.cmpi ult": "(u{type}){0} < (u{type}){1}", "arith.cmpi ule": "(u{type}){0} <= (u{type}){1}",
+    "arith.cmpi ugt": "(u{type}){0} > (u{type}){1}", "arith.cmpi uge": "(u{type}){0} >= (u{type}){1}",
+    "arith.cmpf oeq": "{0} == {1}", "arith.cmpf une": "{0} != {1}",
+    "arith.cmpf olt": "{0} < {1}", "arith.cmpf ole": "{0} <= {1}",
+    "arith.cmpf ogt": "{0} > {1}", "arith.cmpf oge": "{0} >= {1}",
+    "arith.cmpf ult": "!({0} >= {1})", "arith.cmpf ule": "!({0} > {1})",
+    "arith.cmpf ugt": "!({0} <= {1})", "arith.cmpf uge": "!({0} < {1})",
 }  # fmt: skip
 CASTS = ("arith.extsi", "arith.trunci", "arith.extui", "arith.fptosi", "arith.sitofp", "tt.int_to_ptr")
 
@@ -46,7 +56,7 @@ typedef uint16_t bf16, f16;
     static inline TO NAME(FROM x) { TO y; memcpy(&y, &x, sizeof y); return y; }
 BITS(bits_f32_i32, float, int32_t) BITS(bits_i32_f32, int32_t, float)
 BITS(bits_f64_i64, double, int64_t) BITS(bits_i64_f64, int64_t, double)
-/* to the nearest, and to the even one of two; NaN stays NaN. Compilers vectorize these, conversions of _Float16 not */
+/* Rounding is to nearest, ties to even, and NaN stays NaN. Compilers vectorize these functions, but not _Float16. */
 static inline float of_bf16(bf16 x) { return bits_i32_f32((int32_t)((uint32_t)x << 16)); }
 static inline bf16 to_bf16(float x) {
     uint32_t bits = (uint32_t)bits_f32_i32(x), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -54,14 +64,15 @@ static inline bf16 to_bf16(float x) {
 }
 static inline float of_f16(f16 x) {
     int32_t magnitude = (x & 0x7fff) << 13, sign = (int32_t)((uint32_t)(x & 0x8000) << 16);
-    /* with the bias of the exponent of float32; also below the normal numbers */
-    int32_t finite = bits_f32_i32(bits_i32_f32(magnitude) * 0x1p112f);
+    /* a subnormal number as the last bits of 1/2: no float32 here is denormal, which the CPU may flush to zero */
+    int32_t small = bits_f32_i32(bits_i32_f32(0x3f000000 + (magnitude >> 13)) - 0.5f);
+    int32_t finite = magnitude < 0x00800000 ? small : magnitude + (112 << 23);
     return bits_i32_f32(sign | (magnitude >= 0x0f800000 ? magnitude | 0x7f800000 : finite));
 }
 static inline f16 to_f16(float x) {
     int32_t bits = bits_f32_i32(x), magnitude = bits & 0x7fffffff, sign = (int32_t)((uint32_t)bits >> 16) & 0x8000;
     int32_t normal = (magnitude - (112 << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    /* the last digit of numbers from 1/2 to 1 is the smallest number */
+    /* the last bit of numbers from 1/2 to 1 is the smallest positive float16 */
     int32_t small = bits_f32_i32(bits_i32_f32(magnitude) + 0.5f) - 0x3f000000;
     int32_t finite = magnitude < 0x38800000 ? small : normal;
     return (f16)(sign | (x != x ? 0x7e00 : magnitude >= 0x477ff000 ? 0x7c00 : finite));
@@ -71,7 +82,7 @@ static inline int32_t atomic_max(int32_t *p, int32_t x) {
     while (old < x && !__atomic_compare_exchange_n(p, &old, x, 1, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {}
     return old;
 }
-/* what a program does while it waits for another; true after WAIT seconds of computing time */
+/* A program that waits for another calls this in each turn. It returns 1 after WAIT seconds of CPU time. */
 static int wait(int64_t *turns) {
     static __thread struct timespec start;
     struct timespec now;
@@ -89,22 +100,22 @@ static __thread char unused[8 * MOST_LANES] ALIGNED;
 
 
 def c_type(kind: Type) -> str:
-    """Returns the type in C, with a space or * behind it."""
+    """Returns the C type of a scalar, with a space or * at the end."""
     if kind.shape:
-        raise UnsupportedError("a tensor where a number is expected")
+        raise UnsupportedError("a tensor where a scalar is expected")
     if kind.element[0] == "*":
         return f"{C_TYPES[kind.element[1:]]} *"
     return f"{C_TYPES[kind.element]} "
 
 
 def literal(text: str, element: str) -> str:
-    """Returns a constant in C."""
+    """Returns the C literal of a constant."""
     text = text.removeprefix("dense<").removesuffix(">")
     if element == "i1":
         return str(int(text in ("true", "1", "-1")))
     if element[0] == "i":
         number = int(text)
-        # there are no negative literals in C: this is a sum
+        # C has no literal for the least integer
         return f"({number + 1} - 1)" if number == -(2**63) else f"(({C_TYPES[element]}){number})"
     if text.startswith("0x"):
         pattern = {"f32": "f", "f64": "d", "f16": "e"}[element]
@@ -124,71 +135,40 @@ def literal(text: str, element: str) -> str:
 
 
 def expression(op: Operation, operands: Sequence[str]) -> str:
-    """Returns what an operation computes of numbers.
+    """Returns the C expression of an operation on scalars.
 
     Raises:
-        UnsupportedError: the operation is not known.
+        UnsupportedError: the operation is unknown.
     """
-    name, a = op.name, operands[0] if operands else ""
-    kinds = [value.type.element for value in op.operands]
-    result = op.results[0].type.element
-    floating = (name.endswith("f") and name not in ("arith.extf", "arith.truncf", "arith.cmpf")) or name == "math.sqrt"
-    if floating and result not in FLOATS:
-        raise UnsupportedError(f"{name} of {result}")
-    if name in WRAPPING:
-        kind = C_TYPES[result]
-        return f"({kind})((u{kind}){a} {WRAPPING[name]} (u{kind}){operands[1]})"
-    if name in PLAIN:
-        return f"{a} {PLAIN[name]} {operands[1]}"
-    if name in CHOICES:
-        return CHOICES[name].format(*operands)
-    if name in CASTS:
-        if result[0] == "*":
-            return f"({C_TYPES[result[1:]]} *){a}"
-        if name == "arith.extsi" and kinds[0] == "i1":
-            return f"-({C_TYPES[result]}){a}"
-        if result == "i1":
-            return f"({a} & 1)"
-        return f"({C_TYPES[result]}){a}"
+    name, element = op.name, op.operands[0].type.element if op.operands else ""
+    template = TEMPLATES.get(name) or TEMPLATES.get(f"{name} {op.text.split(',')[0]}")
+    if template is None:
+        return _conversion(op, operands[0] if operands else "")
+    integers = "{type}" in template
+    if (integers and element not in ("i8", "i16", "i32", "i64")) or (
+        (name.endswith("f") or name in ("math.sqrt", "tt.precise_sqrt")) and element not in FLOATS
+    ):
+        raise UnsupportedError(f"{name} of {element}")
+    return template.format(*operands, type=C_TYPES[element] if integers else "", f="f" if element == "f32" else "")
+
+
+def _conversion(op: Operation, operand: str) -> str:
+    """Returns the C expression of the conversion of a scalar to another type."""
+    name, source, target = op.name, op.operands[0].type.element if op.operands else "", op.results[0].type.element
+    if name in CASTS or name == "tt.bitcast":
+        if name == "tt.bitcast" and source == target:
+            return operand
+        if target[0] == "*":
+            return f"({C_TYPES[target[1:]]} *){operand}"
+        if name == "tt.bitcast":
+            return f"bits_{source}_{target}({operand})"
+        if name == "arith.extsi" and source == "i1":
+            return f"-({C_TYPES[target]}){operand}"
+        return f"({operand} & 1)" if target == "i1" else f"({C_TYPES[target]}){operand}"
     if name == "arith.extf":
-        return f"({C_TYPES[result]})" + (a if kinds[0] == "f32" else f"of_{kinds[0]}({a})")
-    if name == "arith.truncf":
-        if result in FLOATS:
-            return f"({C_TYPES[result]}){a}"
-        if kinds[0] == "f32":
-            return f"to_{result}({a})"
-    if name == "arith.shrui":
-        kind = C_TYPES[result]
-        return f"({kind})((u{kind}){a} >> {operands[1]})"
-    if name == "arith.negf":
-        return f"-{a}"
-    if name == "math.absf":
-        return f"__builtin_fabs{'f' if result == 'f32' else ''}({a})"
-    if name in ("math.sqrt", "tt.precise_sqrt"):
-        return f"__builtin_sqrt{'f' if result == 'f32' else ''}({a})"
-    if name == "tt.bitcast":
-        if kinds[0] == result:
-            return a
-        if result[0] == "*":
-            return f"({C_TYPES[result[1:]]} *){a}"
-        return f"bits_{kinds[0]}_{result}({a})"
-    if name == "tt.addptr":
-        return f"{a} + {operands[1]}"
-    if name == "tt.get_program_id" and op.text == "x":
-        return "program"
-    if name == "tt.get_num_programs" and op.text == "x":
-        return "programs"
-    if name == "arith.cmpi":
-        order = op.text.split(",")[0]
-        if order in SIGNED:
-            return f"{a} {SIGNED[order]} {operands[1]}"
-        if order in UNSIGNED and kinds[0][0] == "i":
-            kind = C_TYPES[kinds[0]]
-            return f"(u{kind}){a} {UNSIGNED[order]} (u{kind}){operands[1]}"
-    if name == "arith.cmpf" and kinds[0] in FLOATS:
-        order = op.text.split(",")[0]
-        if order in ORDERED:
-            return f"{a} {ORDERED[order]} {operands[1]}"
-        if order in NEGATED:
-            return f"!({a} {NEGATED[order]} {operands[1]})"
+        return f"({C_TYPES[target]})" + (operand if source == "f32" else f"of_{source}({operand})")
+    if name == "arith.truncf" and target in FLOATS:
+        return f"({C_TYPES[target]}){operand}"
+    if name == "arith.truncf" and source == "f32":
+        return f"to_{target}({operand})"
     raise UnsupportedError(f"{name} {op.text}".strip())

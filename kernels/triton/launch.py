@@ -10,7 +10,7 @@ from torch import Tensor
 from triton import knobs
 
 from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, Sizes
-from fused_lwlr.kernels.native.build import compile_kernel
+from fused_lwlr.kernels.native import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.upload import is_capturing, stream_of
 

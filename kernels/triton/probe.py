@@ -1,13 +1,13 @@
-"""Whether kernels can be compiled for this CPU."""
+"""Finds out if kernels can be compiled for this CPU."""
 
 import triton.language as tl
 from triton import knobs
 
 from fused_lwlr.kernels.constants import CPU
-from fused_lwlr.kernels.native.build import problem
+from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.triton.statistics import statistics_kernel
 
-# without tensors: what is found out must not depend on modes and defaults of torch at the first step
+# types instead of tensors, because modes and defaults of torch must not change the answer
 TYPES = ("*i64", "*fp32", "*i32", "i32", "i32", "*fp32", "*i32", "*fp64", "*fp64", None)
 
 

@@ -66,12 +66,12 @@ class Weakened:
         return text
 
 
-def compiled(name, code, key):
+def load_library(name, code, flags, key, load):
     number = len(list(FOLDER.iterdir()))
     c, library = FOLDER / f"{name}{number}.c", FOLDER / f"{name}{number}.so"
     c.write_text(code())
     subprocess.run(["gcc", "-O1", "-g", "-w", "-shared", "-fPIC", "-fsanitize=thread", c, "-o", library], check=True)
-    return str(library)
+    return load(str(library))
 
 
 def table(operation):
@@ -105,8 +105,8 @@ launch = importlib.import_module("fused_lwlr.kernels.triton.launch")
 launch.GRAIN, launch.grid = 0, lambda programs: THREADS
 change_sizes(Patch, block=128, queue_passes=1, statistics_passes=1, window=0)
 torch.set_num_threads(THREADS)
-build._compiled = compiled
-parallel = ctypes.CDLL(compiled("parallel", lambda: PARALLEL, ""))
+build.load_library = load_library
+parallel = load_library("parallel", lambda: PARALLEL, [], "", ctypes.CDLL)
 build._parallel = lambda: ctypes.cast(parallel.parallel, ctypes.c_void_p).value
 build.ttir = weakened = Weakened()
 for work in (queue, statistics, totals):

@@ -1,4 +1,4 @@
-"""Kernels compiled for this CPU: the translator, what it relies on, and threads and processes."""
+"""Kernels on CPUs: the translator to C, its assumptions, threads and processes."""
 
 import os
 import re
@@ -19,12 +19,13 @@ import fused_lwlr
 from fused_lwlr import ops
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.kernels import triton as backend
-from fused_lwlr.kernels.native import build, c, write
-from fused_lwlr.kernels.native.read import UnsupportedError
+from fused_lwlr.kernels.native import build, c, compile_kernel, control
+from fused_lwlr.kernels.native.c_library import compiler
+from fused_lwlr.kernels.native.ttir import UnsupportedError
 
 pytestmark = [
-    pytest.mark.skipif(torch.cuda.is_available(), reason="of the CPU"),
-    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="of compiled kernels"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU"),
+    pytest.mark.skipif(triton.knobs.runtime.interpret, reason="kernels run in the interpreter"),
 ]
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -34,7 +35,7 @@ LAMB = fused_lwlr.LAMB().scale(RULES["adamw"])
 
 
 def run(kernel, *arguments, programs=1, **meta):
-    build.compile_kernel(kernel, arguments, meta)(programs, arguments, False)
+    compile_kernel(kernel, arguments, meta)(programs, arguments, False)
 
 
 @triton.jit
@@ -44,7 +45,7 @@ def convert(source, target, count, BLOCK: tl.constexpr):
 
 
 def same_numbers(found, expected):
-    """Bit for bit; a NaN is any NaN."""
+    """Asserts equal bits, except that all NaNs are equal."""
     integer = {2: torch.int16, 4: torch.int32}[expected.itemsize]
     nan = expected.isnan()
     assert torch.equal(found.isnan(), nan)
@@ -57,22 +58,38 @@ def converted(source, dtype):
     return target
 
 
+@pytest.fixture(params=[False, True], ids=["denormals", "flushed denormals"])
+def flushes(request):
+    """Sets the mode of torch for denormal numbers, on the thread that runs the kernel."""
+
+    def start():
+        if not torch.set_flush_denormal(request.param):
+            pytest.skip("this CPU cannot flush denormals")
+
+    yield start
+    torch.set_flush_denormal(False)
+
+
 @pytest.mark.parametrize("dtype", HALVES)
-def test_every_half_precision_number_is_read_exactly(dtype):
+def test_every_half_precision_number_is_read_exactly(dtype, flushes):
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
-    same_numbers(converted(every, torch.float32), every.float())
+    expected = every.float()
+    flushes()
+    same_numbers(converted(every, torch.float32), expected)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_single_precision_is_rounded_to_the_nearest_and_to_even(dtype):
-    """Of all numbers that could be rounded otherwise: between two neighbours, and one digit to either side of that."""
+def test_single_precision_is_rounded_to_the_nearest_and_to_even(dtype, flushes):
+    """Tests each number in half precision, each midpoint of two, and the float32 numbers next to them."""
     every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).float()
     low, high = every[:-1], every[1:]
     middle = ((low.double() + high.double()) / 2).float()
     bits = torch.cat([every, middle]).view(torch.int32)
     source = torch.cat([bits, bits + 1, bits - 1, bits + 3]).view(torch.float32)
     assert source.numel() > 300_000
-    same_numbers(converted(source, dtype), source.to(dtype))
+    expected = source.to(dtype)
+    flushes()
+    same_numbers(converted(source, dtype), expected)
 
 
 @triton.jit
@@ -99,11 +116,11 @@ def product(x, y, BLOCK: tl.constexpr):
 )
 def test_an_unknown_operation_is_refused_by_name(kernel, meta, named):
     with pytest.raises(UnsupportedError, match=named):
-        build.compile_kernel(kernel, (torch.ones(256), torch.ones(256)), meta)
+        compile_kernel(kernel, (torch.ones(256), torch.ones(256)), meta)
 
 
 def step(table, threads):
-    """Two steps with everything that sums in parts."""
+    """Takes two steps with all kinds of partial sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -157,7 +174,7 @@ def python(code, **environment):
 
 
 def test_a_process_that_is_forked_steps():
-    """The threads of OpenMP stay behind: a child that waited for them would never end."""
+    """A child process does not have the threads of OpenMP, and must not wait for them."""
     code = """
 import os, torch, fused_lwlr
 torch.set_num_threads(4)
@@ -228,10 +245,10 @@ except RuntimeError as error:
 
 
 @pytest.mark.long
-@pytest.mark.skipif("gcc" not in build._compiler()[0][0], reason="asks gcc what it vectorized")
+@pytest.mark.skipif("gcc" not in compiler()[0][0], reason="needs the report of gcc about vectorized loops")
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_every_loop_over_elements_is_vectorized(dtype, monkeypatch, tmp_path):
-    """One expression that the compiler does not vectorize makes a step ten times slower, and changes no value."""
+    """A loop without vector instructions has the right values, but can make a step ten times slower."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     build._function.cache_clear()
     tables = {name: make(name, [(40_000,)], dtype, CPU) for name in ("sgd", "adamw", "statistics")}
@@ -239,23 +256,23 @@ def test_every_loop_over_elements_is_vectorized(dtype, monkeypatch, tmp_path):
     backend.step(RULES["sgd"], tables["sgd"], HYPER["sgd"])
     backend.step(RULES["adamw"], tables["adamw"], HYPER["adamw"], LAMB)
     build._function.cache_clear()
-    sources = sorted(tmp_path.rglob("*_kernel.c"))
+    sources = sorted(tmp_path.rglob("*_kernel-*.c"))
     assert len(sources) == 3
     for source in sources:
         lines = source.read_text().splitlines()
         starts = [number for number, line in enumerate(lines, 2) if line.strip() == "LANES"]
         assert starts
-        command = [*build._compiler()[0], "-fopt-info-vec-optimized", source, "-o", tmp_path / "library"]
+        command = [*compiler()[0], *build._flags(), "-fopt-info-vec-optimized", "-c", source, "-o", tmp_path / "object"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         vectorized = {int(line) for line in re.findall(r":(\d+):\d+: optimized: loop vectorized", said)}
         for start in set(starts) - vectorized:
             loop = "\n".join(lines[start - 1 : start + 10])
-            # samples of a tile, which are far from one another
+            # samples of a tile are not contiguous
             assert "bf16 *const" in loop or "f16 *const" in loop or "float *const" in loop, loop
 
 
 def test_modes_and_defaults_at_the_first_step_change_nothing():
-    """That kernels can be compiled is found out once, for all steps that follow."""
+    """The first step decides for all later steps that kernels can be compiled."""
     ops._problem_on_cpu.cache_clear()
     build._function.cache_clear()
     try:
@@ -288,7 +305,7 @@ TSAN = subprocess.run(
 @pytest.mark.long
 @pytest.mark.skipif(not Path(TSAN).is_absolute(), reason="gcc has no libtsan")
 def test_no_race_and_every_memory_order_is_needed(tmp_path):
-    """ThreadSanitizer finds no data race among six threads, and finds one if any order is relaxed."""
+    """ThreadSanitizer finds no data race between six threads, but finds one if any memory order is relaxed."""
     environment = {**os.environ, "LD_PRELOAD": TSAN, "TSAN_OPTIONS": f"exitcode=0:log_path={tmp_path}/log"}
     result = subprocess.run(
         [sys.executable, HERE / "races.py", tmp_path], env=environment, capture_output=True, text=True, check=False
@@ -303,28 +320,28 @@ def _first_of_two(writer, block, a, b):
     return a
 
 
-def _other_value(writer, run, op, before):
-    place, condition = writer._address(run, op, op.operands[1:], before)
+def _other_value(writer, loop, op, before):
+    place, condition = writer._address(loop, op, op.operands[1:], before)
     return place if condition == "1" else "1"
 
 
-# rules of the translator that are wrong, as by a slip
+# wrong rules of the translator
 MUTATIONS = {
-    "difference": (c.PLAIN, "arith.subf", "+"),
-    "product": (c.PLAIN, "arith.mulf", "+"),
-    "quotient": (c.PLAIN, "arith.divf", "*"),
-    "maximum": (c.CHOICES, "arith.maxnumf", "{0} < {1} ? {0} : {1}"),
-    "choice": (c.CHOICES, "arith.select", "{0} ? {2} : {1}"),
-    "above": (c.ORDERED, "ogt", "<"),
+    "difference": (c.TEMPLATES, "arith.subf", "{0} + {1}"),
+    "product": (c.TEMPLATES, "arith.mulf", "{0} + {1}"),
+    "quotient": (c.TEMPLATES, "arith.divf", "{0} * {1}"),
+    "maximum": (c.TEMPLATES, "arith.maxnumf", "{0} < {1} ? {0} : {1}"),
+    "choice": (c.TEMPLATES, "arith.select", "{0} ? {2} : {1}"),
+    "above": (c.TEMPLATES, "arith.cmpf ogt", "{0} < {1}"),
     "rounding": (c, "PRELUDE", c.PRELUDE.replace("+ 0x7fff +", "+")),
     "reading": (c, "PRELUDE", c.PRELUDE.replace("x << 16", "x << 15")),
-    "reduction": (write._Writer, "_combine", _first_of_two),
-    "lanes without an element": (write._Writer, "_load", _other_value),
+    "reduction": (control.Writer, "_combine", _first_of_two),
+    "lanes without an element": (control.Writer, "_load", _other_value),
 }
 
 
 def values():
-    """Numbers that depend on every rule of `MUTATIONS`, and those of the reference."""
+    """Returns numbers that depend on each rule in `MUTATIONS`, from the kernels and from the reference."""
     found = []
     for module in (backend, reference):
         torch.manual_seed(0)
@@ -342,14 +359,14 @@ def agree(found, expected):
 
 
 def test_lanes_do_not_depend_on_one_another(monkeypatch, tmp_path):
-    """What compilers are promised: the same bits if every loop over lanes runs backwards."""
+    """Tests the promise to compilers: all loops over lanes give the same bits backwards."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     found, backwards = [], 0
     for turned in (False, True):
 
         def written(function, most_wait, turned=turned):
             nonlocal backwards
-            text = write.write(function, most_wait)
+            text = control.write(function, most_wait)
             if turned:
                 loop = r"for \(int64_t i = ([^;]+); i < ([^;]+); i\+\+\)"
                 text, count = re.subn(loop, r"for (int64_t i = \2 - 1; i >= \1; i--)", text)
@@ -357,7 +374,7 @@ def test_lanes_do_not_depend_on_one_another(monkeypatch, tmp_path):
             return text
 
         monkeypatch.setattr(build, "write", written)
-        monkeypatch.setattr(build, "_translator", lambda turned=turned: f"{turned}")
+        monkeypatch.setattr(build, "_key", lambda turned=turned: f"{turned}")
         build._function.cache_clear()
         found.append(values()[0])
     build._function.cache_clear()
@@ -374,7 +391,7 @@ def test_a_wrong_rule_of_the_translator_is_noticed(name, monkeypatch, tmp_path):
         owner, key, rule = MUTATIONS[name]
         (monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr)(owner, key, rule)
         if key == "PRELUDE":
-            monkeypatch.setattr(write, key, rule)
+            monkeypatch.setattr(control, key, rule)
     try:
         assert agree(*values()) == (name is None)
     finally:

@@ -1,0 +1,222 @@
+"""Writes the C code of a kernel: its branches and loops, and the function that runs programs on threads."""
+
+from collections.abc import Sequence
+
+from fused_lwlr.kernels.native.c import ORDERS, PRELUDE, c_type
+from fused_lwlr.kernels.native.lanes import Lanes
+from fused_lwlr.kernels.native.ttir import Block, Function, Operation, UnsupportedError, Value
+from fused_lwlr.kernels.native.values import Array, Form, Reshaped, Uniform
+
+ATOMICS = {
+    "add": "__atomic_fetch_add({0}, {1}, {order})",
+    "exch": "__atomic_exchange_n({0}, {1}, {order})",
+    "max": "atomic_max({0}, {1})",
+}
+
+
+class Writer(Lanes):
+    """Writes the operations of a kernel in their order."""
+
+    def block(self, block: Block) -> None:
+        """Writes the operations of a block."""
+        for operation in block.operations:
+            self._operation(operation)
+        self.flush()
+
+    def _operation(self, op: Operation) -> None:
+        scalar = not any(value.type.shape for value in (*op.operands, *op.results))
+        if op.name == "scf.if":
+            self.flush()
+            self._if(op)
+        elif op.name == "scf.while":
+            self.flush()
+            self._while(op)
+        elif op.name == "tt.atomic_rmw":
+            self.flush()
+            self._atomic(op)
+        elif op.name == "tt.reduce" and op.text == "0":
+            self.flush()
+            self.reduce(op)
+        elif op.name in ("scf.yield", "scf.condition", "tt.reduce.return", "tt.return", "barrier"):
+            self.flush()
+        elif op.name == "tt.store" and scalar:
+            self.flush()
+            pointer, value, *mask = self.scalars(op.operands)
+            self.line(f"{f'if ({mask[0]}) ' if mask else ''}*{pointer} = {value};")
+        elif op.name == "tt.load" and scalar:
+            pointer, *mask = self.scalars(op.operands)
+            other = mask[1] if mask[1:] else "0"
+            self.define(op.results[0], f"{mask[0]} ? *{pointer} : {other}" if mask else f"*{pointer}")
+        elif op.name == "tt.reshape":
+            self._reshape(op)
+        elif not self.simplify(op):
+            self.schedule(op)
+
+    def _reshape(self, op: Operation) -> None:
+        (source,), (result,) = op.operands, op.results
+        if len(source.type.shape) != 1 or len(result.type.shape) != 2:
+            raise UnsupportedError(f"tt.reshape of {source.type.shape} to {result.type.shape}")
+        form = self.forms.get(source)
+        self.forms[result] = form if isinstance(form, Uniform) else Reshaped(source)
+
+    def _atomic(self, op: Operation) -> None:
+        kind, order, _ = (part.strip() for part in op.text.split(",")[:3])
+        pointer, value, mask = self.scalars(op.operands)
+        element = op.results[0].type.element
+        if order not in ORDERS or element not in (("i32",) if kind == "max" else ("i32", "i64")) or kind not in ATOMICS:
+            raise UnsupportedError(f"tt.atomic_rmw {op.text}")
+        text = ATOMICS[kind].format(pointer, value, order=ORDERS[order])
+        self.define(op.results[0], f"{mask} ? {text} : 0")
+
+    def _if(self, op: Operation) -> None:
+        names = [
+            self.targets.get(result) or self.array(result.type) if result.type.shape else self.variable(result.type)
+            for result in op.results
+        ]
+        self.open(f"if ({self.scalar(op.operands[0])}) {{")
+        first, second = op.blocks
+        self._branch(first, names)
+        if second.operations:
+            self.close("} else {")
+            self._depth += 1
+            self._branch(second, names)
+        self.close()
+        for result, name in zip(op.results, names, strict=True):
+            self.forms[result] = Array(name) if result.type.shape else Uniform(name)
+
+    def _branch(self, block: Block, names: Sequence[str]) -> None:
+        """Writes a branch, which assigns its results to these variables and arrays."""
+        self._target(block.results, names)
+        self.block(block)
+        for value, name in zip(block.results, names, strict=True):
+            self._assign(value, name)
+
+    def _while(self, op: Operation) -> None:
+        condition, body = op.blocks
+        names = [self._carried(*pair) for pair in zip(op.operands, condition.arguments, strict=True)]
+        *operations, last = condition.operations
+        test, *passed = last.operands
+        # results of the condition that are needed after the loop
+        outputs = {
+            value: self.variable(value.type)
+            for value in dict.fromkeys(passed)
+            if value not in condition.arguments and not value.type.shape
+        }
+        waits = all(each.name == "scf.yield" for each in body.operations)
+        turns = self.name() if waits else ""
+        if waits:
+            self.line(f"int64_t {turns} = 0;")
+        self.open("for (;;) {")
+        for each in operations:
+            self._operation(each)
+        self.flush()
+        for value, name in outputs.items():
+            self.line(f"{name} = {self.scalar(value)};")
+        self.line(f"if (!{self.scalar(test)}) break;")
+        ends: list[Form] = [Uniform(outputs[value]) if value in outputs else self.forms[value] for value in passed]
+        self.forms.update(zip(body.arguments, ends, strict=True))
+        if waits:
+            self.line(f"if (wait(&{turns})) return 1;")
+        self._turn(body, names)
+        self.close()
+        self.forms.update(zip(op.results, ends, strict=True))
+
+    def _carried(self, start: Value, argument: Value) -> str:
+        """Writes the variable or the array of a loop-carried value, and returns its name."""
+        if argument.type.shape:
+            name = self.array(argument.type)
+            self._assign(start, name)
+            self.forms[argument] = Array(name)
+        else:
+            name = self.variable(argument.type, self.scalar(start))
+            self.forms[argument] = Uniform(name)
+        return name
+
+    def _turn(self, body: Block, names: Sequence[str]) -> None:
+        """Writes the body of a loop, which assigns its results to these variables and arrays."""
+        self._target(body.results, names)
+        self.block(body)
+        new = {}
+        for value, name in zip(body.results, names, strict=True):
+            form = self.forms[value]
+            if not value.type.shape:
+                new[name] = self.constant(value.type, self.scalar(value))
+            elif isinstance(form, Array) and form.name in names and form.name != name:
+                raise UnsupportedError("tensors that a loop swaps")
+            else:
+                self._assign(value, name)
+        # after all of them are computed, because they may depend on the old values of each other
+        for name, text in new.items():
+            self.line(f"{name} = {text};")
+
+    def _assign(self, value: Value, name: str) -> None:
+        """Writes the assignment of a value to a variable or an array."""
+        if not value.type.shape:
+            self.line(f"{name} = {self.scalar(value)};")
+        elif self.forms[value] != Array(name):
+            self.line("LANES")
+            element = self.element(value, "i", {})
+            self.line(f"for (int64_t i = 0; i < {value.type.shape[0]}; i++) {name}[i] = {element};")
+
+    def _target(self, results: Sequence[Value], names: Sequence[str]) -> None:
+        """Makes loops write results of a block to these arrays directly, where the old elements are not needed.
+
+        They are not needed if only the operations that compute the result read them, lane by lane.
+        """
+        for value, name in zip(results, names, strict=True):
+            if value.type.shape and value not in self.forms and len(value.users) == 1:
+                here = [other for other, form in self.forms.items() if form == Array(name)]
+                readers = {op for other in here for op in other.users if not op.name.startswith("scf.")}
+                if readers <= _producers(value):
+                    self.targets[value] = name
+
+
+def _producers(value: Value) -> set[Operation]:
+    """Returns the operations that compute a value, in all branches."""
+    op = value.source
+    if op is None or op.name != "scf.if":
+        return {op} if op is not None and op.name != "scf.while" else set()
+    index = op.results.index(value)
+    return set().union(*[_producers(block.results[index]) for block in op.blocks])
+
+
+def write(function: Function, most_wait: int) -> str:
+    """Returns the C code of a kernel.
+
+    Args:
+        most_wait: the CPU time in seconds after which a program that waits for another ends with an error.
+    """
+    writer = Writer()
+    arguments = dict(zip(function.arguments, function.body.arguments, strict=True))
+    for name, value in arguments.items():
+        writer.define(value, f"a->{name}")
+    writer.block(function.body)
+    body = "\n".join(writer.lines)
+    members = "".join(f" {c_type(value.type)}{name};" for name, value in arguments.items())
+    return f"""\
+#define MOST_LANES {writer.most_lanes}
+#define WAIT {most_wait}
+{PRELUDE}
+struct arguments {{{members} }};
+static int run_program(const struct arguments *a, int32_t program, int32_t programs) {{
+{body}
+    return 0;
+}}
+struct launch {{ struct arguments arguments; int32_t programs, next, failed; }};
+/* each thread runs programs until all have been taken */
+static void take_programs(void *data) {{
+    struct launch *launch = data;
+    int32_t program;
+    while ((program = __atomic_fetch_add(&launch->next, 1, __ATOMIC_RELAXED)) < launch->programs)
+        if (run_program(&launch->arguments, program, launch->programs))
+            __atomic_store_n(&launch->failed, 1, __ATOMIC_RELAXED);
+}}
+typedef void parallel(void (*)(void *), void *, unsigned, unsigned);
+int run(const void *arguments, int32_t programs, int32_t threads, parallel *parallel) {{
+    struct launch launch = {{ .programs = programs }};
+    memcpy(&launch.arguments, arguments, sizeof launch.arguments);
+    if (threads > 1 && programs > 1) parallel(take_programs, &launch, threads, 0);
+    else take_programs(&launch);
+    return launch.failed;
+}}
+"""

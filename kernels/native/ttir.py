@@ -1,0 +1,289 @@
+"""Parses TTIR, the first intermediate language of Triton, into operations, values and blocks.
+
+Triton translates the source of a kernel to TTIR before it assigns work to threads. TTIR has operations on scalars and
+tensors, loads and stores through tensors of pointers, `scf.if`, `scf.for` and `scf.while`. The parser raises
+`UnsupportedError` for all other syntax.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class UnsupportedError(Exception):
+    """The kernel has an operation, a type or syntax without a translation."""
+
+
+class Type(NamedTuple):
+    """The type of a value.
+
+    Attributes:
+        element: such as f32, i1 or bf16. A pointer has * in front of the type that it points to.
+        shape: () for a scalar.
+    """
+
+    element: str
+    shape: tuple[int, ...] = ()
+
+    @property
+    def scalar(self) -> "Type":
+        """The type of one element."""
+        return Type(self.element)
+
+
+@dataclass(eq=False)
+class Value:
+    """A result of an operation or an argument of a block.
+
+    Attributes:
+        source: the operation, or None for an argument.
+        users: the operations that have this value as an operand.
+    """
+
+    type: Type
+    source: "Operation | None" = None
+    users: list["Operation"] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Block:
+    """A list of operations, and the arguments of the block."""
+
+    arguments: list[Value]
+    operations: list["Operation"] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[Value]:
+        """The operands of `scf.yield` at the end."""
+        last = self.operations[-1:]
+        return last[0].operands if last and last[0].name == "scf.yield" else []
+
+
+@dataclass(eq=False)
+class Operation:
+    """An operation.
+
+    Attributes:
+        name: such as arith.addf.
+        text: the text between the name and the types.
+        blocks: the two branches of `scf.if`, condition and body of `scf.while`, or the combination of `tt.reduce`.
+    """
+
+    name: str
+    text: str
+    operands: list[Value]
+    results: list[Value]
+    blocks: list[Block] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for operand in self.operands:
+            operand.users.append(self)
+        for value in self.results:
+            value.source = self
+
+
+class Function(NamedTuple):
+    """A kernel: its name, the names of its arguments, and its body."""
+
+    name: str
+    arguments: list[str]
+    body: Block
+
+
+VALUE = r"%[\w.$-]+(?:#\d+)?"
+HEAD = re.compile(r'(?:(%[\w.$-]+)(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)$')
+ARGUMENT = re.compile(rf"({VALUE}): ((?:[^,(){{}}<>]|<(?:[^<>]|<[^<>]*>)*>)+)")
+IGNORED = re.compile(
+    # hints about caches, addresses and overflows do not change results
+    r"cachePolicy|cache_modifier|cacheModifier|evictionPolicy|eviction_policy|tt\.divisibility|overflow<"
+)
+TYPES = ("i1", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64")
+WITHOUT_RESULT = ("scf.yield", "scf.condition", "tt.store", "tt.return", "tt.reduce.return")
+
+
+def parse(text: str) -> Function:
+    """Parses a module with one kernel.
+
+    Raises:
+        UnsupportedError: the text has syntax or types that the parser does not support.
+    """
+    lines = [re.sub(r" loc\(.*\)$", "", line).strip() for line in text.splitlines()]
+    return _Parser(iter([line for line in lines if line and not line.startswith(("#loc", "module", "//"))])).function()
+
+
+def parse_type(text: str) -> Type:
+    """Parses a type, such as tensor<128xf32>."""
+    text = text.strip()
+    if match := re.fullmatch(r"tensor<([\dx]+)x(.+)>", text):
+        return Type(parse_type(match[2]).element, tuple(map(int, match[1].split("x"))))
+    if match := re.fullmatch(r"!tt\.ptr<(.+)>", text):
+        return Type("*" + parse_type(match[1]).element)
+    if text not in TYPES:
+        raise UnsupportedError(f"type {text}")
+    return Type(text)
+
+
+def _types(text: str) -> list[Type]:
+    """Parses a list of types, such as (i32, tensor<128xf32>)."""
+    return [parse_type(part) for part in re.split(r", (?![^<]*>)", text.strip().strip("()")) if part]
+
+
+class _Parser:
+    def __init__(self, lines: Iterator[str]):
+        self._lines = lines
+        self._values: dict[str, Value] = {}
+
+    def function(self) -> Function:
+        line = next(self._lines)
+        match = re.match(r"tt\.func public @([\w.]+)\((.*)\) attributes", line)
+        if match is None:
+            raise UnsupportedError(f"a function that starts with {line[:60]!r}")
+        found = _arguments(re.sub(r" \{[^{}]*\}", "", match[2]))
+        return Function(match[1], [name[1:] for name, _ in found], self._block(self._define_all(found)))
+
+    def _define(self, name: str, kind: Type) -> Value:
+        value = self._values[name] = Value(kind)
+        return value
+
+    def _define_all(self, arguments: list[tuple[str, str]]) -> list[Value]:
+        return [self._define(name, parse_type(kind)) for name, kind in arguments]
+
+    def _block(self, arguments: list[Value], end: str = "}") -> Block:
+        """Parses a block that must end with this line."""
+        block, last = self._open_block(arguments)
+        if last != end:
+            raise UnsupportedError(last)
+        return block
+
+    def _open_block(self, arguments: list[Value]) -> tuple[Block, str]:
+        """Parses a block, and returns the line that closes it too."""
+        block, outer = Block(arguments), dict(self._values)
+        for line in self._lines:
+            if line.startswith("}"):
+                # the next block may define the same names
+                self._values = outer
+                return block, line
+            if line.startswith("^bb0("):
+                block.arguments = self._define_all(_arguments(line))
+            else:
+                block.operations.append(self._operation(line))
+        raise UnsupportedError("a block without an end")
+
+    def _operation(self, line: str) -> Operation:
+        match = HEAD.match(line)
+        if match is None:
+            raise UnsupportedError(line)
+        result, count, name, rest = match.groups()
+        with_blocks = {"scf.while": self._while, "scf.for": self._for, "scf.if": self._if, "tt.reduce": self._reduce}
+        if name not in with_blocks and rest.endswith("{"):
+            raise UnsupportedError(name)
+        operation, types = with_blocks[name](rest) if name in with_blocks else self._simple(name, rest)
+        names = [] if result is None else [result] if count is None else [f"{result}#{i}" for i in range(int(count))]
+        if name == "scf.for":
+            # the loop that replaces it has the counter as its first result
+            names = ["", *names]
+        if len(names) != len(types):
+            raise UnsupportedError(line)
+        operation.results = [self._define(*pair) for pair in zip(names, types, strict=True)]
+        for value in operation.results:
+            value.source = operation
+        return operation
+
+    def _operands(self, text: str) -> list[Value]:
+        return [self._values[name] for name in re.findall(VALUE, text)]
+
+    def _simple(self, name: str, rest: str) -> tuple[Operation, list[Type]]:
+        """Parses an operation without blocks."""
+        if name in ("gpu.barrier", "ttg.barrier", "ttg.local_barrier"):
+            return Operation("barrier", rest, [], []), []
+        # the last colon, because attributes such as {end = 128 : i32} have colons too
+        text, colon, kind = rest.rpartition(" : ")
+        if not colon:
+            text, kind = rest, ""
+        attributes = re.sub(VALUE, "", text)
+        if name in ("tt.load", "tt.store") and re.search(r"\w", IGNORED.sub("", _without_values(attributes))):
+            raise UnsupportedError(f"{name} with {attributes.strip(' ,')}")
+        types = [] if name in WITHOUT_RESULT else [_result_type(name, kind)]
+        return Operation(name, text.strip(), self._operands(text), []), types
+
+    def _while(self, rest: str) -> tuple[Operation, list[Type]]:
+        match = _matched(r" (?:\((.*?)\) )?: (.*?) -> (.*) \{$", "scf.while", rest)
+        names, starts = self._carried(match[1])
+        arguments = [self._define(*pair) for pair in zip(names, _types(match[2]), strict=True)]
+        condition = self._block(arguments, "} do {")
+        return Operation("scf.while", "", starts, [], [condition, self._block([])]), _types(match[3])
+
+    def _for(self, rest: str) -> tuple[Operation, list[Type]]:
+        """Parses `scf.for`, and returns the same loop as `scf.while`."""
+        match = _matched(
+            rf" ({VALUE}) = ({VALUE}) to ({VALUE}) step ({VALUE}) (?:iter_args\((.*?)\) -> (\(.*?\)) )? ?: (i\d+) \{{$",
+            "scf.for",
+            rest,
+        )
+        start, stop, step = (self._values[name] for name in match.group(2, 3, 4))
+        names, starts = self._carried(match[5])
+        types = [parse_type(match[7]), *_types(match[6] or "")]
+        body = self._block([self._define(*pair) for pair in zip([match[1], *names], types, strict=True)])
+        arguments = [Value(each) for each in types]
+        compare = Operation("arith.cmpi", "slt, ", [arguments[0], stop], [Value(Type("i1"))])
+        condition = Operation("scf.condition", "", [compare.results[0], *arguments], [])
+        add = Operation("arith.addi", "", [body.arguments[0], step], [Value(types[0])])
+        end = body.operations.pop() if names else Operation("scf.yield", "", [], [])
+        end.operands.insert(0, add.results[0])
+        add.results[0].users.append(end)
+        body.operations += [add, end]
+        return Operation("scf.while", "", [start, *starts], [], [Block(arguments, [compare, condition]), body]), types
+
+    def _carried(self, text: str | None) -> tuple[list[str], list[Value]]:
+        """Parses the loop-carried values: their names in the loop, and their initial values."""
+        pairs = re.findall(rf"({VALUE}) = ({VALUE})", text or "")
+        return [name for name, _ in pairs], [self._values[start] for _, start in pairs]
+
+    def _if(self, rest: str) -> tuple[Operation, list[Type]]:
+        match = _matched(rf" ({VALUE}) (?:-> (.*) )?\{{$", "scf.if", rest)
+        condition = self._values[match[1]]
+        first, last = self._open_block([])
+        second = self._block([]) if last == "} else {" else Block([])
+        if last not in ("}", "} else {"):
+            raise UnsupportedError(last)
+        return Operation("scf.if", "", [condition], [], [first, second]), _types(match[2] or "")
+
+    def _reduce(self, rest: str) -> tuple[Operation, list[Type]]:
+        match = _matched(rf"\(({VALUE}(?:, {VALUE})*)\) <\{{axis = (\d+) : i32\}}> \(\{{$", "tt.reduce", rest)
+        operands = self._operands(match[1])
+        combination, last = self._open_block([])
+        return Operation("tt.reduce", match[2], operands, [], [combination]), _types(last.rpartition(" -> ")[2])
+
+
+def _result_type(name: str, kind: str) -> Type:
+    """Returns the type of the result of an operation, which has these types in its text."""
+    if name == "arith.constant":
+        return parse_type(kind or "i1")
+    if " -> " in kind:
+        return parse_type(kind.rpartition(" -> ")[2])
+    if re.search(r" to (?![^<]*>)", kind):
+        return parse_type(kind.rpartition(" to ")[2])
+    listed = _types(kind)
+    if name in ("arith.cmpi", "arith.cmpf"):
+        return listed[0]._replace(element="i1")
+    if name == "tt.load":
+        return listed[0]._replace(element=listed[0].element[1:])
+    return listed[-1] if name == "arith.select" else listed[0]
+
+
+def _matched(pattern: str, name: str, rest: str) -> "re.Match[str]":
+    match = re.match(pattern, rest)
+    if match is None:
+        raise UnsupportedError(f"{name}{rest}")
+    return match
+
+
+def _arguments(line: str) -> list[tuple[str, str]]:
+    """Returns the names and types of the arguments of a block."""
+    return ARGUMENT.findall(re.sub(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", "", line))
+
+
+def _without_values(text: str) -> str:
+    """Returns the attributes of a load or store without their values."""
+    return re.sub(r"= *(?:#tt\.[\w.]+<[^<>]*>|dense<[^<>]*>(?: : \S+)?|\w+)|#tt\.[\w.]+<[^<>]*>", "", text)
