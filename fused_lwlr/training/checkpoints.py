@@ -17,7 +17,7 @@ from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.collectives import from_first, gathered, process_group, shared
 from fused_lwlr.training.config_diff import check_config, json_values
 
-FORMAT = 1
+FORMAT = 2
 CONTENTS = ("format", "step", "config", "models", "optimizer", "state", "own")
 """What a checkpoint has."""
 

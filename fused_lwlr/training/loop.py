@@ -72,9 +72,9 @@ class Loop:
         self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
         self.every_evaluation = self.recipe.eval_every or trainer.steps_per_epoch
         self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
-        # since the last record
+        # since the last record: the sum over images, or tokens, and their number
         self.loss = torch.zeros((), device=trainer.world.device)
-        self.steps = 0
+        self.count: torch.Tensor | int = 0
         self.skipped: list[str] = []
 
     def restore(self) -> int | None:
@@ -106,7 +106,7 @@ class Loop:
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own
         self.loss = (sum(each["loss"] for each in mine) / len(mine)).to(self.loss.device)
-        self.steps = mine[0]["steps"]
+        self.count = mine[0]["count"]
         self.skipped = [n for each in mine for n in each["skipped"]] if same or trainer.world.first else []
         self._open(found.step)
         return found.step
@@ -137,11 +137,11 @@ class Loop:
             if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
                 self.probe.arm()
             lr = trainer.lr
-            loss, skipped = trainer.gradients(passes)
+            taken = trainer.gradients(passes)
             trainer.update()
-            self.loss += loss
-            self.steps += 1
-            self.skipped += skipped
+            self.loss += taken.loss * taken.counted
+            self.count = self.count + taken.counted
+            self.skipped += taken.skipped
             last = trainer.step == trainer.total
             layers = self.probe.take(trainer.step) if self.probe is not None else None
             if layers is not None:
@@ -176,7 +176,7 @@ class Loop:
             epoch=trainer.step / trainer.steps_per_epoch,
             lr=lr,
             loss=mean,
-            count=round(self.steps * self.recipe.batch_size * trainer.data.units),
+            count=int(self.count),
             seconds=seconds,
             loader_seconds=waited,
             step_seconds=seconds - waited,
@@ -186,11 +186,11 @@ class Loop:
         )
         self._add(interval)
         self.loss.zero_()
-        self.steps, self.skipped = 0, []
+        self.count, self.skipped = 0, []
 
     def _mean_loss(self) -> float:
         world = self.trainer.world
-        mean = world.sum(self.loss.clone()).item() / (world.size * max(self.steps, 1))
+        mean = world.sum(self.loss.clone()).item() / (world.size * max(int(self.count), 1))
         if not math.isfinite(mean):
             raise DivergedError(
                 f"the training loss became {mean} by step {self.trainer.step} (peak lr {peak_lr(self.recipe):.3g}): "
@@ -251,7 +251,7 @@ class Loop:
             optimizer=trainer.optimizer,
             config=self.config,
             state={"scaler": trainer.scaler.state_dict(), "pass_images": trainer.micro},
-            own={"loss": self.loss.cpu(), "steps": self.steps, "skipped": self.skipped},
+            own={"loss": self.loss.cpu(), "count": int(self.count), "skipped": self.skipped},
         )
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from sharding import AVERAGED, full
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from uneven_pairs import one_pass, uneven
 
 from fused_lwlr import LayerRates
 from fused_lwlr.data import open_data
@@ -163,6 +164,25 @@ def test_gradients_are_synchronized_in_the_last_pass_of_a_step():
     for _ in range(2):
         trainer.gradients(passes)
     assert asked == [False, True] * 2
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"fsdp": True}, marks=AVERAGED)], ids=["ddp", "fsdp"])
+def test_every_token_of_a_step_counts_alike(options):
+    """Also where the passes of one process have more tokens than the passes of the other."""
+    place = folder()
+    recipe, data = uneven(place) if dist.get_rank() == 0 else (None, None)
+    dist.barrier()
+    recipe, data = uneven(place) if recipe is None else (recipe, data)
+    recipe = dataclasses.replace(recipe, rates="layerwise", calibration_steps=2)
+    whole, [(gradients, loss, tokens)] = one_pass(recipe, data)
+    trainer = Trainer(dataclasses.replace(recipe, **options), two(), data)
+    trainer.prepare()
+    assert dict(trainer.rates) == pytest.approx(dict(whole.rates), rel=1e-5)
+    step = trainer.gradients(trainer.batches())
+    for name, param in trainer.model.named_parameters():
+        torch.testing.assert_close(full(param.grad), gradients[name], rtol=1e-4, atol=1e-7, msg=name)
+    assert two().sum(step.loss.clone()).item() / 2 == pytest.approx(loss, rel=1e-6)
+    assert step.counted == tokens
 
 
 class Stages(nn.Module):

@@ -12,7 +12,7 @@ from tiny_run import CONFIG, everything, network, run_of, train
 from torch import nn
 
 from fused_lwlr import files
-from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.checkpoints import FORMAT, Checkpoints
 
 
 @pytest.mark.parametrize("compiled", ["not", "whole", "parts"])
@@ -185,8 +185,8 @@ def test_one_of_a_later_version_is_not_gone_back_from(run, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, **run)
     path = checkpoints.save(2, **run)
-    files.replace(path, lambda file: torch.save({**files.read_tensors(path), "format": 2}, file))
-    with pytest.raises(OSError, match=r"has format 2, of another version of fused_lwlr; this one reads 1"):
+    files.replace(path, lambda file: torch.save({**files.read_tensors(path), "format": FORMAT + 1}, file))
+    with pytest.raises(OSError, match=rf"has format {FORMAT + 1}, of another version of .*reads {FORMAT}"):
         checkpoints.restore(**run)
 
 
