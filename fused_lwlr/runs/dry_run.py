@@ -115,9 +115,11 @@ def _size(data: Splits | Text) -> str:
 
 def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Table:
     params, state = list(trainer.model.parameters()), trainer.optimizer.state.values()
+    # gradients of a shard are reduced in the last pass of a step, and are whole before it
+    whole = trainer.recipe.fsdp and trainer.accumulation > 1
     found = {
         "weights": _bytes(params),
-        "gradients": _bytes(params),
+        "gradients": sum(p.numel() * p.element_size() for p in params) if whole else _bytes(params),
         "state of the optimizer": _bytes(t for s in state for name, t in s.items() if name != "ema"),
         "average of the weights": _bytes(s["ema"] for s in state if "ema" in s),
         "buffers": _bytes(trainer.model.buffers()),
