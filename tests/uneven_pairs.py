@@ -27,7 +27,7 @@ def uneven(folder):
 
 
 def one_pass(recipe, data, steps=1):
-    """The trainer of one process and one pass a step; of each step the gradients, the loss and the number of tokens."""
+    """The trainer of one process and one pass a step; and the gradients, loss and number of tokens of each step."""
     trainer = Trainer(dataclasses.replace(recipe, micro_batch=None), ALONE, data)
     trainer.prepare()
     found = []

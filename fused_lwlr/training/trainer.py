@@ -25,7 +25,7 @@ from fused_lwlr.data import (
 )
 from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.buffer_averages import BufferAverages
-from fused_lwlr.training.evaluate import Context, Evaluation, evaluate
+from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals
 from fused_lwlr.training.prepare import gradinit, gradinit_batches, rates_of
 from fused_lwlr.training.processes import World, spread, unsynchronized
 from fused_lwlr.training.recipe import Recipe
@@ -264,11 +264,18 @@ class Trainer:
         [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
         torch.manual_seed(int(seed))
 
-    def test(self) -> dict[str, Evaluation]:
-        """Test the weights as they are ("model"), and their averages ("ema"), in one pass over the images.
+    def test(self, agree: Agree = no_signals) -> dict[str, Evaluation]:
+        """Test the weights ("model") and their averages ("ema") in one pass over the images; the results by name.
 
-        Averaged weights go with averaged statistics of normalizations. Without `ema`, or before the first step, there
-        are none.
+        Averaged weights are tested with averaged statistics of normalizations. There are averages with `ema`, after the
+        first step.
+
+        Args:
+            agree: as for `evaluate`.
+
+        Raises:
+            StoppedError: as of `evaluate`.
+            ValueError: a loader made another number of images than it said.
         """
         images = val_batches(
             self.data.val,
@@ -285,8 +292,9 @@ class Trainer:
             self.world.from_first(self.averages)
             weights["ema"] = self.averaged
         found = evaluate(
-            self.model, images, self.world, self.mixed_precision, weights, accuracy=self.data.unit == "images"
-        )
+            self.model, images, self.world, self.mixed_precision, weights, agree=agree,
+            accuracy=self.data.unit == "images",
+        )  # fmt: skip
         if isinstance(self.data.val, Stream) and found["model"].count != len(self.data.val):
             raise ValueError(
                 f"the loader made {found['model'].count} images to test, and not {len(self.data.val)}: each counts "
