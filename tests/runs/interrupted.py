@@ -1,4 +1,4 @@
-"""Runs in a process of their own that signals end, and their results."""
+"""Runs in separate processes that signals end, and comparisons of their results."""
 
 import multiprocessing
 import os

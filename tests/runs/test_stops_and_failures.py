@@ -1,4 +1,4 @@
-"""Signals, full disks and overflows: a run loses nothing that it could save, and goes on from its last good state."""
+"""Signals, full disks and overflows: a run loses no work that it could save, and resumes from its last good state."""
 
 import dataclasses
 import errno
@@ -90,7 +90,7 @@ def test_a_signal_before_the_first_step_takes_none(tmp_path, capfd):
 
 
 def test_a_full_disk_does_not_end_a_training(straight, tmp_path, monkeypatch, capfd):
-    """What could not be recorded while it was full is recorded when it is not."""
+    """Records that could not be written while the disk was full are written later."""
     steps, update, sync = [], Trainer.update, os.fsync
 
     def counting(self):
