@@ -1,5 +1,6 @@
 """Files that are whole or absent, and tensors that are read without running code from the file."""
 
+import errno
 import os
 import zipfile
 from collections.abc import Callable
@@ -52,8 +53,8 @@ def read_tensors(path: Path) -> Any:
     """What `torch.save` wrote to a file, in the memory of the CPU; code in it is not run.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, or something else; the message is the reason alone, in one line.
+        OSError: it cannot be opened or read, which does not show whether it is damaged.
+        ValueError: it is damaged, or another kind of file; the message is the reason alone, in one line.
     """
     with path.open("rb") as file:
         try:
@@ -66,4 +67,17 @@ def read_tensors(path: Path) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True)
         # a damaged file makes for errors of any kind
         except Exception as error:
+            disk = _of_disk(error)
+            if disk is not None:
+                raise OSError(disk.errno, disk.strerror, str(path)) from error
             raise ValueError((str(error).splitlines() or [type(error).__name__])[0]) from error
+
+
+def _of_disk(error: BaseException | None) -> OSError | None:
+    """The error of the system that another error follows from; zipfile replaces it by BadZipFile."""
+    while error is not None:
+        # EINVAL is a seek to a place before the file, to which a damaged one leads
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            return error
+        error = error.__context__
+    return None

@@ -124,6 +124,9 @@ class Group(TyperGroup):
         kind = type(error).__name__
         if kind == "OutOfMemoryError":
             return f"{str(error).splitlines()[0]} Take fewer images at a time (train: --micro-batch)", 2
+        if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+            told = str(error).splitlines()[0].rstrip(". ")
+            return f"{told}: if memory ran out, take fewer of them (train: --workers) and type the command again", 2
         if kind in ("DivergedError", "JobError"):
             return self._in_options(str(error)), 1
         raise error

@@ -25,7 +25,6 @@ class Splits:
     Attributes:
         example: what a batch is counted in: "images" here, "sequences" of a text.
         unit: what losses are averaged over and speed is counted in: "images" here, "tokens" of a text.
-        units: how many of them an example has.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Splits:
 
     example: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
-    units: ClassVar[int] = 1
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -38,11 +38,6 @@ class Text:
     unit: ClassVar[str] = "tokens"
 
     @property
-    def units(self) -> float:
-        """Tokens of a sequence."""
-        return self.context
-
-    @property
     def sizes(self) -> dict[str, Any]:
         """What a model must fit."""
         return {"context": self.context}
@@ -52,14 +47,7 @@ class Text:
 class Pairs(Text):
     """Pairs of a source and a target, of at most `context` tokens each. The tokens that count are those of targets."""
 
-    mean: float
-
     example: ClassVar[str] = "pairs"
-
-    @property
-    def units(self) -> float:
-        """Tokens of a target in the training set, on average."""
-        return self.mean
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -105,7 +93,7 @@ def open_text(
         train, val, classes = open_pairs(
             source, context=context, vocabulary=vocabulary, tokenizer=tokenizer, val_data=val_data, share=VALIDATION
         )
-        return Pairs(source, train, val, classes, context, train.target.lengths[: len(train)].mean().item())
+        return Pairs(source, train, val, classes, context)
     name, parts, classes = _tokens(source, vocabulary, tokenizer)
     if len(parts) == 1:
         [tokens], cut = parts, len(parts[0]) - int(VALIDATION * len(parts[0]))

@@ -55,7 +55,7 @@ def dry_run(recipe: Recipe, console: Console) -> None:
             small.gradients(repeat(batch))
         small.update()
         tables = (
-            _memory(small, saved[0] / probe * trainer.micro, trainer.micro, probe),
+            _memory(small, saved[0] / probe * trainer.micro, trainer.micro, probe, trainer.accumulation),
             rates_by_group(recipe, small.model, small.rates),
             _waiting(trainer),
             _throughput(trainer, small, batch),  # in all processes: a step waits for the gradients of the others
@@ -113,11 +113,13 @@ def _size(data: Splits | Text) -> str:
     return f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels"
 
 
-def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Table:
+def _memory(trainer: Trainer, activations: float, micro: int, probe: int, accumulation: int) -> Table:
     params, state = list(trainer.model.parameters()), trainer.optimizer.state.values()
+    # gradients of a shard are reduced in the last pass of a step, and are whole before it
+    whole = trainer.recipe.fsdp and accumulation > 1
     found = {
         "weights": _bytes(params),
-        "gradients": _bytes(params),
+        "gradients": sum(p.numel() * p.element_size() for p in params) if whole else _bytes(params),
         "state of the optimizer": _bytes(t for s in state for name, t in s.items() if name != "ema"),
         "average of the weights": _bytes(s["ema"] for s in state if "ema" in s),
         "buffers": _bytes(trainer.model.buffers()),

@@ -22,8 +22,9 @@ FILES = {"train": "metrics.jsonl", "validation": "metrics.jsonl", "layers": "lay
 class Metrics:
     """Appends to `metrics.jsonl` and, of layers, `layers.jsonl` in the folder of a run.
 
-    What is added is on the disk when `add` returns: records of a step come before the checkpoint of that step, and none
-    is missing after a crash. Rank 0 writes; all ranks make it, and may add.
+    A record is on the disk when `add` returns: the records of a step come before its checkpoint, and none is missing
+    after a crash. A record that could not be written is written before the next one. Rank 0 writes; all ranks make it,
+    and may add.
 
     Args:
         folder: of the run, made if need be.
@@ -38,21 +39,32 @@ class Metrics:
     def __init__(self, folder: str | Path, *, after: int | None = None):
         self.folder = Path(folder)
         self._kept: set[tuple[Any, ...]] = set()
+        # by file: the size of its whole lines, and the lines to write
+        self._sizes: dict[str, int] = {}
+        self._waiting: dict[str, bytes] = {}
         from_first(lambda: self._take_over(after), process_group())
 
     def add(self, record: Record) -> None:
         """Append a record, unless there is one of this step already (of the same weights, for a validation).
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written now; the next call tries again.
         """
         content = plain(record)
-        if is_first() and _key(content) not in self._kept:
-            self._kept.add(_key(content))
-            with (self.folder / FILES[record.kind]).open("ab") as file:
-                file.write(json.dumps(content, allow_nan=False).encode() + b"\n")
+        if not is_first() or _key(content) in self._kept:
+            return
+        self._kept.add(_key(content))
+        line = json.dumps(content, allow_nan=False).encode() + b"\n"
+        self._waiting[FILES[record.kind]] = self._waiting.get(FILES[record.kind], b"") + line
+        for name in list(self._waiting):
+            with (self.folder / name).open("ab") as file:
+                if file.tell() > self._sizes[name]:
+                    file.truncate(self._sizes[name])  # a part of a line, from an attempt that failed
+                file.write(self._waiting[name])
                 file.flush()
                 os.fsync(file.fileno())
+                self._sizes[name] = file.tell()
+            del self._waiting[name]
 
     def _take_over(self, after: int | None) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +74,7 @@ class Metrics:
             self._kept |= set(map(_key, content))
             # also where there is none yet: what cannot be written is told before hours are spent
             files.replace_text(path, "".join(f"{json.dumps(record, allow_nan=False)}\n" for record in content))
+            self._sizes[name] = path.stat().st_size
 
 
 def plain(record: Record) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A training from the first step to the report, in a folder that it can be continued from."""
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from fused_lwlr.runs.tensorboard import Dashboard
 from fused_lwlr.runs.weights_and_biases import WandbRun
 from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import from_first, process_group
+from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.loop import Loop, Sink
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
@@ -71,10 +72,10 @@ def run(recipe: Recipe) -> int:
             return [*found, screen]
 
         loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
-        restored = loop.restore() if from_first(lambda: bool(checkpoints.paths()), process_group()) else None
-        if restored == trainer.total:
+        restored = loop.restore() if _begun(checkpoints) else None
+        if restored == trainer.total and not loop.untested:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
-            finish(trainer, screen)
+            finish(trainer, screen, done=True)
             return 0
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
         write_recipe(recipe)
@@ -85,7 +86,7 @@ def run(recipe: Recipe) -> int:
             screen.say(f"Going on after step {restored} of {trainer.total}.")
         with screen.progress(trainer.total, trainer.step):
             loop.train()
-        finish(trainer, screen)
+        finish(trainer, screen, done=trainer.step == trainer.total and not loop.untested)
         return flag.exit_code
 
 
@@ -111,10 +112,30 @@ def _lock(folder: Path, held: ExitStack) -> None:
         raise OSError(f"no run can be written to {folder} ({error.strerror}): choose another folder (--out)") from error
 
 
-def finish(trainer: Trainer, screen: Screen) -> None:
-    """Write what a run ends with: that it did, its weights if it is done, and the report."""
+def _begun(checkpoints: Checkpoints) -> bool:
+    """Whether process 0 finds a checkpoint to continue from.
+
+    Raises:
+        ValueError: another process finds a later one, as where the folder is on the disk of another machine.
+    """
+    found = gathered((platform.node(), checkpoints.latest_step()), process_group())
+
+    def decide() -> bool:
+        (here, mine), (there, latest) = found[0], max(found, key=lambda each: each[1])
+        if latest > mine:
+            at_first = f"is at step {mine}" if mine >= 0 else "has no checkpoint"
+            raise ValueError(
+                f"{checkpoints.folder} {at_first} on {here}, the machine of process 0, but is at step {latest} on "
+                f"{there}: copy it to {here}, or start with --node-rank 0 on {there}"
+            )
+        return bool(mine >= 0)
+
+    return from_first(decide, process_group())
+
+
+def finish(trainer: Trainer, screen: Screen, *, done: bool) -> None:
+    """Write the end of a run: the facts, its weights if it is done, and the report."""
     recipe, device = trainer.recipe, trainer.world.device
-    done = trainer.step == trainer.total
     record_facts(
         recipe.out,
         end="finished" if done else "stopped by a signal",

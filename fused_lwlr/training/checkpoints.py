@@ -17,7 +17,7 @@ from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.collectives import from_first, gathered, process_group, shared
 from fused_lwlr.training.config_diff import check_config, json_values
 
-FORMAT = 1
+FORMAT = 2
 CONTENTS = ("format", "step", "config", "models", "optimizer", "state", "own")
 """What a checkpoint has."""
 
@@ -79,7 +79,12 @@ class Checkpoints:
     def paths(self) -> list[Path]:
         """The checkpoints, the latest last, by their names alone."""
         found = [path for path in self.folder.glob("step-*.pt") if path.stem[5:].isdigit()]
-        return sorted(found, key=lambda path: int(path.stem[5:]))
+        return sorted(found, key=_step)
+
+    def latest_step(self) -> int:
+        """The step of the latest checkpoint that this rank finds, by its name; -1 without one."""
+        found = self.paths()
+        return _step(found[-1]) if found else -1
 
     def due(self, now: float | None = None) -> bool:
         """Whether it is time for the next one, on this rank's clock (`time.monotonic()`): ask `StopFlag.agree`."""
@@ -124,8 +129,11 @@ class Checkpoints:
             "own": gathered(dict(own or {}), group),
         }
         path = self.folder / f"step-{step:09d}.pt"
-        from_first(lambda: self._write(path, content), group)
-        self._last = time.monotonic()
+        try:
+            from_first(lambda: self._write(path, content), group)
+        finally:
+            # a failure takes time on every attempt
+            self._last = time.monotonic()
         return path
 
     def restore(
@@ -151,6 +159,7 @@ class Checkpoints:
         Raises:
             ValueError: there are only damaged ones, it was written with another configuration, or it is of another
                 model or optimizer; on all ranks, and before anything is loaded.
+            OSError: it cannot be read, on all ranks; nothing is renamed.
         """
         group = process_group()
         wanted = {name: states.shapes(model) for name, model in models.items()}
@@ -220,6 +229,10 @@ class Checkpoints:
                 "delete them to begin anew, or choose another folder (--out)"
             )
         return None
+
+
+def _step(path: Path) -> int:
+    return int(path.stem[5:])
 
 
 def _read(path: Path) -> dict[str, Any]:

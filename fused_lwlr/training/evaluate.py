@@ -13,6 +13,17 @@ from fused_lwlr.data import next_tokens
 from fused_lwlr.training.processes import World
 
 Context = Callable[[], AbstractContextManager[Any]]
+Agree = Callable[[bool], tuple[bool, bool]]
+"""`StopFlag.agree`, or a function with its arguments and results."""
+
+
+class StoppedError(Exception):
+    """A signal came before the last batch of a validation."""
+
+
+def no_signals(wanted: bool) -> tuple[bool, bool]:
+    """`StopFlag.agree` where no signal stops a process, and processes do not wait for one another."""
+    return False, wanted
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,7 @@ def evaluate(
     mixed: Context,
     weights: Mapping[str, Context],
     *,
+    agree: Agree = no_signals,
     accuracy: bool = True,
 ) -> dict[str, Evaluation]:
     """Test a model with one set of weights or more, in one pass over the data.
@@ -48,17 +60,29 @@ def evaluate(
         batches: those of this process; targets of -1 do not count.
         mixed: makes the context in which the model computes.
         weights: by name, what puts a set of weights in the place of the model's, while it lasts.
+        agree: called before each batch, and told whether this process has one. Processes may have different numbers of
+            batches; each calls it until no process has one.
         accuracy: whether guesses are counted, as of images and not of text.
 
     Returns:
         By name, how well each of them does.
+
+    Raises:
+        StoppedError: `agree` said to stop.
     """
     model.eval()
     # right, right among five, loss and number
     zeros = torch.zeros(4, dtype=torch.float64, device="cpu" if world.device.type == "mps" else world.device)
     totals = {name: zeros.clone() for name in weights}
     skipped: list[str] = []
-    for batch in batches:
+    source, more = iter(batches), True
+    while more:
+        batch = next(source, None)
+        stop, more = agree(batch is not None)
+        if stop:
+            raise StoppedError
+        if batch is None:
+            continue
         skipped += batch.skipped
         for name, placed in weights.items():
             with placed(), mixed():

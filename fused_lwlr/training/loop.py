@@ -3,25 +3,29 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from fused_lwlr.data import Batch
+from fused_lwlr.shards import local
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import from_first, gathered, process_group
+from fused_lwlr.training.collectives import from_first, process_group
 from fused_lwlr.training.config_diff import another_spread, difference
+from fused_lwlr.training.evaluate import StoppedError
 from fused_lwlr.training.layer_values import LayerProbe
 from fused_lwlr.training.recipe import FIELDS, FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.schedule import peak_lr
 from fused_lwlr.training.signals import StopFlag
+from fused_lwlr.training.skipped import SkippedList
 from fused_lwlr.training.trainer import Trainer
 
 
 class DivergedError(RuntimeError):
-    """The training loss is not finite any more."""
+    """The training loss or a weight is not finite any more."""
 
 
 class Sink(Protocol):
@@ -72,10 +76,14 @@ class Loop:
         self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
         self.every_evaluation = self.recipe.eval_every or trainer.steps_per_epoch
         self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
-        # since the last record
+        # since the last record: the sum over images, or tokens, and their number
         self.loss = torch.zeros((), device=trainer.world.device)
-        self.steps = 0
+        self.count: torch.Tensor | int = 0
         self.skipped: list[str] = []
+        self.unreadable = SkippedList(self.folder, self._tell)
+        # whether the weights have yet to be validated, after steps or a checkpoint between steps and validation
+        self.untested = False
+        self.began = 0.0
 
     def restore(self) -> int | None:
         """Load the latest checkpoint; the number of its step, or None where there is none.
@@ -97,6 +105,7 @@ class Loop:
             return None
         trainer.step = found.step
         trainer.scaler.load_state_dict(found.state["scaler"])
+        self.untested = found.state["untested"]
         changed = difference(found.config, self.config, free=[name for name in self.config if name not in SPREAD])
         if changed and trainer.world.first:
             self.checkpoints.notice(
@@ -106,7 +115,7 @@ class Loop:
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own
         self.loss = (sum(each["loss"] for each in mine) / len(mine)).to(self.loss.device)
-        self.steps = mine[0]["steps"]
+        self.count = mine[0]["count"]
         self.skipped = [n for each in mine for n in each["skipped"]] if same or trainer.world.first else []
         self._open(found.step)
         return found.step
@@ -125,47 +134,71 @@ class Loop:
         self.probe = LayerProbe(self.trainer.model, self.trainer.optimizer, backend=self.recipe.backend)
 
     def train(self) -> None:
-        """Take the steps that are left, or as many as a signal leaves time for.
+        """Take the steps that are left, or fewer if a signal comes.
 
         Raises:
-            DivergedError: the loss is not finite.
+            DivergedError: the loss or a weight is not finite.
+            OSError: the last checkpoint cannot be written.
         """
         trainer = self.trainer
+        if self._agree()[0]:
+            return  # the signal came before the first step
         passes = _Timed(trainer.batches())
-        began = time.perf_counter()
-        while trainer.step < trainer.total:
-            if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
-                self.probe.arm()
-            lr = trainer.lr
-            loss, skipped = trainer.gradients(passes)
-            trainer.update()
-            self.loss += loss
-            self.steps += 1
-            self.skipped += skipped
-            last = trainer.step == trainer.total
-            layers = self.probe.take(trainer.step) if self.probe is not None else None
-            if layers is not None:
-                self._add(layers)
-            if trainer.step % self.every == 0 or last:
-                now = time.perf_counter()
-                self._interval(lr, now - began, passes.take())
-                began = now
-            if trainer.step % self.every_evaluation == 0 or last:
-                paused = time.perf_counter()
-                self._validate()
-                began += time.perf_counter() - paused
-            self.advance(trainer.step)
-            if self.checkpoints is None or self.flag is None:
-                continue
-            stop, save = self.flag.agree(self.checkpoints.due())
-            if save or last:
-                self._save()
+        self.began = time.perf_counter()
+        while self.untested or trainer.step < trainer.total:
+            if not self.untested:
+                self._step(passes)
+                self.advance(trainer.step)
+            stop, save = self._agree(self.checkpoints is not None and self.checkpoints.due())
+            paused = time.perf_counter()
+            if self.untested and not stop:
+                stop = self._validate()
+            ends = stop or trainer.step == trainer.total
+            if self.checkpoints is not None and (save or ends):
+                self._save(needed=ends)
+            self.began += time.perf_counter() - paused
             if stop:
                 break
 
+    def _step(self, passes: "_Timed") -> None:
+        trainer = self.trainer
+        if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
+            self.probe.arm()
+        lr = trainer.lr
+        taken = trainer.gradients(passes)
+        trainer.update()
+        self.loss += taken.loss * taken.counted
+        self.count = self.count + taken.counted
+        self.skipped += taken.skipped
+        last = trainer.step == trainer.total
+        layers = self.probe.take(trainer.step) if self.probe is not None else None
+        if layers is not None:
+            self._add(layers)
+        if trainer.step % self.every == 0 or last:
+            now = time.perf_counter()
+            self._interval(lr, now - self.began, passes.take())
+            self.began = now
+        self.untested = trainer.step % self.every_evaluation == 0 or last
+
+    def _agree(self, wanted: bool = False) -> tuple[bool, bool]:
+        return (False, wanted) if self.flag is None else self.flag.agree(wanted)
+
     def _add(self, record: Record) -> None:
         for sink in self.sinks:
-            sink.add(record)
+            try:
+                sink.add(record)
+            except Exception as error:
+                if self.checkpoints is None:
+                    raise
+                self._tell(
+                    f"A record of step {record.step} could not be written ({error}). Training continues, and tries "
+                    "again with the next record."
+                )
+
+    def _tell(self, line: str) -> None:
+        if self.trainer.world.first and self.checkpoints is not None:
+            with suppress(OSError):  # standard error may be a file on the same full disk
+                self.checkpoints.notice(line)
 
     def _interval(self, lr: float, seconds: float, waited: float) -> None:
         """Record the steps since the last record, over all processes."""
@@ -176,7 +209,7 @@ class Loop:
             epoch=trainer.step / trainer.steps_per_epoch,
             lr=lr,
             loss=mean,
-            count=round(self.steps * self.recipe.batch_size * trainer.data.units),
+            count=int(self.count),
             seconds=seconds,
             loader_seconds=waited,
             step_seconds=seconds - waited,
@@ -186,17 +219,28 @@ class Loop:
         )
         self._add(interval)
         self.loss.zero_()
-        self.steps, self.skipped = 0, []
+        self.count, self.skipped = 0, []
 
     def _mean_loss(self) -> float:
         world = self.trainer.world
-        mean = world.sum(self.loss.clone()).item() / (world.size * max(self.steps, 1))
+        mean = world.sum(self.loss.clone()).item() / (world.size * max(int(self.count), 1))
         if not math.isfinite(mean):
-            raise DivergedError(
-                f"the training loss became {mean} by step {self.trainer.step} (peak lr {peak_lr(self.recipe):.3g}): "
-                "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
-            )
+            raise self._diverged(f"the training loss became {mean}")
         return mean
+
+    def _check_weights(self) -> None:
+        """The loss of a step is computed before its update, so it does not show that the update diverged."""
+        named = dict(self.trainer.model.named_parameters())
+        bad = torch.stack([~local(param.detach()).isfinite().all() for param in named.values()]).int()
+        for name, count in zip(named, self.trainer.world.sum(bad).tolist(), strict=True):
+            if count:
+                raise self._diverged(f"{name} became NaN or infinite")
+
+    def _diverged(self, what: str) -> DivergedError:
+        return DivergedError(
+            f"{what} by step {self.trainer.step} (peak lr {peak_lr(self.recipe):.3g}): "
+            "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
+        )
 
     def _grad_norm(self) -> float | None:
         """‖g‖ of the last step, of all layers; None where the step had no need of norms."""
@@ -207,24 +251,16 @@ class Loop:
 
     def _note(self, skipped: Sequence[str]) -> int:
         """Add images that could not be read to skipped.txt, each once; how many they are in all processes."""
-        if self.recipe.corrupt != "skip":
-            return 0
-        group = process_group()
-        lists = gathered(tuple(skipped), group)
+        return self.unreadable.add(skipped) if self.recipe.corrupt == "skip" else 0
 
-        def write() -> int:
-            names = sorted({name for of_rank in lists for name in of_rank})
-            path = self.folder / "skipped.txt"
-            known = set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(f"{name}\n" for name in names if name not in known)
-            return sum(map(len, lists))
-
-        return from_first(write, group)
-
-    def _validate(self) -> None:
+    def _validate(self) -> bool:
+        """Record a validation; True if a signal came before its end, and nothing was recorded."""
         start = time.perf_counter()
-        tested = self.trainer.test()
+        try:
+            tested = self.trainer.test(self._agree)
+        except StoppedError:
+            return True
+        self.untested = False
         seconds = time.perf_counter() - start
         for weights, found in tested.items():
             self._note(found.skipped)
@@ -240,19 +276,31 @@ class Loop:
                 unit=self.trainer.data.unit,
             )
             self._add(record)
+        return False
 
-    def _save(self) -> None:
-        self._mean_loss()  # what has diverged is not to replace what has not
+    def _save(self, needed: bool = True) -> None:
+        """Write a checkpoint, unless the training has diverged; one that is not `needed` may fail with a notice."""
+        self._mean_loss()
+        self._check_weights()
         trainer = self.trainer
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
-        self.checkpoints.save(
-            trainer.step,
-            models=trainer.models,
-            optimizer=trainer.optimizer,
-            config=self.config,
-            state={"scaler": trainer.scaler.state_dict(), "pass_images": trainer.micro},
-            own={"loss": self.loss.cpu(), "steps": self.steps, "skipped": self.skipped},
-        )
+        try:
+            self.checkpoints.save(
+                trainer.step,
+                models=trainer.models,
+                optimizer=trainer.optimizer,
+                config=self.config,
+                state={
+                    "scaler": trainer.scaler.state_dict(),
+                    "pass_images": trainer.micro,
+                    "untested": self.untested,
+                },
+                own={"loss": self.loss.cpu(), "count": int(self.count), "skipped": self.skipped},
+            )
+        except OSError as error:
+            if needed:
+                raise
+            self._tell(f"{error}. Training continues, and tries again after --checkpoint-minutes.")
 
 
 class _Timed:

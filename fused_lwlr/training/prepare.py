@@ -13,7 +13,7 @@ from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import peak_lr
 
-Pairs = Iterable[tuple[Tensor, Tensor]]
+Pairs = Iterable[tuple[Tensor, Any]]
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -49,12 +49,13 @@ def rates_of(
 ) -> LayerRates | None:
     """The layer-wise rates of a recipe: none, those of a file, or calibrated at the weights that training starts from.
 
-    A minibatch of the calibration is that of a step: passes are averaged, and so are processes, before magnitudes are
-    taken. All processes get the same rates.
+    A minibatch of the calibration is the batch of a step: its gradient is the mean over passes and processes, of which
+    magnitudes are taken. All processes get the same rates.
 
     Args:
         model: what `parallel.spread` returned.
         batches: passes of this process, `steps` times as many as make a step.
+        loss: the loss of a pass, whose mean over the passes and processes of a step is the loss of the step.
         steps: minibatches to calibrate on.
         progress: show a progress bar.
     """

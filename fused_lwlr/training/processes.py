@@ -90,10 +90,7 @@ def world_of(device: str) -> Iterator[World]:
     if size == 1:
         yield World(0, 1, pick_device(device))
         return
-    place = pick_device(device)
-    if place.type == "cuda":
-        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(place)
+    place = pick_device(device, gpu=int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
         yield World(dist.get_rank(), size, place, _local(size))
@@ -140,20 +137,34 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 def unsynchronized(model: nn.Module, wanted: bool) -> Any:
     """Keeps gradients of a pass in this process, for the passes of a step before its last one."""
+    of_fsdp: Any = getattr(model, "set_requires_gradient_sync", None)
+    if of_fsdp is not None:
+        of_fsdp(not wanted)
+        return nullcontext()
     no_sync: Any = getattr(model, "no_sync", None)
     return no_sync() if wanted and no_sync is not None else nullcontext()
 
 
-def pick_device(name: str) -> torch.device:
-    """The device of that name; "auto" is the GPU where there is one.
+def pick_device(name: str, *, gpu: int | None = None) -> torch.device:
+    """Return the device called `name`; "auto" is the GPU, or the CPU on a machine without one.
+
+    Args:
+        name: of a device, as torch has it, or "auto".
+        gpu: the number of the GPU that this process uses, if the device is a GPU; it becomes the current one.
 
     Raises:
-        ValueError: there is no such device here.
+        ValueError: the device cannot be used here.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=name)
+        place = torch.device(name)
+        if place.type == "cuda" and gpu is not None:
+            place = torch.device("cuda", gpu)
+            # first: an allocation on "cuda" makes a context on GPU 0, which takes memory there
+            torch.cuda.set_device(place)
+        torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return torch.device(name)
+        of_process = "" if gpu is None else f" by process {gpu} of this machine"
+        raise ValueError(f"device {name!r} cannot be used{of_process} here: {str(error).splitlines()[0]}") from error
+    return place

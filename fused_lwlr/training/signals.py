@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a run after the step that it is in, with a checkpoint, on all ranks alike."""
+"""SIGTERM, SIGUSR1 and Ctrl-C end a run after the current step, with a checkpoint, on all ranks."""
 
 import os
 import signal
@@ -11,12 +11,14 @@ import torch.distributed as dist
 
 from fused_lwlr.training.collectives import is_first, process_group
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+if hasattr(signal, "SIGUSR1"):
+    SIGNALS.append(signal.SIGUSR1)  # the warning of Slurm before the end of a job's time
 NOTICE = b"\nStopping after this step, with a checkpoint. (Ctrl-C once more ends the run at once, without.)\n"
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGINT within the block; asked after each optimizer step.
+    """Set by SIGTERM, SIGUSR1 or SIGINT within the block; asked after each optimizer step.
 
         with StopFlag() as flag:
             for batch in batches:
@@ -28,7 +30,8 @@ class StopFlag:
                     break
         sys.exit(flag.exit_code)
 
-    A second SIGINT ends the process at once; further SIGTERMs change nothing.
+    A second SIGINT ends the process at once; further signals of the other kinds change nothing. The end of torchrun
+    counts as SIGTERM: nobody could stop the processes that it leaves.
 
     Under torch.distributed it must be made on all ranks.
 
@@ -42,6 +45,8 @@ class StopFlag:
         self._group = process_group()
         self._before: dict[int, Any] = {}
         self._pid = 0
+        # torchrun, if it started this process
+        self._parent = os.getppid() if dist.is_available() and dist.is_torchelastic_launched() else None
 
     def __enter__(self) -> "StopFlag":
         if threading.current_thread() is not threading.main_thread():
@@ -56,34 +61,36 @@ class StopFlag:
             # None: one that was not set from Python, and cannot be
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def agree(self, checkpoint_due: bool = False) -> tuple[bool, bool]:
-        """What all ranks do after this step: one all-reduce of two numbers between their CPUs.
+    def agree(self, wanted: bool = False) -> tuple[bool, bool]:
+        """Agree with all ranks on the next action, with one all-reduce of two numbers between their CPUs.
 
         Args:
-            checkpoint_due: whether it is time for a checkpoint by the clock of this rank.
+            wanted: whether this rank has a checkpoint to write by its clock, or another batch to validate.
 
         Returns:
             stop: a signal came to any rank.
-            save: a checkpoint is due on any rank, or all stop.
+            wanted: it is wanted on any rank, or all stop.
         """
-        mine = torch.tensor([self.signum or 0, int(checkpoint_due)])
+        if self._parent is not None and os.getppid() != self._parent:
+            self.signum = self.signum or signal.SIGTERM
+        mine = torch.tensor([self.signum or 0, int(wanted)])
         if self._group is not None:
             dist.all_reduce(mine, op=dist.ReduceOp.MAX, group=self._group)
-        self._agreed, due = mine.tolist()
-        return self._agreed > 0, self._agreed > 0 or due > 0
+        self._agreed, any_wanted = mine.tolist()
+        return self._agreed > 0, self._agreed > 0 or any_wanted > 0
 
     @property
     def exit_code(self) -> int:
-        """What to exit with on all ranks: 143 after SIGTERM, 130 after SIGINT, as shells have it; 0 without a signal.
+        """The exit code on all ranks: 128 and the signal, as of shells (143 after SIGTERM), or 0 without one.
 
         Not 0, since the run is not done: schedulers that requeue do so by this. torchrun, whose processes end with it,
-        exits with 1 itself; it kills what has not ended 30 s after the signal.
+        exits with 1 itself; it kills processes that still run 30 s after the signal.
         """
         return 128 + self._agreed if self._agreed else 0
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            # forked within the block; Ctrl-C in a terminal comes to all
+            # forked within the block; Ctrl-C in a terminal, and SIGUSR1 from Slurm, come to all
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)

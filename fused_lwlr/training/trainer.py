@@ -1,10 +1,10 @@
 """A training under way: model, optimizer and step count, and what one step of the optimizer is made of."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from fused_lwlr.data import (
 )
 from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.buffer_averages import BufferAverages
-from fused_lwlr.training.evaluate import Context, Evaluation, evaluate
+from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals
 from fused_lwlr.training.prepare import gradinit, gradinit_batches, rates_of
 from fused_lwlr.training.processes import World, spread, unsynchronized
 from fused_lwlr.training.recipe import Recipe
@@ -34,6 +34,20 @@ from fused_lwlr.training.setup import new_model, new_optimizer
 
 CALIBRATION = 100
 """Minibatches that rates are measured on where a recipe does not say and an epoch has more."""
+
+
+class Step(NamedTuple):
+    """The loss of a step whose gradients were computed.
+
+    Attributes:
+        loss: on the device; its mean over the processes is the mean over the images, or tokens, of the step.
+        counted: images, or tokens, of the step in all processes.
+        skipped: files of this process that could not be read.
+    """
+
+    loss: Tensor
+    counted: Tensor | int
+    skipped: list[str]
 
 
 class Trainer:
@@ -106,7 +120,7 @@ class Trainer:
         called = spread(self.model, recipe, self.world)
         steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
         self.rates = rates_of(
-            recipe, called, self.pairs(steps), self.loss, world=self.world, steps=steps, progress=progress
+            recipe, called, self._weighted(steps), self._weighted_loss, world=self.world, steps=steps, progress=progress
         )
         self._start(called, optimizer)
 
@@ -157,6 +171,32 @@ class Trainer:
             step, micro = divmod(i, sampler.micro_batches)
             yield self._mixed(batch, step, micro * sampler.world_size + sampler.rank)
 
+    def _parts(self, passes: Iterator[Batch]) -> tuple[Tensor | int, Iterable[tuple[Batch, Tensor | int]]]:
+        """The images, or tokens, of a step in all processes; and its passes, each with the divisor of its mean loss.
+
+        All passes have the same number of images. Sentences differ in their numbers of tokens, so the tokens of the
+        step are counted before its first pass. They fit in memory; images are loaded pass by pass.
+        """
+        if self.data.unit == "images":
+            return self.recipe.batch_size, ((next(passes), self.accumulation) for _ in range(self.accumulation))
+        batches = [next(passes) for _ in range(self.accumulation)]
+        counts = [(batch.targets >= 0).sum() for batch in batches]
+        total = self.world.sum(torch.stack(counts).sum())
+        return total, [(b, total / (n * self.world.size)) for b, n in zip(batches, counts, strict=True)]
+
+    def _weighted(self, steps: int) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor | int]]]:
+        """Passes as `pairs` has them, whose targets come with the number of `_parts`."""
+        passes = self._passes(self._sampler(0, steps))
+        for step in range(steps):
+            for micro, (batch, parts) in enumerate(self._parts(passes)[1]):
+                inputs, targets = self._mixed(batch, step, micro * self.world.size + self.world.rank)
+                yield inputs, (targets, parts)
+
+    def _weighted_loss(self, outputs: Tensor, weighted: tuple[Tensor, Tensor | int]) -> Tensor:
+        """A loss whose mean over the passes and processes of a step is the mean over its images, or tokens."""
+        targets, parts = weighted
+        return self.loss(outputs, targets) * (self.accumulation / parts)
+
     def _mixed(self, batch: Batch, step: int, number: int) -> tuple[Tensor, Tensor]:
         inputs, targets = batch.inputs, batch.targets
         if self.recipe.channels_last:
@@ -185,28 +225,24 @@ class Trainer:
         """The learning rate of the next step."""
         return lr_of_step(self.recipe, self.step, self.steps_per_epoch)
 
-    def gradients(self, passes: Iterator[Batch]) -> tuple[Tensor, list[str]]:
-        """Gradients of the next step, averaged over its passes and processes.
-
-        Returns:
-            The mean loss of this process, on the device; and the files that were skipped.
-        """
+    def gradients(self, passes: Iterator[Batch]) -> Step:
+        """Compute the gradients of the next step, the mean over its images, or tokens, in all passes and processes."""
         total = torch.zeros((), device=self.world.device)
         skipped: list[str] = []
         self.model.train()
-        for micro in range(self.accumulation):
-            batch = next(passes)
+        count, batches = self._parts(passes)
+        for micro, (batch, parts) in enumerate(batches):
             # counts the passes of all processes, so that draws do not depend on which process has a pass
             number = micro * self.world.size + self.world.rank
             inputs, targets = self._mixed(batch, self.step, number)
             self._seed(number)
             with unsynchronized(self.called, micro + 1 < self.accumulation):
                 with self.mixed_precision():
-                    loss = self.loss(self.called(inputs), targets) / self.accumulation
+                    loss = self.loss(self.called(inputs), targets) / parts
                 self.scaler.scale(loss).backward()
             total += loss.detach()
             skipped += batch.skipped
-        return total, skipped
+        return Step(total, count, skipped)
 
     def update(self) -> None:
         """Step the optimizer with the gradients that are there, and let go of them."""
@@ -228,11 +264,18 @@ class Trainer:
         [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
         torch.manual_seed(int(seed))
 
-    def test(self) -> dict[str, Evaluation]:
-        """Test the weights as they are ("model"), and their averages ("ema"), in one pass over the images.
+    def test(self, agree: Agree = no_signals) -> dict[str, Evaluation]:
+        """Test the weights ("model") and their averages ("ema") in one pass over the images; the results by name.
 
-        Averaged weights go with averaged statistics of normalizations. Without `ema`, or before the first step, there
-        are none.
+        Averaged weights are tested with averaged statistics of normalizations. There are averages with `ema`, after the
+        first step.
+
+        Args:
+            agree: as for `evaluate`.
+
+        Raises:
+            StoppedError: as of `evaluate`.
+            ValueError: a loader made another number of images than it said.
         """
         images = val_batches(
             self.data.val,
@@ -249,8 +292,9 @@ class Trainer:
             self.world.from_first(self.averages)
             weights["ema"] = self.averaged
         found = evaluate(
-            self.model, images, self.world, self.mixed_precision, weights, accuracy=self.data.unit == "images"
-        )
+            self.model, images, self.world, self.mixed_precision, weights, agree=agree,
+            accuracy=self.data.unit == "images",
+        )  # fmt: skip
         if isinstance(self.data.val, Stream) and found["model"].count != len(self.data.val):
             raise ValueError(
                 f"the loader made {found['model'].count} images to test, and not {len(self.data.val)}: each counts "

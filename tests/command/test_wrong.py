@@ -1,10 +1,16 @@
 """What is typed wrongly is answered by one line, in the words of the command line."""
 
 import errno
+import os
+import re
+import signal
 import sys
 
 import pytest
 import torch
+from torch.utils.data import get_worker_info
+
+from fused_lwlr.data.sources import Tensors
 
 WRONG = [
     # names of models, data, devices and presets
@@ -136,6 +142,24 @@ def test_too_little_memory(run, monkeypatch):
     assert run("train", 2).stderr == (
         "Error: CUDA out of memory. Tried to allocate 2.00 GiB. Take fewer images at a time (train: --micro-batch)\n"
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="workers must have the class that dies")
+def test_a_worker_that_is_killed(run, monkeypatch):
+    whole = Tensors.__getitem__
+
+    def dying(self, wanted):
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return whole(self, wanted)
+
+    monkeypatch.setattr(Tensors, "__getitem__", dying)
+    stderr = run("train --steps 2 --rates single --device cpu --workers 1", 2).stderr
+    assert re.fullmatch(
+        r"Error: DataLoader worker \(pid(\(s\))? \d+\) .*: if memory ran out, take fewer of them "
+        r"\(train: --workers\) and type the command again\n",
+        stderr,
+    ), stderr
 
 
 def test_a_bug_keeps_its_traceback(run, monkeypatch):

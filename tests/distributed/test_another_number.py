@@ -141,7 +141,7 @@ def test_what_was_counted_since_the_last_record_is_counted_once(before, after):
         if mine:
             saving = loop(before)
             rank = saving.trainer.world.rank
-            saving.loss, saving.steps, saving.skipped = torch.tensor(3.0 + rank), 2, [f"{rank}.jpg"]
+            saving.loss, saving.count, saving.skipped = torch.tensor(3.0 + rank), 2, [f"{rank}.jpg"]
             saving._save()
     dist.barrier()
     with regrouped(after) as mine:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 
@@ -17,10 +18,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr import LARS, files
+from fused_lwlr.data import Batch
 from fused_lwlr.runs.metrics import Metrics, read_records
 from fused_lwlr.runs.provenance import read_starts, record_facts, record_start
 from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.evaluate import StoppedError, evaluate
 from fused_lwlr.training.layer_values import LayerProbe
+from fused_lwlr.training.processes import World
 from fused_lwlr.training.records import Interval
 from fused_lwlr.training.signals import StopFlag
 
@@ -162,11 +166,36 @@ def test_all_ranks_stop_after_the_step_in_which_one_got_a_signal():
         for step in range(6):
             if step == 4 and dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            asked.append(flag.agree(checkpoint_due=step == 2 and dist.get_rank() == 0))
+            asked.append(flag.agree(wanted=step == 2 and dist.get_rank() == 0))
             if asked[-1][0]:
                 break
     assert asked == [(False, False), (False, False), (False, True), (False, False), (True, True)]
     assert flag.exit_code == 143
+
+
+@pytest.mark.parametrize(("signalled", "tested"), [(None, True), (0, False), (1, False)])
+def test_all_ranks_validate_or_stop_whoever_has_more_batches(signalled, tested):
+    """Rank 0 has three batches of two, rank 1 one; a signal comes with the first batch of a rank."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model, world = nn.Linear(4, 3), World(rank, 2, torch.device("cpu"))
+    inputs, targets = torch.rand(4, 2, 4), torch.tensor([[0, 1], [2, 0], [1, 1], [2, 2]])
+
+    def batches():
+        for i in range(3) if rank == 0 else [3]:
+            if rank == signalled:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            yield Batch(inputs[i], targets[i], ())
+
+    with StopFlag() as flag:
+        try:
+            found = evaluate(model, batches(), world, nullcontext, {"model": nullcontext}, agree=flag.agree)["model"]
+        except StoppedError:
+            assert not tested
+            return
+    assert tested
+    loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
+    assert (found.count, found.loss) == (8, pytest.approx(loss, rel=1e-6))
 
 
 def test_only_the_first_rank_writes():

@@ -14,13 +14,15 @@ from rich.console import Console
 from sharding import AVERAGED, full
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from uneven_pairs import one_pass, uneven
 
 from fused_lwlr import LayerRates
 from fused_lwlr.data import open_data
 from fused_lwlr.models.build import build
+from fused_lwlr.runs import dry_run as dry_running
 from fused_lwlr.runs import run as running
-from fused_lwlr.runs.dry_run import dry_run
 from fused_lwlr.runs.metrics import TIMING, read_records
+from fused_lwlr.training.loop import DivergedError
 from fused_lwlr.training.processes import World, spread
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data
@@ -117,6 +119,39 @@ def test_a_signal_to_one_process_stops_all_and_both_go_on_to_the_same_bits(optio
         assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
+@pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])
+def test_a_weight_that_diverged_on_one_process_ends_all(options):
+    """And a disk that is full for a step does not."""
+    recipe = dataclasses.replace(
+        BASE, **options, rates="single", micro_batch=None, out=str(folder()), checkpoint_minutes=1e-6
+    )  # fmt: skip
+    update, sync, steps = Trainer.update, os.fsync, []
+
+    def overflowing(self):
+        update(self)
+        steps.append(self.step)
+        if self.step == 4 and dist.get_rank() == 1:
+            weight = self.model.get_parameter("head.weight").data
+            (weight.to_local() if recipe.fsdp else weight)[-1] = float("inf")
+
+    def full(handle):
+        if steps == [1, 2]:
+            raise OSError(28, "No space left on device")
+        sync(handle)
+
+    Trainer.update, os.fsync = overflowing, full
+    try:
+        with pytest.raises(DivergedError, match=r"head.weight became NaN or infinite by step 4"):
+            quickly(recipe)
+    finally:
+        Trainer.update, os.fsync = update, sync
+    out = Path(recipe.out)
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [
+        "step-000000001.pt", "step-000000003.pt"
+    ]  # fmt: skip
+    assert [record["step"] for record in read_records(out / "metrics.jsonl")] == [2, 4]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -131,11 +166,28 @@ def test_all_processes_refuse(change, message):
         running.run(dataclasses.replace(BASE, **change, out=str(folder())))
 
 
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_run_on_the_disk_of_another_machine_is_not_begun_again(first):
+    """Process 0 has none of it, or an older copy."""
+    here = folder() / str(dist.get_rank())
+    recipe = dataclasses.replace(BASE, rates="single", ema=None, out=str(here))
+    checkpoints = here / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    for step in range(1, (first if dist.get_rank() == 0 else 4) + 1):
+        (checkpoints / f"step-{step:09d}.pt").touch()
+    at_first = "is at step 2" if first else "has no checkpoint"
+    with pytest.raises(ValueError, match=rf"0/checkpoints {at_first} on .*, the machine of process 0, but is at s.* 4"):
+        running.run(recipe)
+    assert sorted(path.name for path in here.iterdir()) == ["checkpoints", *["lock"] * (dist.get_rank() == 0)]
+
+
 @pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])
 def test_a_dry_run_takes_steps_in_all_processes_and_one_tells(options):
     recipe = dataclasses.replace(BASE, **options, ema=None, rates="single", out="nowhere")
     console = Console(file=io.StringIO(), width=200)
-    dry_run(recipe, console)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_running, "GIB", 1)
+        dry_running.dry_run(recipe, console)
     told = console.file.getvalue()
     if dist.get_rank():
         assert not told
@@ -143,7 +195,10 @@ def test_a_dry_run_takes_steps_in_all_processes_and_one_tells(options):
     for text in ("2 processes, 2 passes in each, of 12 images", "steps alone, passes of 4 images"):
         assert text in told, text
     memory = {row.split("│")[1].strip(): row.split("│")[2].strip() for row in told.splitlines() if row.count("│") == 3}
-    assert memory["weights"] == memory["gradients"]
+    # gradients are whole until the last of two passes
+    whole = 4 * sum(param.numel() for param in build("vit", image_size=8, channels=1, classes=10).parameters())
+    assert float(memory["gradients"]) == whole
+    assert (float(memory["weights"]) == whole) == (not recipe.fsdp)
     assert not Path("nowhere").exists()
 
 
@@ -163,6 +218,50 @@ def test_gradients_are_synchronized_in_the_last_pass_of_a_step():
     for _ in range(2):
         trainer.gradients(passes)
     assert asked == [False, True] * 2
+
+
+def counting(whole, calls):
+    def call(*args, **options):
+        calls.append(whole)
+        return whole(*args, **options)
+
+    return call
+
+
+def test_gradients_of_shards_are_reduced_once_a_step():
+    """As often as with one pass, whose gradients have no other way to their shards."""
+    found = []
+    for passes in (1, 2):
+        recipe = dataclasses.replace(BASE, rates="single", fsdp=True, micro_batch=24 // passes)
+        trainer = Trainer(recipe, two(), digits())
+        trainer.adopt()
+        calls = []
+        with pytest.MonkeyPatch.context() as patch:
+            # its name depends on the version of torch
+            for name in {"reduce_scatter_tensor", "reduce_scatter_single"} & vars(dist).keys():
+                patch.setattr(dist, name, counting(getattr(dist, name), calls))
+            trainer.gradients(trainer.batches())
+        found.append(len(calls))
+    assert found[0] == found[1] > 1
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"fsdp": True}, marks=AVERAGED)], ids=["ddp", "fsdp"])
+def test_every_token_of_a_step_counts_alike(options):
+    """Also where the passes of one process have more tokens than the passes of the other."""
+    place = folder()
+    recipe, data = uneven(place) if dist.get_rank() == 0 else (None, None)
+    dist.barrier()
+    recipe, data = uneven(place) if recipe is None else (recipe, data)
+    recipe = dataclasses.replace(recipe, rates="layerwise", calibration_steps=2)
+    whole, [(gradients, loss, tokens)] = one_pass(recipe, data)
+    trainer = Trainer(dataclasses.replace(recipe, **options), two(), data)
+    trainer.prepare()
+    assert dict(trainer.rates) == pytest.approx(dict(whole.rates), rel=1e-5)
+    step = trainer.gradients(trainer.batches())
+    for name, param in trainer.model.named_parameters():
+        torch.testing.assert_close(full(param.grad), gradients[name], rtol=1e-4, atol=1e-7, msg=name)
+    assert two().sum(step.loss.clone()).item() / 2 == pytest.approx(loss, rel=1e-6)
+    assert step.counted == tokens
 
 
 class Stages(nn.Module):

@@ -1,14 +1,13 @@
 """The command line under torchrun on two machines, both of which are this one."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from torchrun import free_port, launched
 
 from fused_lwlr.runs import run as running
 from fused_lwlr.training.recipe import Recipe
@@ -22,21 +21,8 @@ FIELDS = {
 @pytest.mark.long
 def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
     """Each node has a folder of its own, as without a shared disk: the first one's gets the run."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = f"--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id run"
-    command = [sys.executable, "-m", "torch.distributed.run", *launch.split(), "--local-addr", "127.0.0.1"]
-    command += ["-m", "fused_lwlr", "train", *(f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items())]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    nodes = []
-    for node in ("a", "b"):
-        (tmp_path / node).mkdir()
-        with (tmp_path / node / "output").open("wb") as output:
-            nodes.append(
-                subprocess.Popen(command, cwd=tmp_path / node, env=environment, stdout=output, stderr=output)
-            )  # fmt: skip
+    launch = f"--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{free_port()} --rdzv-id run"
+    nodes = [launched(tmp_path / node, launch, FIELDS) for node in ("a", "b")]
     try:
         codes = [node.wait(300) for node in nodes]
     finally:
@@ -54,3 +40,41 @@ def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
     ends = [torch.load(folder / "model.pt", weights_only=True) for folder in (out, tmp_path / "alone")]
     for name, weights in ends[0].items():
         torch.testing.assert_close(weights, ends[1][name], rtol=1e-3, atol=2e-5, msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("handled", "ends"), [("SIGTERM,SIGUSR1", "torchrun signals them"), ("SIGTERM", "torchrun leaves them")]
+)
+def test_no_process_is_left_after_sigusr1_to_torchrun(handled, ends, tmp_path):
+    """torchrun passes signals on that it is told to; other ones end it alone."""
+    launch = f"--nnodes 1 --nproc-per-node 2 --master-port {free_port()} --signals-to-handle {handled}"
+    node = launched(tmp_path / "a", launch, {**FIELDS, "steps": 10**6, "log_every": 1})
+    out = tmp_path / "a/runs/train"
+    try:
+        wait(lambda: (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > 0)
+        first = int((out / "lock").read_text())
+        node.send_signal(signal.SIGUSR1)
+        assert node.wait(60) != 0, ends
+        wait(lambda: not alive(first))
+    finally:
+        node.kill()
+        node.wait()
+    [start] = json.loads((out / "run.json").read_text())
+    assert start["end"] == "stopped by a signal"
+    assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{start['end_step']:09d}.pt"]
+
+
+def wait(until):
+    limit = time.monotonic() + 120
+    while not until():
+        assert time.monotonic() < limit
+        time.sleep(0.2)
+
+
+def alive(process):
+    """Whether a process runs; one that ended waits for its parent, which may be none here."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

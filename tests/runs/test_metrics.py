@@ -86,6 +86,29 @@ def test_a_step_is_recorded_once(tmp_path):
     assert len(content(tmp_path)[0]) == len(before[0]) + 1
 
 
+def test_records_that_could_not_be_written_are_written_with_the_next(tmp_path):
+    """Also where a part of a line came to the disk."""
+    resource = pytest.importorskip("resource")
+    straight, full = Metrics(tmp_path / "straight"), Metrics(tmp_path / "full")
+    records = [interval(1), layers(1), *(interval(step) for step in range(2, 7))]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for record in records:
+        straight.add(record)
+        if record.step in (3, 4):
+            size = (tmp_path / "full/metrics.jsonl").stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 30, limits[1]))
+            try:
+                with pytest.raises(OSError, match="File too large"):
+                    full.add(record)
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert not (tmp_path / "full/metrics.jsonl").read_bytes().endswith(b"\n")
+        else:
+            full.add(record)
+    assert content(tmp_path / "full") == content(tmp_path / "straight")
+    assert len(content(tmp_path / "full")[0]) == 6
+
+
 @pytest.mark.parametrize("line", [b"{", b"", b"[1]", b'{"step": 1}', b'{"kind": "train"}', b"\x00\x00", b"\xff"])
 def test_a_damaged_line_is_named(line, tmp_path):
     train(tmp_path, None, 2)

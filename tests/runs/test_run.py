@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -12,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from interrupted import assert_equal_runs, in_a_child, killing, records
 
 from fused_lwlr import LayerRates
 from fused_lwlr.runs import run as running
-from fused_lwlr.runs.metrics import TIMING, read_records
 from fused_lwlr.training import checkpoints, loop, prepare, trainer
 from fused_lwlr.training.recipe import Recipe
 
@@ -26,21 +25,6 @@ RUNS = [
     dataclasses.replace(BASE, calibration_steps=3),
     dataclasses.replace(BASE, model="vit", optimizer="adamw", rates="single", scaling="lamb", amp="bf16"),
 ]
-
-
-def records(folder):
-    """Metrics and layers, without what depends on the clock."""
-    found = read_records(folder / "metrics.jsonl") + read_records(folder / "layers.jsonl")
-    return [{key: value for key, value in record.items() if key not in TIMING} for record in found]
-
-
-def assert_equal_runs(a, b):
-    assert records(a) == records(b)
-    ends = [torch.load(folder / "model.pt", weights_only=True) for folder in (a, b)]
-    assert ends[0].keys() == ends[1].keys()
-    for name, tensor in ends[0].items():
-        assert torch.equal(tensor, ends[1][name]), name
-    assert not list(b.rglob("*.partial"))
 
 
 @pytest.fixture(autouse=True)
@@ -61,19 +45,6 @@ def straight(tmp_path_factory):
         return made[recipe]
 
     return folder
-
-
-def killing(target, name, count, number=signal.SIGKILL):
-    """Make the process send itself a signal when a function is called for the count-th time."""
-    whole, calls = getattr(target, name), []
-
-    def dying(*args, **kwargs):
-        calls.append(1)
-        if len(calls) == count:
-            os.kill(os.getpid(), number)
-        return whole(*args, **kwargs)
-
-    setattr(target, name, dying)
 
 
 def half_a_checkpoint(count):
@@ -101,19 +72,6 @@ DEATHS = {
     "last-epoch": lambda: killing(trainer.Trainer, "test", 3),
     "done-but-for-weights": lambda: killing(running, "save_weights", 1),
 }
-
-
-def in_a_child(recipe, prelude):
-    """The exit code of a process that trains, after something was prepared in it."""
-
-    def body():
-        prelude()
-        os._exit(running.run(recipe))
-
-    child = multiprocessing.get_context("fork").Process(target=body)
-    child.start()
-    child.join()
-    return child.exitcode
 
 
 @pytest.mark.parametrize(

@@ -369,3 +369,23 @@ def test_devices():
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     with pytest.raises(ValueError, match="device 'toaster' cannot be used here"):
         pick_device("toaster")
+
+
+@pytest.mark.parametrize("name", ["cuda", "auto"])
+def test_a_process_touches_only_its_own_gpu(name, monkeypatch):
+    """An allocation on another one would leave a context there."""
+    touched = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", touched.append)
+    monkeypatch.setattr(torch, "empty", lambda size, device: touched.append(torch.device(device)))
+    assert pick_device(name, gpu=3) == torch.device("cuda:3")
+    assert touched == [torch.device("cuda:3")] * 2
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    def missing(place):
+        raise RuntimeError("CUDA error: invalid device ordinal\nmore")
+
+    monkeypatch.setattr(torch.cuda, "set_device", missing)
+    with pytest.raises(ValueError, match=r"device 'cuda' cannot be used by process 3 of this machine here: .*ord"):
+        pick_device("cuda", gpu=3)

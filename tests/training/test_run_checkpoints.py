@@ -1,6 +1,7 @@
 """Checkpoints of a run: whole or absent whatever fails, and loaded only where they fit."""
 
 import errno
+import io
 import os
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -12,7 +13,7 @@ from tiny_run import CONFIG, everything, network, run_of, train
 from torch import nn
 
 from fused_lwlr import files
-from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.checkpoints import FORMAT, Checkpoints
 
 
 @pytest.mark.parametrize("compiled", ["not", "whole", "parts"])
@@ -148,6 +149,31 @@ def test_every_changed_byte_is_noticed_or_without_effect(run, tmp_path):
             files.read_tensors(path)
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_one_that_the_disk_does_not_give_is_not_damaged(number, run, tmp_path, monkeypatch):
+    """The next attempt may read it: nothing is renamed, and no older one is taken."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, **run)
+
+    class Disk(io.FileIO):
+        def readinto(self, buffer):
+            raise OSError(number, os.strerror(number))
+
+        def read(self, size=-1):
+            raise OSError(number, os.strerror(number))
+
+    whole = Path.open
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Path, "open", lambda path, mode: Disk(path) if path.name == "step-000000002.pt" else whole(path, mode)
+        )  # fmt: skip
+        with pytest.raises(OSError, match=rf"{os.strerror(number)}: '.*step-000000002.pt'"):
+            checkpoints.restore(**run)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-000000001.pt", "step-000000002.pt"}
+    assert checkpoints.restore(**run).step == 2
+
+
 def test_from_a_damaged_one_it_goes_back_and_says_so(run, tmp_path):
     told = []
     checkpoints = Checkpoints(tmp_path, notice=told.append)
@@ -185,8 +211,8 @@ def test_one_of_a_later_version_is_not_gone_back_from(run, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, **run)
     path = checkpoints.save(2, **run)
-    files.replace(path, lambda file: torch.save({**files.read_tensors(path), "format": 2}, file))
-    with pytest.raises(OSError, match=r"has format 2, of another version of fused_lwlr; this one reads 1"):
+    files.replace(path, lambda file: torch.save({**files.read_tensors(path), "format": FORMAT + 1}, file))
+    with pytest.raises(OSError, match=rf"has format {FORMAT + 1}, of another version of .*reads {FORMAT}"):
         checkpoints.restore(**run)
 
 

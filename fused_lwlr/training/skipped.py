@@ -1,0 +1,40 @@
+"""The list of files of a run that could not be read: `skipped.txt` in its folder."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fused_lwlr import files
+from fused_lwlr.training.collectives import from_first, gathered, process_group
+
+
+class SkippedList:
+    """Adds names to `skipped.txt`, each once. Names that could not be written are written with the next ones.
+
+    Args:
+        folder: of the run.
+        notice: gets a line for the user, on rank 0, if the list cannot be written.
+    """
+
+    def __init__(self, folder: Path, notice: Callable[[str], object]) -> None:
+        self.path, self.notice = folder / "skipped.txt", notice
+        self._names: set[str] = set()
+
+    def add(self, names: Sequence[str]) -> int:
+        """Add the names of this rank, in a call of all ranks; their number on all ranks is returned."""
+        group = process_group()
+        lists = gathered(tuple(names), group)
+
+        def write() -> int:
+            self._names.update(*lists)
+            try:
+                known = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+                every = dict.fromkeys([*known, *sorted(self._names)])
+                files.replace_text(self.path, "".join(f"{name}\n" for name in every))
+                self._names.clear()
+            except OSError as error:
+                self.notice(
+                    f"{self.path} could not be written ({error.strerror}). Training continues, and tries again."
+                )
+            return sum(map(len, lists))
+
+        return from_first(write, group)

@@ -1,0 +1,165 @@
+"""Signals, full disks and overflows: a run loses no work that it could save, and resumes from its last good state."""
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from interrupted import assert_equal_runs, in_a_child, killing
+
+from fused_lwlr.runs import run as running
+from fused_lwlr.runs.metrics import read_records
+from fused_lwlr.training import evaluate, loop, prepare
+from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.trainer import Trainer
+
+RECIPE = Recipe(
+    lr=0.02, epochs=2.4, batch_size=256, micro_batch=32, device="cpu", workers=0, log_every=4, stats_every=3,
+    checkpoint_minutes=1000.0, rates="single", ema=0.9,
+)  # fmt: skip
+BATCHES = 6
+"""Batches of a validation; there are three, after steps 5, 10 and 12."""
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("straight")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
+        assert running.run(dataclasses.replace(RECIPE, out=str(folder))) == 0
+    return folder
+
+
+def forwards(place):
+    """Write the number of validated batches to a file; each counts twice, for the weights and their averages."""
+    whole, calls = evaluate._counts, []
+
+    def counting(*args, **options):
+        calls.append(1)
+        place.write_text(str(len(calls)))
+        return whole(*args, **options)
+
+    evaluate._counts = counting
+
+
+@pytest.mark.parametrize(
+    ("target", "count", "number", "step", "validated"),
+    [
+        ((Trainer, "update"), 5, signal.SIGTERM, 5, 0),
+        ((evaluate, "next_tokens"), 3, signal.SIGTERM, 5, 4),
+        ((evaluate, "next_tokens"), 3, signal.SIGUSR1, 5, 4),
+        ((evaluate, "next_tokens"), 4 * BATCHES + 1, signal.SIGTERM, 12, 4 * BATCHES + 2),
+    ],
+    ids=["before", "within", "within-usr1", "within-the-last"],
+)
+def test_a_signal_does_not_wait_for_a_validation(target, count, number, step, validated, straight, tmp_path, capfd):
+    recipe = dataclasses.replace(RECIPE, out=str(tmp_path / "run"))
+
+    def prelude():
+        forwards(tmp_path / "forwards")
+        killing(*target, count, number)
+
+    assert in_a_child(recipe, prelude) == 128 + number
+    counted = tmp_path / "forwards"
+    assert int(counted.read_text() if counted.exists() else 0) == validated
+    assert f"Stopped after step {step} of 12: the same command goes on from there." in capfd.readouterr().out
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == [f"step-{step:09d}.pt"]
+    assert not (tmp_path / "run/model.pt").exists()
+    assert running.run(recipe) == 0
+    assert_equal_runs(straight, tmp_path / "run")
+    ends = [start["end"] for start in json.loads((tmp_path / "run/run.json").read_text())]
+    assert ends == ["stopped by a signal", "finished"]
+
+
+def test_a_signal_before_the_first_step_takes_none(tmp_path, capfd):
+    recipe = dataclasses.replace(RECIPE, rates="layerwise", calibration_steps=1, out=str(tmp_path / "run"))
+    assert in_a_child(recipe, lambda: killing(prepare, "calibrate", 1, signal.SIGTERM)) == 143
+    assert "Stopped after step 0 of 12" in capfd.readouterr().out
+    assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-000000000.pt"]
+
+
+def test_a_full_disk_does_not_end_a_training(straight, tmp_path, monkeypatch, capfd):
+    """Records that could not be written while the disk was full are written later."""
+    steps, update, sync = [], Trainer.update, os.fsync
+
+    def counting(self):
+        update(self)
+        steps.append(self.step)
+
+    def full(handle):
+        if steps and 4 <= steps[-1] < 8:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(handle)
+
+    monkeypatch.setattr(Trainer, "update", counting)
+    monkeypatch.setattr(os, "fsync", full)
+    assert running.run(dataclasses.replace(RECIPE, checkpoint_minutes=1e-6, out=str(tmp_path / "run"))) == 0
+    assert_equal_runs(straight, tmp_path / "run")
+    told = capfd.readouterr().err
+    assert "A record of step 4 could not be written ([Errno 28] No space left on device). Training continues" in told
+    assert "step-000000007.pt could not be written ([Errno 28] No space left on device)" in " ".join(told.split())
+    assert "step-000000008.pt" not in told
+
+
+def test_the_last_checkpoint_has_to_be_written(tmp_path, monkeypatch):
+    """A run whose end was lost does not report that it is done."""
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    update = Trainer.update
+    monkeypatch.setattr(
+        Trainer, "update", lambda self: (update(self), self.step == 12 and monkeypatch.setattr(os, "fsync", full))
+    )
+    with pytest.raises(OSError, match=r"step-000000012.pt could not be written .*No space left on device"):
+        running.run(dataclasses.replace(RECIPE, out=str(tmp_path)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_diverged_replace_no_checkpoint(value, tmp_path, monkeypatch):
+    """The loss of that step was finite, and is not recorded again before the checkpoint."""
+    update = Trainer.update
+
+    def overflowing(self):
+        update(self)
+        if self.step == 6:
+            self.model.get_parameter("head.bias").data[3] = value
+
+    monkeypatch.setattr(Trainer, "update", overflowing)
+    recipe = dataclasses.replace(RECIPE, model="vit", checkpoint_minutes=1e-6, out=str(tmp_path))
+    with pytest.raises(loop.DivergedError, match=r"head.bias became NaN or infinite by step 6 \(peak lr .*: try a low"):
+        running.run(recipe)
+    latest = Checkpoints(tmp_path / "checkpoints").paths()[-1]
+    assert latest.name == "step-000000005.pt"
+    assert all(tensor.isfinite().all() for tensor in torch.load(latest)["models"]["model"].values())
+
+
+def test_checkpoints_and_validations_are_no_time_of_steps(tmp_path, monkeypatch):
+    clock = [0.0]
+
+    def taking(seconds, target, name):
+        whole = getattr(target, name)
+
+        def slow(*args, **options):
+            clock[0] += seconds
+            return whole(*args, **options)
+
+        monkeypatch.setattr(target, name, slow)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    for seconds, target, name in ((1.0, Trainer, "update"), (100.0, Checkpoints, "save"), (1e4, Trainer, "test")):
+        taking(seconds, target, name)
+    assert running.run(dataclasses.replace(RECIPE, checkpoint_minutes=1e-6, out=str(tmp_path))) == 0
+    found = [record for record in read_records(tmp_path / "metrics.jsonl") if record["kind"] == "train"]
+    assert [(record["seconds"], record["step_seconds"]) for record in found] == [(4.0, 4.0)] * 3
