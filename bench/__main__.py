@@ -1,6 +1,8 @@
 """`python -m bench`."""
 
-from bench.cli import app
+import sys
+
+from bench.cli import main
 
 if __name__ == "__main__":
-    app()
+    sys.exit(main())

@@ -6,7 +6,7 @@ memory is short they come in batches, with torch's fused step and our plain one 
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from bench.bytes_moved import recorded
 from bench.clock import Clock
 from bench.contestants import Contestant, Named
-from bench.gate import parameters
+from bench.gate import failure, parameters
 from bench.parameter_sets import Shapes, numel
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -64,6 +64,7 @@ class Entry:
         self._move()
         self.peak = 0
         self.replay: Any = None
+        self.failure: str | None = None
         self.optimizer = self._made(capturable=False)
         self.samples: dict[str, list[float]] = {}
 
@@ -77,6 +78,15 @@ class Entry:
         optimizer, peak = self._clock.peak_bytes(warm)
         self.peak = max(self.peak, peak)
         return optimizer
+
+    def attempt(self, call: Callable[["Entry"], Any]) -> Any:
+        """Returns what a call returns; None if it fails, and from then on."""
+        if self.failure is None:
+            try:
+                return call(self)
+            except Exception as raised:
+                self.failure = failure(raised)
+        return None
 
     def restore(self) -> None:
         """Undo what a step did to the gradients; not timed."""
@@ -168,13 +178,16 @@ def _run_batch(
     grads = [grad for grad in found if grad is not None]
     moved = [grad.clone() for grad in grads]
     entries: list[Entry] = []
-    late: list[Contestant] = []
+    left_out: list[tuple[Contestant, str]] = []
     for contestant in batch:
         # the two that all are compared with in any case
         if time.monotonic() > end and len(entries) >= 2:
-            late.append(contestant)
-        else:
+            left_out.append((contestant, "no time left"))
+            continue
+        try:
             entries.append(Entry(contestant, case, grads, moved, clock))
+        except Exception as raised:
+            left_out.append((contestant, failure(raised)))
     # of the time that is left, two thirds for steps and one for replays
     now = time.monotonic()
     _rounds(entries, Entry.sample, rounds, now + (end - now) * 2 / 3)
@@ -182,28 +195,33 @@ def _run_batch(
     for at, entry in enumerate(entries):
         # the profiler takes longer than a step
         profiled = options.profile and (time.monotonic() < end or at < 2)
-        extras.append((clock.launches(entry.optimizer.step) if profiled else None, counted(entry)))
+        launches = entry.attempt(lambda e: clock.launches(e.optimizer.step)) if profiled else None
+        extras.append((launches, entry.attempt(counted)))
     captured = [e for e in entries if e.contestant.graph and e.contestant.method in options.captured]
     for at, entry in enumerate(captured):
         if time.monotonic() < end or at < 2:
-            entry.capture()
+            entry.attempt(Entry.capture)
     _rounds([e for e in captured if e.replay is not None], Entry.sample_replay, rounds, end)
+    left_out += [(entry.contestant, entry.failure) for entry in entries if entry.failure is not None]
     rows = [
         {**_head(case, entry.contestant), **_row(case, entry, *extra)}
         for entry, extra in zip(entries, extras, strict=True)
+        if entry.failure is None
     ]
+    measured = [entry.contestant for entry in entries if entry.failure is None]
+    first = rows[0]["wall"] if measured[:1] == list(batch[:1]) else None
     for row in rows:
         # of the same batch, so that what drifts between batches drops out
-        row["of_first"] = row["wall"] / rows[0]["wall"]
-    return rows + [{**_head(case, contestant), "skipped": "no time left"} for contestant in late]
+        row["of_first"] = None if first is None else row["wall"] / first
+    return rows + [{**_head(case, contestant), "skipped": why} for contestant, why in left_out]
 
 
-def _rounds(entries: Sequence[Entry], sample: Any, rounds: int, end: float) -> None:
+def _rounds(entries: Sequence[Entry], sample: Callable[[Entry], None], rounds: int, end: float) -> None:
     for turn in range(rounds):
         if turn >= FEWEST and time.monotonic() > end:
             return
         for entry in entries:
-            sample(entry)
+            entry.attempt(sample)
 
 
 def _head(case: Case, contestant: Contestant) -> dict[str, Any]:

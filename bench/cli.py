@@ -1,6 +1,8 @@
 """Everything that this machine can measure, by one command; on a GPU alone with --gpu."""
 
+import argparse
 import datetime
+import importlib.util
 import json
 import os
 import platform
@@ -9,15 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import triton
-import typer
 from tqdm import tqdm
 
-from bench import figures
-from bench.clock import CudaClock
+from bench import rows
+from bench.case import Case
+from bench.clock import Clock, CpuClock, CudaClock
 from bench.parameter_sets import SETS
 from bench.report import markdown
 from bench.throughput import ROUNDS, cases_of, run
@@ -40,28 +42,29 @@ QUICK = {
 }
 QUICK_SETS = ("ResNet-50", "2,000 tiny", "ViT-L/16")
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+REHEARSAL = [Case("toy", [(8, 8), (5,), (40, 30)], "fp32", "sgd")]
 
 
-@app.command()
-def main(
-    gpu: Annotated[bool, typer.Option("--gpu", help="GPU throughput and nothing else.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sets, rounds and targets: about a minute.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help=f"Sections: {', '.join((*SECTIONS, 'gpu'))}; all.")] = None,
-    seconds: Annotated[float | None, typer.Option(help="For GPU throughput; 440, or 50 with --quick.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for JSON, Markdown and figures.")] = RESULTS,
-    commit: Annotated[str | None, typer.Option(help="Of the working tree, where git cannot tell.")] = None,
-) -> None:
-    """Measure, print and save: JSON, Markdown, PNG."""
-    if gpu and only:
-        raise typer.BadParameter("--gpu is short for --only gpu: give one of them")
-    sections = ["gpu"] if gpu else only or [*SECTIONS, "gpu"]
-    if unknown := set(sections) - {*SECTIONS, "gpu"}:
-        raise typer.BadParameter(f"--only {sorted(unknown)[0]}: choose from {', '.join((*SECTIONS, 'gpu'))}")
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print and save: JSON, Markdown, PNG. Returns 1 if ours failed or was wrong."""
+    names = (*SECTIONS, "gpu")
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--gpu", action="store_true", help="GPU throughput and nothing else, as --only gpu")
+    which.add_argument("--only", action="append", choices=names, help="a section; may be repeated; all by default")
+    parser.add_argument("--quick", action="store_true", help="fewer sets, rounds and targets: about a minute")
+    parser.add_argument("--seconds", type=float, help="for GPU throughput; 440, or 50 with --quick")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON, Markdown and figures")
+    parser.add_argument("--commit", help="the commit of the working tree, where git cannot tell it")
+    parser.add_argument("--rehearsal", action="store_true", help="GPU throughput on the CPU, of one small case")
+    given = parser.parse_args(arguments)
+    quick, out = given.quick, given.out
+    sections = ["gpu"] if given.gpu else given.only or names
+    no_gpu = not given.rehearsal and not torch.cuda.is_available()
     out.mkdir(parents=True, exist_ok=True)
-    results: dict[str, Any] = {"about": about(commit, quick), "skipped": {}, "gpu": None}
-    results["skipped"] = {name: "not asked for" for name in (*SECTIONS, "gpu") if name not in sections}
-    if "gpu" in sections and not torch.cuda.is_available():
+    results: dict[str, Any] = {"about": about(given.commit, quick), "skipped": {}, "gpu": None}
+    results["skipped"] = {name: "not asked for" for name in names if name not in sections}
+    if "gpu" in sections and no_gpu:
         results["skipped"]["gpu"] = (
             "no GPU: GPU time, graph replay, bandwidth, kernels by the profiler and peak memory are not measured"
         )
@@ -71,23 +74,39 @@ def main(
     for name in (section for section in SECTIONS if section in sections):
         results[name] = list(tqdm(_lines(name, quick), desc=name, unit=" rows"))
         save_json(results, out, stem)
-    if "gpu" in sections and torch.cuda.is_available():
+    if "gpu" in sections and not no_gpu:
         cases = cases_of(QUICK_SETS if quick else SETS, ("fp32",) if quick else ("fp32", "bf16"))
+        cases = REHEARSAL if given.rehearsal else cases
+        clock: Clock = CpuClock() if given.rehearsal else CudaClock()
         with tqdm(total=len(cases), unit=" cases") as bar:
+            written = 0
 
             def keep(result: dict[str, Any]) -> None:
                 # figures wait until the end: they would take of the time for measuring
+                nonlocal written
                 results["gpu"] = result
                 save_json(results, out, stem)
+                for row in result["rows"][written:]:
+                    rows.write(row)
+                written = len(result["rows"])
                 bar.update()
 
             results["gpu"] = run(
-                CudaClock(), cases, seconds=seconds or (50 if quick else 440), rounds=8 if quick else ROUNDS,
-                quick=quick, save=keep, tell=bar.set_description,
+                clock, cases, seconds=given.seconds or (50 if quick else 440),
+                rounds=2 if given.rehearsal else 8 if quick else ROUNDS,
+                copied=1 << 16 if given.rehearsal else 2 << 30, quick=quick, save=keep, tell=bar.set_description,
             )  # fmt: skip
     for path in save(results, out, stem):
         print(f"wrote {path}")
     print(markdown(results))
+    return int(bool(results["gpu"]) and bool(failures(results["gpu"])))
+
+
+def failures(gpu: dict[str, Any]) -> list[str]:
+    """Ours that were wrong or failed."""
+    wrong = [f"{name}: {why}" for name, why in gpu["refused"].items() if ", ours" in name]
+    skipped = (row for row in gpu["rows"] if row["who"].startswith("ours") and "fails" in row.get("skipped", ""))
+    return wrong + [f"{row['set']} {row['rule']} {row['method']}: {row['skipped']}" for row in skipped]
 
 
 def about(commit: str | None, quick: bool) -> dict[str, Any]:
@@ -109,6 +128,8 @@ def about(commit: str | None, quick: bool) -> dict[str, Any]:
 
 def processor() -> str:
     """The name of the CPU."""
+    if importlib.util.find_spec("cpuinfo") is None:
+        return platform.machine()
     import cpuinfo
 
     return str(cpuinfo.get_cpu_info().get("brand_raw", platform.machine()))
@@ -151,6 +172,11 @@ def save(results: dict[str, Any], out: Path, stem: str) -> list[Path]:
     """Write everything."""
     paths = [save_json(results, out, stem), out / f"bench-{stem}.md"]
     paths[1].write_text(markdown(results))
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no figures are drawn: matplotlib is not installed")
+        return paths
+    from bench import figures
+
     if results["gpu"]:
         paths.append(out / f"bench-{stem}-throughput.png")
         figures.throughput(results["gpu"], paths[-1])

@@ -1,5 +1,6 @@
 """What the throughput bench asks of a device. `CpuClock` answers on any machine, so that the bench can be run."""
 
+import ctypes
 import gc
 import json
 import statistics
@@ -15,6 +16,9 @@ import torch
 Call = Callable[[], Any]
 WARM_UP = 0.5
 """Seconds of work before the clock rate is measured."""
+
+NOT_SUPPORTED = 801
+"""The error of a GPU whose L2 has no priorities."""
 
 
 class Clock(Protocol):
@@ -40,6 +44,9 @@ class Clock(Protocol):
 
     def launches(self, call: Call) -> dict[str, int]:
         """Kernels and copies of a call."""
+
+    def profiled(self, call: Call) -> None:
+        """Lets a profiler that is told when to begin see a call, L2 flushed before, and nothing else."""
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         """What a call returns, and the memory that it takes at most beyond what was taken before."""
@@ -79,7 +86,14 @@ class CudaClock:
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call,unused-ignore]
 
     def _flush(self) -> None:
-        """Reads twice as much as L2 holds: what was written instead would be written back in the time of the call."""
+        """Reads twice as much as L2 holds: what was written instead would be written back in the time of the call.
+
+        Lines that were loaded with `evict_last` outlive that, unless their priority is taken first.
+        """
+        if torch.version.cuda is not None:
+            code = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()
+            if code not in (0, NOT_SUPPORTED):
+                raise RuntimeError(f"cuCtxResetPersistingL2Cache() ended with error {code} of CUDA's driver")
         self._flushed.sum()
 
     def facts(self) -> dict[str, Any]:
@@ -142,6 +156,14 @@ class CudaClock:
         kinds = Counter(event.get("cat") for event in events)
         return {"kernels": kinds["kernel"], "copies": kinds["gpu_memcpy"] + kinds["gpu_memset"]}
 
+    def profiled(self, call: Call) -> None:
+        self._flush()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()  # type: ignore[no-untyped-call,unused-ignore]
+        call()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()  # type: ignore[no-untyped-call,unused-ignore]
+
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -184,6 +206,9 @@ class CpuClock:
     def launches(self, call: Call) -> dict[str, int]:
         call()
         return {"kernels": 0, "copies": 0}
+
+    def profiled(self, call: Call) -> None:
+        call()
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         return call(), 0

@@ -1,86 +1,142 @@
-"""A GPU's first half hour: the tests that need one, and then every figure.
+"""What a GPU that is borrowed for half an hour is used for, in stages, one a call.
 
-    PYTHONPATH=. python -m bench.gpu_day [STAGE ...] [--out FOLDER]
+    PYTHONPATH=. python -m bench.gpu_day STAGE [--out FOLDER] [--rehearsal]
 
-Stages run one after the other, or those that are named. Each ends by itself in less than nine minutes or is stopped: a
-fault of the queue would show as a hang. What has succeeded is left out when the command is called again. Writes what
-each stage printed to `gpu-STAGE.log`, and what became of it to `gpu-day.json`; figures go to the same folder.
+A stage ends in less than nine minutes, or all of its processes are killed. Writes STAGE.log, what its commands print,
+and STAGE.jsonl, a JSON object a line, each written when it is measured: a stage that is killed loses nothing.
 """
 
 import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
 import json
-import shutil
+import os
+import platform
+import shlex
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 530
-"""Seconds that a stage may take."""
-PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--maxfail=30"]
-QUEUE = [f"tests/kernels/test_{name}.py" for name in ("queue", "statistics", "step_options", "absent_gradients")]
-Stages = dict[str, list[list[str]]]
+PACKAGES = ("torch", "triton", "numpy", "timm", "torchvision", "pytest", "pytest-xdist", "pytest-timeout",
+            "hypothesis", "expecttest", "pydantic", "tqdm", "py-cpuinfo", "matplotlib")  # fmt: skip
+PLUGINS = {"xdist": ["-n", "14"], "pytest_timeout": ["--timeout=60", "--timeout-method=thread"]}
+"""Packages that may be missing, and options of theirs."""
+TESTS = ["tests/kernels", "tests/optim", "tests/conformance"]
+MEMCHECK = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
+UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
-def stages(out: Path) -> Stages:
-    """Returns the commands of each stage, without the interpreter of Python, most important stages first."""
-    sanitizer = ["compute-sanitizer", "--tool", "racecheck", sys.executable, *PYTEST, QUEUE[0], "-k", "any_number"]
-    found: Stages = {
-        "queue": [[*PYTEST, *QUEUE], [*PYTEST, "-m", "gpu", "tests/kernels", "tests/optim", "tests/conformance"]],
-        "twins": [[*PYTEST, "tests/kernels/test_twins.py", "tests/optim/test_capture.py", "tests/optim/test_costs.py"]],
-        "sanitizer": [sanitizer],
-        "quick": [["-m", "bench", "--gpu", "--quick", "--out", str(out / "quick")]],
-        "sweep": [["-m", "bench.sweep", "--out", str(out / "gpu-sweep.jsonl"), "--seconds", "480"]],
-        "full": [["-m", "bench", "--gpu", "--out", str(out)], ["-m", "bench.history", "--add", str(out)]],
-        "training": [["-m", "bench.training", "--out", str(out)]],
+class Stage(NamedTuple):
+    """Commands that run one after the other in so many seconds at most; a failed one does not stop the next."""
+
+    seconds: float
+    commands: list[list[str]]
+    environment: dict[str, str] = {}
+
+
+def pytest(*tests: str, plugins: bool = True) -> list[str]:
+    """Returns the command that runs tests, with a row for each."""
+    more = [option for name, given in PLUGINS.items() if importlib.util.find_spec(name) for option in given]
+    options = ["-v", "-W", "default", "-p", "no:cacheprovider", "-p", "bench.rows"]
+    return [sys.executable, "-m", "pytest", *options, *(more if plugins else ()), *tests]
+
+
+def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
+    """Returns the stages, the most important first."""
+    queue, statistics = (f"tests/kernels/test_{name}.py" for name in ("queue", "statistics"))
+    module = [sys.executable, "-m"]
+    small = ["--rehearsal"] if rehearsal else []
+    if rehearsal:
+        # no more than shows that the command runs
+        one = [f"{queue}::test_carried_norms_are_those_of_the_weights", "-k", "float32"]
+        smoke = memcheck = tests = pytest(*one, plugins=False)
+    else:
+        smoke, tests = pytest(queue), pytest(*TESTS)
+        memcheck = [*MEMCHECK, *pytest(queue, statistics, plugins=False)]
+    folder = ["--out", str(out)]
+    return {
+        "smoke": Stage(150, [smoke, [*module, "bench.stress", *small]]),
+        "tests": Stage(530, [tests]),
+        "memcheck": Stage(530, [memcheck], UNCACHED),
+        "bench": Stage(530, [[*module, "bench", "--gpu", "--seconds", "430", *folder, *small]]),
+        "ncu": Stage(530, [[*module, "bench.counters", *small]]),
+        "sweep": Stage(530, [[*module, "bench.sweep", "--seconds", "460", *small]]),
+        "training": Stage(530, [[*module, "bench.training", *folder, *(["--quick"] if rehearsal else [])]]),
     }
-    if shutil.which(sanitizer[0]) is None:
-        del found["sanitizer"]
+
+
+def versions() -> dict[str, str | None]:
+    """Returns versions of Python and of packages, None for those that are missing."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        found[name] = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return found
 
 
-def run(name: str, commands: list[list[str]], out: Path, limit: float = LIMIT) -> dict[str, Any]:
-    """Runs the commands of a stage, of which a failed one does not stop the next, and returns what became of it."""
-    begin, codes = time.monotonic(), []
-    with (out / f"gpu-{name}.log").open("w") as log:
-        for command in commands:
-            whole = command if command[0] == "compute-sanitizer" else [sys.executable, *command]
-            left = limit - (time.monotonic() - begin)
-            try:
-                done = subprocess.run(
-                    whole, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, timeout=max(left, 1), check=False
-                )
-                codes.append(done.returncode)
-            except subprocess.TimeoutExpired:
-                codes.append("stopped")
-    return {"stage": name, "exit": codes, "seconds": round(time.monotonic() - begin, 1)}
+def run(name: str, stage: Stage, out: Path) -> int:
+    """Runs a stage; returns 0 if every command succeeded in time, else 1."""
+    rows, end, failed = out / f"{name}.jsonl", time.monotonic() + stage.seconds, 0
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **stage.environment, "PYTHONPATH": path, "ROWS": str(rows)}
+
+    def write(row: dict[str, Any]) -> None:
+        with rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+    rows.unlink(missing_ok=True)
+    write({"stage": name, "versions": versions()})
+    with (out / f"{name}.log").open("w") as log:
+        for command in stage.commands:
+            begin = time.monotonic()
+            log.write(f"$ {shlex.join(command)}\n")
+            log.flush()
+            code = _run_group(command, log, environment, end - begin)
+            failed += code != 0
+            write({"command": shlex.join(command), "exit": code, "seconds": round(time.monotonic() - begin, 1)})
+    return int(failed > 0)
+
+
+def _run_group(command: list[str], log: Any, environment: dict[str, str], seconds: float) -> int | str:
+    """Runs a command, and kills what is left of its process group; returns its exit code or "killed"."""
+    try:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        return str(error)
+    try:
+        return process.wait(max(seconds, 0))
+    except subprocess.TimeoutExpired:
+        return "killed"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def main(given: list[str] | None = None) -> int:
-    """Runs the stages; returns 1 if any failed."""
+    """Runs one stage; returns 1 if it failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(stages(Path()))}; all")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
+    parser.add_argument("stage", choices=stages(Path(), False), metavar="STAGE", help=", ".join(stages(Path(), False)))
+    parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder; by default that of OUT")
+    parser.add_argument("--rehearsal", action="store_true", help="on the CPU with small tensors: no measurement")
     options = parser.parse_args(given)
+    if options.out is None:
+        parser.error("--out is missing: name a folder, or set the environment variable OUT")
     out = options.out.resolve()
-    every = stages(out)
-    if unknown := set(options.stages) - set(every):
-        parser.error(f"there is no stage {sorted(unknown)[0]!r}: choose from {', '.join(every)}")
     out.mkdir(parents=True, exist_ok=True)
-    path = out / "gpu-day.json"
-    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-    for name in options.stages or every:
-        if not any(found.get(name, {"exit": ["not run"]})["exit"]):
-            print(f"{name}: done before")
-            continue
-        found[name] = run(name, every[name], out)
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        print(
-            f"{name}: exit {found[name]['exit']}, {found[name]['seconds']} s, see {out / f'gpu-{name}.log'}", flush=True
-        )
-    return int(any(code for row in found.values() for code in row["exit"]))
+    # asked to end, it still kills its processes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return run(options.stage, stages(out, options.rehearsal)[options.stage], out)
 
 
 if __name__ == "__main__":

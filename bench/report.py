@@ -94,7 +94,7 @@ def _cells(row: dict[str, Any], bandwidth: float) -> tuple[str, ...]:
         f"{launches['kernels']} ({launches['copies']})" if launches else "",
         "" if row["bytes_per_parameter"] is None else f"{row['bytes_per_parameter']:.2f}",
         "" if speed is None else f"{speed / 1e9:.0f}", "" if speed is None else f"{100 * speed / bandwidth:.1f}",
-        f"{row['peak_bytes_per_parameter']:.2f}", f"{row['of_first']:.2f}",
+        f"{row['peak_bytes_per_parameter']:.2f}", "–" if row["of_first"] is None else f"{row['of_first']:.2f}",
     )  # fmt: skip
 
 

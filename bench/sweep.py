@@ -1,31 +1,37 @@
 """Finds launch constants for a device: times each of a list of candidates, in a process of its own.
 
-    python -m bench.sweep [--set NAME] [--out FILE] [--seconds N]
+    python -m bench.sweep [--set NAME] [--seconds N] [--rehearsal]
 
 A trial sets constants before the kernels are imported, so that everything that depends on them does, and works on
-copies that are restored before every sample: nothing is tuned on live parameters. Prints GPU times with L2 flushed, and
-for each rule the fastest; what is better by more than its spread on several sets belongs into kernels/constants.py,
-with device, date and figures in `MEASURED`.
+copies that are restored before every sample: nothing is tuned on live parameters. Each trial is a fork of a process
+that has imported PyTorch and Triton and has not used the GPU, and is killed after a minute. Writes GPU times with L2
+flushed, and prints the fastest for each step; what is better by more than its spread on several sets belongs into
+kernels/constants.py, with device, date and figures in `MEASURED`.
 """
 
 import argparse
 import itertools
-import json
-import os
+import multiprocessing
 import statistics
-import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+import torch
+import triton  # noqa: F401  imported before the forks, which need it
 
+from bench import rows
+from bench.case import DTYPES
+from bench.clock import Clock, CpuClock, CudaClock
+from bench.contestants import contestants
+from bench.gate import parameters, refusal
 from bench.parameter_sets import SETS, shapes_of
 from fused_lwlr.kernels.constants import LEAST_RESIDENT
 
-ROOT = Path(__file__).parents[1]
+LIMIT = 60.0
+"""Seconds of a trial at most."""
 SAMPLES = 15
 # names of constants -> what is tried; blocks and threads together, for 16 bytes a thread and more in single precision
 GEOMETRY = [
@@ -36,25 +42,25 @@ STEPS = ("sgd plain", "adamw plain")
 QUEUED = ("sgd ELR", "adamw LAMB")
 
 
-def candidates() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Step and constants; first those that stand, by which the rest are judged."""
-    for step in (*STEPS, *QUEUED):
-        yield step, {}
-    for step, geometry in itertools.product((*STEPS, *QUEUED, "statistics"), GEOMETRY[1:]):
-        yield step, geometry
-    for step in QUEUED:
-        for programs in (2, 3, 4, 6, 12):
-            yield step, {"PER_PROCESSOR": programs}
+def candidates() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Step, dtype and constants: first those of the queue, and of each step those that stand, to compare with."""
+    for dtype, step in itertools.product(("bf16", "fp32"), QUEUED):
+        yield step, dtype, {}
         for passes in (1, 2, 8, 16):
-            yield step, {"GPU": {"queue_passes": passes}}
-        for window in (12, 24, 32, 48):
-            yield step, {"GPU": {"window": window << 20}}
+            yield step, dtype, {"GPU": {"queue_passes": passes}}
+        for window in (8, 12, 24, 32, 48):
+            yield step, dtype, {"GPU": {"window": window << 20}}
+        for programs in (2, 3, 4, 6, 12):
+            yield step, dtype, {"PER_PROCESSOR": programs}
+    for step in (*STEPS, "statistics"):
+        yield step, "fp32", {}
+    for step, geometry in itertools.product((*STEPS, *QUEUED, "statistics"), GEOMETRY[1:]):
+        yield step, "fp32", geometry
     for step, more in itertools.product((*QUEUED, "statistics"), (-1, 2)):
         # of which fewer or more registers follow
-        yield step, {"LEAST_RESIDENT": {kind: least + more for kind, least in LEAST_RESIDENT.items()}}
-    yield "statistics", {}
+        yield step, "fp32", {"LEAST_RESIDENT": {kind: least + more for kind, least in LEAST_RESIDENT.items()}}
     for passes in (4, 8, 32):
-        yield "statistics", {"GPU": {"statistics_passes": passes}}
+        yield "statistics", "fp32", {"GPU": {"statistics_passes": passes}}
 
 
 def apply(changes: dict[str, Any]) -> None:
@@ -74,22 +80,16 @@ def apply(changes: dict[str, Any]) -> None:
     constants.WARPS = constants.THREADS // constants.LANES
 
 
-def trial(step: str, changes: dict[str, Any], name: str, cpu: bool) -> dict[str, float]:
+def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str, float]:
     """Median GPU time of one step, L2 flushed, and the range of the middle half, in seconds."""
     apply(changes)
-    import torch
-
-    from bench.clock import Clock, CpuClock, CudaClock
-    from bench.contestants import contestants
-    from bench.gate import parameters, refusal
-
-    clock: Clock = CpuClock() if cpu else CudaClock()
+    clock: Clock = CudaClock() if torch.cuda.is_available() else CpuClock()
     rule, _, method = step.partition(" ")
     contestant = next(c for c in contestants() if (c.rule, c.method, c.who) == (rule, method or "statistics", "ours"))
-    wrong = refusal(contestant, torch.float32, clock.device)
+    wrong = refusal(contestant, DTYPES[dtype], clock.device)
     if wrong is not None:
         raise RuntimeError(f"{contestant.name} with {changes}: {wrong}")
-    named = parameters(shapes_of(name), torch.float32, clock.device)
+    named = parameters(shapes_of(name), DTYPES[dtype], clock.device)
     optimizer = contestant.build(named, 1e-4, False)
     for _ in range(3):
         optimizer.step()
@@ -109,47 +109,59 @@ def trial(step: str, changes: dict[str, Any], name: str, cpu: bool) -> dict[str,
     return {"seconds": middle, "spread": high - low}
 
 
+def forked(limit: float, *arguments: Any) -> dict[str, Any]:
+    """What a trial returns, or why it "failed", from a fork that is killed after `limit` seconds."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def child() -> None:
+        try:
+            sender.send(trial(*arguments))
+        except BaseException as error:
+            # constants that a device cannot run are an answer too
+            sender.send({"failed": traceback.format_exception_only(error)[-1].strip()})
+
+    process = context.Process(target=child, daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(limit):
+            return {"failed": f"killed after {limit:g} s"}
+        found: dict[str, Any] = receiver.recv()
+    except EOFError:
+        process.join()
+        return {"failed": f"ended with {process.exitcode}"}
+    else:
+        return found
+    finally:
+        process.kill()
+        process.join()
+
+
 def main() -> None:
-    """Run all trials, or the one of --trial."""
+    """Runs all trials."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--set", default="ViT-L/16", choices=SETS)
-    parser.add_argument("--out", type=Path, help="JSON, one trial a line; those that are there are not tried again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no trial after this time")
-    parser.add_argument("--cpu", action="store_true", help="on the CPU: a rehearsal, no measurement")
-    parser.add_argument("--trial", nargs=2, metavar=("STEP", "CONSTANTS"), help=argparse.SUPPRESS)
+    parser.add_argument("--rehearsal", action="store_true", help="two trials with small tensors, on any machine")
     options = parser.parse_args()
-    if options.trial:
-        step, changes = options.trial
-        print(json.dumps(trial(step, json.loads(changes), options.set, options.cpu)))
-        return
-    resumed = options.out and options.out.exists()
-    found: list[dict[str, Any]] = list(map(json.loads, options.out.read_text().splitlines())) if resumed else []
-    tried = [(row["set"], row["step"], row["constants"]) for row in found]
+    found: list[dict[str, Any]] = []
     end = time.monotonic() + options.seconds
-    for step, changes in tqdm([c for c in candidates() if (options.set, *c) not in tried]):
+    name = "2,000 tiny" if options.rehearsal else options.set
+    for step, dtype, changes in itertools.islice(candidates(), 2 if options.rehearsal else None):
         if time.monotonic() >= end:
-            print("no time left: the same command goes on from here")
+            print("no time is left for more trials")
             break
-        command = [sys.executable, "-m", "bench.sweep", "--set", options.set, "--trial", step, json.dumps(changes)]
-        command += ["--cpu"] if options.cpu else []
-        result = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
-        row: dict[str, Any] = {"set": options.set, "step": step, "constants": changes}
-        if result.returncode:
-            # constants that a device cannot run are an answer too
-            row["failed"] = result.stderr.strip().splitlines()[-1]
-        else:
-            row |= json.loads(result.stdout)
-        found.append(row)
-        tqdm.write(json.dumps(row))
-        if options.out:
-            options.out.write_text("".join(json.dumps(r) + "\n" for r in found))
-    for step in dict.fromkeys(row["step"] for row in found):
-        timed = [row for row in found if row["step"] == step and "seconds" in row]
+        row = {"set": name, "step": step, "dtype": dtype, "constants": changes}
+        found.append(row | forked(LIMIT, step, dtype, changes, name))
+        rows.write(found[-1])
+    for step, dtype in dict.fromkeys((row["step"], row["dtype"]) for row in found):
+        timed = [row for row in found if (row["step"], row["dtype"]) == (step, dtype) and "seconds" in row]
         base = next((row["seconds"] for row in timed if not row["constants"]), float("nan"))
         best = min(timed, key=lambda row: row["seconds"], default=None)
         if best is not None:
-            print(f"{step}: {best['constants'] or 'as it is'}, {best['seconds'] / base:.3f} of the time as it is")
+            print(f"{step} {dtype}: {best['constants'] or 'as it is'}, {best['seconds'] / base:.3f} of the time as it is")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

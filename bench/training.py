@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from bench.pictures import make
+from bench.rows import write
 from fused_lwlr import ELR, SGD, AdamW
 from fused_lwlr.data import Splits, open_data
 from fused_lwlr.runs.provenance import device_name, provenance
@@ -137,12 +138,13 @@ def measure(quick: bool, show: Callable[[dict[str, Any]], None]) -> list[dict[st
     synthetic = open_data("synthetic", image_size=side, augmentation="none", synthetic=(2 * batches[-1], 100, 1000))
     with tempfile.TemporaryDirectory() as scratch:
         folder = make(Path(scratch) / "pictures", classes=4, images=batches[0] // 2)
-        for preset, change in (SMALL if quick else FULL).items():
-            for batch in batches:
-                recipe = resolve(preset, {**fixed, **change, "batch_size": batch, "workers": 0})
-                for row in of_steps(recipe, synthetic, rounds=2):
-                    show(row)
-                    rows.append(row)
+        presets = (SMALL if quick else FULL).items()
+        options = {**fixed, "workers": 0}
+        for batch, (preset, change) in itertools.product(batches, presets):
+            for row in of_steps(resolve(preset, {**options, **change, "batch_size": batch}), synthetic, rounds=2):
+                show(row)
+                rows.append(row)
+        for preset, change in presets:
             recipe = resolve(preset, {**fixed, **change, "batch_size": batches[0], "data": str(folder)})
             files = open_data(recipe.data, image_size=side, augmentation=recipe.augmentation)
             for row in of_files(recipe, files, steps=2):
@@ -171,7 +173,7 @@ def main() -> None:
         return
     device = torch.device("cpu" if given.quick else "cuda")
     about = {**provenance({}, seed=0), "device": device_name(device), "quick": given.quick}
-    rows = measure(given.quick, lambda row: print("  ".join(cells(row)), flush=True))
+    rows = measure(given.quick, write)
     given.out.mkdir(parents=True, exist_ok=True)
     name = given.out / f"training-{'-'.join(about['device'].lower().split())}"
     name.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")

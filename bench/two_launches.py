@@ -24,11 +24,11 @@ class TwoLaunches:
 
     def __init__(self, named: Any, lr: float, rule: str, scaling: Scaling):
         params: list[Tensor] = [param.detach() for _, param in named]
-        self._params = [param for _, param in named]
+        self._named = [param for _, param in named]
         states = ("momentum_buffer",) if rule == "sgd" else ("exp_avg", "exp_avg_sq")
         columns: dict[str, Any] = {name: [torch.zeros_like(p) for p in params] for name in states}
-        columns |= {"param": params, "grad": [param.grad for param in self._params]}
-        self._table = Table(columns, [Row(i, scaled=True) for i in range(len(params))])
+        columns |= {"param": params, "grad": [param.grad for param in self._named]}
+        self.table = Table(columns, [Row(i, scaled=True) for i in range(len(params))])
         self._rule = SGD if rule == "sgd" else ADAMW
         self._hyper: Any = (
             SGDHyper(lr, numbers.MOMENTUM, weight_decay=numbers.DECAY["sgd"])
@@ -41,10 +41,22 @@ class TwoLaunches:
 
     def step(self) -> None:
         """One step."""
-        grads: list[Any] = [param.grad for param in self._params]
-        self._table.accept_gradients(grads)
-        # SGD's first step takes the gradient as it is, which is 0 steps taken
-        self._table.taken = np.full(len(grads), self._taken, dtype=np.float32)
-        found = self._backend.step(self._rule, self._table, [self._hyper], self._scale, write=False)
-        self._backend.step(self._rule, self._table, [self._hyper], Factors(found[:, -1], self._scale.place))
+        self.update(self._launch(self._scale, write=False)[:, -1])
+
+    def update(self, factors: Tensor) -> None:
+        """The second launch alone, with factors of the tensors."""
+        self._launch(Factors(factors, self._scale.place), write=True)
         self._taken += 1
+
+    def step_in_one(self) -> Tensor:
+        """The same step in one launch; returns the statistics that it found."""
+        found = self._launch(self._scale, write=True)
+        self._taken += 1
+        return found
+
+    def _launch(self, scale: Any, *, write: bool) -> Any:
+        grads: list[Any] = [param.grad for param in self._named]
+        self.table.accept_gradients(grads)
+        # SGD's first step takes the gradient as it is, which is 0 steps taken
+        self.table.taken = np.full(len(grads), self._taken, dtype=np.float32)
+        return self._backend.step(self._rule, self.table, [self._hyper], scale, write=write)

@@ -19,11 +19,13 @@ class Stand:
 
     def __init__(self, log):
         self._log, self._time = log, 0.0
+        self.version = SimpleNamespace(cuda="13.0")
         self.cuda = SimpleNamespace(
             Event=self._event, Stream=Stream, current_stream=Stream, stream=contextlib.nullcontext,
             CUDAGraph=self._graph, graph=contextlib.nullcontext, _sleep=self._sleep,
             synchronize=lambda: log.append("wait"), memory_allocated=lambda: 100, max_memory_allocated=lambda: 350,
             reset_peak_memory_stats=lambda: log.append("reset"), empty_cache=lambda: None,
+            profiler=SimpleNamespace(start=lambda: log.append("profile"), stop=lambda: log.append("end of profile")),
             mem_get_info=lambda: (7, 9),
             get_device_properties=lambda device: SimpleNamespace(
                 L2_cache_size=1000, name="Stand-in", major=9, minor=0, multi_processor_count=2, total_memory=9
@@ -71,9 +73,11 @@ def log():
 def gpu(log, monkeypatch):
     monkeypatch.setattr(clock, "torch", Stand(log))
     monkeypatch.setattr(clock, "WARM_UP", 0.001)
+    driver = SimpleNamespace(cuCtxResetPersistingL2Cache=lambda: log.append("priorities") or log[0].startswith("fail"))
+    monkeypatch.setattr(clock.ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
     made = clock.CudaClock()
     # single precision, twice the cache
-    assert log[:3] == ["buffer of 500", "flush", "wait"]
+    assert log[:4] == ["buffer of 500", "priorities", "flush", "wait"]
     log.clear()
     return made
 
@@ -89,10 +93,21 @@ def test_only_the_call_is_between_the_events(gpu, log, flush):
     assert gpu.device_seconds(call, flush=flush, host=1e-3) == pytest.approx(3e-6, rel=1e-6)
     slept = int((2e-3 + 100e-6) * 2e9)
     middle = [entry for entry in log if not entry.startswith("sleep")]
-    assert middle == ["wait", *(["flush"] if flush else []), "record", "call", "record", "wait"]
+    assert middle == ["wait", *(["priorities", "flush"] if flush else []), "record", "call", "record", "wait"]
     (sleep,) = [entry for entry in log if entry.startswith("sleep")]
     assert int(sleep.split()[1]) == pytest.approx(slept, rel=1e-6)
     assert log.index(sleep) == log.index("record") - 1
+
+
+def test_a_profiler_sees_the_call_alone(gpu, log):
+    gpu.profiled(lambda: log.append("call"))
+    assert log == ["priorities", "flush", "wait", "profile", "call", "wait", "end of profile"]
+
+
+def test_a_flush_that_fails_is_an_error(gpu, log):
+    log.append("fail")
+    with pytest.raises(RuntimeError, match="cuCtxResetPersistingL2Cache"):
+        gpu.profiled(lambda: None)
 
 
 def test_wall_time_ends_when_the_device_is_done(gpu, log):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from bench import cli, sweep
 from bench.contestants import contestants
@@ -19,10 +18,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure the GPU")
-def test_what_cannot_be_measured_is_said(tmp_path):
-    result = CliRunner().invoke(cli.app, ["--gpu", "--out", str(tmp_path), "--commit", "abc"])
-    assert result.exit_code == 0, result.output
-    assert "skipped: gpu: no GPU: GPU time" in result.output
+def test_what_cannot_be_measured_is_said(tmp_path, capsys):
+    assert cli.main(["--gpu", "--out", str(tmp_path), "--commit", "abc"]) == 0
+    assert "skipped: gpu: no GPU: GPU time" in capsys.readouterr().out
     (path,) = tmp_path.glob("*.json")
     results = json.loads(path.read_text())
     assert results["about"]["commit"] == "abc"
@@ -36,8 +34,7 @@ def test_sections_are_run_and_saved(tmp_path, monkeypatch):
     lines = [{"over": over, "scaling": "plain", "n": n, "first": 1.0, "step": 0.5, "table_bytes": 10 * n}
              for over in ("tensors", "parameters") for n in (10, 100)]  # fmt: skip
     monkeypatch.setattr(cli, "_lines", lambda section, quick: iter(lines))
-    result = CliRunner().invoke(cli.app, ["--only", "scaling", "--out", str(tmp_path)])
-    assert result.exit_code == 0, result.output
+    assert cli.main(["--only", "scaling", "--out", str(tmp_path)]) == 0
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".md", ".png"}
     (path,) = tmp_path.glob("*.json")
     assert json.loads(path.read_text())["scaling"] == lines
@@ -51,7 +48,24 @@ def test_a_section_that_fails_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("arguments", [["--only", "speed"], ["--gpu", "--only", "host"]])
 def test_refused(arguments):
-    assert CliRunner().invoke(cli.app, arguments).exit_code == 2
+    with pytest.raises(SystemExit) as error:
+        cli.main(arguments)
+    assert error.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("refused", "row", "failed"),
+    [
+        ({}, {"who": "torch fused", "skipped": "fails: no memory"}, 0),
+        ({"sgd ELR, torch fused fp32": "wrong by 1"}, {"who": "ours"}, 0),
+        ({"sgd ELR, ours fp32": "wrong by 1"}, {"who": "ours"}, 1),
+        ({}, {"who": "ours, two launches", "skipped": "fails: no memory"}, 1),
+        ({}, {"who": "ours", "skipped": "no time left"}, 0),
+    ],
+)
+def test_a_failure_of_ours_is_a_failure_of_the_command(refused, row, failed):
+    row |= {"set": "toy", "rule": "sgd", "method": "ELR"}
+    assert len(cli.failures({"refused": refused, "rows": [row]})) == failed
 
 
 # as their papers and timm's model cards have them; GPT-3 XL rounds to 1.3 billion
@@ -103,7 +117,7 @@ def test_constants_are_set_before_kernels_are_imported():
 
 def test_the_sweep_tries_what_there_is():
     steps = {(c.rule, c.method) for c in contestants() if c.who == "ours"}
-    for step, changes in sweep.candidates():
+    for step, _, changes in sweep.candidates():
         rule, _, method = step.partition(" ")
         assert (rule, method or "statistics") in steps
         for name, value in changes.items():
@@ -112,7 +126,7 @@ def test_the_sweep_tries_what_there_is():
                 assert value.keys() <= set(now._fields)
             else:
                 assert value.keys() == now.keys() if isinstance(now, dict) else isinstance(now, int)
-        # not less than 16 bytes a thread in single precision, which is what the sweep times
+        # not less than 16 bytes a thread in single precision, in which blocks are tried
         assert changes.get("GPU", {}).get("block", 1024) / changes.get("THREADS", 128) >= 4
     # and in half precision of what stands
     assert constants.GPU.block / constants.THREADS >= 8

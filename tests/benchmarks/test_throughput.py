@@ -1,12 +1,13 @@
 """The throughput bench on the clock of the host: everything but the events, graphs and the profiler of a GPU."""
 
 import json
+import time
 
 import pytest
 import torch
 
 from bench import figures, gate, targets, throughput
-from bench.case import Case, batches
+from bench.case import Case, Options, batches, run_case
 from bench.clock import CpuClock
 from bench.contestants import METHODS, contestants, ours, torchs
 from bench.report import markdown
@@ -83,6 +84,39 @@ def test_what_is_refused_is_not_timed(monkeypatch):
     assert "wrong by" in found["refused"]["sgd ELR, somebody fp32"]
     assert found["refused"]["sgd ELR, another fp32"].startswith("fails: ValueError")
     assert found["absent"] == {"apex": "not installed"}
+
+
+class FailsLater:
+    """A contestant that is right, and fails in a larger case or after some steps."""
+
+    def __init__(self, named, steps):
+        self._left, self._step = steps, torch.optim.SGD([param for _, param in named], lr=1.0).step
+
+    def step(self):
+        self._left -= 1
+        if self._left < 0:
+            raise MemoryError("none left")
+        self._step()
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("place", [0, 1])
+def test_others_are_timed_after_one_that_fails(steps, place):
+    """In its first steps, or between samples."""
+    entrants = [torchs("sgd", "plain", "fused", 5), ours("sgd", "plain")]
+    entrants.insert(place, entrants[0]._replace(who="ill", build=lambda named, *_: FailsLater(named, steps)))
+    rows = run_case(CASES[0], entrants, CpuClock(), time.monotonic() + 60, 3, Options(profile=False, captured=()))
+    assert {row["who"]: row.get("skipped") for row in rows} == {
+        "torch fused": None, "ours": None, "ill": "fails: MemoryError: none left"
+    }  # fmt: skip
+    # a ratio to a step that failed is none
+    assert all((row["of_first"] is None) == (place == 0) for row in rows if "skipped" not in row)
+    assert "fails: MemoryError" in markdown({"about": {}, "skipped": {}, "gpu": gpu_of(rows)})
+
+
+def gpu_of(rows):
+    return {"rows": rows, "timed": "", "facts": {}, "copy_bytes_per_second": [1.0, 1.0], "refused": {}, "absent": {},
+            "no_time": []}  # fmt: skip
 
 
 def test_without_time_it_says_so():

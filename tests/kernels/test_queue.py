@@ -8,6 +8,7 @@ from tables import HYPER, RULES, SGD, TILE, change_sizes, equal, make, twin
 from tolerances import same
 
 from bench.bytes_moved import recorded
+from bench.stress import shuffled
 from fused_lwlr import ELR, LAMB, LARS
 from fused_lwlr.kernels import Gate, Row, reference, triton
 from fused_lwlr.kernels.triton import launch, workspace
@@ -88,20 +89,8 @@ def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
     change_sizes(monkeypatch, window=window)
     scale = SCALES["ELR"].scale(SGD)
     triton.step(SGD, table, HYPER["sgd"], scale)
-    make_list = workspace.item_list
-
-    def shuffled(*args):
-        items = make_list(*args)
-        rng = np.random.default_rng(seed)
-        place = rng.random(len(items))
-        # an update comes after the last of its row's norms
-        for row in np.unique(items[:, 0]):
-            norms, updates = ((items[:, 0] == row) & (items[:, 1] % 2 == kind) for kind in (0, 1))
-            place[updates] += place[norms].max()
-        return np.ascontiguousarray(items[np.argsort(place, kind="stable")])
-
-    monkeypatch.setattr(workspace, "item_list", shuffled)
-    triton.step(SGD, other, HYPER["sgd"], scale)
+    with shuffled(seed):
+        triton.step(SGD, other, HYPER["sgd"], scale)
     equal(other, table, same)
     monkeypatch.undo()
     reference.step(SGD, third, HYPER["sgd"], scale)

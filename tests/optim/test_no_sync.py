@@ -1,5 +1,7 @@
 """A step neither waits for the device nor touches the gradients."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from cases import SCALINGS, every_case, every_scaling, name_of
@@ -22,9 +24,21 @@ SYNCHRONIZING = (
 )
 
 
+@contextmanager
+def errors_of_cuda():
+    """CUDA calls that wait for the device raise inside."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.fixture
-def unsynchronized(monkeypatch):
-    """Arms methods that wait for the device so that they raise; Triton's interpreter may use them in kernels."""
+def unsynchronized(monkeypatch, device):
+    """A context in which calls that wait for the device raise; Triton's interpreter may use them in kernels."""
+    if device.type == "cuda":
+        return errors_of_cuda
     armed = []
     for method in SYNCHRONIZING:
         original = getattr(torch.Tensor, method)
@@ -48,7 +62,16 @@ def unsynchronized(monkeypatch):
                 armed[:] = kept
 
         monkeypatch.setattr(interpreter.GridExecutor, "__call__", call)
-    return armed
+
+    @contextmanager
+    def arm():
+        armed.append(True)
+        try:
+            yield
+        finally:
+            armed.clear()
+
+    return arm
 
 
 @every_scaling
@@ -60,11 +83,17 @@ def test_no_step_waits_for_the_device(name, backend, scaling, unsynchronized, de
     train((optimizer,), (named,), 1)
     for _ in range(2):
         gradients(named)
-        unsynchronized.append(True)
-        optimizer.step()
-        stats = optimizer.layer_stats()
-        unsynchronized.clear()
+        with unsynchronized():
+            optimizer.step()
+            stats = optimizer.layer_stats()
     assert stats.grad_norm.isfinite().all()
+
+
+def test_a_wait_raises(unsynchronized, device):
+    number = torch.ones((), device=device)
+    with pytest.raises((AssertionError, RuntimeError), match="wait|synchroniz"), unsynchronized():
+        number.item()
+    assert number.item() == 1
 
 
 GATES = [{}, {"clip_global_norm": 0.5}, {"nonfinite": "skip"}]
