@@ -56,9 +56,10 @@ bench-host: $(VENV)/.dev
 	$(BIN)/python -m bench --only host --out runs/bench-host
 	$(BIN)/python -m bench.history --add runs/bench-host
 
-# the tests and figures of a GPU's first half hour, in stages; also PYTHONPATH=. python -m bench.gpu_day
+# the tests and figures of a GPU's first half hour: every stage, into runs/gpu-day; docs/benchmarks.md has more
 gpu: $(VENV)/.dev
-	PYTHONPATH=. $(BIN)/python -m bench.gpu_day
+	for stage in smoke tests memcheck bench ncu sweep training; do \
+		PATH="$(abspath $(BIN)):$$PATH" python -m bench.gpu_day $$stage --out runs/gpu-day || failed=1; done; test -z "$$failed"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

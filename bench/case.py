@@ -80,7 +80,7 @@ class Entry:
         return optimizer
 
     def attempt(self, call: Callable[["Entry"], Any]) -> Any:
-        """Returns what a call returns; None if it fails, and from then on."""
+        """Returns the result of a call; None if it fails, and after a failure."""
         if self.failure is None:
             try:
                 return call(self)

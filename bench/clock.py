@@ -86,14 +86,14 @@ class CudaClock:
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call,unused-ignore]
 
     def _flush(self) -> None:
-        """Reads twice as much as L2 holds: what was written instead would be written back in the time of the call.
+        """Reads twice as many bytes as L2 holds. Lines that a flush writes would be written back during the call.
 
-        Lines that were loaded with `evict_last` outlive that, unless their priority is taken first.
+        Lines that were loaded with `evict_last` stay in L2 after a read, unless the driver resets their priority first.
         """
         if torch.version.cuda is not None:
             code = ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()
             if code not in (0, NOT_SUPPORTED):
-                raise RuntimeError(f"cuCtxResetPersistingL2Cache() ended with error {code} of CUDA's driver")
+                raise RuntimeError(f"cuCtxResetPersistingL2Cache() of the CUDA driver returned the error {code}")
         self._flushed.sum()
 
     def facts(self) -> dict[str, Any]:

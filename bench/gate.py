@@ -66,7 +66,7 @@ def refusal(contestant: Contestant, dtype: torch.dtype, device: torch.device) ->
     try:
         error = error_of(contestant, dtype, device)
     except Exception as raised:
-        # said in the report; what others do is still measured
+        # the report names the error, and the other contestants are still measured
         return failure(raised)
     # not above, and not NaN
     return None if error <= TOLERANCE[dtype] else f"wrong by {error:.1e}, more than {TOLERANCE[dtype]:.1e}"

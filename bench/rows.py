@@ -1,6 +1,6 @@
-"""Rows of measurements, each written as soon as it is there: to standard output, and to the file that ROWS names.
+"""Writes a row as soon as it is measured, to standard output and to the file that ROWS names.
 
-As a plugin of pytest (`-p bench.rows`): only tests that run on the device, and a row for each of them.
+As a plugin of pytest (`-p bench.rows`) it selects the tests that run on the device and writes a row for each.
 """
 
 import json
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Writes what became of a test; the process that hands out the tests hears of all."""
+    """Writes the outcome of a test. With pytest-xdist the main process receives the reports of all tests."""
     if (report.when == "call" or not report.passed) and "PYTEST_XDIST_WORKER" not in os.environ:
         row = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 2)}
         _keep(json.dumps(row) + "\n")

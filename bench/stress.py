@@ -8,9 +8,10 @@ on a second stream. A tensor of more than 2**31 elements follows. Writes one row
 
 import argparse
 import contextlib
+import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -57,27 +58,25 @@ def differing(one: Tensor, other: Tensor) -> int:
     return int((one.view(bits) != other.view(bits)).sum())
 
 
-class Copy:
-    """A copy that runs on a second stream of a GPU; elsewhere nothing."""
+def copy_beside(device: torch.device, size: int = 1 << 30) -> Callable[[], object]:
+    """Returns a function that starts a copy on a second stream of a GPU, and does nothing elsewhere."""
+    if device.type != "cuda":
+        return lambda: None
+    stream = torch.cuda.Stream(device)
+    source, target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
 
-    def __init__(self, device: torch.device, size: int = 1 << 30):
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        size = size if self._stream else 0
-        self._source, self._target = (torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2))
+    def begin() -> None:
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
 
-    def begin(self) -> None:
-        """Starts the copy."""
-        if self._stream is not None:
-            with torch.cuda.stream(self._stream):
-                self._target.copy_(self._source, non_blocking=True)
+    return begin
 
 
 def twins(named: Any, rule: str) -> tuple[TwoLaunches, TwoLaunches]:
-    """Two equal optimizers, with weights and state of their own and the same gradients."""
-    others = []
-    for name, param in named:
-        others.append((name, nn.Parameter(param.detach().clone())))
-        others[-1][1].grad = param.grad
+    """Returns two equal optimizers that share gradients but not weights and state."""
+    others = [(name, nn.Parameter(param.detach().clone())) for name, param in named]
+    for (_, other), (_, param) in zip(others, named, strict=True):
+        other.grad = param.grad
     return TwoLaunches(named, LR, rule, SCALINGS[rule]), TwoLaunches(others, LR, rule, SCALINGS[rule])
 
 
@@ -92,15 +91,15 @@ def orders(shapes: Shapes, rule: str, dtype: torch.dtype, device: torch.device, 
     torch.manual_seed(0)
     named = parameters(shapes, dtype, device)
     one, two = twins(named, rule)
-    copy, taken, wrong = Copy(device), 0, 0
+    begin_copy, taken, wrong = copy_beside(device), 0, 0
     while taken < steps and not wrong:
-        # what was made for the last order
+        # lists of items in the last order
         one.table.cache.clear()
         for _ in range(min(SAME_ORDER, steps - taken)):
             for _, param in named:
                 assert param.grad is not None
                 param.grad.uniform_(-1, 1)
-            copy.begin()
+            begin_copy()
             with shuffled(taken):
                 one.step_in_one()
             two.step()
@@ -118,7 +117,7 @@ def large(elements: int, device: torch.device, *, part: int = (1 << 20) + 5) -> 
     tail = nn.Parameter(weight[-part:].clone())
     assert named[0][1].grad is not None
     tail.grad = named[0][1].grad[-part:].clone()
-    expected = sum(float(some.double().square().sum()) for some in weight.split(1 << 28))
+    expected = math.fsum(float(some.double().square().sum()) for some in weight.split(1 << 28))
     found = one.step_in_one()
     two.step()
     error = abs(float(found[0, 3]) / expected - 1)
@@ -145,9 +144,8 @@ def main() -> int:
     small = parser.parse_args().rehearsal
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     wrong = 0
-    for row in checks(
-        device, SMALL if small else shapes_of("ViT-L/16"), 3 if small else 200, 2**21 if small else 2**31 + 5
-    ):
+    sizes = (SMALL, 3, 2**21) if small else (shapes_of("ViT-L/16"), 200, 2**31 + 5)
+    for row in checks(device, *sizes):
         rows.write(row)
         wrong += row["wrong"]
     return int(wrong > 0)

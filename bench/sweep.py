@@ -43,7 +43,7 @@ QUEUED = ("sgd ELR", "adamw LAMB")
 
 
 def candidates() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Step, dtype and constants: first those of the queue, and of each step those that stand, to compare with."""
+    """Returns steps, dtypes and constants, the queue first. The present constants of a step come first."""
     for dtype, step in itertools.product(("bf16", "fp32"), QUEUED):
         yield step, dtype, {}
         for passes in (1, 2, 8, 16):
@@ -110,7 +110,7 @@ def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str
 
 
 def forked(limit: float, *arguments: Any) -> dict[str, Any]:
-    """What a trial returns, or why it "failed", from a fork that is killed after `limit` seconds."""
+    """Runs a trial in a fork, which is killed after `limit` seconds; returns its result, or why it "failed"."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -160,8 +160,10 @@ def main() -> None:
         base = next((row["seconds"] for row in timed if not row["constants"]), float("nan"))
         best = min(timed, key=lambda row: row["seconds"], default=None)
         if best is not None:
-            print(f"{step} {dtype}: {best['constants'] or 'as it is'}, {best['seconds'] / base:.3f} of the time as it is")
+            print(
+                f"{step} {dtype}: {best['constants'] or 'as it is'}, {best['seconds'] / base:.3f} of the time as it is"
+            )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

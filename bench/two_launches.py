@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bench import reference as numbers
-from fused_lwlr.kernels import ADAMW, SGD, AdamWHyper, Factors, Row, Scale, SGDHyper, Table
+from fused_lwlr.kernels import ADAMW, SGD, AdamWHyper, Factors, Row, SGDHyper, Table
 from fused_lwlr.ops import pick
 from fused_lwlr.scaling import Scaling
 
@@ -35,7 +35,7 @@ class TwoLaunches:
             if rule == "sgd"
             else AdamWHyper(lr, *numbers.BETAS, numbers.EPS, numbers.DECAY["adamw"])
         )
-        self._scale: Scale = scaling.scale(self._rule)
+        self._scale: Any = scaling.scale(self._rule)
         self._backend = pick("auto", params[0].device, params[0].dtype)
         self._taken = 0
 
@@ -57,6 +57,6 @@ class TwoLaunches:
     def _launch(self, scale: Any, *, write: bool) -> Any:
         grads: list[Any] = [param.grad for param in self._named]
         self.table.accept_gradients(grads)
-        # SGD's first step takes the gradient as it is, which is 0 steps taken
+        # with 0 steps taken the momentum of SGD is the gradient
         self.table.taken = np.full(len(grads), self._taken, dtype=np.float32)
         return self._backend.step(self._rule, self.table, [self._hyper], scale, write=write)

@@ -1,4 +1,4 @@
-"""The queue beside two launches, with many items for few programs; and that a difference is seen."""
+"""The queue and two launches agree under contention, and a difference is reported."""
 
 import numpy as np
 import pytest

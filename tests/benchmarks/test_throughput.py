@@ -109,7 +109,7 @@ def test_others_are_timed_after_one_that_fails(steps, place):
     assert {row["who"]: row.get("skipped") for row in rows} == {
         "torch fused": None, "ours": None, "ill": "fails: MemoryError: none left"
     }  # fmt: skip
-    # a ratio to a step that failed is none
+    # there is no ratio to a step that failed
     assert all((row["of_first"] is None) == (place == 0) for row in rows if "skipped" not in row)
     assert "fails: MemoryError" in markdown({"about": {}, "skipped": {}, "gpu": gpu_of(rows)})
 

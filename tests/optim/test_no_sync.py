@@ -91,7 +91,7 @@ def test_no_step_waits_for_the_device(name, backend, scaling, unsynchronized, de
 
 def test_a_wait_raises(unsynchronized, device):
     number = torch.ones((), device=device)
-    with pytest.raises((AssertionError, RuntimeError), match="wait|synchroniz"), unsynchronized():
+    with pytest.raises((AssertionError, RuntimeError), match=r"wait|synchroniz"), unsynchronized():
         number.item()
     assert number.item() == 1
 
