@@ -28,7 +28,7 @@ PLUGINS = {"xdist": ["-n", "14"], "pytest_timeout": ["--timeout=60", "--timeout-
 """Packages that may be missing, and options of theirs."""
 TESTS = ["tests/kernels", "tests/optim", "tests/conformance"]
 # without its cache PyTorch allocates each tensor by itself, so that accesses beyond its end are seen
-MEMCHECK = "env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9".split()
+MEMCHECK = shlex.split("env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9")
 
 
 class Stage(NamedTuple):

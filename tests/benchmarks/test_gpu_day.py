@@ -178,4 +178,4 @@ def test_a_sweep_ends_in_time(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["sweep", "--seconds", seconds, "--rehearsal"])
         sweep.main()
         assert len(tried) == count
-    assert "0.500 of the time before" in capsys.readouterr().out
+    assert "0.500 of the time as it is" in capsys.readouterr().out
