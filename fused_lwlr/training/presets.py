@@ -38,7 +38,7 @@ VIT: dict[str, Any] = {
     **{"model": "timm:vit_small_patch16_224", "epochs": 300.0, "batch_size": 4096, "lr_batch_size": 4096},
 }
 VIT_ADAMW: dict[str, Any] = {**VIT, "optimizer": "adamw", "lr": 1e-2, "lr_scaling": "sqrt", "weight_decay": 0.1}
-# Rates, decay, momentum and epochs by batch size are in `mlperf`. BatchNorm and biases are left out by name, as there.
+# Rates, decay, momentum and steps by batch size are in `mlperf`. Normalizations and biases have no decay, as there.
 LARS: dict[str, Any] = {
     **{
         "model": "timm:resnet50",
@@ -48,7 +48,7 @@ LARS: dict[str, Any] = {
         "micro_batch": 256,
     },
     **{"init": "model", "rates": "single", "optimizer": "sgd", "batch_size": 8192, "lr_in_momentum": True},
-    **{"scaling": "lars", "trust_coefficient": 0.001, "exclude": ("*bn*", "*.bias", "*downsample.1.*")},
+    **{"scaling": "lars", "trust_coefficient": 0.001, "decay": "matrices"},
     **{"schedule": "polynomial", "power": 2.0, "min_lr": 1e-4},
 }
 # The LWLR paper's (appendix to Table 5) but for the rate, which it does not give: that of LAMB, Table 4, at 2048.

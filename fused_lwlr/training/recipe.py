@@ -181,7 +181,7 @@ class Recipe:
     eps: NotNegative = _optimizer(1e-8, "Added to the denominator of AdamW.")
     weight_decay: NotNegative = _optimizer(1e-4, "Weight decay.", shown="1e-4 for sgd, 0.1 for adamw")
     decay: Literal["all", "matrices"] = _optimizer(
-        "all", "Decay all parameters, or only those of two or more dimensions."
+        "all", "Decay all parameters, or only those of two or more dimensions that are not of a normalization."
     )
     exclude: tuple[str, ...] = _optimizer(
         (),

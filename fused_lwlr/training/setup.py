@@ -12,6 +12,7 @@ import fused_lwlr
 from fused_lwlr import SGD, AdamW, LayerRates
 from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.streams import imported
+from fused_lwlr.methods.lwlr.init import NORMS
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import matches
@@ -136,11 +137,12 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
         ValueError: a pattern that fits no parameter, or a model whose blocks `layer_decay` does not find.
     """
     named = list(model.named_parameters())
-    included = _included(recipe, named)
+    included = _included(recipe, model)
     spared = [(n, p) for n, p in named if not included(n, p) or (recipe.decay == "matrices" and p.dim() < 2)]
     names = {name for name, _ in spared}
-    groups: list[dict[str, Any]] = [{"params": [pair for pair in named if pair[0] not in names]}]
-    groups += [{"params": spared, "weight_decay": 0.0}] if spared else []
+    decayed: dict[str, Any] = {"params": [pair for pair in named if pair[0] not in names]}
+    # torch takes no named parameters after a group without any
+    groups = [group for group in (decayed, {"params": spared, "weight_decay": 0.0}) if group["params"]]
     layers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
     common: dict[str, Any] = {
         "lr": peak_lr(recipe),
@@ -161,8 +163,8 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
 def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scaling | None:
     """The layer-wise scaling of a recipe, of those layers that it acts on by default and that are included."""
     scaling = _scaling(recipe)
-    if scaling is None or not recipe.exclude:
-        return scaling
+    if scaling is None:
+        return None
     default: Any = scaling.select
     return replace(scaling, select=lambda name, param: default(name, param) and included(name, param))
 
@@ -179,11 +181,16 @@ def _scaling(recipe: Recipe) -> Scaling | None:
     return fused_lwlr.NormalizedGradient() if recipe.scaling == "ng" else None
 
 
-def _included(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> Callable[[str, Tensor], bool]:
-    """Tells which parameters none of the patterns of `exclude` fits."""
+def _included(recipe: Recipe, model: nn.Module) -> Callable[[str, Tensor], bool]:
+    """Tells which parameters neither `exclude` nor, with `decay="matrices"`, a normalization leaves out."""
+    named = list(model.named_parameters())
     for pattern in recipe.exclude:
         if not any(matches(name, [pattern]) for name, _ in named):
             raise ValueError(
                 f"--exclude {pattern} fits no parameter of {recipe.model}, which has {named[0][0]}, {named[-1][0]}, ..."
             )
-    return lambda name, param: not matches(name, recipe.exclude)
+    norms = {
+        f"{path}.{part}" for path, module in model.named_modules() if isinstance(module, NORMS)
+        for part, _ in module.named_parameters(recurse=False)
+    } if recipe.decay == "matrices" else set()  # fmt: skip
+    return lambda name, param: name not in norms and not matches(name, recipe.exclude)
