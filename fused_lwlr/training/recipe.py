@@ -295,7 +295,7 @@ class Recipe:
             raise ValueError("--repeats needs --augmentation basic or another: copies of an image would be the same")
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
-                f"--warmup-epochs {self.warmup_epochs:g} leaves nothing of --epochs {self.epochs:g}: give fewer"
+                f"--warmup-epochs {self.warmup_epochs:g} leaves nothing of {self.epochs:g} epochs: give fewer"
             )
         if min(self.std) <= 0:
             raise ValueError(f"--std {','.join(map(str, self.std))}: all must be above 0")

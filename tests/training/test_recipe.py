@@ -81,10 +81,29 @@ def test_lars_has_the_numbers_of_mlperf(row):
     assert (peak_lr(recipe), recipe.warmup_epochs, recipe.weight_decay, recipe.momentum) == tuple(row[1:5])
     assert (recipe.schedule, recipe.power, recipe.min_lr) == ("polynomial", 2.0, 1e-4)
     assert (recipe.trust_coefficient, recipe.label_smoothing, recipe.lr_in_momentum) == (0.001, 0.1, True)
+    # an epoch of the training leaves out the last images, and one of the reference does not
+    warmup, per_epoch = round(row.warmup_epochs * 1_281_167 / row.batch_size), 1_281_167 // row.batch_size
+    assert warmup_steps(recipe, per_epoch) == warmup
+    assert total_steps(recipe, per_epoch) == warmup + row.decay_steps
+    assert notes == [
+        f"The training has the steps of MLPerf on ImageNet, {warmup + row.decay_steps:,} with {warmup:,} of warm-up: "
+        "with other images give --epochs."
+    ]
+
+
+def test_the_length_of_a_training_with_lars_may_be_given():
+    notes = []
+    recipe = resolve("resnet50-lars", {"epochs": 10}, note=notes.append)
+    assert (total_steps(recipe, 156), warmup_steps(recipe, 156)) == (1560, 780)
+    recipe = resolve("resnet50-lars", {"steps": 100}, note=notes.append)
+    assert (total_steps(recipe, 156), warmup_steps(recipe, 156)) == (100, round(100 * 782 / 6877))
     assert not notes
-    # the reference counts the images that are left over, too
-    decay = (recipe.epochs - recipe.warmup_epochs) * 1_281_167 / row.batch_size
-    assert decay == pytest.approx(row.decay_steps, rel=1e-3)
+    # beyond the table epochs of warm-up are those of ImageNet
+    options = {"batch_size": 256, "lr": 1.0, "warmup_epochs": 2, "weight_decay": 1e-4, "momentum": 0.9}
+    recipe = resolve("resnet50-lars", {**options, "steps": "50045"}, note=notes.append)
+    assert (total_steps(recipe, 5004), warmup_steps(recipe, 5004)) == (50045, 10009)
+    with pytest.raises(ValueError, match=r"^--warmup-epochs 2 leaves nothing of 0\.\d+ epochs: give fewer$"):
+        resolve("resnet50-lars", {**options, "steps": 100})
 
 
 def test_between_the_rows_of_mlperf_is_said_what_is_interpolated():
@@ -230,7 +249,7 @@ WRONG = [
     ({"layer_decay": 0.7}, "--layer-decay and --rates layerwise both multiply the rates of layers: give one"),
     ({"init": "gradinit", "amp": "fp16"}, "--init gradinit computes in float32: choose --amp bf16 or none, or another "
                                           "--init"),
-    ({"warmup_epochs": 20}, "--warmup-epochs 20 leaves nothing of --epochs 20: give fewer"),
+    ({"warmup_epochs": 20}, "--warmup-epochs 20 leaves nothing of 20 epochs: give fewer"),
     ({"repeats": 3}, "--repeats needs --augmentation basic or another: copies of an image would be the same"),
     ({"steps": 0}, "--steps 0: must be greater than or equal to 1"),
     ({"checkpoint_minutes": 0}, "--checkpoint-minutes 0: must be greater than 0"),
