@@ -15,7 +15,6 @@ from fused_lwlr.training.config_diff import another_spread, difference
 from fused_lwlr.training.layer_values import LayerProbe
 from fused_lwlr.training.recipe import FIELDS, FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
-from fused_lwlr.training.schedule import peak_lr
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.trainer import Trainer
 
@@ -193,7 +192,7 @@ class Loop:
         mean = world.sum(self.loss.clone()).item() / (world.size * max(self.steps, 1))
         if not math.isfinite(mean):
             raise DivergedError(
-                f"the training loss became {mean} by step {self.trainer.step} (peak lr {peak_lr(self.recipe):.3g}): "
+                f"the training loss became {mean} by step {self.trainer.step} (peak lr {self.recipe.peak_lr:.3g}): "
                 "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
             )
         return mean

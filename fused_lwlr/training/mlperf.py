@@ -41,14 +41,14 @@ FIELDS = ("lr", "warmup_epochs", "weight_decay", "momentum", "epochs")
 def fields_of(batch_size: int, given: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """The fields that the table has for a batch size, and a note about them.
 
-    Unless the user has given epochs or steps, `steps` are those of the table, and its warm-up has as many steps as
-    there: epochs of a training leave out the last images, and those of the table do not. Between two rows all numbers
-    are interpolated over the logarithm of the batch size; decay as epochs.
+    Unless the user has given epochs or steps, the training has the steps of the table, for warm-up and in all. An epoch
+    of a training leaves out the last images, and an epoch of the table does not. Between two rows all numbers are
+    interpolated over the logarithm of the batch size; decay as epochs.
 
     Args:
         batch_size: images in a step.
-        given: fields that the user has given. With all of `FIELDS` any batch size goes; steps may replace epochs, which
-            are then those of ImageNet.
+        given: fields that the user has given. With all of `FIELDS` any batch size goes. There `steps` may take the
+            place of `epochs`, and then an epoch is one of ImageNet.
 
     Raises:
         ValueError: the batch size is outside of the table.
@@ -101,7 +101,7 @@ def _with_steps(
 
 
 def _epochs_of(given: Mapping[str, Any], batch_size: int) -> dict[str, float]:
-    """The epochs of ImageNet in the steps that the user has given; empty without, or with what is no number."""
+    """The epochs of ImageNet in the steps that the user has given; empty without steps, or with epochs."""
     try:
         return {"epochs": int(given["steps"]) * batch_size / IMAGES} if "epochs" not in given else {}
     except (KeyError, TypeError, ValueError):

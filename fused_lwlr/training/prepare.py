@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fused_lwlr import LayerRates, calibrate, gradinit_
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.schedule import peak_lr
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
 Loss = Callable[[Any, Any], Tensor]
@@ -30,7 +29,7 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
         batches,
         loss,
         optimizer="sgd" if recipe.optimizer == "sgd" else "adam",
-        lr=peak_lr(recipe),
+        lr=recipe.peak_lr,
         steps=recipe.gradinit_steps,
         relative_gamma=recipe.gradinit_gamma,
         tau=recipe.gradinit_tau,

@@ -19,7 +19,6 @@ from fused_lwlr.patterns import matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.schedule import peak_lr
 
 Data = TypeVar("Data", Splits, Text)
 
@@ -145,7 +144,7 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
     groups = [group for group in (decayed, {"params": spared, "weight_decay": 0.0}) if group["params"]]
     layers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
     common: dict[str, Any] = {
-        "lr": peak_lr(recipe),
+        "lr": recipe.peak_lr,
         "weight_decay": recipe.weight_decay,
         "layers": layers,
         "scaling": new_scaling(recipe, included),

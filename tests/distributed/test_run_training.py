@@ -133,7 +133,7 @@ def test_all_processes_refuse(change, message):
 
 @pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])
 def test_a_dry_run_takes_steps_in_all_processes_and_one_tells(options):
-    recipe = dataclasses.replace(BASE, **options, ema=None, rates="single", out="nowhere")
+    recipe = dataclasses.replace(BASE, **options, ema=None, rates="single", calibration_steps=None, out="nowhere")
     console = Console(file=io.StringIO(), width=200)
     dry_run(recipe, console)
     told = console.file.getvalue()
@@ -156,7 +156,7 @@ def digits():
 
 
 def test_gradients_are_synchronized_in_the_last_pass_of_a_step():
-    trainer = Trainer(dataclasses.replace(BASE, rates="single"), two(), digits())
+    trainer = Trainer(dataclasses.replace(BASE, rates="single", calibration_steps=None), two(), digits())
     trainer.adopt()
     asked, passes = [], trainer.batches()
     trainer.model.register_forward_pre_hook(lambda *arguments: asked.append(trainer.called.require_backward_grad_sync))
@@ -189,7 +189,9 @@ def test_blocks_are_sharded_each_for_itself(model, expected):
 
 
 def test_gradinit_is_that_of_the_first_process():
-    recipe = dataclasses.replace(BASE, init="gradinit", gradinit_steps=2, fsdp=True, rates="single")
+    recipe = dataclasses.replace(
+        BASE, init="gradinit", gradinit_steps=2, fsdp=True, rates="single", calibration_steps=None
+    )
     trainer = Trainer(recipe, two(), digits())
     if dist.get_rank():
         trainer.loss = lambda outputs, targets: 3 * Trainer.loss(trainer, outputs, targets)

@@ -36,7 +36,8 @@ def small(preset, pictures, **options):
     recipe = resolve(preset, {})
     change = SMALL[recipe.model]
     change = change if isinstance(change, dict) else {"model_args": (*recipe.model_args, *change)}
-    sizes = {"image_size": 32, "batch_size": 8, "micro_batch": 4, "steps": 2, "calibration_steps": 1, "workers": 0}
+    sizes = {"image_size": 32, "batch_size": 8, "micro_batch": 4, "steps": 2, "workers": 0}
+    sizes |= {"calibration_steps": 1} if recipe.rates == "layerwise" else {}
     # LARS has no numbers for batches this small; some architectures take images of one size alone
     sizes |= {name: getattr(recipe, name) for name in mlperf.FIELDS} if "lars" in preset else {}
     sizes |= {"test_size": 40} if recipe.test_size else {}
