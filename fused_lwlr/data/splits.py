@@ -1,6 +1,7 @@
 """Data sets by name or by path, ready to be loaded."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from fused_lwlr.data.augment import POLICIES, training_transform, validation_transform
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
+from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.sources import Files, Noise, Pictures, Split, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
@@ -43,6 +45,11 @@ class Splits:
     def sizes(self) -> dict[str, int]:
         """What a model must fit."""
         return {"image_size": self.image_size, "channels": self.channels}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A text that differs where examples or classes differ, see `Split.fingerprint`."""
+        return digest(self.train.fingerprint(), self.val.fingerprint(), *self.classes)
 
 
 def open_data(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fused_lwlr.data.decode import open_rgb
+from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.folder import EXTENSIONS
 from fused_lwlr.data.sources import Files
 
@@ -44,6 +45,10 @@ class Members(Files):
         except OSError as error:
             raise ValueError(f"cannot read the image {self.path(index)}: {error.strerror}") from error
         return open_rgb(io.BytesIO(content), self.path(index))
+
+    def fingerprint(self) -> str:
+        """By names, classes, places and sizes of all images."""
+        return digest(self.names, self.ends, self.targets, self.places)
 
 
 def scan_shards(data: str, val_data: str | None) -> tuple[tuple[str, ...], list[list[Member]], list[list[Member]]]:

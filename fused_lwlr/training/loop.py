@@ -18,6 +18,9 @@ from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.trainer import Trainer
 
+FINGERPRINT = "names, sizes or classes of the data"
+"""Must be the same when a run continues; the name is shown to the user."""
+
 
 class DivergedError(RuntimeError):
     """The training loss is not finite any more."""
@@ -67,6 +70,7 @@ class Loop:
             "world_size": trainer.world.size,
             # their order follows from their number
             trainer.data.example: [len(trainer.data.train), len(trainer.data.val)],
+            FINGERPRINT: trainer.data.fingerprint,
         }
         self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
         self.every_evaluation = self.recipe.eval_every or trainer.steps_per_epoch
@@ -90,7 +94,8 @@ class Loop:
             optimizer=trainer.optimizer,
             config=self.config,
             free=(*FREE, *SPREAD),
-            defaults={name: field.default for name, field in FIELDS.items()},
+            # an older checkpoint has no fingerprint
+            defaults={FINGERPRINT: self.config[FINGERPRINT], **{n: field.default for n, field in FIELDS.items()}},
         )
         if found is None:
             return None

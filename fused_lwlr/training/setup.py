@@ -60,15 +60,20 @@ def load_data(recipe: Recipe) -> Splits | Text:
 
 def _alike(data: Data) -> Data:
     group = process_group()
-    sizes = gathered((len(data.train), len(data.val), len(data.classes)), group)
+    sizes = gathered((len(data.train), len(data.val), len(data.classes), data.fingerprint), group)
 
     def check() -> None:
         for rank, size in enumerate(sizes):
-            if size != sizes[0]:
+            if size[:3] != sizes[0][:3]:
                 raise ValueError(
                     f"process {rank} found {size[0]} {data.example} to train, {size[1]} to test and {size[2]} classes "
                     f"in {data.name}, but process 0 {sizes[0][0]}, {sizes[0][1]} and {sizes[0][2]}: all machines need "
                     f"the same {data.example}"
+                )
+            if size != sizes[0]:
+                raise ValueError(
+                    f"process {rank} found other names, sizes or classes of {data.example} in {data.name} than process "
+                    f"0: all machines need the same {data.example}"
                 )
 
     from_first(check, group)

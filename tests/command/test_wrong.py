@@ -6,6 +6,9 @@ import sys
 import pytest
 import torch
 
+from fused_lwlr import LayerRates
+from fused_lwlr.methods.lwlr.rates import LayerRate
+
 WRONG = [
     # names of models, data, devices and presets
     (
@@ -91,10 +94,21 @@ WRONG = [
     ("balance", "there is no command balance: it is fused-lwlr study balance now"),
     ("train extra", "Got unexpected extra argument"),
     # files
-    ("train --rates nowhere.json", "--rates must be single, layerwise or a file of rates, not 'nowhere.json'"),
+    (
+        "train --rates nowhere.json",
+        "--rates nowhere.json: there is no such file; give one that calibrate",
+    ),
     (
         "train --rates bad.json --device cpu",
-        "bad.json does not hold layer rates, as calibrate writes them: it has no",
+        "--rates bad.json does not hold layer rates, as calibrate writes them: it has no",
+    ),
+    (
+        "train --model vit --rates other.json --device cpu",
+        "--rates other.json is not for --model vit, that has no no.such.weight: calibrate this model",
+    ),
+    (
+        "train --rates few.json --device cpu",
+        "--rates few.json is not for --model resnet, of whose layers it lacks blocks.0.bn1.bias: cal",
     ),
     ("calibrate --out / --device cpu", "/ is a folder: give the name of a file in it"),
     ("calibrate --plot . --device cpu", ". is a folder: give the name of a file in it"),
@@ -105,6 +119,8 @@ WRONG = [
 @pytest.mark.parametrize(("line", "message"), WRONG, ids=[line for line, _ in WRONG])
 def test_one_line_without_a_traceback(run, line, message, tmp_path):
     (tmp_path / "bad.json").write_text("{}")
+    LayerRates([LayerRate("no.such.weight", 1.0, 1, 1.0, "weight")], 1).to_json(tmp_path / "other.json")
+    LayerRates([LayerRate("conv.weight", 1.0, 1, 1.0, "weight")], 1).to_json(tmp_path / "few.json")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "two.tsv").write_text("one\ttwo\nthree\tfour\n")
     (tmp_path / "short.txt").write_text("short " * 15)
@@ -112,6 +128,7 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
     assert stderr.startswith("Error: ")
     assert message in stderr
     assert "\n" not in stderr
+    assert not (tmp_path / "runs" / "train").exists()
 
 
 def test_divergence(run):

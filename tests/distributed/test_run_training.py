@@ -121,7 +121,7 @@ def test_a_signal_to_one_process_stops_all_and_both_go_on_to_the_same_bits(optio
     ("change", "message"),
     [
         ({"batch_size": 47}, "batch_size 47 does not divide among 2 processes: take 48"),
-        ({"rates": "nofile"}, "rates must be single, layerwise or a file"),
+        ({"rates": "nofile", "calibration_steps": None}, "--rates nofile: there is no such file"),
         ({"batch_size": 2000, "micro_batch": None}, "is more than the 1437 examples"),
     ],
     ids=str,
