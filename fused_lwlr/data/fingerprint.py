@@ -1,4 +1,4 @@
-"""A short text that differs where data differ, by which a run that goes on finds that its data have changed."""
+"""A short text that differs where data differ: with it a run that is continued finds that its data have changed."""
 
 import hashlib
 from collections.abc import Iterator
@@ -22,6 +22,6 @@ def digest(*parts: Any) -> str:
 
 
 def sample(count: int) -> Iterator[int]:
-    """At most `SAMPLE` of so many indices, evenly spaced."""
+    """Evenly spaced indices below `count`, at most `SAMPLE` of them."""
     chosen = min(count, SAMPLE)
     return (i * count // chosen for i in range(chosen))

@@ -116,7 +116,8 @@ def _steps(trainer: Trainer) -> Table:
 def _size(data: Splits | Text) -> str:
     if isinstance(data, Text):
         return f"of {data.context} tokens; {len(data.classes)} different tokens"
-    return f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels"
+    tested = f"; images to test are from {data.tested}" if data.tested else ""
+    return f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels{tested}"
 
 
 def _memory(trainer: Trainer, activations: float, micro: int, probe: int) -> Table:

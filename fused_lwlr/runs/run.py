@@ -56,6 +56,8 @@ def run(recipe: Recipe) -> int:
                 f"--loader {recipe.loader} has an order and an augmentation of its own: a run that was killed goes on "
                 "from its last checkpoint, but not to the same bits."
             )
+        if tested := getattr(trainer.data, "tested", ""):
+            screen.say(f"{len(trainer.data.val):,} images for validation are from {tested}.")
         checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
 
         def sinks(after: int | None) -> list[Sink]:
