@@ -1,8 +1,8 @@
 """Repair a torchvision that cannot be imported because it was built for another torch; run by `make`.
 
-Beside a torch for CPUs the compiled operators of a torchvision for GPUs do not load. Its import then fails, since it
-registers shapes for two of them. They are declared here, so that timm and the trainers of other libraries can import it;
-whoever calls one still gets an error. Where torchvision fits its torch nothing is changed.
+With a torch for CPUs, the compiled operators of a torchvision for GPUs do not load. Its import then fails, since it
+registers shapes for two of them. These are declared here, so that timm and the trainers of other libraries can import
+it. A call of one is still an error. A torchvision that fits its torch is not changed.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ if not _has_ops():
 
 
 def problem() -> str:
-    """The last line of the error that a new process gets when it imports torchvision; empty if there is none."""
+    """The last line of the error that a new process gets when it imports torchvision, or an empty text."""
     command = [sys.executable, "-c", "import torchvision"]
     return subprocess.run(command, capture_output=True, text=True).stderr.strip().rpartition("\n")[2]
 
@@ -34,7 +34,5 @@ def repair(package: Path) -> None:
 
 if __name__ == "__main__":
     if problem().endswith("operator torchvision::nms does not exist"):
-        found = importlib.util.find_spec("torchvision")
-        assert found is not None and found.origin is not None, "it was found a moment ago"
-        repair(Path(found.origin).parent)
+        repair(Path(importlib.util.find_spec("torchvision").origin).parent)
     sys.exit(problem() or 0)

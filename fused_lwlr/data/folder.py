@@ -9,6 +9,8 @@ from pathlib import Path
 EXTENSIONS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
+KINDS = "digits, synthetic, tar files, or text as python-docs, text:PATH, hf:NAME or pairs:FILE"
+"""Other data than folders of images."""
 VALIDATION = ("val", "validation", "test")
 """Names that the folder of images for validation may have."""
 
@@ -27,7 +29,7 @@ class Listing:
     tested: str
 
 
-def scan(path: Path, names: tuple[str, ...] = ("digits",)) -> Listing:
+def scan(path: Path) -> Listing:
     """The images of a folder that holds a sub-folder for each class, or `train/` and `val/` with those inside.
 
     `validation/` or `test/` may take the place of `val/`; of `val/` and `test/` the first is taken. Without any of them
@@ -36,7 +38,6 @@ def scan(path: Path, names: tuple[str, ...] = ("digits",)) -> Listing:
 
     Args:
         path: the folder.
-        names: what could have been asked for instead, to say so.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -45,13 +46,15 @@ def scan(path: Path, names: tuple[str, ...] = ("digits",)) -> Listing:
     """
     if not path.is_dir():
         if path.exists():
-            raise ValueError(f"{path} is a file: give the folder that holds one sub-folder of images for each class")
-        raise FileNotFoundError(f"{path} is not a folder of images, nor the name of a data set ({', '.join(names)})")
+            raise ValueError(
+                f"data={path} is a file: give the folder that holds one sub-folder of images for each class"
+            )
+        raise FileNotFoundError(f"data={path} is no folder of images: give one, {KINDS}")
     root = path / "train" if (path / "train").is_dir() else path
     classes = _folders(root)
     if len(classes) < 2:
         raise ValueError(
-            f"{root} has {len(classes)} sub-folder(s): images of two classes at least are needed, one folder each"
+            f"data={root} has {len(classes)} sub-folder(s): images of two classes at least are needed, one folder each"
         )
     val = _validation(path) if root != path else None
     if val is None:

@@ -126,7 +126,7 @@ def open_data(
         tested = val_data or f"every fifth image of each class in {source}"
         name, train, val = str(source), *map(Members, members)
     else:
-        found = scan(Path(source), ("digits", "synthetic"))
+        found = scan(Path(source))
         name, classes, train, val = str(source), found.classes, Files(found.train), Files(found.test)
         tested = found.tested
     skip = corrupt == "skip"

@@ -19,7 +19,7 @@ from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe, without_effect
-from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.setup import by_decay, load_data
 from fused_lwlr.training.trainer import Trainer
 
 PROBE = 4
@@ -106,11 +106,25 @@ def _steps(trainer: Trainer) -> Table:
         f"{recipe.min_lr:g}",
         "learning rate": f"{recipe.peak_lr:.4g} at its peak"
         + (f" ({recipe.lr:g} at {recipe.lr_batch_size}, {recipe.lr_scaling})" if recipe.lr_scaling != "none" else ""),
-        "optimizer": f"{recipe.optimizer}, scaling {recipe.scaling}, rates {recipe.rates}, weight decay "
-        f"{recipe.weight_decay:g} of {recipe.decay}",
+        "optimizer": f"{_rule(recipe)}, scaling {recipe.scaling}, rates {recipe.rates}",
+        "weight decay": _decay(recipe, trainer.model),
         "device": f"{world.device}, mixed precision {recipe.amp}",
     }
     return _table("What is trained", ("", ""), list(rows.items()))
+
+
+def _rule(recipe: Recipe) -> str:
+    if recipe.optimizer == "adamw":
+        return f"adamw, betas {recipe.betas[0]:g} and {recipe.betas[1]:g}, eps {recipe.eps:g}"
+    kind = "Nesterov momentum" if recipe.nesterov else "momentum"
+    return f"sgd, {kind} {recipe.momentum:g}{', with the learning rate in it' if recipe.lr_in_momentum else ''}"
+
+
+def _decay(recipe: Recipe, model: nn.Module) -> str:
+    """The weight decay, and of how many parameters."""
+    decayed, spared = by_decay(recipe, model)
+    numel = sum(param.numel() for _, param in decayed)
+    return f"{recipe.weight_decay:g} of {len(decayed)} of {len(decayed) + len(spared)} tensors, {numel:,} parameters"
 
 
 def _size(data: Splits | Text) -> str:
@@ -195,9 +209,13 @@ def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
         small.update()
     _wait(small)
     stepping = rounds * probe / (time.perf_counter() - start)
+    # the loader works during steps: the slower of both sets the pace
+    images = trainer.total * trainer.recipe.batch_size / trainer.world.size
+    hours, minutes = divmod(round(images / min(loading, stepping) / 60), 60)
     rows = [
         (f"loader alone, {workers} workers", f"{loading:,.1f}"),
         (f"steps alone, passes of {probe} {data.example}", f"{stepping:,.1f}"),
+        (f"{trainer.total:,} steps at the lower of these, without validation", f"{hours} h {minutes:02} min"),
     ]
     return _table(f"{data.example.capitalize()} a second of a process", ("", f"{data.example}/s"), rows)
 

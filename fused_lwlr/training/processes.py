@@ -155,5 +155,5 @@ def pick_device(name: str) -> torch.device:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name!r} cannot be used here: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"device={name!r} cannot be used here: {str(error).splitlines()[0]}") from error
     return torch.device(name)

@@ -249,7 +249,9 @@ class Recipe:
     )
     device: str = _run("auto", "cpu, cuda, cuda:1, ...; auto takes the GPU where there is one.", metavar="DEVICE")
     backend: Literal["auto", "triton", "torch"] = _run(
-        "auto", "Implementation of the fused steps: auto takes Triton on a GPU and PyTorch elsewhere."
+        "auto",
+        "Implementation of the fused steps: auto takes Triton on a GPU and the same kernels compiled for the CPU "
+        "elsewhere, or PyTorch if there is no compiler.",
     )
     out: str = _run(
         "runs/train", "Folder of the run. The same command again goes on with what is in it.", metavar="FOLDER"

@@ -21,6 +21,7 @@ from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.recipe import Recipe
 
 Data = TypeVar("Data", Splits, Text)
+Named = tuple[str, nn.Parameter]
 
 
 def load_data(recipe: Recipe) -> Splits | Text:
@@ -140,19 +141,16 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
     Raises:
         ValueError: a pattern that fits no parameter, or a model whose blocks `layer_decay` does not find.
     """
-    named = list(model.named_parameters())
-    included = _included(recipe, model)
-    spared = [(n, p) for n, p in named if not included(n, p) or (recipe.decay == "matrices" and p.dim() < 2)]
-    names = {name for name, _ in spared}
-    decayed: dict[str, Any] = {"params": [pair for pair in named if pair[0] not in names]}
+    decayed, spared = by_decay(recipe, model)
     # torch takes no named parameters after a group without any
-    groups = [group for group in (decayed, {"params": spared, "weight_decay": 0.0}) if group["params"]]
+    all_groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    groups = [group for group in all_groups if group["params"]]
     layers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
     common: dict[str, Any] = {
         "lr": recipe.peak_lr,
         "weight_decay": recipe.weight_decay,
         "layers": layers,
-        "scaling": new_scaling(recipe, included),
+        "scaling": new_scaling(recipe, _included(recipe, model)),
         "clip_global_norm": recipe.clip_global_norm,
         "ema": recipe.ema,
         "backend": recipe.backend,
@@ -162,6 +160,19 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
             groups, momentum=recipe.momentum, nesterov=recipe.nesterov, lr_in_momentum=recipe.lr_in_momentum, **common
         )
     return AdamW(groups, betas=recipe.betas, eps=recipe.eps, **common)
+
+
+def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]]:
+    """The parameters with weight decay, and the others.
+
+    Raises:
+        ValueError: a pattern of `exclude` that fits no parameter.
+    """
+    included, matrices = _included(recipe, model), recipe.decay == "matrices"
+    found: tuple[list[Named], list[Named]] = [], []
+    for name, param in model.named_parameters():
+        found[not included(name, param) or (matrices and param.dim() < 2)].append((name, param))
+    return found
 
 
 def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scaling | None:

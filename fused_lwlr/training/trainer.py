@@ -63,7 +63,7 @@ class Trainer:
     def __init__(self, recipe: Recipe, world: World, data: Splits | Text, *, model: nn.Module | None = None) -> None:
         self.recipe, self.world, self.data = recipe, world, data
         if recipe.fsdp and world.size == 1:
-            raise ValueError("fsdp shards a model over processes, of which there is one: start several with torchrun")
+            raise ValueError("--fsdp shards a model over processes, but there is only one: start several with torchrun")
         self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
         self.workers = world.workers(recipe)
         self.val_batch = min(2 * self.micro, max(1, math.ceil(len(data.val) / world.size)))
@@ -73,7 +73,7 @@ class Trainer:
         self.mixing = None
         if recipe.mixup or recipe.cutmix:
             if self.micro % 2:
-                raise ValueError(f"mixup and cutmix pair images: micro_batch {self.micro} must be even")
+                raise ValueError(f"--mixup and --cutmix pair images: --micro-batch {self.micro} must be even")
             self.mixing = Mixing(
                 classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
                 smoothing=recipe.label_smoothing, seed=recipe.seed,

@@ -1,11 +1,15 @@
 """What is typed wrongly is answered by one line, in the words of the command line."""
 
 import errno
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import fused_lwlr
 from fused_lwlr import LayerRates
 from fused_lwlr.methods.lwlr.rates import LayerRate
 
@@ -15,8 +19,14 @@ WRONG = [
         "calibrate --model nope",
         "there is no model 'nope': choose from resnet, vit, noshort, short, a deep one such as ",
     ),
-    ("calibrate --data nowhere", "nowhere is not a folder of images, nor the name of a data set (digits, synthetic)"),
-    ("calibrate --device toaster", "--device 'toaster' cannot be used here"),
+    (
+        "calibrate --data nowhere",
+        "--data nowhere is no folder of images: give one, digits, synthetic, tar files, or text as python-docs, ",
+    ),
+    ("train --data out", "--data out is no folder of images: give one, digits, synthetic, tar files, or text as"),
+    ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
+    ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
+    ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
     ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-vs-single, "),
     ("report nowhere", "nowhere holds no run: there is no run.json in it"),
@@ -35,7 +45,7 @@ WRONG = [
     ("train --scaling elr", "--scaling elr needs --goal: the effective learning rate of layers"),
     ("train --goal 0.1", "--goal is for --scaling elr, but --scaling is none"),
     ("train --scaling elr --goal -1", "--goal -1: must be greater than 0"),
-    ("train --fsdp", "--fsdp shards a model over processes, of which there is one"),
+    ("train --fsdp", "--fsdp shards a model over processes, but there is only one"),
     ("train --augmentation basic", "--augmentation basic is for photographs: the digits take --augmentation none"),
     ("study balance --model vit", "--model vit has no meaning for balance: leave it out"),
     ("study methods --set amp", "--set amp is not of the form NAME=VALUE, such as --set amp=bf16"),
@@ -122,6 +132,8 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
     LayerRates([LayerRate("no.such.weight", 1.0, 1, 1.0, "weight")], 1).to_json(tmp_path / "other.json")
     LayerRates([LayerRate("conv.weight", 1.0, 1, 1.0, "weight")], 1).to_json(tmp_path / "few.json")
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "lr").touch()
+    (tmp_path / "steps").mkdir()
     (tmp_path / "two.tsv").write_text("one\ttwo\nthree\tfour\n")
     (tmp_path / "short.txt").write_text("short " * 15)
     stderr = run(line, 2).stderr.strip()
@@ -129,6 +141,28 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
     assert message in stderr
     assert "\n" not in stderr
     assert not (tmp_path / "runs" / "train").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", ["--goal 0.1", "--data nowhere"])
+def test_processes_of_torchrun_tell_an_error_once(line, tmp_path):
+    """It is found before the processes form a group, or after that."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "fused_lwlr", "train", "--device", "cpu", *line.split()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(fused_lwlr.__file__).parents[1]), *sys.path])
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert result.stderr.count(f"Error: {line.split()[0]} ") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_error_of_one_process_is_told(run, monkeypatch):
+    waited = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("time.sleep", waited.append)
+    assert run("train --goal 0.1", 2).stderr.startswith("Error: --goal is for")
+    assert waited == [3]
 
 
 def test_divergence(run):
@@ -176,4 +210,6 @@ def test_a_missing_extra_is_named(run, monkeypatch, line, package):
                 raise ModuleNotFoundError(f"No module named '{package}'", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
-    assert run(line, 2).stderr.strip() == f"Error: {package} is not installed: pip install 'fused_lwlr[cli]'"
+    assert run(line, 2).stderr.strip() == (
+        f"Error: {package} is not installed: pip install '.[cli]' in the folder of the sources of fused_lwlr"
+    )

@@ -59,7 +59,7 @@ def test_examples_are_short_and_all_tested():
      ("transformers_trainer", "transformers")],
 )  # fmt: skip
 def test_examples_with_other_libraries_start_as_a_user_starts_them(name, package, tmp_path):
-    """In a process of their own, without what fixtures here do before a package is imported."""
+    """They start in new processes, where no fixture has imported a package in another way."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--help"]
