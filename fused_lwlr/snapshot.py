@@ -1,8 +1,8 @@
 """A snapshot of the tensors that a step depends on, taken before every step and compared with the last one."""
 
 from collections.abc import Callable, Sequence
-from itertools import compress, repeat
-from operator import attrgetter, is_, not_
+from itertools import compress
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -76,7 +76,7 @@ def take_snapshot(
         entries: the entries of the state.
         forms: the forms of the parameters.
     """
-    present = list(map(not_, map(is_, grads, repeat(None))))
+    present = [grad is not None for grad in grads]
     complete = all(present)
     there: list[Any] = grads if complete else [grad for grad in grads if grad is not None]
     try:
