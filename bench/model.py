@@ -130,7 +130,7 @@ def predict(name: str, step: str, dtype: str, device: Device, sizes: constants.S
     base = seconds(plain_items(numel, reads, writes, itemsize), plain, device, 1, queued=False)
     if place is None:
         return {**found, "seconds": base, "floor": floor, "of_plain": 1.0}
-    programs = constants.LEAST_RESIDENT[f"{step.split(',')[0].lower()} queue"] * device.processors
+    programs = constants.least_resident("queue", reads - 2) * device.processors
     items = queue_items(numel, place, reads, writes, itemsize, device, sizes, programs)
     tiles = int(-(-numel.max() // sizes.queue_tile))
     time = seconds(items, code, device, tiles, queued=True)

@@ -157,7 +157,7 @@ class Plan:
         options, rule = self._options, self._options.rule
         hyper = self._hyper.of(groups)
         if self._targets:
-            hyper.append(rule.idle)
+            hyper.append(rule.rescale_only)  # type: ignore[arg-type]
         for part in self._active:
             part.table.taken = self.state.taken if part.all_members else self.state.taken[part.members]
         scales: Sequence[Any] = [self._scale] * len(self._active)

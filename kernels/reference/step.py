@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.control import SPHERE_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.reference.statistics import inverse_of
-from fused_lwlr.kernels.rules.base import Rule, decay_of
+from fused_lwlr.kernels.rules.base import Hyper, Quotient, Rule, cautious
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
+from fused_lwlr.kernels.step_arguments import SPHERE_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.table import Row, Table
 
 Factor = float | Tensor
@@ -46,11 +46,10 @@ def step(
 ) -> Tensor | None:
     """Takes one step of a rule on every row of the table that has a gradient, in place, each with its multiplier η.
 
-    The hyper row of a rule (`SGDHyper`, `AdamWHyper`, `LionHyper`) has the formula, with clip and grad_scale from the
-    gate, s from the scale (at one of the places that the rule offers, 1 at the others), and Ŵᵖ as each row says.
-    After it, an average of the weights moves: e ← e + (1 − ema) · (w − e), with w as it is stored, or the exact weight
-    where there is one. The multiplier acts on weight decay too, as a param group of its own with rate lr · η would.
-    Half precision is computed in float32 and rounded once when stored.
+    `Hyper` has the formula, with clip and grad_scale from the gate, s from the scale (at its target, 1 elsewhere), and
+    Ŵᵖ as each row says. After it, an average of the weights moves: e ← e + (1 − ema) · (w − e), with w as it is stored,
+    or the exact weight where there is one. The multiplier acts on weight decay too, as a param group of its own with
+    rate lr · η would. Half precision is computed in float32 and rounded once when stored.
 
     Args:
         rule: the update rule.
@@ -69,43 +68,55 @@ def step(
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in that of
         `SPHERE_STATISTICS`, valid until the next step. Rows without a gradient have any values.
     """
-    control = Control(table, scale, gate, write, rounding_seed)
+    context = StepContext(rule, table, scale, gate, write, rounding_seed)
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
-    for hyper_row, (row, (param, grad, taken, master_weight, ema, *stored)) in zip(
+    for hyper_row, (row, (param, grad, steps, master_weight, ema, *stored)) in zip(
         table.hyper_row, columns, strict=True
     ):
         h = hyper[hyper_row]
         if grad is None:
-            # a row that is only rescaled is not counted, and its average stays
-            taken = ema = None
-        control.begin(row, h, param, taken)
-        count = table.taken.item(row.tensor) if taken is None else taken
+            # a rescale-only row is not counted, and its average stays
+            steps = ema = None
+        context.begin(row, h, param, steps)
+        count = table.taken.item(row.tensor) if steps is None else steps
         if grad is None and not row.power:
             continue
-        g = control.gradient(grad)
-        states = [None if state is None else control.own(state) for state in stored]
-        w, results = rule.reference(
-            control, h, control.weight(master_weight), -g if h.maximize else g, states, count
-        )  # fmt: skip
-        control.store(param, w, 0)
+        g = context.gradient(grad)
+        states = [None if state is None else context.own(state) for state in stored]
+        w = context.weight(master_weight)
+        g = context.decayed(-g if h.maximize else g, w)
+        direction, results = (rule.reference or partial(_by_formula, rule))(h.numbers, w, g, states, count)
+        w = context.move(w, direction)
+        context.store(param, w, 0)
         if master_weight is not None:
-            control.store(master_weight, w, 0)
-        control.average(ema, param if master_weight is None else master_weight, h.ema)
+            context.store(master_weight, w, 0)
+        context.average(ema, param if master_weight is None else master_weight, h.ema)
         for column, (state, result) in enumerate(zip(stored, results, strict=True), 1):
             if state is not None and result is not None:
-                control.store(state, result, column)
+                context.store(state, result, column)
     # after all rows of a tensor, which go by the count before this step
-    for taken, grad in zip(table.column("step"), table.column("grad"), strict=True):
-        if taken is not None and grad is not None:
-            control.count(taken)
-    return control.statistics
+    for steps, grad in zip(table.column("step"), table.column("grad"), strict=True):
+        if steps is not None and grad is not None:
+            context.count(steps)
+    return context.statistics
 
 
-class Control:
-    """Computes the factors of each row of a step, and stores results.
+def _by_formula(
+    rule: Rule, numbers: Sequence[float], w: Tensor, g: Tensor, states: Sequence[Tensor | None], steps: float | Tensor
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """Returns the direction and the new states of a rule without a reference: by the formulas that Triton compiles."""
+    coefficients = (rule.coefficients if isinstance(steps, Tensor) else rule.scheduled)(numbers, steps)
+    present = [torch.tensor(state is not None, device=w.device) for state in states]
+    values = [torch.zeros_like(w) if state is None else state for state in states]
+    found: tuple[Tensor, Sequence[Tensor | None]] = rule.update(w, g, values, present, coefficients, numbers)
+    return found
+
+
+class StepContext:
+    """Computes the factors of each row of a step, moves weights, and stores results.
 
     Attributes:
-        place: where the scale acts, None without one.
+        target: where the scale acts, None without one.
         lr: the learning rate of the current row, with its multiplier.
         weight_decay: the weight decay of the current row.
         statistics: see `step`.
@@ -113,6 +124,7 @@ class Control:
 
     def __init__(
         self,
+        rule: Rule,
         table: Table,
         scale: Scale | Factors | Balance | None,
         gate: Gate | None,
@@ -120,10 +132,11 @@ class Control:
         rounding_seed: int | None,
     ):
         gate = gate or Gate()
+        self._decay = rule.decay
         self._scale = scale
         self._totals = gate.totals
         self._write = write
-        self.place = scale.place if scale is not None else None
+        self.target = scale.target if scale is not None else None
         self._clip: Factor = 1.0
         device = table.columns["param"][0].device
         self._sums = sum_dtype(device)
@@ -149,11 +162,11 @@ class Control:
         self._index = -1
         self._factor: Factor = 1.0
 
-    def begin(self, row: Row, hyper: Any, param: Tensor, taken: Tensor | None) -> None:
-        """Goes on to the next row."""
-        self._row, self._param, self._taken = row, param, taken
+    def begin(self, row: Row, hyper: Hyper, param: Tensor, steps: Tensor | None) -> None:
+        """Starts the next row."""
+        self._row, self._param, self._steps = row, param, steps
         self._index += 1
-        self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(decay_of(hyper))
+        self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(hyper.decay)
 
     def own(self, tensor: Tensor) -> Tensor:
         """Returns the tensor to compute in: itself, or a copy if it is half precision or may have to stay."""
@@ -186,26 +199,53 @@ class Control:
             values = torch.stack([terms.sum(dtype=self._sums) for terms in sums])
             self.statistics[self._index, :4] = values
             self.statistics[self._index, 4] = 1.0
-            if self.place != "direction":
+            if self.target != "direction":
                 self._factor = self._measure(values[1].sqrt() * self._clip)
         if not isinstance(self._clip, float):
             g = g * self._clip.to(g.dtype)
-        return g * self._factor if self.place == "gradient" else g
+        return g * self._factor if self.target == "gradient" else g
 
-    def decayed(self, grad: Tensor) -> Tensor:
-        """Returns the gradient with its weight decay, scaled."""
-        return grad * self._factor if self.place == "decayed" else grad
+    def decayed(self, grad: Tensor, w: Tensor) -> Tensor:
+        """Returns the gradient with coupled weight decay, scaled."""
+        if self._decay == "coupled" and self.weight_decay != 0:
+            grad = grad.add(w, alpha=self.weight_decay)
+        return grad * self._factor if self.target == "decayed" else grad
+
+    def move(self, w: Tensor, d: Tensor | Quotient) -> Tensor:
+        """Returns the weight after the step, with weight decay that is not coupled."""
+        if self._decay == "cautious":
+            decayed = cautious(_value(d), w, self.weight_decay)
+            return w.sub_(decayed * (self.lr * self.direction(decayed)))
+        if self._decay == "coupled":
+            value = _value(d)
+            return w.add_(value * self.direction(value) if self.target == "direction" else value, alpha=-self.lr)
+        ratio: Factor = 1.0
+        if self.target == "direction":
+            ratio = self.direction(_value(d).add(w, alpha=self.weight_decay))
+        if self.weight_decay != 0:
+            w.mul_(1 - self.lr * ratio * self.weight_decay)
+        if isinstance(d, Tensor):
+            return w.sub_(d * (self.lr * ratio))
+        rate = ratio * (self.lr / d.correction)
+        # one pass where the rate is a number, and not of no dimension
+        if isinstance(rate, float):
+            return w.addcdiv_(d.numerator, d.denominator, value=-rate)
+        return w.sub_(d.numerator * rate / d.denominator)
 
     def direction(self, direction: Tensor) -> Factor:
         """Returns the factor of the direction, a number or a tensor of no dimension."""
-        if self.place != "direction":
+        if self.target != "direction":
             return 1.0
         if isinstance(self._scale, (Factors, Balance)):
             return self._factor
         sq_sum = direction.square().sum(dtype=self._sums)
-        factor = self._measure(sq_sum.sqrt())
+        dot = None
+        if self._scale is not None and self._scale.has_dot and self.statistics is not None:
+            self.statistics[self._index, 3] = self._weight.square().sum(dtype=self._sums)
+            dot = (self._weight * direction).sum(dtype=self._sums)
+        factor = self._measure(sq_sum.sqrt(), dot)
         if self._radii is not None:
-            self._retract(direction, sq_sum)
+            self._retract(dot, sq_sum)
         return factor
 
     def store(self, stored: Tensor, computed: Tensor, column: int) -> None:
@@ -220,10 +260,10 @@ class Control:
         if column == 0 and isinstance(self._retraction, Tensor):
             computed = computed * self._retraction.to(computed.dtype)
         if self._seed is not None and stored.dtype in (torch.float16, torch.bfloat16):
-            taken = self._taken if self._taken is not None else torch.zeros((), device=stored.device)
+            steps = self._steps if self._steps is not None else torch.zeros((), device=stored.device)
             # the parameter's positions for its state too, whatever their strides
             position = position_of(self._param)
-            computed = rounded(computed, stored.dtype, position, key_of(self._seed, self._index, taken), column)
+            computed = rounded(computed, stored.dtype, position, key_of(self._seed, self._index, steps), column)
         if self._skip is not None:
             computed = torch.where(self._skip, stored.to(computed.dtype), computed)
         if computed is not stored:
@@ -242,10 +282,10 @@ class Control:
         else:
             ema.copy_(torch.where(self._skip, ema, ema.lerp(weight, 1 - decay)))
 
-    def count(self, taken: Tensor) -> None:
+    def count(self, steps: Tensor) -> None:
         """Counts one more step, where the device counts them; not if the step is skipped."""
         if self._write:
-            taken.copy_(taken + 1 if self._skip is None else torch.where(self._skip, taken, taken + 1))
+            steps.copy_(steps + 1 if self._skip is None else torch.where(self._skip, steps, steps + 1))
 
     def _balanced(self, weight: Tensor) -> Factor:
         if not self._row.scaled or self._totals is None:
@@ -254,22 +294,35 @@ class Control:
         norm = weight.square().sum(dtype=self._sums).sqrt()
         return torch.where(norm == 0, 1.0, terms / (norm * inverse_sum)).to(weight.dtype)
 
-    def _measure(self, norm: Tensor) -> Factor:
+    def _measure(self, norm: Tensor, dot: Tensor | None = None) -> Factor:
         if not self._row.scaled or not isinstance(self._scale, Scale) or self.statistics is None:
             return 1.0
-        weight_norm = self._radii[self._index] if self._radii is not None else self.statistics[self._index, 3].sqrt()
-        numbers = [norm.new_full((), x) for x in (self.lr, self.weight_decay, *self._scale.numbers)]
-        factor = self._scale.formula(norm, weight_norm, *numbers)
-        self.statistics[self._index, 4] = factor
+        values = self.statistics[self._index]
+        known = {
+            "norm": norm,
+            "weight_norm": self._radii[self._index] if self._radii is not None else values[3].sqrt(),
+            "lr": norm.new_full((), self.lr),
+            "weight_decay": norm.new_full((), self.weight_decay),
+            "grad_norm": values[1].sqrt() * self._clip,
+            "grad_abs_sum": values[0] * self._clip,
+        }
+        factor = self._scale.factor(known if dot is None else {**known, "dot": dot})
+        values[4] = factor
         return factor.to(wide(self._param).dtype)
 
-    def _retract(self, direction: Tensor, sq_sum: Tensor) -> None:
+    def _retract(self, dot: Tensor | None, sq_sum: Tensor) -> None:
         """Computes ρ of the row and its statistics."""
         assert self.statistics is not None
         assert self._radii is not None
+        assert dot is not None
         values = self.statistics[self._index]
-        values[3] = self._weight.square().sum(dtype=self._sums)
-        moments = values[3], (self._weight * direction).sum(dtype=self._sums), sq_sum
+        moments = values[3], dot, sq_sum
         rate = self.lr * values[4]
         self._retraction = retraction(self._radii[self._index], *moments, rate)
-        values[5:] = torch.stack((sq_sum, moments[1], update_sq_sum(self._retraction, *moments, rate)))
+        values[5:] = torch.stack((sq_sum, dot, update_sq_sum(self._retraction, *moments, rate)))
+
+
+def _value(direction: Tensor | Quotient) -> Tensor:
+    if isinstance(direction, Tensor):
+        return direction
+    return direction.numerator / direction.correction / direction.denominator

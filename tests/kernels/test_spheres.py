@@ -12,10 +12,10 @@ from fused_lwlr.kernels import SPHERE_STATISTICS, Factors, Gate, Row, Scale, Tab
 # lr in the buffer is refused
 every_rule = pytest.mark.parametrize("operation", [name for name in RULES if name != "lr in momentum"])
 BIG = [*SHAPES, (2 * TILE + 9,)]
-SPHERES = Scale(Hyperball.formula, "direction", (), True)
+SPHERES = Scale(Hyperball.formula, "direction", {}, True)
 
 
-def norm_itself(norm, weight_norm, lr, weight_decay):
+def norm_itself(norm):
     return norm
 
 
