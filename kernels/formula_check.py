@@ -21,9 +21,9 @@ SYNTAX = (
     ast.BitAnd, ast.BitOr, ast.BitXor, ast.USub, ast.UAdd, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt,
     ast.GtE, ast.Store, ast.Load,
 )  # fmt: skip
-"""Python that means the same to PyTorch and to Triton. Names, calls, comparisons and loops are checked apart."""
+"""Python that means the same to PyTorch and to Triton. Names, calls and comparisons are checked apart."""
 NAMES: dict[type[ast.AST], str] = {
-    ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "a for loop that is not over range(n)", ast.Pow: "**",
+    ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "for", ast.Pow: "**",
     ast.BoolOp: "and or or", ast.Not: "not", ast.Compare: "a comparison of more than two values",
     ast.Attribute: "a name with a dot", ast.Lambda: "lambda", ast.Constant: "a constant that is no number",
 }  # fmt: skip
@@ -56,7 +56,7 @@ def check_formula(function: Any, name: str) -> tuple[str, ...]:
         result = function(*[one] * len(arguments))
     except Exception as error:
         raise ValueError(f"{name} fails when all of its arguments are 1: {error}") from error
-    if not isinstance(result, torch.Tensor):
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
         raise ValueError(f"{name} must return a factor that depends on its arguments, not {result!r:.80}")
     return arguments
 
@@ -95,11 +95,11 @@ def _problem_of(node: ast.AST, function: FunctionType) -> str | None:
         name, parts = f"the name {node.id!r}, which is neither an argument nor a number", []
     elif isinstance(node, ast.Constant):
         right = isinstance(node.value, (int, float))
+    elif isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor)):
+        right = not any(isinstance(each, ast.Compare) for each in (node.left, node.right))
+        name = "arithmetic with a comparison"
     elif isinstance(node, ast.Compare):
         right = len(node.ops) == 1
-    elif isinstance(node, ast.For):
-        right = _is_range(node.iter) and not node.orelse
-        parts = node.body
     elif isinstance(node, ast.Call):
         called: Any = function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
         right = not node.keywords and isinstance(called, FunctionType)
@@ -114,13 +114,3 @@ def _problem_of(node: ast.AST, function: FunctionType) -> str | None:
     if not right:
         return name
     return next((problem for part in parts if (problem := _problem_of(part, function))), None)
-
-
-def _is_range(node: ast.AST) -> bool:
-    """Returns whether this is range() of numbers that are known."""
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "range"
-        and all(isinstance(each, ast.Constant) and isinstance(each.value, int) for each in node.args)
-    )

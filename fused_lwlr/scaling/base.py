@@ -67,7 +67,8 @@ class Scaling:
 
     targets: ClassVar[tuple[ScaleTarget, ...]]
     formula: ClassVar[Callable[..., Tensor]]
-    bias_correction: ClassVar[bool] = True
+    # not annotated: a field of a subclass would have its place before the subclass's other fields
+    bias_correction = True
     measures: ClassVar[bool] = True
     retract: ClassVar[Literal["none", "sphere"]] = "none"
 

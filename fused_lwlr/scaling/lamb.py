@@ -31,7 +31,7 @@ class LAMB(Scaling):
     min_norm: float = 0.0
     max_norm: float = math.inf
     max_ratio: float = math.inf
-    bias_correction: bool = field(default=True, kw_only=True)  # type: ignore[misc]
+    bias_correction: bool = field(default=True, kw_only=True)
     select: Selector = field(default=weights, kw_only=True)
 
     targets = ("direction",)

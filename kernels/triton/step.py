@@ -8,8 +8,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.compiler.errors import CompilationError
 
 from fused_lwlr.kernels.constants import PER_PROCESSOR, WARPS, least_resident, most_registers
+from fused_lwlr.kernels.native.read import UnsupportedError
 from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, Balance, Factors, Gate, Scale
@@ -138,7 +140,12 @@ def _queued(
         gate.found_inf, known, table.cache.get("row sums") if balance and write else None, rounding_seed,
     )  # fmt: skip
     if tuple(map(type, arguments)) not in kernel.compiled:
-        kernel.compile(items, arguments)
+        try:
+            kernel.compile(items, arguments)
+        except (CompilationError, UnsupportedError) as error:
+            if formula is None:
+                raise
+            raise ValueError(f"a step with {formula.__qualname__} cannot be compiled: {reason_of(error)}") from error
 
     def take() -> Tensor | None:
         launch(kernel, items, arguments)
@@ -181,6 +188,13 @@ def _queue_kernel(
         SLOTS=sizes.queue_slots, RADIUS=device_table.entries["radius"] if sphere else None,
         RETRACTION=compiled(retraction) if sphere else None, UPDATE=compiled(update_sq_sum) if sphere else None,
     )  # fmt: skip
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns the innermost message of an error of the compiler, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(getattr(error, "error_message", None) or error).split())
 
 
 def arguments_of(scale: Scale) -> tuple[int, ...]:
