@@ -69,7 +69,7 @@ class Variant(NamedTuple):
 
 
 def dtypes(dtype: Any, columns: str, single: str = "", states: int = 0) -> tuple[Any, ...]:
-    """Returns `DTYPES` of the kernels for a rule with so many state columns, of which some are float32."""
+    """Returns `DTYPES` of the kernels for a rule; columns in `single` are float32."""
     names = "WGMEXYZ"[: 4 + states]
     return tuple(tl.float32 if name in single else dtype if name in columns else None for name in names)
 

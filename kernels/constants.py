@@ -95,7 +95,7 @@ def least_resident(kernel: str, states: int = 0) -> int:
 
 
 def most_registers(resident: int) -> int:
-    """Returns the registers of a thread at most, so that a multiprocessor of NVIDIA's holds so many programs.
+    """Returns the most registers of a thread with which a multiprocessor of NVIDIA's holds these programs.
 
     In eights, for compilers. Left to themselves they take more (Triton 3.6 for AdamW with ELR 141, a program less), or
     save some that are not short: by keeping scalars in memory, or by loading columns one after the other.

@@ -15,7 +15,7 @@ from fused_lwlr.kernels import formula
 CALLS = tuple(
     getattr(formula, name) for name in formula.__all__ if name not in ("Tensor", "double_option", "option")
 )  # fmt: skip
-"""The functions that a formula may call, besides other formulas."""
+"""A formula may call these functions, and other formulas."""
 SYNTAX = (
     ast.Assign, ast.AugAssign, ast.Return, ast.Expr, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
     ast.BitAnd, ast.BitOr, ast.BitXor, ast.USub, ast.UAdd, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt,
@@ -73,7 +73,7 @@ def _tree(function: Any) -> ast.FunctionDef | None:
 
 
 def _problem(function: FunctionType, tree: ast.FunctionDef) -> str | None:
-    """Returns what a formula has that cannot be compiled, or None."""
+    """Returns the name of something in a formula that cannot be compiled, or None."""
     given, code = tree.args, function.__code__
     if given.vararg or given.kwarg or given.kwonlyargs or given.defaults or not given.args:
         return "arguments other than one or more plain names"
@@ -86,7 +86,7 @@ def _problem(function: FunctionType, tree: ast.FunctionDef) -> str | None:
 
 
 def _problem_of(node: ast.AST, function: FunctionType) -> str | None:
-    """Returns what a part of a formula has that cannot be compiled, or None."""
+    """Returns the name of something in a part of a formula that cannot be compiled, or None."""
     parts: Sequence[ast.AST] = list(ast.iter_child_nodes(node))
     name = NAMES.get(type(node), type(node).__name__)
     if isinstance(node, ast.Name):

@@ -13,7 +13,7 @@ STEP_STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "scale")
 SPHERE_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
 """Columns where the `Scale` has spheres: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", "grad_abs_sum", "dot")
-"""Arguments that the formula of a `Scale` may name, besides its numbers and direction_norm."""
+"""Arguments of a formula, which may also name direction_norm and its own numbers."""
 OF_DIRECTION = ("direction_norm", "dot")
 """Arguments that only a formula whose target is the direction may name."""
 
@@ -27,14 +27,14 @@ class Scale(NamedTuple):
             weight_norm: ‖w‖ before the step. lr: with the row's multiplier. weight_decay: that the step applies.
             grad_norm, grad_abs_sum: ‖g‖ and Σ|g| of the clipped gradient.
             direction_norm, dot: ‖d‖ and ⟨w, d⟩ of the direction, if that is the target.
-            And those of `numbers`.
-        target: what the factor multiplies, and what `norm` is the norm of. "gradient": the gradient, clipped, before
+            Every name in `numbers`.
+        target: the factor multiplies it, and `norm` is its norm. "gradient": the gradient, clipped, before
             any weight decay. "decayed": the gradient with coupled weight decay added, by the norm without.
             "direction": all that lr multiplies, decay included, by its own norm.
         numbers: name -> number.
         sphere: whether each of these rows stays on a sphere, w ← ρ · (w − lr · s · d) with ρ so that ‖w‖ is the radius
             of the row; ρ = 1 for a radius of 0. The target is "direction" then. The formula takes the radius as its
-            `weight_norm`, and statistics are those of `SPHERE_STATISTICS`, with Σw² of the exact weight.
+            `weight_norm`, and the step returns `SPHERE_STATISTICS`, with Σw² of the exact weight.
     """
 
     formula: Callable[..., Tensor]
@@ -50,11 +50,11 @@ class Scale(NamedTuple):
 
     @property
     def has_dot(self) -> bool:
-        """Whether ⟨w, d⟩ is measured. Σw² is of the exact weight then."""
+        """Whether the step measures ⟨w, d⟩, and then Σw² of the exact weight."""
         return self.sphere or "dot" in self.arguments
 
     def factor(self, known: Mapping[str, Tensor]) -> Tensor:
-        """Returns what the formula makes of statistics: name -> tensors of one shape."""
+        """Returns the factor for these statistics: name -> tensors of one shape."""
         norm = known["norm"]
         if self.target == "direction":
             known = {**known, "direction_norm": norm}

@@ -98,7 +98,7 @@ class Sharded:
             "grad_abs_sum": sums[:, 0] * clip,
         }
         if "dot" in scale.arguments:
-            # of the exact weight, as in one launch
+            # both belong to the exact weight, as in one launch
             dots = self._completion.sum(self._measure(options, hyper, Scale(dot_itself, "direction"), gates))
             known |= {"dot": dots[:, 4], "weight_norm": self._radii if sphere else dots[:, 3].sqrt()}
         factors, lr = self._factors(hyper, scale, known)
@@ -138,7 +138,7 @@ class Sharded:
         return torch.where(kept[:, None], sums, 0.0)
 
     def _factors(self, hyper: Sequence[Hyper], scale: Scale, known: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns what the formula of a scaling makes of statistics of all rows, and the learning rate of each row."""
+        """Returns the factor and the learning rate of each row."""
         used, like = [hyper[i] for part in self._parts for i in part.table.hyper_row], known["norm"]
         lr = _numbers([h.lr for h in used], like) * self._multiplier
         return scale.factor({**known, "lr": lr, "weight_decay": _numbers([h.decay for h in used], like)}), lr

@@ -1,4 +1,4 @@
-"""What a scaling is: a formula over statistics of a layer, the target of its factor, and the layers that it acts on.
+"""The base class of scalings: a formula over statistics of a layer, a target of its factor, and a selector of layers.
 
 A new one needs a new class and nothing else:
 
@@ -73,7 +73,7 @@ class Scaling:
     retract: ClassVar[Literal["none", "sphere"]] = "none"
 
     def target(self, rule: Rule) -> ScaleTarget:
-        """Returns what the factor multiplies with a rule: the first of `targets` that the rule has.
+        """Returns the target of the factor with a rule: the first of `targets` that the rule has.
 
         With an adaptive rule, for which the length of the gradient does not matter, or with spheres, it is the
         direction if that is one of them.
@@ -106,7 +106,7 @@ class Scaling:
         own = [each for each in _own_fields(cls) if each in arguments]
         for each in _own_fields(cls):
             if each in (*FORMULA_STATISTICS, *OF_DIRECTION):
-                raise ValueError(f"{name} has a field {each!r}, which is a statistic of formulas: give it another name")
+                raise ValueError(f"{name} has a field {each!r}, the name of a statistic: give it another name")
         for each in arguments:
             if each in OF_DIRECTION and target != "direction":
                 raise ValueError(

@@ -94,7 +94,7 @@ def read_item(
 @triton.jit
 def measure(
     row,
-    slot,  # of the tile
+    slot,  # slot of the tile
     tile,  # see `read_row`
     numbers,  # see `add_norms`
     addresses,
@@ -213,8 +213,8 @@ def update(
     tile,
     numbers,
     steps,
-    factors,  # of gradient, decayed gradient, direction, new weight and new momentum
-    seed,  # of stochastic rounding, or None
+    factors,  # five: gradient, decayed gradient, direction, new weight, new momentum
+    seed,  # seed of stochastic rounding, or None
     weight_partials,  # float32 [tiles], Σw²
     checksums,
     DTYPES: tl.constexpr,
@@ -330,13 +330,13 @@ def queue_kernel(
     factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
     statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `SPHERE_STATISTICS`
     totals,  # float64 [5], see `Gate`
-    next_totals,  # float64 [5], those of the next step
+    next_totals,  # float64 [5], totals for the next step
     max_norm,  # see `Gate`
     grad_scale,  # float32, see `Gate`; or None
     found_inf,  # float32, see `Gate`; or None
     known_factors,  # float64 [1 or 2, rows], see `Factors`; or None
     row_sums,  # float64 [rows, 4] of a `Balance`, or None; the last two are Σw² and the result of `add_inverse_norms`
-    seed,  # of stochastic rounding, or None
+    seed,  # seed of stochastic rounding, or None
     DTYPES: tl.constexpr,  # see update.py
     STEP: tl.constexpr,  # dtype of step counts on the device, or None
     RULE: tl.constexpr,  # see `Rule.update`
@@ -344,9 +344,9 @@ def queue_kernel(
     COEFFICIENTS: tl.constexpr,  # see `Rule.coefficients`
     ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
     WIDTH: tl.constexpr,  # numbers of a hyper row
-    FORMULA: tl.constexpr,  # of a `Scale`, or None
+    FORMULA: tl.constexpr,  # formula of a `Scale`, or None
     ARGUMENTS: tl.constexpr,  # see `finalize_row`
-    TARGET: tl.constexpr,  # of a `Scale` or `Factors`
+    TARGET: tl.constexpr,  # target of a `Scale` or `Factors`
     NUMBERS: tl.constexpr,  # numbers of a `Scale`
     HAS_DOT: tl.constexpr,  # see `Scale.has_dot`
     GATED: tl.constexpr,  # whether to clip
@@ -361,7 +361,7 @@ def queue_kernel(
     RETRACTION: tl.constexpr,  # see sphere.py
     UPDATE: tl.constexpr,  # see sphere.py
 ):
-    """One step of a rule, a tile an item. Arguments that are None are not used."""
+    """One step of a rule, a tile an item."""
     ready, updated, peak = counters + 2 + rows, counters + 2 + 2 * rows, counters + 2 + 3 * rows
     clip, shrink, skipped, unscale, harmonic_mean = read_gate(
         totals, max_norm, grad_scale, found_inf, row_sums, GATED, SKIP, RESCALE

@@ -105,14 +105,14 @@ def statistics_kernel(
     results,  # float64 [rows, 6], in the order of `STATISTICS`; [rows, 4] with TOTALS, see cached_totals.py
     totals,  # float64 [5], see `Gate`; None without TOTALS
     grad_scale,  # float32, see `Gate`; or None
-    DTYPES: tl.constexpr,  # of parameter and gradient, None for one that is not read
+    DTYPES: tl.constexpr,  # dtypes of parameter and gradient, None for one that is not read
     BLOCK: tl.constexpr,  # elements that are loaded at a time
     PASSES: tl.constexpr,  # blocks of a tile
     AT_ONCE: tl.constexpr,  # blocks that are loaded before the first is used, if one column is read
     SLOTS: tl.constexpr,  # partial sums that are read at a time
     TOTALS: tl.constexpr,
 ):
-    """Statistics of every row, or with TOTALS those that `totals` needs."""
+    """Statistics of every row; with TOTALS the sums that `totals` needs."""
     unscale = 1.0
     if grad_scale is not None:
         unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)

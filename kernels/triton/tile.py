@@ -15,7 +15,7 @@ THREADS = tl.constexpr(constants.THREADS)
 TAIL = tl.constexpr(2 * constants.THREADS)
 """Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
 STEP_COUNT, NUMEL, HYPER_ROW, FIRST_TILE, FLAGS = (tl.constexpr(i) for i in range(6, 11))
-"""Entries of a row in the addresses of a step, besides its columns; see `DeviceTable`."""
+"""Entries of a row in `addresses` that follow or divide its columns; see `DeviceTable`."""
 COLUMN_ENTRIES = tl.constexpr((0, 1, 2, 11, 3, 4, 5))
 """Entries of parameter, gradient, master weight, EMA and three states."""
 
@@ -125,7 +125,7 @@ def visit(
     stop,  # elements of the tile
     numbers,  # passed to FUNCTION
     SUMS: tl.constexpr,  # number of accumulators: 1, 4 or 6
-    DTYPES: tl.constexpr,  # of each column, None for an absent one
+    DTYPES: tl.constexpr,  # dtype of each column, None for an absent one
     RULE: tl.constexpr,  # passed to FUNCTION, as DECAY and ON_DEVICE
     DECAY: tl.constexpr,
     ON_DEVICE: tl.constexpr,

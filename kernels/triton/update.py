@@ -99,8 +99,8 @@ def new_values(
     at,
     offs,  # offsets of the block in the tile
     numel,  # elements of the tile
-    factors,  # of the gradient, and of the decayed gradient
-    coefficients,  # of the rule
+    factors,  # two: gradient, decayed gradient
+    coefficients,  # see `Rule.scheduled`
     hyper,
     DTYPES: tl.constexpr,
     RULE: tl.constexpr,

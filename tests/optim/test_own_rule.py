@@ -127,7 +127,7 @@ every_option = pytest.mark.parametrize("options", OPTIONS, ids="-".join)
 def test_backends_agree(options, dtype, device):
     named = parameters([(6, 5), (), (1030,), (0,)], dtype, device)
     other = twin(named)
-    # of state in half precision, a sum at a tie may be rounded either way
+    # with state in half precision, backends may round a tie either way
     options = {**options, "state_dtype": torch.float32}
     ours = [Signum(n, 0.02, 0.9, 0.3, backend=b, **options) for n, b in ((named, "triton"), (other, "torch"))]
     train(ours, (named, other), 4)

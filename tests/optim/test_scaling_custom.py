@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from cases import every_case, every_name
+from own_scalings import Aligned, Six, UpdateFloor
 from papers import Paper
 from steps import OURS, gradients, identical, parameters, snapshot, train, twin
 from tolerances import close
@@ -142,51 +143,6 @@ def test_its_selection_is_the_default_or_its_own(name, scaling, constrained, dev
     assert ours.layer_stats().constrained == constrained
 
 
-@dataclass(frozen=True)
-class UpdateFloor(Scaling):
-    """Each layer moves by at least lr · ratio of its norm."""
-
-    ratio: float
-
-    targets = ("direction",)
-
-    @staticmethod
-    def formula(ratio, weight_norm, direction_norm):
-        return most(ratio * weight_norm / choose(direction_norm > 0, direction_norm, 1.0), 1.0)
-
-
-@dataclass(frozen=True)
-class Six(Scaling):
-    """Six numbers, one of which says whether moments are corrected, and sums of the gradient."""
-
-    a: float
-    b: float
-    c: float
-    d: float
-    e: float
-    f: float
-    bias_correction: bool = True
-
-    targets = ("direction",)
-
-    @staticmethod
-    def formula(f, e, d, c, b, a, grad_norm, grad_abs_sum, norm):
-        return (a + b * grad_norm + c * grad_abs_sum) / (d + e * norm) + f
-
-
-@dataclass(frozen=True)
-class Aligned(Scaling):
-    """The cosine of weight and direction."""
-
-    floor: float = 0.5
-
-    targets = ("direction",)
-
-    @staticmethod
-    def formula(dot, norm, weight_norm, floor):
-        return floor + dot / (norm * weight_norm)
-
-
 STATISTICS = {
     "floor": (UpdateFloor(2.0), lambda s: max(1.0, 2.0 * s["w"].norm() / s["d"].norm())),
     "six": (
@@ -313,7 +269,7 @@ REFUSED = {
         "Own.formula takes 'nrom', which is neither a field of the class nor one of norm,",
     ),
     "direction": (own(of_the_direction), "takes 'dot', but with .* its factor acts on the gradient: set targets"),
-    "a statistic": (own(plain, lr=1.0), "Own has a field 'lr', which is a statistic of formulas"),
+    "a statistic": (own(plain, lr=1.0), "Own has a field 'lr', the name of a statistic"),
     "no number": (own(with_a_number, a="x"), r"Own\(a='x'\) must be a number"),
     "correction": (own(plain, bias_correction=0.5), r"Own\(bias_correction=0.5\) must be True or False"),
     "correction named": (own(corrected, bias_correction=True), "Own.formula takes 'bias_correction', which is neither"),
