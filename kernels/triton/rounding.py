@@ -38,8 +38,14 @@ def key_of(seed, row, steps):
 
 
 @triton.jit
-def rounded(x, DTYPE: tl.constexpr, position, key, COLUMN: tl.constexpr):
-    """Round float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
+def rounded(
+    x,  # float32
+    DTYPE: tl.constexpr,  # the result is not rounded if it is float32 or None
+    position,  # uint32, position of each element in its row
+    key,  # see `key_of`; None to round to nearest
+    COLUMN: tl.constexpr,  # 0 for the parameter, then its states: each tensor has its own noise
+):
+    """Rounds float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
 
     The noise is drawn by the position of an element: the same for the same key and column, and independent of how the
     work was divided.

@@ -61,8 +61,14 @@ def _add_block(
 
 
 @triton.jit
-def reduce_slots(partials, first, count, SLOTS: tl.constexpr, MAXIMUM: tl.constexpr = False):
-    """The sum or maximum of `count` partials from `first` on, in double precision and a fixed order."""
+def reduce_slots(
+    partials,  # float32
+    first,  # first slot
+    count,  # number of slots
+    SLOTS: tl.constexpr,  # slots that are read at a time
+    MAXIMUM: tl.constexpr = False,  # the maximum, not the sum
+):
+    """Returns the sum or maximum of adjacent partials, in double precision and a fixed order."""
     result = tl.zeros([SLOTS], tl.float64)
     slot = 0
     while slot < count:
@@ -165,8 +171,15 @@ def statistics_kernel(
 
 
 @triton.jit
-def _sum_rows(addresses, rows, results, totals, DTYPES: tl.constexpr, SLOTS: tl.constexpr):
-    """Store the totals of all rows: those of the gradients if they were read, those of the weights if they were."""
+def _sum_rows(
+    addresses,
+    rows,  # number of rows
+    results,  # float64 [rows, 4], see cached_totals.py
+    totals,  # float64 [5], see `Gate`
+    DTYPES: tl.constexpr,  # dtypes of parameter and gradient, None for one that was not read
+    SLOTS: tl.constexpr,  # rows that are read at a time
+):
+    """Stores the totals of all rows: those of the gradients if they were read, those of the weights if they were."""
     zero = tl.zeros([SLOTS], tl.float64)
     sq_sum, nonfinite, largest, unordered, inverse_sum, terms = zero, zero, zero, zero, zero, zero
     begin = 0

@@ -35,8 +35,15 @@ def entry(addresses, rows, row, INDEX: tl.constexpr, mask=None):
 
 
 @triton.jit
-def tile_at(addresses, rows, row, start, INDEX: tl.constexpr, DTYPE: tl.constexpr):
-    """Address of a row's elements from `start` on in a column, 0 if the tensor is absent."""
+def tile_at(
+    addresses,
+    rows,  # number of rows
+    row,  # index of the row
+    start,  # first element of the tile in the row
+    INDEX: tl.constexpr,  # entry of the column
+    DTYPE: tl.constexpr,  # of the column, None if all of it is absent
+):
+    """Returns the address of a tile in a column, 0 if the tensor is absent."""
     if DTYPE is None:
         return tl.zeros([], tl.int64)
     else:
@@ -45,12 +52,15 @@ def tile_at(addresses, rows, row, start, INDEX: tl.constexpr, DTYPE: tl.constexp
 
 
 @triton.jit
-def load(address, offs, numel, DTYPE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr):
-    """Elements at `offs` of the tensor at `address`, as float32; zeros if it is absent (address 0).
-
-    DTYPE is None where the whole column is absent. FULL promises an aligned address and all `offs`
-    below `numel`, which allows 128-bit loads. EVICT tells the cache whether this will be read again.
-    """
+def load(
+    address,  # of a tile, 0 if the tensor is absent
+    offs,  # offsets of the block in the tile
+    numel,  # elements of the tile
+    DTYPE: tl.constexpr,  # None if the whole column is absent
+    FULL: tl.constexpr,  # promises an aligned address, and offsets below numel: allows 128-bit accesses
+    EVICT: tl.constexpr,  # tells the cache whether this will be read again
+):
+    """Returns the elements of a block as float32; zeros if the tensor is absent."""
     if DTYPE is None:
         return tl.zeros(offs.shape, tl.float32)
     else:
@@ -64,8 +74,15 @@ def load(address, offs, numel, DTYPE: tl.constexpr, FULL: tl.constexpr, EVICT: t
 
 
 @triton.jit
-def store(address, offs, numel, value, DTYPE: tl.constexpr, FULL: tl.constexpr):
-    """Round `value` to DTYPE and write it to where `load` reads; nothing if the tensor is absent."""
+def store(
+    address,  # as in `load`
+    offs,
+    numel,
+    value,  # elements of the block
+    DTYPE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Rounds a block to DTYPE and writes it to where `load` reads; nothing if the tensor is absent."""
     if DTYPE is not None:
         pointer = address.to(tl.pointer_type(DTYPE))
         mask = tl.broadcast_to(address, offs.shape) != 0

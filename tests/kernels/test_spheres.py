@@ -88,7 +88,7 @@ def test_factors_that_are_known(operation, dtype, device):
     """A step in two calls, norms and then the update by their factors and ρ, is the step in one."""
     table = spheres(operation, dtype, device)
     one, before = twin(table), twin(table)
-    norms = Scale(norm_itself, "direction", (), True)
+    norms = Scale(norm_itself, "direction", {}, True)
     measured = triton.step(RULES[operation], table, HYPER[operation], norms, write=False)
     equal(table, before, same)
     found = reference.step(RULES[operation], one, HYPER[operation], SPHERES)
