@@ -51,7 +51,7 @@ def candidates() -> Iterator[tuple[str, dict[str, Any]]]:
             yield step, {"GPU": {"window": window << 20}}
     for step, more in itertools.product((*QUEUED, "statistics"), (-1, 2)):
         # of which fewer or more registers follow
-        yield step, {"LEAST_RESIDENT": {kind: least + more for kind, least in LEAST_RESIDENT.items()}}
+        yield step, {"LEAST_RESIDENT": {kernel: [n + more for n in least] for kernel, least in LEAST_RESIDENT.items()}}
     yield "statistics", {}
     for passes in (4, 8, 32):
         yield "statistics", {"GPU": {"statistics_passes": passes}}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bench import reference as numbers
-from fused_lwlr.kernels import ADAMW, SGD, AdamWHyper, Factors, Row, Scale, SGDHyper, Table
+from fused_lwlr.kernels import ADAMW, SGD, Factors, Hyper, Row, Scale, Table
 from fused_lwlr.ops import pick
 from fused_lwlr.scaling import Scaling
 
@@ -30,11 +30,9 @@ class TwoLaunches:
         columns |= {"param": params, "grad": [param.grad for param in self._params]}
         self._table = Table(columns, [Row(i, scaled=True) for i in range(len(params))])
         self._rule = SGD if rule == "sgd" else ADAMW
-        self._hyper: Any = (
-            SGDHyper(lr, numbers.MOMENTUM, weight_decay=numbers.DECAY["sgd"])
-            if rule == "sgd"
-            else AdamWHyper(lr, *numbers.BETAS, numbers.EPS, numbers.DECAY["adamw"])
-        )
+        own = {"momentum": numbers.MOMENTUM, "dampening": 0.0, "nesterov": False}
+        own |= {"betas": numbers.BETAS, "eps": numbers.EPS}
+        self._hyper = Hyper(lr, numbers.DECAY[rule], numbers=self._rule.numbers(own, True))
         self._scale: Scale = scaling.scale(self._rule)
         self._backend = pick("auto", params[0].device, params[0].dtype)
         self._taken = 0
@@ -46,5 +44,5 @@ class TwoLaunches:
         # SGD's first step takes the gradient as it is, which is 0 steps taken
         self._table.taken = np.full(len(grads), self._taken, dtype=np.float32)
         found = self._backend.step(self._rule, self._table, [self._hyper], self._scale, write=False)
-        self._backend.step(self._rule, self._table, [self._hyper], Factors(found[:, -1], self._scale.place))
+        self._backend.step(self._rule, self._table, [self._hyper], Factors(found[:, -1], self._scale.target))
         self._taken += 1

@@ -56,7 +56,7 @@ def forms_of(params: Sequence[Tensor], *, sliced: bool) -> Forms:
         sliced: whether any parameter is cut into slices, so that its shape matters and not only its elements.
     """
     strides: Form = Tensor.stride if sliced or not all(map(Tensor.is_contiguous, params)) else Tensor.is_contiguous
-    read = [Tensor.numel, DTYPE, strides, Tensor.is_neg]
+    read: list[Form] = [Tensor.numel, DTYPE, strides, Tensor.is_neg]
     if any(map(Tensor.is_complex, params)):
         read.append(Tensor.is_conj)
     if torch.cuda.is_available():

@@ -83,6 +83,9 @@ class Plans:
         self._last: list[bool] | None = None
         self._is_new = True
         self._set_present([member.grad is not None for member in self._members])
+        for member in self._members:
+            # it would outlive `zero_grad()`
+            member.grad = None
 
     def fits(self, options: StepOptions, groups: Groups, states: Any) -> bool:
         """Takes the gradients of the next step. Returns False if new plans are needed."""
@@ -132,7 +135,7 @@ class Plans:
         options, rule = self._options, self._options.rule
         hyper = self._hyper.of(groups)
         if self._targets:
-            hyper.append(rule.idle)
+            hyper.append(rule.rescale_only)  # type: ignore[arg-type]
         scales: Sequence[Any] = [self._scale] * len(self._launched)
         gates: Sequence[Gate | None] = [None] * len(self._launched)
         statistics: Sequence[Tensor | None] = gates  # type: ignore[assignment]

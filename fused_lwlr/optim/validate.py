@@ -211,14 +211,14 @@ def validate(
         )
 
 
-def check_float32(hyper: Any, largest: float, params: Sequence[Tensor]) -> None:
-    """Raises ValueError if a finite number of a hyper row is too large to compute with in float32.
+def check_float32(options: Mapping[str, Any], largest: float, params: Sequence[Tensor]) -> None:
+    """Raises ValueError if a finite number among options of a group is too large to compute with in float32.
 
     torch.optim raises RuntimeError then; float32 arithmetic would turn weights into NaN.
     """
     if all(param.dtype in (torch.float64, torch.complex128) for param in params):
         return
-    for name, value in zip(hyper._fields, hyper, strict=True):
+    for name, value in options.items():
         if type(value) is float and largest < abs(value) < math.inf:
             raise ValueError(f"{name}={value} is too large for float32: it must be at most {largest:.3g}")
 

@@ -93,15 +93,15 @@ def test_scalings(backend, scaling, device):
     named = parameters([(6, 5), (1030, 2)], torch.float32, device)
     optimizer = Lion(named, lr=0.02, weight_decay=0.1, scaling=scaling, backend=backend)
     paper = Paper(named, 0.02, (0.9, 0.99), 0.1)
-    place = scaling.place(Lion.rule)
-    assert place == ("direction" if "direction" in scaling.places else "gradient")
+    target = scaling.target(Lion.rule)
+    assert target == ("direction" if "direction" in scaling.targets else "gradient")
     for _ in range(3):
         grads = gradients(named)
         before = [p.detach().double() for _, p in named]
         optimizer.step()
         factors = optimizer.layer_stats().trust_ratio.tolist()
         assert all(0 < factor != 1 for factor in factors) or not isinstance(scaling, (ELR, LAMB))
-        if place == "direction":
+        if target == "direction":
             paper.step(grads, factors)
         else:
             paper.step([g * s for g, s in zip(grads, factors, strict=True)])
