@@ -94,7 +94,7 @@ def arrive(
     row,  # index of the row
     TILE: tl.constexpr,  # elements of an item
 ):
-    """Counts a finished item of a row. Returns whether it is the last, the first tile of the row, and its tiles."""
+    """Counts a finished item of a row. Returns whether it is the last, the first tile, and the number of tiles."""
     # loaded here and not before the loops, where they would take registers
     first = entry(addresses, rows, row, FIRST_TILE).to(tl.int32)
     count = tl.cdiv(entry(addresses, rows, row, NUMEL), TILE).to(tl.int32)
