@@ -198,7 +198,7 @@ def test_a_loss_scale(backend, device):
         ({"lr": -1.0}, "'lr' of Lion must be a finite number, at least 0, not -1.0"),
         ({"betas": (0.9, 1.0)}, r"'betas' of Lion must be two numbers, at least 0 and below 1, not \(0.9, 1.0\)"),
         ({"weight_decay": float("nan")}, "'weight_decay' of Lion must be a finite number"),
-        ({"foreach": True}, "foreach=True is not supported"),
+        ({"foreach": True}, "foreach=True must be None"),
         ({"scaling": LAMB(bias_correction=False)}, "Lion has no moments whose bias could be corrected"),
     ],
 )
