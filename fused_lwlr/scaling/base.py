@@ -138,6 +138,9 @@ class Scaling:
         """Returns whether the factor may depend on lr: by its name, or since the direction holds it.
 
         The direction holds lr if that is in the momentum buffer.
+
+        Args:
+            rule: the update rule of an optimizer.
         """
         scale = self.scale(rule)
         return isinstance(scale, Scale) and (scale.target == "direction" or "lr" in scale.arguments)

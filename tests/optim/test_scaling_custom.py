@@ -231,6 +231,10 @@ def counted(norm):
     return norm + 2.0 * positive
 
 
+def with_a_comparison(norm):
+    return (norm > 1) * norm
+
+
 def with_if(norm):
     if norm > 1:
         return norm
@@ -261,6 +265,7 @@ REFUSED = {
     "torch": (own(with_a_call), "Own.formula cannot be compiled, since it has a call of 'torch.sqrt'"),
     "loop": (own(with_a_loop), "since it has for"),
     "power": (own(with_a_power), r"since it has \*\*"),
+    "comparison": (own(with_a_comparison), "since it has arithmetic with a comparison"),
     "another": (own(through_another), "a call of 'with_a_call', which has a call of 'torch.sqrt'"),
     "bool": (own(least_of_two), "must return a factor that depends on its arguments, not tensor"),
     "builtin": (own(max), "must be a function that is defined by def in a file, not <built-in function max>"),
