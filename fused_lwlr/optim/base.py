@@ -290,7 +290,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         grad_enabled = is_grad_enabled()
         _set_grad_enabled(False)
         try:
-            if plans is not None and not plans.fits(self.options, groups, self.state):
+            if plans is not None and not plans.fits(self.options, groups, self.state, bucket):
                 plans = None
             if capturing:
                 captured = check_capture(self.options, groups, plans)

@@ -87,8 +87,8 @@ class Plans:
             # it would outlive `zero_grad()`
             member.grad = None
 
-    def fits(self, options: StepOptions, groups: Groups, states: Any) -> bool:
-        """Takes the gradients of the next step. Returns False if new plans are needed."""
+    def fits(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None = None) -> bool:
+        """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
         if self._snapshot is None or options is not self._options or self._inference != is_inference_mode_enabled():
             return False
         try:
@@ -96,6 +96,8 @@ class Plans:
                 return False
         except KeyError:
             # the groups of another optimizer lack options of ours until new plans are made
+            return False
+        if bucket is not None and set(map(id, bucket)) != set(map(id, self._params)):
             return False
         if self._targets and not _same_targets(_targets_of(options), self._targets):
             return False

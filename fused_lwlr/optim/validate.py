@@ -74,7 +74,8 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
 def is_made_by_zero_redundancy_optimizer() -> bool:
     """Returns whether an optimizer that is made now gets its process's part of the parameters alone."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    frame = None if module is None else sys._getframe()
+    # not this frame: its variables would refer to it
+    frame = None if module is None else sys._getframe(1)
     while module is not None and frame is not None:
         if isinstance(frame.f_locals.get("self"), module.ZeroRedundancyOptimizer):
             return True

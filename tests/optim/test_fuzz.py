@@ -7,6 +7,7 @@ from fuzzing import GRADIENTS, HALF, OPTIONS_OF_LAYERS, REPLACED, SHAPES, Twins
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.filterwarnings("ignore:scaling=.* selects none of the:UserWarning")
 SWITCH = st.booleans()
 WHICH = st.integers(0, 3)
 COMMON = {"lr": st.sampled_from([0.05, 0.5]), "weight_decay": st.sampled_from([0.0, 0.1]), "maximize": SWITCH}
