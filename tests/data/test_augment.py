@@ -96,7 +96,7 @@ def test_augmentation_needs_timm_and_the_rest_does_not(monkeypatch):
     assert len(open_data("synthetic", augmentation="none", **options).train) == 9
     with pytest.raises(
         ImportError,
-        match=r"^augmentation='strong' needs timm .*pip install '\.\[timm\]' in the folder of the sources of fused_lwlr$",
+        match=r"^augmentation='strong' needs timm .*pip install '\.\[timm\]'",
     ):
         open_data("synthetic", augmentation="strong", **options)
 
