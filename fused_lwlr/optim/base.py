@@ -323,7 +323,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
         """
-        return step_statistics(self.scaling, [plan for plans in self._stepped for plan in plans.plans])
+        plans = [plan for plans in self._stepped for plan in plans.plans] if self._stepped else None
+        return step_statistics(self.scaling, plans)
 
     def _report(self, *, wait: bool) -> None:
         """Raises FloatingPointError if the last step is known to be skipped because of a gradient."""

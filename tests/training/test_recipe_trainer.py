@@ -229,7 +229,8 @@ def test_a_normalization_of_many_dimensions_has_neither_decay_nor_scaling():
     for decay, expected in (("matrices", {"0.weight"}), ("all", {"0.weight", "1.weight", "1.bias"})):
         optimizer = new_optimizer(Recipe(rates="single", decay=decay, **lars), model, None)
         assert {n for n, param in model.named_parameters() if optimizer.scaling.selects(n, param)} == expected
-    optimizer = new_optimizer(Recipe(rates="single", decay="matrices", exclude=("0.*",), **lars), model, None)
+    with pytest.warns(UserWarning, match="selects none of the 4 parameters"):
+        optimizer = new_optimizer(Recipe(rates="single", decay="matrices", exclude=("0.*",), **lars), model, None)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0]
 
 
@@ -352,7 +353,7 @@ def test_tests_count_every_image_once(data):
 
 def test_what_cannot_be_trained_is_refused_before_anything_is_made(data):
     with pytest.raises(FileNotFoundError, match="rates must be single, layerwise or a file of rates, not 'nofile'"):
-        Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data)
+        Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data).prepare()
     with pytest.raises(ValueError, match="--fsdp shards a model over processes, but there is only one"):
         Trainer(dataclasses.replace(BASE, fsdp=True), ALONE, data)
 
@@ -398,5 +399,5 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         raise RuntimeError("CUDA error: invalid device ordinal\nmore")
 
     monkeypatch.setattr(torch.cuda, "set_device", missing)
-    with pytest.raises(ValueError, match=r"device 'cuda' cannot be used by process 3 of this machine here: .*ord"):
+    with pytest.raises(ValueError, match=r"device='cuda' cannot be used by process 3 of this machine here: .*ord"):
         pick_device("cuda", gpu=3)
