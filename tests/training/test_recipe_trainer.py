@@ -352,7 +352,7 @@ def test_tests_count_every_image_once(data):
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_is_made(data):
-    with pytest.raises(FileNotFoundError, match="rates must be single, layerwise or a file of rates, not 'nofile'"):
+    with pytest.raises(FileNotFoundError, match="--rates nofile: there is no such file"):
         Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data).prepare()
     with pytest.raises(ValueError, match="--fsdp shards a model over processes, but there is only one"):
         Trainer(dataclasses.replace(BASE, fsdp=True), ALONE, data)
