@@ -83,8 +83,10 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	$(PIP) -e '.[cli]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml tests/torchvision_operators.py
 	$(PIP) torch==$(TORCH) torchvision==$(TORCHVISION) -e '.[dev]'
+	# beside a torch for CPUs, a torchvision for GPUs cannot be imported as it is
+	$(BIN)/python tests/torchvision_operators.py
 	touch $@ $(VENV)/.demo
 
 $(VENV)/triton-%: | $(VENV)/.torch

@@ -50,7 +50,7 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
     memory = sum(int(sizes[name].sum()) * 2 for name in columns) + int(sizes["grad"].sum()) if write else 0
     if formula is None:
         return memory, 0
-    first = ["grad", *(name for name in columns if name != "ema")] if meta["PLACE"] == "direction" else ["grad"]
+    first = ["grad", *(name for name in columns if name != "ema")] if meta["TARGET"] == "direction" else ["grad"]
     read = sum(sizes[name] for name in first)
     norms = read.copy()
     if "param" not in first:

@@ -32,7 +32,7 @@ def facts(selection: Iterable[tuple[str, str]]) -> Iterator[dict[str, Any]]:
         for variant, report in zip(every, found, strict=True):
             yield {
                 "kernel": variant.name,
-                "kind": variant.kind,
+                "least_resident": variant.least_resident,
                 "dtype": dtype,
                 "target": target,
                 "block": variant.constants["BLOCK"],

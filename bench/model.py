@@ -45,22 +45,22 @@ def code_of(step: str, dtype: str) -> tuple[Code, Code]:
     An update or a direction of the queue is taken to have as many instructions as the plain step, and the norm of a
     gradient to have none to speak of.
     """
-    name, place, reads, _ = STEPS[step]
-    queued = name if place is None else f"{name}, ELR"
+    name, target, reads, _ = STEPS[step]
+    queued = name if target is None else f"{name}, ELR"
     wanted = {v.name: v for v in variants(DTYPES[dtype]) if v.name in (name, queued)}
     jobs = [Job(v.kernel, v.constants, TYPES, v.registers) for v in wanted.values()]
     found = dict(zip(wanted, reports(jobs, TARGETS["sm_90"]), strict=True))
     plain = found[name]
     vectors = constants.GPU.block * DTYPES[dtype].primitive_bitwidth // 8 // (constants.THREADS * 16)
     code = Code(plain["resident"], (), plain["phases"], plain["instructions"])
-    if place is None:
+    if target is None:
         return code, code
     # in the order of the listing: norms, the weights where their sum is not carried, updates
     phases = list(found[queued]["phases"])
     update = _last(phases, reads * vectors)
     # for several blocks at once, and for one
     _last(phases, vectors * (constants.GPU.at_once + 1))
-    if place == "gradient":
+    if target == "gradient":
         _last(phases, vectors)
     resident = min(found[queued]["resident"], constants.PER_PROCESSOR)
     return code, Code(resident, phases, update, plain["instructions"])
@@ -87,7 +87,7 @@ def plain_items(numel: np.ndarray, reads: int, writes: int, itemsize: int) -> li
 
 def queue_items(
     numel: np.ndarray,
-    place: str,
+    target: str,
     reads: int,
     writes: int,
     itemsize: int,
@@ -96,7 +96,7 @@ def queue_items(
     programs: int,
 ) -> list[Item]:
     """Returns the items of a step with norms, in the order of the queue; `programs` run at once."""
-    first = reads if place == "direction" else 1
+    first = reads if target == "direction" else 1
     norm_bytes = numel * itemsize * first
     segments = schedule(norm_bytes, -(-numel // sizes.queue_tile), sizes.window, programs, measured=True)
     items = item_list(segments, numel, sizes.queue_tile)
@@ -114,24 +114,24 @@ def queue_items(
         if is_update:
             found.append(Item(at, False, reads * size - again, again, writes * size, blocks))
         else:
-            together = sizes.at_once if place == "gradient" else 1
+            together = sizes.at_once if target == "gradient" else 1
             found.append(Item(at, True, first * size, 0.0, 0.0, math.ceil(blocks / together)))
     return found
 
 
 def predict(name: str, step: str, dtype: str, device: Device, sizes: constants.Sizes) -> dict[str, Any]:
     """Returns the predicted time of a step of a parameter set, and of the same work in two launches."""
-    _, place, reads, writes = STEPS[step]
+    _, target, reads, writes = STEPS[step]
     numel = np.array([math.prod(shape) for shape in shapes_of(name)])
     itemsize = DTYPES[dtype].primitive_bitwidth // 8
     plain, code = code_of(step, dtype)
     found: dict[str, Any] = {"set": name, "dtype": dtype, "step": step, "device": device.name}
     floor = int(numel.sum()) * itemsize * (reads + writes) / device.copy
     base = seconds(plain_items(numel, reads, writes, itemsize), plain, device, 1, queued=False)
-    if place is None:
+    if target is None:
         return {**found, "seconds": base, "floor": floor, "of_plain": 1.0}
-    programs = constants.LEAST_RESIDENT[f"{step.split(',')[0].lower()} queue"] * device.processors
-    items = queue_items(numel, place, reads, writes, itemsize, device, sizes, programs)
+    programs = constants.least_resident("queue", reads - 2) * device.processors
+    items = queue_items(numel, target, reads, writes, itemsize, device, sizes, programs)
     tiles = int(-(-numel.max() // sizes.queue_tile))
     time = seconds(items, code, device, tiles, queued=True)
     apart = [[item for item in items if item.norms is norms] for norms in (True, False)]

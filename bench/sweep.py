@@ -58,7 +58,11 @@ def candidates() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield step, "fp32", geometry
     for step, more in itertools.product((*QUEUED, "statistics"), (-1, 2)):
         # of which fewer or more registers follow
-        yield step, "fp32", {"LEAST_RESIDENT": {kind: least + more for kind, least in LEAST_RESIDENT.items()}}
+        yield (
+            step,
+            "fp32",
+            {"LEAST_RESIDENT": {name: [n + more for n in least] for name, least in LEAST_RESIDENT.items()}},
+        )
     for passes in (4, 8, 32):
         yield "statistics", "fp32", {"GPU": {"statistics_passes": passes}}
 

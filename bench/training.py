@@ -29,7 +29,6 @@ from fused_lwlr.runs.provenance import device_name, provenance
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.schedule import peak_lr
 from fused_lwlr.training.trainer import Trainer
 
 FULL = {"resnet50-sgd": {"channels_last": True}, "vit-s-adamw": {}}
@@ -45,7 +44,7 @@ HEAD = ("model", "images", "batch", "passes", "optimizer", "images/s", "update m
 def contestants(recipe: Recipe, model: nn.Module) -> dict[str, Callable[[], Any]]:
     """Optimizers of one rule, by name: ours plain, with a rate for every layer, with ELR; torch's fused both ways."""
     named = list(model.named_parameters())
-    common: dict[str, Any] = {"lr": peak_lr(recipe), "weight_decay": recipe.weight_decay}
+    common: dict[str, Any] = {"lr": recipe.peak_lr, "weight_decay": recipe.weight_decay}
     if recipe.optimizer == "sgd":
         common["momentum"] = recipe.momentum
     ours: Any = SGD if recipe.optimizer == "sgd" else AdamW

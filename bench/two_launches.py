@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bench import reference as numbers
-from fused_lwlr.kernels import ADAMW, SGD, AdamWHyper, Factors, Row, SGDHyper, Table
+from fused_lwlr.kernels import ADAMW, SGD, Factors, Hyper, Row, Table
 from fused_lwlr.ops import pick
 from fused_lwlr.scaling import Scaling
 
@@ -30,11 +30,9 @@ class TwoLaunches:
         columns |= {"param": params, "grad": [param.grad for param in self._named]}
         self.table = Table(columns, [Row(i, scaled=True) for i in range(len(params))])
         self._rule = SGD if rule == "sgd" else ADAMW
-        self._hyper: Any = (
-            SGDHyper(lr, numbers.MOMENTUM, weight_decay=numbers.DECAY["sgd"])
-            if rule == "sgd"
-            else AdamWHyper(lr, *numbers.BETAS, numbers.EPS, numbers.DECAY["adamw"])
-        )
+        own = {"momentum": numbers.MOMENTUM, "dampening": 0.0, "nesterov": False}
+        own |= {"betas": numbers.BETAS, "eps": numbers.EPS}
+        self._hyper = Hyper(lr, numbers.DECAY[rule], numbers=self._rule.numbers(own, True))
         self._scale: Any = scaling.scale(self._rule)
         self._backend = pick("auto", params[0].device, params[0].dtype)
         self._taken = 0
@@ -45,7 +43,7 @@ class TwoLaunches:
 
     def update(self, factors: Tensor) -> None:
         """The second launch alone, with factors of the tensors."""
-        self._launch(Factors(factors, self._scale.place), write=True)
+        self._launch(Factors(factors, self._scale.target), write=True)
         self._taken += 1
 
     def step_in_one(self) -> Tensor:

@@ -2,13 +2,15 @@
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from fused_lwlr import ELR, Hyperball
-from fused_lwlr.kernels import ADAMW, LION, LR_IN_MOMENTUM, SGD, Rule, constants, sphere
+from fused_lwlr.kernels import ADAMW, LION, SGD, Rule, constants, sphere
+from fused_lwlr.kernels.triton.numbers import HEADER
 
 # the modules: the package exports functions of these names
 statistics, queue, update, step, formula = (
@@ -32,7 +34,7 @@ TYPES = {
     "shared_c2": "fp32",
     "counters": "*i32",
     "partials": "*fp32",
-    "prints": "*i32",
+    "checksums": "*i32",
     "factors": "*fp32",
     "arrivals": "*i32",
     "results": "*fp64",
@@ -45,103 +47,109 @@ TYPES = {
     "known_factors": "*fp64",
     "row_sums": "*fp64",
 }
-"""Of the arguments that are not compile-time; int32 where not said."""
+"""Types of the run-time arguments; int32 unless listed."""
 
 
 class Variant(NamedTuple):
     """A kernel with its compile-time arguments.
 
     Attributes:
-        kind: the key of `constants.LEAST_RESIDENT` that it falls under.
+        least_resident: programs that a multiprocessor must have the registers for, see `constants.least_resident`.
     """
 
     name: str
-    kind: str
+    least_resident: int
     kernel: Any
     constants: dict[str, Any]
 
     @property
     def registers(self) -> int:
         """Those that it is launched with at most, for each thread."""
-        return constants.most_registers(self.kind)
+        return constants.most_registers(self.least_resident)
 
 
-def cautious(rule: Rule) -> Rule:
-    """The rule with cautious decay."""
-    assert rule.cautious is not None
-    return rule.cautious
+def dtypes(dtype: Any, columns: str, single: str = "", states: int = 0) -> tuple[Any, ...]:
+    """Returns `DTYPES` of the kernels for a rule; columns in `single` are float32."""
+    names = "WGMEXYZ"[: 4 + states]
+    return tuple(tl.float32 if name in single else dtype if name in columns else None for name in names)
 
 
-def dtypes(dtype: Any, columns: str, single: str = "") -> tuple[Any, ...]:
-    """`DTYPES` of the kernels, of which some columns have a dtype and some are float32."""
-    return tuple(tl.float32 if name in single else dtype if name in columns else None for name in "WGXYZME")
+def plain(rule: Rule) -> int:
+    """Returns the programs that a multiprocessor must hold of a step without norms."""
+    return rule.least_resident or constants.least_resident("step", len(rule.states))
 
 
 def variants(dtype: Any) -> Iterator[Variant]:
     """Every variant that is launched for parameters of a dtype."""
     rules = {
-        "sgd": (SGD, "", 16),
-        "sgd momentum": (SGD, "X", 16),
-        "sgd lr in momentum": (LR_IN_MOMENTUM, "X", 16),
-        "adamw": (ADAMW, "XY", 20),
-        "adamw amsgrad": (ADAMW, "XYZ", 20),
-        "lion": (LION, "X", 16),
-        "adamw cautious": (cautious(ADAMW), "XY", 20),
-        "lion cautious": (cautious(LION), "X", 16),
+        "sgd": (SGD, ""),
+        "sgd momentum": (SGD, "X"),
+        "adamw": (ADAMW, "XY"),
+        "adamw amsgrad": (ADAMW, "XYZ"),
+        "lion": (LION, "X"),
+        "adamw cautious": (replace(ADAMW, decay="cautious"), "XY"),
+        "lion cautious": (replace(LION, decay="cautious"), "X"),
     }
-    made = {}
-    for name, (rule, states, width) in rules.items():
-        columns = dtypes(dtype, "WG" + states)
-        meta = {"DTYPES": columns, "RULE": step.rule_of(rule, columns), "ON_DEVICE": False}
-        meta |= {"BLOCK": constants.GPU.step_block, "WIDTH": width}
+    made: dict[str, tuple[Rule, dict[str, Any]]] = {}
+    for name, (rule, states) in rules.items():
+        columns = dtypes(dtype, "WG" + states, states=len(rule.states))
+        numbers = {"sgd": 4, "adamw": 8, "lion": 4}[rule.name]
+        meta = {"DTYPES": columns, "RULE": step.rule_of(rule, columns), "DECAY": rule.decay, "ON_DEVICE": False}
+        meta |= {"BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers}
         made[name] = (rule, meta)
-        yield Variant(name, name.split()[0], update.step_kernel, meta)
+        yield Variant(name, plain(rule), update.step_kernel, meta)
     # of param groups with different rates
     own = dict.fromkeys(("shared_lr", "shared_c1", "shared_c2"))
+    rule, meta = made["adamw"]
     if dtype == tl.float32:
-        yield Variant("adamw, groups", "adamw", update.step_kernel, {**made["adamw"][1], **own})
+        yield Variant("adamw, groups", plain(rule), update.step_kernel, {**meta, **own})
     else:
-        exact = {"DTYPES": dtypes(dtype, "WG", "XYM"), "RULE": formula.compiled(ADAMW.update)}
-        yield Variant("adamw, master", "adamw", update.step_kernel, {**made["adamw"][1], **exact})
+        exact = {"DTYPES": dtypes(dtype, "WG", "XYM", 3), "RULE": formula.compiled(ADAMW.update)}
+        yield Variant("adamw, master", plain(rule), update.step_kernel, {**meta, **exact})
     if dtype == tl.bfloat16:
-        yield Variant(
-            "adamw, ema", "adamw", update.step_kernel, {**made["adamw"][1], "DTYPES": dtypes(dtype, "WGXY", "E")}
-        )
-    for name, place in (("sgd momentum", "gradient"), ("adamw", "direction"), ("lion", "direction")):
+        averaged = {"DTYPES": dtypes(dtype, "WGXY", "E", 3)}
+        yield Variant("adamw, ema", plain(rule), update.step_kernel, {**meta, **averaged})
+    for name, target in (("sgd momentum", "gradient"), ("adamw", "direction"), ("lion", "direction")):
         rule, meta = made[name]
-        kind = f"{name.split()[0]} queue"
+        least = constants.least_resident("queue", len(rule.states))
         scaled = {
             **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": meta["WIDTH"] + 2,
-            "FORMULA": formula.compiled(ELR.formula), "PLACE": place, "NUMBERS": 2,
+            "FORMULA": formula.compiled(ELR.formula), "TARGET": target, "NUMBERS": 2, "HAS_DOT": False,
+            "ARGUMENTS": step.arguments_of(ELR(0.1).scale(rule)),
             "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
             "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
             "SLOTS": constants.GPU.queue_slots, "RADIUS": None, "RETRACTION": None, "UPDATE": None,
         }  # fmt: skip
         absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "row_sums", "seed"))
-        yield Variant(f"{name}, ELR", kind, queue.queue_kernel, {**scaled, **absent})
+        yield Variant(f"{name}, ELR", least, queue.queue_kernel, {**scaled, **absent})
         spheres = {
-            "FORMULA": formula.compiled(Hyperball.formula), "PLACE": "direction", "NUMBERS": 0, "RADIUS": 11,
+            "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction", "NUMBERS": 0, "RADIUS": 11,
+            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule)), "HAS_DOT": True,
             "RETRACTION": formula.compiled(sphere.retraction), "UPDATE": formula.compiled(sphere.update_sq_sum),
         }  # fmt: skip
-        yield Variant(f"{name}, Hyperball", kind, queue.queue_kernel, {**scaled, **absent, **spheres})
+        yield Variant(f"{name}, Hyperball", least, queue.queue_kernel, {**scaled, **absent, **spheres})
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
         unused = {"known_factors": None, "row_sums": None, "seed": None, **own}
-        yield Variant(f"{name}, all", f"{kind}, gated", queue.queue_kernel, {**scaled, **everything, **unused})
+        yield Variant(f"{name}, all", least, queue.queue_kernel, {**scaled, **everything, **unused})
         if (name, dtype) == ("adamw", tl.float32):
-            balanced = {**scaled, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "GATED": True}
+            balanced = {**scaled, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "GATED": True}
             balanced |= {key: None for key in absent if key != "row_sums"}
-            yield Variant(f"{name}, balanced", f"{kind}, gated", queue.queue_kernel, balanced)
+            yield Variant(f"{name}, balanced", least, queue.queue_kernel, balanced)
             yield Variant(
-                f"{name}, ELR, ema", kind, queue.queue_kernel, {**scaled, **absent, "DTYPES": dtypes(dtype, "WGXYE")}
+                f"{name}, ELR, ema",
+                least,
+                queue.queue_kernel,
+                {**scaled, **absent, "DTYPES": dtypes(dtype, "WGXYE", states=3)},
             )
         if dtype != tl.float32:
-            plain = {"STEP": tl.float32, "FORMULA": None, "PLACE": "gradient", "NUMBERS": 0, "ON_DEVICE": True, **own}
+            noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "ON_DEVICE": True, **own}
             del absent["seed"]
-            yield Variant(f"{name}, noise", f"{kind}, gated", queue.queue_kernel, {**scaled, **absent, **plain})
+            yield Variant(f"{name}, noise", least, queue.queue_kernel, {**scaled, **absent, **noise})
     meta = {"DTYPES": (dtype, dtype), "TOTALS": False, "grad_scale": None, "BLOCK": constants.GPU.block}
     meta |= {
         "PASSES": constants.GPU.statistics_passes, "AT_ONCE": constants.GPU.at_once,
         "SLOTS": constants.GPU.statistics_slots,
     }  # fmt: skip
-    yield Variant("statistics", "statistics", statistics.statistics_kernel, meta)
-    yield Variant("totals", "totals", statistics.statistics_kernel, {**meta, "DTYPES": (None, dtype), "TOTALS": True})
+    yield Variant("statistics", constants.least_resident("statistics"), statistics.statistics_kernel, meta)
+    totals = {**meta, "DTYPES": (None, dtype), "TOTALS": True}
+    yield Variant("totals", constants.least_resident("statistics"), statistics.statistics_kernel, totals)

@@ -31,7 +31,7 @@ def import_extra(name: str, extra: str | None = None) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         # not ModuleNotFoundError, which is shown as a bug
-        raise ImportError(f"{name} is not installed: pip install 'fused_lwlr[{extra or name}]'") from error
+        raise ImportError(f"{name} is not installed: {_install(extra or name)}") from error
 
 
 def import_timm(needed_by: str) -> ModuleType:
@@ -40,5 +40,9 @@ def import_timm(needed_by: str) -> ModuleType:
         timm = import_beside_torchvision("timm")
         importlib.import_module("timm.data")
     except ImportError as error:
-        raise ImportError(f"{needed_by} needs timm ({error}): pip install 'fused_lwlr[timm]'") from error
+        raise ImportError(f"{needed_by} needs timm ({error}): {_install('timm')}") from error
     return timm
+
+
+def _install(extra: str) -> str:
+    return f"pip install '.[{extra}]' in the folder of the sources of fused_lwlr"

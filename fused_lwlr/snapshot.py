@@ -1,26 +1,39 @@
 """A snapshot of the tensors that a step depends on, taken before every step and compared with the last one."""
 
 from collections.abc import Callable, Sequence
-from itertools import compress, repeat
-from operator import attrgetter, is_, not_
+from itertools import compress
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fused_lwlr.memory import all_addressable
 
-DTYPE = attrgetter("dtype")
+DTYPE, POINTER = attrgetter("dtype"), Tensor.data_ptr
 Form = Callable[[Tensor], Any]
 """Reads a property of a tensor."""
 SMALL = 1 << 42
 """Below most addresses. The data pointer of a tensor whose memory was freed is its offset in bytes."""
 
 
+class Forms(NamedTuple):
+    """The forms that gradients must have: number of elements, dtype, strides, lazy bits and device of the parameters.
+
+    Attributes:
+        strides: reads the strides of a tensor, or only whether it is contiguous, where all parameters are.
+        expected: pairs of a function that reads a property of a tensor, and its value for each parameter.
+    """
+
+    strides: Form
+    expected: list[tuple[Form, list[Any]]]
+
+
 class Snapshot(NamedTuple):
     """Parameters, gradients and state.
 
     Attributes:
-        fixed: the address and the form of every parameter, and the address of every entry of the state. A plan fits as
+        fixed: address, size and strides of every parameter, and the address of every entry of the state. A plan fits as
             long as they are equal.
         present: for each parameter, whether it has a gradient.
         grads: the gradient of each parameter, or None.
@@ -28,30 +41,31 @@ class Snapshot(NamedTuple):
         matching: whether every gradient is a plain tensor with the form of its parameter.
     """
 
-    fixed: tuple[Any, ...]
+    fixed: tuple[list[Any], ...]
     present: list[bool]
     grads: list[Tensor | None]
     addresses: list[int]
     matching: bool
 
 
-def forms_of(params: Sequence[Tensor], *, sliced: bool) -> tuple[Form, ...]:
-    """Returns the properties by which two tensors have the same form.
-
-    These are the number of elements, dtype, strides, lazy bits and device. Where all parameters are contiguous and none
-    is cut into slices, contiguity takes the place of strides.
+def forms_of(params: Sequence[Tensor], *, sliced: bool) -> Forms:
+    """Returns the forms of parameters.
 
     Args:
         params: the parameters, local parts if they are sharded.
-        sliced: whether any parameter is cut into slices.
+        sliced: whether any parameter is cut into slices, so that its shape matters and not only its elements.
     """
     strides: Form = Tensor.stride if sliced or not all(map(Tensor.is_contiguous, params)) else Tensor.is_contiguous
-    found: tuple[Form, ...] = Tensor.numel, DTYPE, strides, Tensor.is_neg, Tensor.get_device
-    return (*found, Tensor.is_conj) if any(map(Tensor.is_complex, params)) else found
+    read: list[Form] = [Tensor.numel, DTYPE, strides, Tensor.is_neg]
+    if any(map(Tensor.is_complex, params)):
+        read.append(Tensor.is_conj)
+    if torch.cuda.is_available():
+        read.append(Tensor.get_device)
+    return Forms(strides, [(form, list(map(form, params))) for form in read])
 
 
 def take_snapshot(
-    params: Sequence[Tensor], grads: list[Tensor | None], entries: Sequence[Tensor], forms: Sequence[Form]
+    params: Sequence[Tensor], grads: list[Tensor | None], entries: Sequence[Tensor], forms: Forms
 ) -> Snapshot | None:
     """Returns a snapshot, or None if a tensor has no memory, as a sparse gradient.
 
@@ -60,25 +74,25 @@ def take_snapshot(
     Args:
         params, grads: parameters, and the gradient of each; local parts, if they are sharded.
         entries: the entries of the state.
-        forms: see `forms_of`.
+        forms: the forms of the parameters.
     """
-    present = list(map(not_, map(is_, grads, repeat(None))))
-    there: list[Any] = grads if all(present) else [grad for grad in grads if grad is not None]
-    count, tensors = len(params), [*params, *there]
+    present = [grad is not None for grad in grads]
+    complete = all(present)
+    there: list[Any] = grads if complete else [grad for grad in grads if grad is not None]
     try:
-        pointers = list(map(Tensor.data_ptr, [*tensors, *entries]))
-        found = [list(map(form, tensors)) for form in forms]
+        read = POINTER, Tensor.numel, forms.strides
+        fixed = (*(list(map(each, params)) for each in read), list(map(POINTER, entries)))
+        addresses = list(map(POINTER, there))
+        matching = set(map(type, there)) <= {Tensor} and all(
+            list(map(form, there)) == (expected if complete else list(compress(expected, present)))
+            for form, expected in forms.expected
+        )
     except (RuntimeError, TypeError):
         # a sparse tensor, or an entry that is not a tensor
         return None
-    addresses = pointers[count : len(tensors)]
     if min(addresses, default=SMALL) < SMALL and not all_addressable(there):
         return None
-    fixed = pointers[:count], pointers[len(tensors) :], [form[:count] for form in found]
-    if len(there) == count:
-        matching = all(form[count:] == form[:count] for form in found)
-    else:
-        matching = all(form[count:] == list(compress(form, present)) for form in found)
+    if not complete:
         left = iter(addresses)
         addresses = [next(left) if here else 0 for here in present]
-    return Snapshot(fixed, present, grads, addresses, matching and set(map(type, there)) <= {Tensor})
+    return Snapshot(fixed, present, grads, addresses, matching)

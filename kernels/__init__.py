@@ -5,37 +5,23 @@ signatures and docstrings; neither imports the other, and neither knows of `torc
 """
 
 if __name__ == "fused_lwlr.kernels":
-    from fused_lwlr.kernels.control import SPHERE_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
-    from fused_lwlr.kernels.rules import (
-        ADAMW,
-        LION,
-        LR_IN_MOMENTUM,
-        SGD,
-        AdamWHyper,
-        LionHyper,
-        LRInMomentumHyper,
-        Rule,
-        SGDHyper,
-    )  # fmt: skip
+    from fused_lwlr.kernels.rules import ADAMW, LION, SGD, Hyper, Rule
+    from fused_lwlr.kernels.step_arguments import SPHERE_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
     from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
     __all__ = [
         "ADAMW",
         "LION",
-        "LR_IN_MOMENTUM",
         "SGD",
         "SPHERE_STATISTICS",
         "STATISTICS",
         "STEP_STATISTICS",
-        "AdamWHyper",
         "Balance",
         "Factors",
         "Gate",
-        "LRInMomentumHyper",
-        "LionHyper",
+        "Hyper",
         "Row",
         "Rule",
-        "SGDHyper",
         "Scale",
         "Table",
     ]

@@ -76,21 +76,32 @@ by up to a tenth, and less exact: a lane adds up one element of each block in si
 GRAIN = 1 << 16
 """Elements of a table that are worth a second thread of a CPU."""
 
-LEAST_RESIDENT = {
-    "sgd": 10, "adamw": 6, "sgd queue": 5, "sgd queue, gated": 5, "adamw queue": 4, "adamw queue, gated": 4,
-    "lion": 8, "lion queue": 5, "lion queue, gated": 5, "statistics": 6, "totals": 6,
-}  # fmt: skip
-"""Programs with blocks of 1,024 elements that a multiprocessor must have the registers for, by rule and kernel; a gated
-queue has a gate, or counts steps on the device. Each waits for one block of every column, so of a step at the least 5
-programs x 3 columns x 2 KB are under way in half precision: 30 KB. By Little's law 4.8 TB/s over the 132
+LEAST_RESIDENT = {"step": (10, 8, 6), "queue": (5, 5, 4), "statistics": (6,)}
+"""Programs with blocks of 1,024 elements that a multiprocessor must have the registers for: by kernel, and by the
+number of state columns of the rule (the last also for more). Each waits for one block of every column, so of a step at
+the least 5 programs x 3 columns x 2 KB are under way in half precision: 30 KB. By Little's law 4.8 TB/s over the 132
 multiprocessors of an H200, at 800 ns of latency, ask for 29 KB; neither was measured."""
 
 
-def most_registers(kind: str) -> int:
-    """Registers of a thread with which as much is under way on a multiprocessor of NVIDIA's as `LEAST_RESIDENT` says.
+def least_resident(kernel: str, states: int = 0) -> int:
+    """Returns the programs of a kernel that a multiprocessor must have the registers for, see `LEAST_RESIDENT`.
 
-    What compilers may take, in eights. Left to themselves they take more (Triton 3.6 for AdamW with ELR 141, a program
-    less), or save some that are not short: by keeping scalars in memory, or by loading columns one after the other.
+    Args:
+        kernel: "step", "queue" or "statistics".
+        states: the number of state columns of the rule.
     """
-    programs = LEAST_RESIDENT[kind] * 1024 / GPU.block
+    programs = LEAST_RESIDENT[kernel]
+    return programs[min(states, len(programs) - 1)]
+
+
+def most_registers(resident: int) -> int:
+    """Returns the most registers of a thread with which a multiprocessor of NVIDIA's holds these programs.
+
+    In eights, for compilers. Left to themselves they take more (Triton 3.6 for AdamW with ELR 141, a program less), or
+    save some that are not short: by keeping scalars in memory, or by loading columns one after the other.
+
+    Args:
+        resident: programs with blocks of 1,024 elements.
+    """
+    programs = resident * 1024 / GPU.block
     return min(int(65536 / (programs * THREADS)) // 8 * 8, 255)

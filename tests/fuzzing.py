@@ -1,5 +1,6 @@
 """Twins that live through the same random operations: an optimizer of ours, and torch's single-tensor one."""
 
+import json
 from copy import deepcopy
 
 import torch
@@ -14,14 +15,22 @@ from torch import nn
 from fused_lwlr import Hyperball
 
 
+def _own_options(group):
+    """The options of each parameter of a group, of which a loaded group has text."""
+    layers = group.get("layers") or [1.0] * len(group["params"])
+    if isinstance(layers, str):
+        return [own for ((_, _, own),) in json.loads(layers)]
+    return [dict(entry) if isinstance(entry, dict) else {"lr": entry} for entry in layers]
+
+
 def _by_layers(cls):
     """An optimizer that does what the entries of `layers` in its groups say, each parameter as a group of its own."""
 
     def step(self):
         groups, self.param_groups = self.param_groups, []
         for group in groups:
-            for param, entry in zip(group["params"], group.get("layers") or [1.0] * len(group["params"]), strict=True):
-                own = dict(entry) if isinstance(entry, tuple) else {"lr": entry}
+            for param, options in zip(group["params"], _own_options(group), strict=True):
+                own = dict(options)
                 products = {key: group[key] * own.pop(key) for key in ("lr", "weight_decay") if key in own}
                 if own.pop("corrected_decay", False):
                     products["weight_decay"] = group["weight_decay"] * (group["lr"] / group["max_lr"])
@@ -31,13 +40,20 @@ def _by_layers(cls):
         finally:
             self.param_groups = groups
 
-    return type(cls.__name__, (cls,), {"step": step})
+    def state_dict(self):
+        found = cls.state_dict(self)
+        for group, own in zip(found["param_groups"], self.param_groups, strict=True):
+            if group.get("layers") is not None:
+                group["layers"] = json.dumps([[[0, None, options]] for options in _own_options(own)])
+        return found
+
+    return type(cls.__name__, (cls,), {"step": step, "state_dict": state_dict})
 
 
 OURS = {**ALL, "lr in momentum": ALL["sgd"], "hyperball": ALL["sgd"]}
 PLAIN = {**TORCH, "lion": PlainLion, "lr in momentum": PlainLRInMomentum, "hyperball": PlainHyperball}
 PLAIN = {name: _by_layers(cls) for name, cls in PLAIN.items()}
-OPTIONS_OF_LAYERS = {"adamw": [(("betas", (0.5, 0.9)), ("eps", 1e-3))], "lion": [(("lr", 0.5), ("betas", (0.3, 0.5)))]}
+OPTIONS_OF_LAYERS = {"adamw": [{"betas": (0.5, 0.9), "eps": 1e-3}], "lion": [{"lr": 0.5, "betas": (0.3, 0.5)}]}
 """What a layer may have besides multipliers."""
 # what a state dict of another optimizer must have, too
 ALWAYS = {"lr in momentum": {"momentum": 0.9, "lr_in_momentum": True}, "hyperball": {"scaling": Hyperball()}}

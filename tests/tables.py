@@ -9,22 +9,10 @@ from tolerances import close
 from torch import Tensor
 
 from fused_lwlr.kernels import ADAMW as ADAMW_RULE
-from fused_lwlr.kernels import (
-    LION,
-    LR_IN_MOMENTUM,
-    SGD,
-    AdamWHyper,
-    LionHyper,
-    LRInMomentumHyper,
-    Row,
-    SGDHyper,
-    Table,
-    reference,
-    triton,
-)  # fmt: skip
+from fused_lwlr.kernels import LION, SGD, Hyper, Row, Table, reference, triton
 from fused_lwlr.kernels.triton import launch
 
-RULES = {"sgd": SGD, "adamw": ADAMW_RULE, "lion": LION, "lr in momentum": LR_IN_MOMENTUM}
+RULES = {"sgd": SGD, "adamw": ADAMW_RULE, "lion": LION, "lr in momentum": SGD}
 
 COLUMNS = {
     "sgd": ("param", "grad", "momentum_buffer"),
@@ -33,13 +21,28 @@ COLUMNS = {
     "lr in momentum": ("param", "grad", "momentum_buffer"),
     "statistics": ("param", "grad"),
 }
-ADAMW = AdamWHyper(lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
-LION_HYPER = LionHyper(lr=0.01, beta1=0.9, beta2=0.99, weight_decay=0.1)
+
+
+def sgd_hyper(
+    lr: Any, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, *more, gain=1.0, **other
+) -> Hyper:
+    """A hyper row of SGD."""
+    own = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov, "gradient_gain": gain}
+    return Hyper(lr, weight_decay, *more, numbers=SGD.numbers(own, True), **other)
+
+
+def adamw_hyper(betas=(0.9, 0.999), weight_decay=0.1, **other: Any) -> Hyper:
+    """A hyper row of AdamW."""
+    return Hyper(0.01, weight_decay, numbers=ADAMW_RULE.numbers({"betas": betas, "eps": 1e-8}, True), **other)
+
+
+ADAMW = adamw_hyper()
+LION_HYPER = Hyper(lr=0.01, weight_decay=0.1, numbers=LION.numbers({"betas": (0.9, 0.99)}, True))
 HYPER = {
-    "sgd": [SGDHyper(lr=0.1, momentum=0.9, weight_decay=0.1)],
+    "sgd": [sgd_hyper(lr=0.1, momentum=0.9, weight_decay=0.1)],
     "adamw": [ADAMW],
     "lion": [LION_HYPER],
-    "lr in momentum": [LRInMomentumHyper(lr=0.1, momentum=0.9, gradient_lr=0.5, weight_decay=0.1, nesterov=True)],
+    "lr in momentum": [sgd_hyper(lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True, gain=0.5)],
     "statistics": [],
 }
 TILE = launch.sizes_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).queue_tile

@@ -1,6 +1,6 @@
 """Train in bfloat16 with exact weights: the optimizer keeps the bits that bfloat16 rounds away.
 
-    pip install 'fused_lwlr[cli]'
+    pip install '.[cli]'
     python bf16_exact_weights.py
 
 A step is often smaller than half a unit in the last place of a bfloat16 weight, and then changes nothing.

@@ -1,6 +1,6 @@
 """Fine-tune a pretrained model of timm with layer decay: the nearer a block is to the input, the lower its rate.
 
-    pip install 'fused_lwlr[timm]'
+    pip install '.[timm]'
     python finetune_timm.py --data flowers/        # flowers/CLASS/*.jpg
 
 `layer_decay` gives one multiplier to each parameter, so one param group is enough. `--frozen` keeps parameters as they

@@ -1,6 +1,6 @@
 """ResNet-50 on ImageNet with LARS and a batch of 4,096 images on one GPU: the recipe of MLPerf's reference.
 
-    pip install 'fused_lwlr[timm]'
+    pip install '.[timm]'
     python imagenet_lars.py --data imagenet/       # imagenet/train/CLASS/*.JPEG, imagenet/val/CLASS/*.JPEG
 
 MLPerf reports 75.9 % within 47 epochs; this script has not been trained on ImageNet. `fused-lwlr train --preset

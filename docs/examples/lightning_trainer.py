@@ -1,6 +1,6 @@
 """The Trainer of Lightning with a fused optimizer.
 
-pip install 'fused_lwlr[integrations]'
+pip install '.[integrations]'
 python lightning_trainer.py
 """
 

@@ -26,10 +26,10 @@ class AdaptiveClip(Scaling):
     clipping: float = 0.01
     floor: float = 1e-3
 
-    places = ("gradient",)  # the factor multiplies the gradient, before momentum
+    targets = ("gradient",)  # the factor multiplies the gradient, before momentum
 
     @staticmethod
-    def formula(norm, weight_norm, lr, weight_decay, clipping, floor):
+    def formula(norm, weight_norm, clipping, floor):
         """The factor of a layer. Triton compiles this function, so it has only operators and names of `formula`."""
         bound = clipping * maximum(weight_norm, floor)
         return minimum(bound / where(norm > 0, norm, 1.0), 1.0)

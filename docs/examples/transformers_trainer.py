@@ -1,6 +1,6 @@
 """The Trainer of transformers with a fused optimizer.
 
-pip install 'fused_lwlr[integrations]'
+pip install '.[integrations]'
 python transformers_trainer.py
 """
 

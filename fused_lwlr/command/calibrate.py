@@ -74,7 +74,10 @@ def calibrate(
     device: option.Device = "auto",
     backend: Annotated[
         option.Backends,
-        typer.Option(help="Implementation of the fused operations: auto takes Triton on a GPU and PyTorch elsewhere."),
+        typer.Option(
+            help="Implementation of the fused operations: auto takes Triton on a GPU and the same kernels compiled for "
+            "the CPU elsewhere, or PyTorch if there is no compiler."
+        ),
     ] = option.Backends.auto,
 ) -> None:
     """Measure the learning-rate multiplier of every layer of a model.

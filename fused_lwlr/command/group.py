@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -28,6 +29,9 @@ EXTRA_CLI = {
     "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow", "pydantic": "pydantic",
     "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn",
 }  # fmt: skip
+GIVE_WAY = 3
+"""Seconds that other processes of a machine wait before they show an error, so that a common one is shown once."""
+INSTALL = "pip install '.[cli]' in the folder of the sources of fused_lwlr"
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Of click, or of the copy of it that newer versions of typer bring."""
 
@@ -101,6 +105,9 @@ class Group(TyperGroup):
                 raise SystemExit(2) from None
             typed = args[0] if args else options.get("args")
             message, code = self._told(error, sys.argv[1:] if typed is None else typed)
+            if os.environ.get("LOCAL_RANK", "0") != "0":
+                # the first process of the machine may have the same error, and then torchrun ends this one
+                time.sleep(GIVE_WAY)
             Console(stderr=True).print(Text(f"Error: {message}", style="red"), soft_wrap=True)
         if os.environ.get("WORLD_SIZE", "1") != "1":
             # threads of gloo may abort one of several processes while Python takes it down
@@ -114,7 +121,7 @@ class Group(TyperGroup):
         if isinstance(error, UsageError):
             return self._usage(error, typed), 2
         if isinstance(error, ModuleNotFoundError) and error.name in EXTRA_CLI:
-            return f"{EXTRA_CLI[error.name]} is not installed: pip install 'fused_lwlr[cli]'", 2
+            return f"{EXTRA_CLI[error.name]} is not installed: {INSTALL}", 2
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"{error}: make room on the disk, and type the command again", 2
         if isinstance(error, OSError) and error.filename is not None:
@@ -149,8 +156,8 @@ class Group(TyperGroup):
             rf"(?<![\w.-])(?<!--set )({names})='?([^\s,;:')]+)'?", lambda m: f"{options[m[1]]} {m[2]}", message
         )
         message = re.sub(rf"(?<![\w./'-])({spaced})\b", lambda m: options[m[1]], message)
-        # what a message, or the line for a field, begins with
-        return re.sub(rf"(\A|\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
+        # the line for a field; a message may begin with a path that is called as an option is
+        return re.sub(rf"(\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
 
     def _usage(self, error: Any, words: Sequence[str]) -> str:
         typed = getattr(error, "option_name", None)

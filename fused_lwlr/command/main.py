@@ -5,7 +5,9 @@ from typing import Annotated
 try:
     import typer
 except ModuleNotFoundError:
-    raise SystemExit("fused-lwlr needs typer, which is not installed: pip install 'fused_lwlr[cli]'") from None
+    raise SystemExit(
+        "fused-lwlr needs typer: pip install '.[cli]' in the folder of the sources of fused_lwlr"
+    ) from None
 
 from fused_lwlr.command.group import Group
 

@@ -15,8 +15,8 @@ def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool
 
     Without a preset it trains a small model in a minute. A preset is a whole
     recipe of a paper or a reference (--presets lists them with their sources);
-    --config replaces its parts, and options replace those of both. --batch-size
-    scales the learning rate of a preset.
+    --config replaces its parts, and options replace those of both. With another
+    --batch-size the learning rate of most presets is scaled; the others say so.
 
     The run folder (--out) has checkpoints, metrics and a report. The same
     command again goes on where the run was, to the same bits; an option that

@@ -9,24 +9,35 @@ from pathlib import Path
 EXTENSIONS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
+KINDS = "digits, synthetic, tar files, or text as python-docs, text:PATH, hf:NAME or pairs:FILE"
+"""Other data than folders of images."""
+VALIDATION = ("val", "validation", "test")
+"""Names that the folder of images for validation may have."""
+
+
 @dataclass(frozen=True)
 class Listing:
-    """Paths of images for training and for testing, a list for each of the classes, which are sorted by name."""
+    """Paths of images for training and for testing, a list for each of the classes, which are sorted by name.
+
+    Attributes:
+        tested: where the images for testing are from.
+    """
 
     classes: tuple[str, ...]
     train: list[list[str]]
     test: list[list[str]]
+    tested: str
 
 
-def scan(path: Path, names: tuple[str, ...] = ("digits",)) -> Listing:
+def scan(path: Path) -> Listing:
     """The images of a folder that holds a sub-folder for each class, or `train/` and `val/` with those inside.
 
-    Without `val/`, every fifth image of a class is for testing. Images may lie in sub-folders of a class; names
+    `validation/` or `test/` may take the place of `val/`; of `val/` and `test/` the first is taken. Without any of them
+    every fifth image of a class is for testing. Images may lie in sub-folders of a class; names
     that begin with a dot are left out. No file is opened, nor asked for anything but its name.
 
     Args:
         path: the folder.
-        names: what could have been asked for instead, to say so.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -35,23 +46,25 @@ def scan(path: Path, names: tuple[str, ...] = ("digits",)) -> Listing:
     """
     if not path.is_dir():
         if path.exists():
-            raise ValueError(f"{path} is a file: give the folder that holds one sub-folder of images for each class")
-        raise FileNotFoundError(f"{path} is not a folder of images, nor the name of a data set ({', '.join(names)})")
+            raise ValueError(
+                f"data={path} is a file: give the folder that holds one sub-folder of images for each class"
+            )
+        raise FileNotFoundError(f"data={path} is no folder of images: give one, {KINDS}")
     root = path / "train" if (path / "train").is_dir() else path
     classes = _folders(root)
     if len(classes) < 2:
         raise ValueError(
-            f"{root} has {len(classes)} sub-folder(s): images of two classes at least are needed, one folder each"
+            f"data={root} has {len(classes)} sub-folder(s): images of two classes at least are needed, one folder each"
         )
-    if root == path or not (path / "val").is_dir():
+    val = _validation(path) if root != path else None
+    if val is None:
         files = _images(root, classes)
         train, test = [[f for i, f in enumerate(of) if i % 5 != 4] for of in files], [of[4::5] for of in files]
         if not any(test):
             raise ValueError(
                 f"{root} has no class of five images, of which one would be for testing: add images, or train/ and val/"
             )
-        return Listing(tuple(classes), train, test)
-    val = path / "val"
+        return Listing(tuple(classes), train, test, f"every fifth image of each class in {root}")
     theirs = set(_folders(val))
     if not theirs:
         raise ValueError(f"{val} has no sub-folders: sort its images into folders of their classes, named as in {root}")
@@ -61,7 +74,15 @@ def scan(path: Path, names: tuple[str, ...] = ("digits",)) -> Listing:
         raise ValueError(
             f"{val} lacks classes that {root} has: {_some(missing)}; add images of them, or leave them out"
         )
-    return Listing(tuple(classes), _images(root, classes), _images(val, classes))
+    return Listing(tuple(classes), _images(root, classes), _images(val, classes), str(val))
+
+
+def _validation(path: Path) -> Path | None:
+    """The folder of images for validation, or None."""
+    found = [path / name for name in VALIDATION if (path / name).is_dir()]
+    if len(found) > 1 and found[1].name == "validation":
+        raise ValueError(f"{path} has val and validation: remove one of them, or rename it")
+    return found[0] if found else None
 
 
 def _folders(root: Path) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.sampler import MicroBatch
 from fused_lwlr.data.sequences import Array
 from fused_lwlr.data.sources import Loaded, Split
@@ -44,6 +45,10 @@ class PairSplit(Split):
 
     def __len__(self) -> int:
         return self.end - self.begin
+
+    def fingerprint(self) -> str:
+        """By the tokens of all pairs."""
+        return digest(self.begin, self.end, *(part for of in (self.source, self.target) for part in (of.ids, of.ends)))
 
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
         inputs = torch.full((len(wanted.indices), 2, self.context), PAD)

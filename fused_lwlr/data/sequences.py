@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fused_lwlr.data.fingerprint import digest, sample
 from fused_lwlr.data.randomness import SHIFT, sequence
 from fused_lwlr.data.sampler import MicroBatch
 from fused_lwlr.data.sources import Loaded, Split
@@ -86,6 +87,11 @@ class Sequences(Split):
 
     def __len__(self) -> int:
         return self.count
+
+    def fingerprint(self) -> str:
+        """By the length of the text, and the tokens of some places in it."""
+        starts = [self.begin + i * self.context for i in sample(len(self))]
+        return digest(self.begin, self.end, *(self.tokens.read(start, start + self.context) for start in starts))
 
     def halves(self) -> "tuple[Sequences, Sequences]":
         """The sequences of the first half and those of the second, with the same cuts; of validation only."""

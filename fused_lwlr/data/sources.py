@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from fused_lwlr.data.augment import Transform
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, open_rgb
+from fused_lwlr.data.fingerprint import digest, sample
 from fused_lwlr.data.randomness import IMAGE, SYNTHETIC, globals_restored, seed_globals, sequence
 from fused_lwlr.data.sampler import MicroBatch
 
@@ -43,6 +44,10 @@ class Split(Dataset[Loaded]):
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
         raise NotImplementedError
 
+    def fingerprint(self) -> str:
+        """A text that differs where the examples differ, as far as that is found in a second; here by their number."""
+        return digest(len(self))
+
 
 class Pictures(Protocol):
     """Images before their transform."""
@@ -57,6 +62,9 @@ class Pictures(Protocol):
 
     def open(self, index: int) -> Any:
         """The image, of Pillow and in RGB; ValueError where it cannot be read."""
+
+    def fingerprint(self) -> str:
+        """As of `Split`."""
 
 
 class Files:
@@ -80,6 +88,17 @@ class Files:
     def open(self, index: int) -> Any:
         return open_rgb(self.path(index))
 
+    def fingerprint(self) -> str:
+        """By names and classes of all images, and the sizes of some files."""
+        return digest(self.names, self.ends, self.targets, [_size(self.path(i)) for i in sample(len(self))])
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return None
+
 
 class Noise:
     """Uniformly random pixels with a random class, made from the index; nothing is read."""
@@ -102,6 +121,9 @@ class Noise:
         state = sequence(SYNTHETIC, self.split, index).generate_state(3)
         pixels = np.random.default_rng(state[1:]).integers(0, 256, (self.image_size, self.image_size, 3), np.uint8)
         return Image.fromarray(pixels)
+
+    def fingerprint(self) -> str:
+        return digest(self.count, self.classes, self.image_size, self.split)
 
 
 class Transformed(Split):
@@ -131,6 +153,9 @@ class Transformed(Split):
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    def fingerprint(self) -> str:
+        return self.pictures.fingerprint()
 
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
         # channels last in memory, as decoders have them: to move them is left to the device
@@ -183,6 +208,10 @@ class Tensors(Split):
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    def fingerprint(self) -> str:
+        """By the classes: the last digits of the images may differ from machine to machine."""
+        return digest(list(self.inputs.shape), self.targets.numpy())
 
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
         indices = torch.tensor(wanted.indices)

@@ -1,6 +1,7 @@
 """Data sets by name or by path, ready to be loaded."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ import torch
 from fused_lwlr.data.augment import POLICIES, training_transform, validation_transform
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
+from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.sources import Files, Noise, Pictures, Split, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
@@ -25,6 +27,7 @@ class Splits:
     Attributes:
         example: what a batch is counted in: "images" here, "sequences" of a text.
         unit: what losses are averaged over and speed is counted in: "images" here, "tokens" of a text.
+        tested: where the images for validation are from, if that is to be said.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Splits:
     classes: tuple[str, ...]
     channels: int
     image_size: int
+    tested: str = ""
 
     example: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
@@ -41,6 +45,11 @@ class Splits:
     def sizes(self) -> dict[str, int]:
         """What a model must fit."""
         return {"image_size": self.image_size, "channels": self.channels}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A text that differs where examples or classes differ, see `Split.fingerprint`."""
+        return digest(self.train.fingerprint(), self.val.fingerprint(), *self.classes)
 
 
 def open_data(
@@ -68,9 +77,8 @@ def open_data(
 
     Args:
         source: "digits", "synthetic" (random images and classes, made when asked for), the path of a folder with
-            `train/<class>/` and `val/<class>/`, or with the classes alone, or tar files, `images-{000..146}.tar`, of
-            WebDataset (see `fused_lwlr.data.tar_files`).
-        image_size: side of the images in pixels.
+            `train/<class>/` and `val/<class>/` (or `validation/`, `test/`), or with the classes alone, or tar files,
+            `images-{000..146}.tar`, of WebDataset (see `fused_lwlr.data.tar_files`).
         val_data: with tar files, those for validation.
         augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area
             (`crop_scale` to 1) and aspect ratio (3/4 to 4/3), resized, and flipped half of the time. "strong": basic,
@@ -107,15 +115,18 @@ def open_data(
         return Splits("digits", *digits(image_size), tuple("0123456789"), channels=1, image_size=image_size)
     train: Pictures
     val: Pictures
+    tested = ""
     if str(source) == "synthetic":
         name, classes = "synthetic (random images and labels)", tuple(f"random label {i}" for i in range(synthetic[2]))
         train, val = (Noise(count, len(classes), image_size, part) for part, count in enumerate(synthetic[:2]))
     elif str(source).endswith(".tar"):
         classes, *members = scan_shards(str(source), val_data)
+        tested = val_data or f"every fifth image of each class in {source}"
         name, train, val = str(source), *map(Members, members)
     else:
-        found = scan(Path(source), ("digits", "synthetic"))
+        found = scan(Path(source))
         name, classes, train, val = str(source), found.classes, Files(found.train), Files(found.test)
+        tested = found.tested
     skip = corrupt == "skip"
     statistics = torch.tensor(mean), torch.tensor(std)
     crop = training_transform(
@@ -131,6 +142,7 @@ def open_data(
         classes,
         channels=3,
         image_size=image_size,
+        tested=tested,
     )
 
 

@@ -10,10 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fused_lwlr.data.decode import open_rgb
+from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.folder import EXTENSIONS
 from fused_lwlr.data.sources import Files
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+DIGITS = 20
+"""Bytes of a file of a class, with the white space in it."""
+CLASSES = 100_000
+"""Classes that a data set may have with fewer images: empty ones up to a number that is a mistake fill the memory."""
 
 
 class Member(NamedTuple):
@@ -44,6 +49,10 @@ class Members(Files):
         except OSError as error:
             raise ValueError(f"cannot read the image {self.path(index)}: {error.strerror}") from error
         return open_rgb(io.BytesIO(content), self.path(index))
+
+    def fingerprint(self) -> str:
+        """By names, classes, places and sizes of all images."""
+        return digest(self.names, self.ends, self.targets, self.places)
 
 
 def scan_shards(data: str, val_data: str | None) -> tuple[tuple[str, ...], list[list[Member]], list[list[Member]]]:
@@ -91,13 +100,18 @@ def expand(pattern: str) -> list[str]:
 
 
 def _by_class(pattern: str) -> list[list[Member]]:
-    classes: list[list[Member]] = []
-    for shard in expand(pattern):
-        for target, member in sorted(_members(shard)):
-            classes += [[] for _ in range(target + 1 - len(classes))]
-            classes[target].append(member)
-    if not classes:
+    members = [found for shard in expand(pattern) for found in sorted(_members(shard))]
+    if not members:
         raise ValueError(f"{pattern} holds no images ({', '.join(sorted(EXTENSIONS))}), each beside its class (.cls)")
+    target, member = max(members, key=lambda found: found[0])
+    if target >= max(CLASSES, len(members)):
+        raise ValueError(
+            f"{member.shard} has class {target} for {member.name}, but {pattern} has {len(members)} images: number the "
+            "classes from 0"
+        )
+    classes: list[list[Member]] = [[] for _ in range(target + 1)]
+    for target, member in members:
+        classes[target].append(member)
     return classes
 
 
@@ -117,7 +131,7 @@ def _members(shard: str) -> Iterator[tuple[int, Member]]:
                     images[key] = Member(shard, entry.name, entry.offset_data, entry.size)
                 elif extension == "cls":
                     content: Any = file.extractfile(entry)
-                    targets[key] = _class(content.read(), f"{shard}/{entry.name}")
+                    targets[key] = _class(content.read(DIGITS + 1), f"{shard}/{entry.name}")
     except tarfile.TarError as error:
         raise ValueError(f"{shard} is not an uncompressed tar file: {error}") from error
     for key, member in images.items():
@@ -127,6 +141,6 @@ def _members(shard: str) -> Iterator[tuple[int, Member]]:
 
 
 def _class(content: bytes, where: str) -> int:
-    if not content.strip().isdigit():
+    if not content.strip().isdigit() or len(content) > DIGITS:
         raise ValueError(f"{where} holds {content[:20]!r}, and not the number of a class, from 0")
     return int(content)

@@ -4,13 +4,14 @@ import hashlib
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
+from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.hub import HUB, open_documents, texts
 from fused_lwlr.data.pairs import PAIRS, open_pairs
 from fused_lwlr.data.sequences import InMemory, MappedFiles, Sequences, Tokens
@@ -41,6 +42,11 @@ class Text:
     def sizes(self) -> dict[str, Any]:
         """What a model must fit."""
         return {"context": self.context}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A text that differs where examples or classes differ, see `Split.fingerprint`."""
+        return digest(self.train.fingerprint(), self.val.fingerprint(), *self.classes)
 
 
 @dataclass(frozen=True)

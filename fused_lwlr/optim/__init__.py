@@ -1,10 +1,8 @@
 """Drop-in optimizers."""
 
-from fused_lwlr.optim.adamw import AdamW
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.in_backward import StepInBackward, step_in_backward
 from fused_lwlr.optim.layer_options import LayerOptions
-from fused_lwlr.optim.lion import Lion
-from fused_lwlr.optim.sgd import SGD
+from fused_lwlr.optim.rules import SGD, AdamW, Lion
 
 __all__ = ["SGD", "AdamW", "FusedOptimizer", "LayerOptions", "Lion", "StepInBackward", "step_in_backward"]

@@ -264,16 +264,20 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def step_bucket(self, params: Sequence[Tensor], plans: Plans | None) -> Plans:
-        """Steps some parameters, each with a gradient, and frees nothing.
+        """Steps some parameters, each with a gradient, and keeps the gradients.
 
         Args:
-            params: the parameters.
+            params: parameters of the optimizer, of any shape and dtype.
             plans: the plans that this returned for the same bucket before; None if there are none.
         """
         return self._step_by(plans, params, None, capturing=False)
 
     def use_buckets(self, buckets: Buckets | None) -> None:
-        """Lets `step()` end a step in buckets, see `step_in_backward`; with None, step all parameters again."""
+        """Lets `step()` end a step in buckets, see `step_in_backward`.
+
+        Args:
+            buckets: the parameters in buckets; None to step all parameters in `step()` again.
+        """
         self.options = replace(self.options, in_backward=buckets is not None)
         self._buckets, self._plans, self._stepped = buckets, None, ()
 
@@ -286,7 +290,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         grad_enabled = is_grad_enabled()
         _set_grad_enabled(False)
         try:
-            if plans is not None and not plans.fits(self.options, groups, self.state):
+            if plans is not None and not plans.fits(self.options, groups, self.state, bucket):
                 plans = None
             if capturing:
                 captured = check_capture(self.options, groups, plans)
@@ -319,7 +323,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
         """
-        return step_statistics(self.scaling, [plan for plans in self._stepped for plan in plans.plans])
+        plans = [plan for plans in self._stepped for plan in plans.plans] if self._stepped else None
+        return step_statistics(self.scaling, plans)
 
     def _report(self, *, wait: bool) -> None:
         """Raises FloatingPointError if the last step is known to be skipped because of a gradient."""
@@ -403,7 +408,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As `torch.optim`'s. After an exception in a backward pass, `step_in_backward` begins again."""
+        """As `torch.optim`'s. After an exception in a backward pass, `step_in_backward` begins again.
+
+        Args:
+            set_to_none: sets gradients to None, and not to zeros.
+        """
         super().zero_grad(set_to_none)
         if self._buckets is not None:
             self._buckets.reset()

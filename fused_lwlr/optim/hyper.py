@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fused_lwlr.kernels import Hyper
 from fused_lwlr.kernels.rules.base import Number
 from fused_lwlr.optim.average import EMA, decay_of
 from fused_lwlr.optim.layer_options import SAME, LayerOptions, max_lr
@@ -33,22 +34,23 @@ class HyperRows:
         params: Sequence[Tensor],
         largest: float,
     ):
-        self._rule, self._params, self._largest = options.rule, params, largest
+        self._numbers, self._params, self._largest = options.rule.numbers, params, largest
         self._correct = options.scaling is None or options.scaling.bias_correction
+        self._lr_in_momentum = options.lr_in_momentum
         self._variants = [
             (number, [variant for _, variant in those]) for number, those in groupby(variants, lambda each: each[0])
         ]
         # rows of layers, and what of their group they were made of: mostly lr is all that differs in the next step
-        self._made: dict[int, tuple[Any, list[Any]]] = {}
+        self._made: dict[int, tuple[Any, list[Hyper]]] = {}
         self.count = len(variants)
 
-    def of(self, groups: Groups) -> list[Any]:
+    def of(self, groups: Groups) -> list[Hyper]:
         """Returns the rows of the next step.
 
         Raises:
             ValueError: a number that float32 cannot hold.
         """
-        found: list[Any] = []
+        found: list[Hyper] = []
         for number, variants in self._variants:
             group = groups[number]
             row = self._row(group, group)
@@ -66,7 +68,7 @@ class HyperRows:
             found += rows
         return found
 
-    def _variant(self, group: dict[str, Any], row: Any, options: LayerOptions) -> Any:
+    def _variant(self, group: dict[str, Any], row: Hyper, options: LayerOptions) -> Hyper:
         """Returns the row of some layers of a group."""
         values = {name: value for name in ("betas", "eps") if (value := getattr(options, name)) is not None}
         if values:
@@ -74,26 +76,30 @@ class HyperRows:
         if options.corrected_decay and isinstance(row.lr, Tensor):
             # a replay reads lr
             factor = 1.0 if options.weight_decay is None else options.weight_decay
-            return row._replace(decay_factor=-factor / max_lr(group))
+            return row._replace(decay_factor=0.0, decay_per_lr=factor / max_lr(group))
         factor = options.weight_decay_factor(group)
         if factor == 1:
             return row
         if isinstance(row.weight_decay, Tensor):
             return row._replace(decay_factor=factor)
-        return self._checked(row._replace(weight_decay=row.weight_decay * factor))
+        return self._checked(group, row._replace(weight_decay=row.weight_decay * factor))
 
-    def _row(self, group: dict[str, Any], options: dict[str, Any]) -> Any:
-        row = self._rule.hyper_of(options, self._correct)
-        if type(row.lr) not in NUMBERS or type(row.weight_decay) not in NUMBERS:
-            row = row._replace(lr=_number(row.lr, group), weight_decay=_number(row.weight_decay, group))
-        if group[EMA] is not None:
-            row = row._replace(ema=decay_of(group))
-        return self._checked(row)
+    def _row(self, group: dict[str, Any], options: dict[str, Any]) -> Hyper:
+        lr, weight_decay = options["lr"], options["weight_decay"]
+        if type(lr) not in NUMBERS or type(weight_decay) not in NUMBERS:
+            lr, weight_decay = _number(lr, group), _number(weight_decay, group)
+        if self._lr_in_momentum:
+            lr, options = 1.0, {**options, "gradient_gain": float(lr)}
+        ema = 0.0 if group[EMA] is None else decay_of(group)
+        numbers = self._numbers(options, self._correct)
+        # takes less time than a call of the class
+        return self._checked(options, Hyper._make((lr, weight_decay, options["maximize"], ema, 1.0, 0.0, numbers)))
 
-    def _checked(self, row: Any) -> Any:
-        for value in row:
-            if type(value) is float and not -self._largest <= value <= self._largest:
-                check_float32(row, self._largest, self._params)
+    def _checked(self, options: dict[str, Any], row: Hyper) -> Hyper:
+        largest = self._largest
+        for value in (*row[:2], *row.numbers):
+            if type(value) is float and not -largest <= value <= largest:
+                check_float32({**options, "weight_decay": row.weight_decay}, largest, self._params)
         return row
 
 

@@ -40,7 +40,7 @@ class StepInBackward:
 
     def reset(self) -> None:
         """Forgets the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
-        self._bucket, self._bytes, self._plans, self._last_plans = [], 0, [], ()
+        self._bucket, self._bytes, self._plans = [], 0, []
         self._seen.clear()
 
     def collect(self, param: Tensor) -> None:
@@ -67,6 +67,7 @@ class StepInBackward:
                 "step(closure) after step_in_backward(): the closure's backward() would step parameters before the "
                 "step; call backward(), and then step() without a closure"
             )
+        check_final(self._optimizer)
         left = [param for param in params_of(self._optimizer) if param.grad is not None]
         if left:
             self._step_bucket(left)

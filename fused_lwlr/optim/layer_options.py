@@ -23,7 +23,7 @@ Groups = Sequence[dict[str, Any]]
 class LayerOptions:
     """How the options of a layer differ from the options of its param group; None where they do not differ.
 
-    Args:
+    Attributes:
         lr: the multiplier η of the group's lr; 0 freezes the layer.
         weight_decay: the multiplier of the group's weight_decay.
         betas: replaces the group's betas.
@@ -50,7 +50,11 @@ class LayerOptions:
         return {name: list(value) if name == "betas" else value for name, value in given.items()}
 
     def updated(self, other: "LayerOptions") -> "LayerOptions":
-        """Returns these options with every option of `other` that is not None in place of the own one."""
+        """Returns these options, each replaced by the option of another layer if that is not None.
+
+        Args:
+            other: the options of the other layer.
+        """
         return replace(self, **{name: value for name in NAMES if (value := getattr(other, name)) is not None})
 
     @property
@@ -65,6 +69,9 @@ class LayerOptions:
 
     def weight_decay_factor(self, group: dict[str, Any]) -> float:
         """Returns the multiplier of the group's weight decay for the lr that the group has now.
+
+        Args:
+            group: the param group of the layer.
 
         Raises:
             ValueError: the decay follows lr, and max_lr of the group is not a finite number above 0.

@@ -10,12 +10,12 @@ from fused_lwlr.scaling import Scaling
 from fused_lwlr.step_statistics import StepStatistics
 
 
-def step_statistics(scaling: Scaling | None, plans: Sequence[Plan]) -> StepStatistics:
+def step_statistics(scaling: Scaling | None, plans: Sequence[Plan] | None) -> StepStatistics:
     """Returns the statistics of the last step.
 
     Args:
         scaling: the scaling of the optimizer.
-        plans: the plans of the last step.
+        plans: the plans of the last step; None if there was no step.
 
     Raises:
         RuntimeError: there was no step, or it computed none.
@@ -29,7 +29,7 @@ def step_statistics(scaling: Scaling | None, plans: Sequence[Plan]) -> StepStati
             f"steps with {type(scaling).__name__} use the norms of weights alone, and compute no others: use "
             "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"
         )
-    if not plans:
+    if plans is None:
         raise RuntimeError("layer_stats() shows the last step, and there was none: call step() first")
     # a plan without any gradient has the statistics of an earlier step
     plans = [plan for plan in plans if plan.has_gradients]

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import LR_IN_MOMENTUM, Rule
+from fused_lwlr.kernels import Rule
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.average import EMA, average_dtype
 from fused_lwlr.optim.option_table import HALF, OPTIONS, Nonfinite, check_option, names_of
@@ -54,7 +54,7 @@ class StepOptions:
     Attributes:
         optimizer: the name of the class, for messages.
         optional_state: the option of a param group that the last state column of the rule goes with, or None.
-        lr_in_momentum: whether the momentum buffer of SGD holds the learning rate, which is another rule.
+        lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
         in_backward: whether a plan is only of the parameters that have a gradient when it is made, see
             `step_in_backward`.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
@@ -91,7 +91,7 @@ class StepOptions:
         for name in ("ema", *names_of("shared")):
             check_option(name, getattr(self, name))
         if self.lr_in_momentum:
-            self._take_lr_in_momentum()
+            self._check_lr_in_momentum()
         if self.cautious_decay:
             self._take_cautious_decay()
         if self.master_weights and self.stochastic_rounding:
@@ -101,6 +101,8 @@ class StepOptions:
             )
         self.check_fused(self.fused)
         scaling = self.scaling
+        if scaling is not None:
+            scaling.scale(self.rule)
         if scaling is not None and not (scaling.bias_correction or self.rule.corrects_bias):
             raise ValueError(
                 f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not"
@@ -130,30 +132,28 @@ class StepOptions:
             return f"nonfinite={self.nonfinite!r}"
         return f"scaling={self.scaling!r}" if self.balances else "rescale_weights="
 
-    def _take_lr_in_momentum(self) -> None:
-        """Exchanges the rule for the one with the learning rate in the buffer."""
+    def _check_lr_in_momentum(self) -> None:
+        """Raises ValueError if an option needs the learning rate outside of the momentum buffer."""
         if self.capturable:
             raise ValueError(
                 "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "
                 "replay would not read"
             )
-        if isinstance(self.scaling, Scaling) and (self.scaling.uses_lr or self.scaling.on_spheres):
+        if isinstance(self.scaling, Scaling) and self.scaling.depends_on_lr(self.rule):
             raise ValueError(
                 f"scaling={self.scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or is of "
                 "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
                 "ClipByLayer or BalancedLR"
             )
-        object.__setattr__(self, "rule", LR_IN_MOMENTUM)
 
     def _take_cautious_decay(self) -> None:
-        """Exchanges the rule for the one with cautious decay."""
-        rule = self.rule if self.rule.is_cautious else self.rule.cautious
-        if rule is None:
+        """Exchanges the decay of the rule for cautious decay."""
+        if self.rule.decay == "coupled":
             raise ValueError(
                 f"cautious_decay=True is not for {self.optimizer}, which adds weight decay to the gradient and not to "
                 "the step: use AdamW or Lion, or leave it out"
             )
-        object.__setattr__(self, "rule", rule)
+        object.__setattr__(self, "rule", replace(self.rule, decay="cautious"))
 
     def check_fused(self, fused: bool | None) -> None:
         """Raises ValueError if `fused` contradicts the backend. "auto" accepts either."""

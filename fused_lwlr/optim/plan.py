@@ -68,7 +68,8 @@ def columns_of(options: StepOptions, members: Sequence[Member]) -> Mapping[str, 
     }  # fmt: skip
     for name in (*options.rule.states, MASTER, EMA, RADIUS, "step"):
         column = [local(member.entries.get(name)) for member in members]
-        if name in options.rule.states or any(entry is not None for entry in column):
+        always = name in options.rule.states or (name == RADIUS and options.on_spheres)
+        if always or any(entry is not None for entry in column):
             columns[name] = column
     return columns
 

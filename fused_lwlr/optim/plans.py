@@ -83,9 +83,12 @@ class Plans:
         self._last: list[bool] | None = None
         self._is_new = True
         self._set_present([member.grad is not None for member in self._members])
+        for member in self._members:
+            # it would outlive `zero_grad()`
+            member.grad = None
 
-    def fits(self, options: StepOptions, groups: Groups, states: Any) -> bool:
-        """Takes the gradients of the next step. Returns False if new plans are needed."""
+    def fits(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None = None) -> bool:
+        """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
         if self._snapshot is None or options is not self._options or self._inference != is_inference_mode_enabled():
             return False
         try:
@@ -93,6 +96,8 @@ class Plans:
                 return False
         except KeyError:
             # the groups of another optimizer lack options of ours until new plans are made
+            return False
+        if bucket is not None and set(map(id, bucket)) != set(map(id, self._params)):
             return False
         if self._targets and not _same_targets(_targets_of(options), self._targets):
             return False
@@ -132,7 +137,7 @@ class Plans:
         options, rule = self._options, self._options.rule
         hyper = self._hyper.of(groups)
         if self._targets:
-            hyper.append(rule.idle)
+            hyper.append(rule.rescale_only)  # type: ignore[arg-type]
         scales: Sequence[Any] = [self._scale] * len(self._launched)
         gates: Sequence[Gate | None] = [None] * len(self._launched)
         statistics: Sequence[Tensor | None] = gates  # type: ignore[assignment]

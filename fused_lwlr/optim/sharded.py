@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Balance, Factors, Gate, Scale
-from fused_lwlr.kernels.rules.base import decay_of
+from fused_lwlr.kernels import Balance, Factors, Gate, Hyper, Scale
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.optim.gate import Verdict, gates_of, loss_scales
 from fused_lwlr.optim.options import StepOptions
@@ -20,9 +19,14 @@ Decisions = tuple[Sequence[Any], Sequence[Gate], Sequence[Tensor | None], Verdic
 """For each part its scale, gate and statistics, and the verdict on the step."""
 
 
-def norm_itself(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
+def norm_itself(norm: Tensor) -> Tensor:
     """A formula whose factor is the norm."""
     return norm
+
+
+def dot_itself(dot: Tensor) -> Tensor:
+    """A formula whose factor is ⟨w, d⟩."""
+    return dot
 
 
 class Sharded:
@@ -46,7 +50,7 @@ class Sharded:
         self._present: list[bytes] = []
 
     def decide(
-        self, options: StepOptions, hyper: Sequence[Any], scale: Scale | Balance | None, loss_scale: Gate | None
+        self, options: StepOptions, hyper: Sequence[Hyper], scale: Scale | Balance | None, loss_scale: Gate | None
     ) -> Decisions:
         """Measures the rows of all parts, completes the sums, and decides.
 
@@ -65,7 +69,7 @@ class Sharded:
             self._stepped = torch.from_numpy(stepped).to(self._device)
         gates = [gate or Gate() for gate in loss_scales(self._parts, loss_scale)]
         clips = options.clip_global_norm is not None
-        direction = isinstance(scale, Scale) and scale.place == "direction"
+        direction = isinstance(scale, Scale) and scale.target == "direction"
         twice = direction and clips
         sphere = isinstance(scale, Scale) and scale.sphere
         norms = Scale(norm_itself, "direction" if direction else "gradient", sphere=sphere)
@@ -86,8 +90,18 @@ class Sharded:
         if twice:
             again = self._completion.sum(self._measure(options, hyper, norms, gates)[:, 3:])
             sums = torch.cat((sums[:, :3], again), dim=1)
-        norm = sums[:, 4].sqrt() if direction else sums[:, 1].sqrt() * clip
-        factors, lr = self._factors(hyper, scale, norm, self._radii if sphere else sums[:, 3].sqrt())
+        grad_norm = sums[:, 1].sqrt() * clip
+        known = {
+            "norm": sums[:, 4].sqrt() if direction else grad_norm,
+            "weight_norm": self._radii if sphere else sums[:, 3].sqrt(),
+            "grad_norm": grad_norm,
+            "grad_abs_sum": sums[:, 0] * clip,
+        }
+        if "dot" in scale.arguments:
+            # both belong to the exact weight, as in one launch
+            dots = self._completion.sum(self._measure(options, hyper, Scale(dot_itself, "direction"), gates))
+            known |= {"dot": dots[:, 4], "weight_norm": self._radii if sphere else dots[:, 3].sqrt()}
+        factors, lr = self._factors(hyper, scale, known)
         sums[:, 4] = torch.where(scaled, factors, 1.0)
         rho = None
         if sphere:
@@ -100,12 +114,12 @@ class Sharded:
         """Returns the factors of each part, of those of all rows."""
         pieces = [None] * len(self._parts) if rho is None else rho.split(self._counts)
         return [
-            Factors(values.to(part.device), scale.place, None if piece is None else piece.to(part.device))
+            Factors(values.to(part.device), scale.target, None if piece is None else piece.to(part.device))
             for part, values, piece in zip(self._parts, factors.split(self._counts), pieces, strict=True)
         ]
 
-    def _measure(self, options: StepOptions, hyper: Sequence[Any], norms: Scale, gates: Sequence[Gate]) -> Tensor:
-        """Returns the statistics of the local part of every row, with the square of the norm for the factor.
+    def _measure(self, options: StepOptions, hyper: Sequence[Hyper], norms: Scale, gates: Sequence[Gate]) -> Tensor:
+        """Returns the statistics of the local part of every row, and for the factor ‖·‖² or ⟨w, d⟩.
 
         All but Σw² are 0 for a row without a gradient.
 
@@ -118,17 +132,16 @@ class Sharded:
             for part, gate in zip(self._parts, gates, strict=True)
         ]
         sums = torch.cat([values.to(found[0].device) for values in found])
-        sums[:, 4].square_()
+        if norms.formula is norm_itself:
+            sums[:, 4].square_()
         kept = self._stepped | self._counts_for_max_norm
         return torch.where(kept[:, None], sums, 0.0)
 
-    def _factors(self, hyper: Sequence[Any], scale: Scale, norm: Tensor, weight_norm: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what the formula of a scaling makes of the norms of all rows, and the learning rate of each."""
-        used = [hyper[i] for part in self._parts for i in part.table.hyper_row]
-        lr = _numbers([h.lr for h in used], norm) * self._multiplier
-        weight_decay = _numbers([decay_of(h) for h in used], norm)
-        numbers = [norm.new_full((), number) for number in scale.numbers]
-        return scale.formula(norm, weight_norm, lr, weight_decay, *numbers), lr
+    def _factors(self, hyper: Sequence[Hyper], scale: Scale, known: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the factor and the learning rate of each row."""
+        used, like = [hyper[i] for part in self._parts for i in part.table.hyper_row], known["norm"]
+        lr = _numbers([h.lr for h in used], like) * self._multiplier
+        return scale.factor({**known, "lr": lr, "weight_decay": _numbers([h.decay for h in used], like)}), lr
 
 
 def sharded_of(parts: Sequence[Plan]) -> Sharded | None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-NAMES = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM", "VTALRM", "PROF", "XCPU")
+NAMES = ("HUP", "INT", "USR1", "USR2", "ALRM", "TERM")
 SIGNALS = tuple(getattr(signal, f"SIG{name}") for name in NAMES if hasattr(signal, f"SIG{name}"))
-"""Signals from outside of the program, on this system."""
+"""Signals that programs handle, on this system."""
 
 
 @contextmanager

@@ -74,7 +74,8 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
 def is_made_by_zero_redundancy_optimizer() -> bool:
     """Returns whether an optimizer that is made now gets its process's part of the parameters alone."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    frame = None if module is None else sys._getframe()
+    # not this frame: its variables would refer to it
+    frame = None if module is None else sys._getframe(1)
     while module is not None and frame is not None:
         if isinstance(frame.f_locals.get("self"), module.ZeroRedundancyOptimizer):
             return True
@@ -211,14 +212,14 @@ def validate(
         )
 
 
-def check_float32(hyper: Any, largest: float, params: Sequence[Tensor]) -> None:
-    """Raises ValueError if a finite number of a hyper row is too large to compute with in float32.
+def check_float32(options: Mapping[str, Any], largest: float, params: Sequence[Tensor]) -> None:
+    """Raises ValueError if a finite number among options of a group is too large to compute with in float32.
 
     torch.optim raises RuntimeError then; float32 arithmetic would turn weights into NaN.
     """
     if all(param.dtype in (torch.float64, torch.complex128) for param in params):
         return
-    for name, value in zip(hyper._fields, hyper, strict=True):
+    for name, value in options.items():
         if type(value) is float and largest < abs(value) < math.inf:
             raise ValueError(f"{name}={value} is too large for float32: it must be at most {largest:.3g}")
 

@@ -12,7 +12,7 @@ from fused_lwlr.data import Splits, Text
 from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.training.loop import DivergedError, Loop
 from fused_lwlr.training.processes import World, pick_device
-from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.recipe import ONLY, Recipe, without_effect
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
@@ -78,7 +78,12 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
         epochs = fields.get("epochs", 1.0)
         own |= {"epochs": epochs, "warmup_epochs": warmup * epochs}
     asked = {name: _value(text) for name, text in (training or {}).items()}
-    return Recipe.from_dict({**own, **fields, "deterministic": False, **asked})
+    chosen = {**own, **fields, "deterministic": False, **asked}
+    # fields that act in some trainings of a study alone, such as calibration_steps with layer-wise rates
+    for name in without_effect(chosen):
+        if ONLY[name][0] in {**own, **fields}:
+            del chosen[name]
+    return Recipe.from_dict(chosen)
 
 
 def trainer_of(recipe: Recipe, model: nn.Module | None = None, data: Splits | Text | None = None) -> Trainer:

@@ -4,7 +4,6 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from fused_lwlr.data import Batch, Splits, Stream, Text, bytes_ahead, loader_thr
 from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
-from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.schedule import peak_lr
-from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.recipe import Recipe, without_effect
+from fused_lwlr.training.setup import by_decay, load_data
 from fused_lwlr.training.trainer import Trainer
 
 PROBE = 4
@@ -44,11 +42,7 @@ def dry_run(recipe: Recipe, console: Console) -> None:
         probe = trainer.micro if world.device.type == "cuda" else min(trainer.micro, PROBE)
         if world.first:
             console.print(_steps(trainer))
-        short = replace(
-            recipe, init="model" if recipe.init == "gradinit" else recipe.init, calibration_steps=1, steps=1,
-            batch_size=probe * world.size, micro_batch=probe, workers=0, compile=False, warmup_epochs=0.0,
-        )  # fmt: skip
-        small = Trainer(short, world, data)
+        small = Trainer(_short(recipe, probe * world.size, probe), world, data)
         small.prepare()
         batch = next(small.batches())
         with saved_bytes(small.model) as saved:
@@ -63,6 +57,18 @@ def dry_run(recipe: Recipe, console: Console) -> None:
         if world.first:
             for table in tables:
                 console.print(table)
+
+
+def _short(recipe: Recipe, batch_size: int, micro_batch: int) -> Recipe:
+    """The recipe for one step of small passes, without GradInit, and with rates that one minibatch gives."""
+    fields = recipe.to_dict() | {
+        "steps": 1, "warmup_epochs": 0.0, "batch_size": batch_size, "micro_batch": micro_batch, "workers": 0,
+        "compile": False, "lr_scaling": "none", "lr": recipe.peak_lr, "calibration_steps": 1,
+        "init": "model" if recipe.init == "gradinit" else recipe.init,
+    }  # fmt: skip
+    for name in without_effect(fields):
+        del fields[name]
+    return Recipe.from_dict(fields)
 
 
 @contextmanager
@@ -98,19 +104,34 @@ def _steps(trainer: Trainer) -> Table:
         "an epoch": f"{trainer.steps_per_epoch:,} steps" + (f"; {left} {data.example} are left over" if left else ""),
         "training": f"{trainer.total:,} steps, {trainer.warmup:,} of them warm-up, then a {recipe.schedule} to "
         f"{recipe.min_lr:g}",
-        "learning rate": f"{peak_lr(recipe):.4g} at its peak"
+        "learning rate": f"{recipe.peak_lr:.4g} at its peak"
         + (f" ({recipe.lr:g} at {recipe.lr_batch_size}, {recipe.lr_scaling})" if recipe.lr_scaling != "none" else ""),
-        "optimizer": f"{recipe.optimizer}, scaling {recipe.scaling}, rates {recipe.rates}, weight decay "
-        f"{recipe.weight_decay:g} of {recipe.decay}",
+        "optimizer": f"{_rule(recipe)}, scaling {recipe.scaling}, rates {recipe.rates}",
+        "weight decay": _decay(recipe, trainer.model),
         "device": f"{world.device}, mixed precision {recipe.amp}",
     }
     return _table("What is trained", ("", ""), list(rows.items()))
 
 
+def _rule(recipe: Recipe) -> str:
+    if recipe.optimizer == "adamw":
+        return f"adamw, betas {recipe.betas[0]:g} and {recipe.betas[1]:g}, eps {recipe.eps:g}"
+    kind = "Nesterov momentum" if recipe.nesterov else "momentum"
+    return f"sgd, {kind} {recipe.momentum:g}{', with the learning rate in it' if recipe.lr_in_momentum else ''}"
+
+
+def _decay(recipe: Recipe, model: nn.Module) -> str:
+    """The weight decay, and of how many parameters."""
+    decayed, spared = by_decay(recipe, model)
+    numel = sum(param.numel() for _, param in decayed)
+    return f"{recipe.weight_decay:g} of {len(decayed)} of {len(decayed) + len(spared)} tensors, {numel:,} parameters"
+
+
 def _size(data: Splits | Text) -> str:
     if isinstance(data, Text):
         return f"of {data.context} tokens; {len(data.classes)} different tokens"
-    return f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels"
+    tested = f"; images to test are from {data.tested}" if data.tested else ""
+    return f"{len(data.classes)} classes, {data.image_size} x {data.image_size} pixels{tested}"
 
 
 def _memory(trainer: Trainer, activations: float, micro: int, probe: int, accumulation: int) -> Table:
@@ -159,7 +180,7 @@ def _waiting(trainer: Trainer) -> Table:
 
 def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> Table:
     """Peak learning rates of the layers of each kind."""
-    peak, kinds = peak_lr(recipe), kinds_of(model)
+    peak, kinds = recipe.peak_lr, kinds_of(model)
     if rates is None:
         layers: list[tuple[str, int, float]] = [
             (kinds[name] or "other", param.numel(), 1.0) for name, param in model.named_parameters()
@@ -190,9 +211,13 @@ def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
         small.update()
     _wait(small)
     stepping = rounds * probe / (time.perf_counter() - start)
+    # the loader works during steps: the slower of both sets the pace
+    images = trainer.total * trainer.recipe.batch_size / trainer.world.size
+    hours, minutes = divmod(round(images / min(loading, stepping) / 60), 60)
     rows = [
         (f"loader alone, {workers} workers", f"{loading:,.1f}"),
         (f"steps alone, passes of {probe} {data.example}", f"{stepping:,.1f}"),
+        (f"{trainer.total:,} steps at the lower of these, without validation", f"{hours} h {minutes:02} min"),
     ]
     return _table(f"{data.example.capitalize()} a second of a process", ("", f"{data.example}/s"), rows)
 

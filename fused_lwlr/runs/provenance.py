@@ -16,8 +16,9 @@ import torch
 
 import fused_lwlr
 from fused_lwlr import files
+from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.training.collectives import from_first, gathered, process_group, world_size
-from fused_lwlr.training.config_diff import json_values
+from fused_lwlr.training.config_diff import difference, json_values
 
 PACKAGES = ("triton", "timm", "torchvision", "transformers", "tokenizers", "datasets", "numpy")
 
@@ -95,6 +96,16 @@ def read_starts(folder: str | Path) -> list[dict[str, Any]]:
     return found
 
 
+def code_changes(folder: str | Path) -> list[str]:
+    """A line for each version and each state of the sources that differs between the last two starts of a run.
+
+    Raises:
+        ValueError: as of `read_starts`.
+    """
+    before, now = ([{}, *read_starts(folder)])[-2:]
+    return difference(*({name: start.get(name, {}) for name in ("versions", "git")} for start in (before, now)))
+
+
 def provenance(config: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
     """What this process runs: values of JSON, None for what is not installed or cannot be known."""
     commit, dirty = git_state(Path(fused_lwlr.__file__).parent)
@@ -106,6 +117,7 @@ def provenance(config: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "fused_lwlr": fused_lwlr.__version__,
+            "sources of fused_lwlr": sources(Path(fused_lwlr.__file__).parent),
             "torch": str(torch.__version__),
             "cuda": torch.version.cuda,
             **{name: _version(name) for name in PACKAGES},
@@ -113,6 +125,13 @@ def provenance(config: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
         "git": {"commit": commit, "dirty": dirty},
         "host": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
     }
+
+
+def sources(folder: Path) -> str:
+    """A text that differs where the sources of a package differ, also without version control."""
+    paths = [Path(root, name) for root, _, names in os.walk(folder, followlinks=True) for name in names]
+    found = sorted(path for path in paths if path.suffix in (".py", ".c"))
+    return digest(*(part for path in found for part in (path.relative_to(folder), path.read_bytes())))
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fused_lwlr import files
+from fused_lwlr import LayerRates, files
 from fused_lwlr.data import Stream
 from fused_lwlr.extras import import_extra
 from fused_lwlr.runs.html_report import write_report
 from fused_lwlr.runs.metrics import Metrics
-from fused_lwlr.runs.provenance import record_facts, record_start
+from fused_lwlr.runs.provenance import code_changes, record_facts, record_start
 from fused_lwlr.runs.screen import Screen
 from fused_lwlr.runs.tensorboard import Dashboard
 from fused_lwlr.runs.weights_and_biases import WandbRun
@@ -57,6 +57,8 @@ def run(recipe: Recipe) -> int:
                 f"--loader {recipe.loader} has an order and an augmentation of its own: a run that was killed goes on "
                 "from its last checkpoint, but not to the same bits."
             )
+        if tested := getattr(trainer.data, "tested", ""):
+            screen.say(f"{len(trainer.data.val):,} images for validation are from {tested}.")
         checkpoints = Checkpoints(Path(recipe.out) / "checkpoints", minutes=recipe.checkpoint_minutes)
 
         def sinks(after: int | None) -> list[Sink]:
@@ -72,18 +74,24 @@ def run(recipe: Recipe) -> int:
             return [*found, screen]
 
         loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
-        restored = loop.restore() if _begun(checkpoints) else None
+        begun = _begun(checkpoints)
+        if begun:
+            from_first(lambda: _check_rates(recipe), process_group())
+        restored = loop.restore() if begun else None
         if restored == trainer.total and not loop.untested:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
             finish(trainer, screen, done=True)
             return 0
+        if restored is None:
+            trainer.prepare(progress=True)
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
         write_recipe(recipe)
         if restored is None:
-            trainer.prepare(progress=True)
             loop.begin()
         else:
             screen.say(f"Going on after step {restored} of {trainer.total}.")
+            if world.first and (changed := code_changes(recipe.out)):
+                screen.say(f"The code has changed since the last start ({'; '.join(changed)}): bits may differ.")
         with screen.progress(trainer.total, trainer.step):
             loop.train()
         finish(trainer, screen, done=trainer.step == trainer.total and not loop.untested)
@@ -98,10 +106,11 @@ def write_recipe(recipe: Recipe) -> None:
 
 def _lock(folder: Path, held: ExitStack) -> None:
     """Let no other run write to the folder: processes of torchrun can outlive it, and go on when nobody knows."""
-    path = folder / "lock"
+    path, new = folder / "lock", not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held.enter_context(FileLock(path, timeout=0))
+        held.callback(_remove_unused, folder, new)
         path.write_text(str(os.getpid()), encoding="utf-8")
     except Timeout as error:
         raise ValueError(
@@ -131,6 +140,26 @@ def _begun(checkpoints: Checkpoints) -> bool:
         return bool(mine >= 0)
 
     return from_first(decide, process_group())
+
+
+def _check_rates(recipe: Recipe) -> None:
+    """Refuse to continue with a file of rates that has changed. If it is gone, the checkpoint has the rates."""
+    own = Path(recipe.out) / "rates.json"
+    if recipe.rates in ("single", "layerwise") or not Path(recipe.rates).is_file() or not own.is_file():
+        return
+    if dict(LayerRates.from_json(recipe.rates)) != dict(LayerRates.from_json(own)):
+        raise ValueError(
+            f"--rates {recipe.rates} has other rates than the run in {recipe.out} began with: replace it by {own}, or "
+            "choose another folder (--out)"
+        )
+
+
+def _remove_unused(folder: Path, new: bool) -> None:
+    """Remove the lock of a run that was refused before it wrote anything, and its folder if that is new."""
+    if [path.name for path in folder.iterdir()] == ["lock"]:
+        (folder / "lock").unlink()
+        if new:
+            folder.rmdir()
 
 
 def finish(trainer: Trainer, screen: Screen, *, done: bool) -> None:

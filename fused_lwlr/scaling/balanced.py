@@ -32,8 +32,7 @@ class BalancedLR(Scaling):
 
     select: Selector = field(default=weights, kw_only=True)
 
-    places = ("direction",)
-    uses_lr = False
+    targets = ("direction",)
     measures = False
 
     def scale(self, rule: Rule) -> Balance:

@@ -1,18 +1,19 @@
-"""What a scaling is: a formula over norms, the place of its factor, and the layers that it acts on.
+"""The base class of scalings: a formula over statistics of a layer, a target of its factor, and a selector of layers.
 
 A new one needs a new class and nothing else:
 
     @dataclass(frozen=True)
     class Fixed(Scaling):
         length: float
-        places = ("gradient",)
+        targets = ("gradient",)
 
         @staticmethod
-        def formula(norm, weight_norm, lr, weight_decay, length):
+        def formula(norm, length):
             return where(norm > 0, length / where(norm > 0, norm, 1.0), 1.0)
 
-The formula is written once, in operators and in `where`, `minimum` and `maximum` of `fused_lwlr.kernels.formula`:
-the reference runs it, and Triton compiles the same source into the step.
+The formula is written once, in operators and in `where`, `minimum`, `maximum` and `sqrt` of
+`fused_lwlr.kernels.formula`: the reference runs it, and Triton compiles the same source into the step. It takes its
+arguments by their names.
 """
 
 import math
@@ -24,7 +25,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Rule, Scale
-from fused_lwlr.kernels.control import Place
+from fused_lwlr.kernels.formula_check import check_formula
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, OF_DIRECTION, ScaleTarget
 from fused_lwlr.patterns import find, matches, split_patterns
 
 Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
@@ -48,12 +50,10 @@ class Scaling:
         select: the parameters it acts on: a predicate of name and parameter, or one or more names and patterns of
             names with `*` and `?`. Those that start with `!` leave out what they match: from what the others select,
             or, without others, from the default of the class.
-        places: what the factor may multiply, in order of preference, see `place` and `fused_lwlr.kernels.Scale`.
-        formula: (norm, weight_norm, lr, weight_decay, *numbers) -> factor. `norm` is ‖g‖ of the clipped gradient, or
-            ‖d‖ of the direction, by the place; `weight_norm` is ‖w‖ before the step; lr includes the layer's
-            multiplier; weight_decay is that of its group.
+        targets: what the factor may multiply, in order of preference, see `target` and `fused_lwlr.kernels.Scale`.
+        formula: computes the factor from statistics of a layer and fields of the class. It takes those that its
+            signature names, see `fused_lwlr.kernels.Scale`.
         bias_correction: whether the rule corrects its moments for their start at 0.
-        uses_lr: whether the formula may depend on lr. SGD's `lr_in_momentum=True` refuses those that do.
         measures: whether a step measures the norms of the gradients; False if the factors come from the norms of the
             weights before the step alone.
         retract: "sphere" if each layer keeps its initial norm, see `Hyperball`. `weight_norm` is then this norm, and
@@ -65,21 +65,15 @@ class Scaling:
 
     select: Selector = field(default=weights, kw_only=True)
 
-    places: ClassVar[tuple[Place, ...]]
+    targets: ClassVar[tuple[ScaleTarget, ...]]
     formula: ClassVar[Callable[..., Tensor]]
-    bias_correction: ClassVar[bool] = True
-    uses_lr: ClassVar[bool] = True
+    # not annotated: a field of a subclass would have its place before the subclass's other fields
+    bias_correction = True
     measures: ClassVar[bool] = True
     retract: ClassVar[Literal["none", "sphere"]] = "none"
 
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        """What the formula takes last: the fields in order, save for the selector."""
-        cls: Any = type(self)
-        return tuple([float(getattr(self, name)) for name in _number_names(cls)])
-
-    def place(self, rule: Rule) -> Place:
-        """Returns where the factor acts with a rule: the first of `places` that the rule offers.
+    def target(self, rule: Rule) -> ScaleTarget:
+        """Returns the target of the factor with a rule: the first of `targets` that the rule has.
 
         With an adaptive rule, for which the length of the gradient does not matter, or with spheres, it is the
         direction if that is one of them.
@@ -88,28 +82,68 @@ class Scaling:
             rule: the update rule of an optimizer.
 
         Raises:
-            ValueError: the rule offers none of them.
+            ValueError: the rule has none of them.
         """
-        if (rule.adaptive or self.on_spheres) and "direction" in self.places:
+        if (rule.adaptive or self.on_spheres) and "direction" in self.targets:
             return "direction"
-        for place in self.places:
-            if place in rule.offers:
-                return place
-        raise ValueError(f"{type(self).__name__} acts at {self.places}, but {rule.name} offers {rule.offers}")
+        for target in self.targets:
+            if target in rule.scale_targets:
+                return target
+        raise ValueError(f"{type(self).__name__} acts on {self.targets}, but {rule.name} has {rule.scale_targets}")
 
     def scale(self, rule: Rule) -> Scale | Balance:
-        """Returns the formula, its place and its numbers, as a backend takes them.
+        """Returns the formula, its target and its numbers, as a backend takes them.
 
         Args:
             rule: the update rule of an optimizer.
 
         Raises:
-            ValueError: more than four numbers, or a rule that offers none of the places.
+            ValueError: a rule that has none of the targets, or a formula that cannot be compiled or evaluated.
         """
-        numbers = self.numbers
-        if len(numbers) > 4:
-            raise ValueError(f"{type(self).__name__} has {len(numbers)} numbers: a formula takes at most four")
-        return Scale(type(self).formula, self.place(rule), numbers, self.on_spheres)
+        cls: Any = type(self)
+        formula, target, name = cls.formula, self.target(rule), cls.__name__
+        arguments = check_formula(formula, f"{name}.formula")
+        own = [each for each in _own_fields(cls) if each in arguments]
+        for each in _own_fields(cls):
+            if each in (*FORMULA_STATISTICS, *OF_DIRECTION):
+                raise ValueError(f"{name} has a field {each!r}, the name of a statistic: give it another name")
+        for each in arguments:
+            if each in OF_DIRECTION and target != "direction":
+                raise ValueError(
+                    f"{name}.formula takes {each!r}, but with {rule.name} its factor acts on the {target}: "
+                    "set targets = ('direction',)"
+                )
+            if each not in (*FORMULA_STATISTICS, *OF_DIRECTION, *own):
+                raise ValueError(
+                    f"{name}.formula takes {each!r}, which is neither a field of the class nor one of "
+                    f"{', '.join((*FORMULA_STATISTICS, *OF_DIRECTION[:1]))}"
+                )
+        if not isinstance(self.bias_correction, bool):
+            raise ValueError(
+                f"{name}(bias_correction={self.bias_correction!r}) must be True or False: it says whether the rule "
+                "corrects its moments; give a number of the formula another name"
+            )
+        return Scale(formula, target, {each: self._number(each) for each in own}, self.on_spheres)
+
+    def _number(self, name: str) -> float:
+        value = getattr(self, name)
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{type(self).__name__}({name}={value!r:.80}) must be a number: its formula takes it"
+            ) from None
+
+    def depends_on_lr(self, rule: Rule) -> bool:
+        """Returns whether the factor may depend on lr: by its name, or since the direction holds it.
+
+        The direction holds lr if that is in the momentum buffer.
+
+        Args:
+            rule: the update rule of an optimizer.
+        """
+        scale = self.scale(rule)
+        return isinstance(scale, Scale) and (scale.target == "direction" or "lr" in scale.arguments)
 
     @property
     def on_spheres(self) -> bool:
@@ -169,9 +203,9 @@ class Scaling:
 
 
 @cache
-def _number_names(cls: Any) -> tuple[str, ...]:
-    """The fields of a scaling that its formula takes."""
-    return tuple(f.name for f in fields(cls) if f.name not in ("select", "retract"))
+def _own_fields(cls: Any) -> tuple[str, ...]:
+    """The fields of a scaling that its formula may take."""
+    return tuple(f.name for f in fields(cls) if f.name not in ("select", "retract", "bias_correction"))
 
 
 def require(scaling: Scaling, *, positive: Iterable[str] = (), not_negative: Iterable[str] = ()) -> None:

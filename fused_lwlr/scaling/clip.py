@@ -27,14 +27,13 @@ class ClipByLayer(Scaling):
     max_norm: float
     select: Selector = field(default=everything, kw_only=True)
 
-    places = ("gradient",)
-    uses_lr = False
+    targets = ("gradient",)
 
     def __post_init__(self) -> None:
         require(self, positive=("max_norm",))
         super().__post_init__()
 
     @staticmethod
-    def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor, max_norm: Tensor) -> Tensor:
+    def formula(norm: Tensor, max_norm: Tensor) -> Tensor:
         """1, or less where ‖g‖ is too large."""
         return minimum(max_norm / (norm + 1e-6), 1.0)

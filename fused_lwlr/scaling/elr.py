@@ -48,8 +48,7 @@ class ELR(Scaling):
     retract: Literal["none", "sphere"] = field(default="none", kw_only=True)  # type: ignore[misc]
     select: Selector = field(default=weights, kw_only=True)
 
-    places = ("gradient", "direction")
-    uses_lr = False
+    targets = ("gradient", "direction")
 
     def __post_init__(self) -> None:
         require(self, positive=("goal",), not_negative=("eps",))
@@ -58,9 +57,7 @@ class ELR(Scaling):
         super().__post_init__()
 
     @staticmethod
-    def formula(
-        norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor, goal: Tensor, eps: Tensor
-    ) -> Tensor:
+    def formula(norm: Tensor, weight_norm: Tensor, goal: Tensor, eps: Tensor) -> Tensor:
         """Eq. 14."""
         # multiplied through by ‖w‖, and never 0 / 0
         denom = norm + eps * weight_norm

@@ -32,11 +32,11 @@ class Hyperball(Scaling):
 
     select: Selector = field(default=weights, kw_only=True)
 
-    places = ("direction",)
+    targets = ("direction",)
     retract = "sphere"
 
     @staticmethod
-    def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
+    def formula(norm: Tensor, weight_norm: Tensor) -> Tensor:
         """R / ‖u‖."""
         some = (norm > 0) & (weight_norm > 0)
         return where(some, weight_norm / where(some, norm, 1.0), 1.0)

@@ -31,10 +31,10 @@ class LAMB(Scaling):
     min_norm: float = 0.0
     max_norm: float = math.inf
     max_ratio: float = math.inf
-    bias_correction: bool = field(default=True, kw_only=True)  # type: ignore[misc]
+    bias_correction: bool = field(default=True, kw_only=True)
     select: Selector = field(default=weights, kw_only=True)
 
-    places = ("direction",)
+    targets = ("direction",)
 
     def __post_init__(self) -> None:
         require(self, not_negative=("min_norm",))
@@ -44,20 +44,8 @@ class LAMB(Scaling):
             raise ValueError(f"LAMB(max_ratio={self.max_ratio}): it must be above 0")
         super().__post_init__()
 
-    @property
-    def numbers(self) -> tuple[float, ...]:
-        return self.min_norm, self.max_norm, self.max_ratio
-
     @staticmethod
-    def formula(
-        norm: Tensor,
-        weight_norm: Tensor,
-        lr: Tensor,
-        weight_decay: Tensor,
-        min_norm: Tensor,
-        max_norm: Tensor,
-        max_ratio: Tensor,
-    ) -> Tensor:
+    def formula(norm: Tensor, weight_norm: Tensor, min_norm: Tensor, max_norm: Tensor, max_ratio: Tensor) -> Tensor:
         """The trust ratio."""
         phi = minimum(maximum(weight_norm, min_norm), max_norm)
         both = (phi > 0) & (norm > 0)

@@ -30,8 +30,7 @@ class LARS(Scaling):
     eps: float = 1e-8
     select: Selector = field(default=weights, kw_only=True)
 
-    places = ("decayed", "gradient")
-    uses_lr = False
+    targets = ("decayed", "gradient")
 
     def __post_init__(self) -> None:
         require(self, positive=("trust_coefficient",), not_negative=("eps",))
@@ -39,7 +38,7 @@ class LARS(Scaling):
 
     @staticmethod
     def formula(
-        norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor, trust_coefficient: Tensor, eps: Tensor
+        norm: Tensor, weight_norm: Tensor, weight_decay: Tensor, trust_coefficient: Tensor, eps: Tensor
     ) -> Tensor:
         """The trust ratio."""
         both = (norm > 0) & (weight_norm > 0)
@@ -64,10 +63,8 @@ class LARC(LARS):
         ValueError: a coefficient that is not above 0, a negative eps, or one of them that is not finite.
     """
 
-    uses_lr = True
-
     @staticmethod
-    def formula(
+    def formula(  # type: ignore[override]
         norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor, trust_coefficient: Tensor, eps: Tensor
     ) -> Tensor:
         """The clipped trust ratio over lr."""

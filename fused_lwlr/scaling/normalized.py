@@ -23,11 +23,10 @@ class NormalizedGradient(Scaling):
 
     select: Selector = field(default=everything, kw_only=True)
 
-    places = ("gradient",)
-    uses_lr = False
+    targets = ("gradient",)
 
     @staticmethod
-    def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
+    def formula(norm: Tensor) -> Tensor:
         """1 / ‖g‖."""
         return where(norm == 0, 1.0, 1.0 / where(norm == 0, 1.0, norm))
 
@@ -47,11 +46,10 @@ class NormalizedGradientAdaptive(Scaling):
 
     select: Selector = field(default=weights, kw_only=True)
 
-    places = ("gradient",)
-    uses_lr = False
+    targets = ("gradient",)
 
     @staticmethod
-    def formula(norm: Tensor, weight_norm: Tensor, lr: Tensor, weight_decay: Tensor) -> Tensor:
+    def formula(norm: Tensor, weight_norm: Tensor) -> Tensor:
         """‖w‖ / ‖g‖."""
         zero = (norm == 0) | (weight_norm == 0)
         return where(zero, 1.0, weight_norm / where(zero, 1.0, norm))

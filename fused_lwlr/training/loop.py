@@ -18,10 +18,12 @@ from fused_lwlr.training.evaluate import StoppedError
 from fused_lwlr.training.layer_values import LayerProbe
 from fused_lwlr.training.recipe import FIELDS, FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
-from fused_lwlr.training.schedule import peak_lr
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.skipped import SkippedList
 from fused_lwlr.training.trainer import Trainer
+
+FINGERPRINT = "names, sizes or classes of the data"
+"""Must be the same when a run continues; the name is shown to the user."""
 
 
 class DivergedError(RuntimeError):
@@ -72,6 +74,7 @@ class Loop:
             "world_size": trainer.world.size,
             # their order follows from their number
             trainer.data.example: [len(trainer.data.train), len(trainer.data.val)],
+            FINGERPRINT: trainer.data.fingerprint,
         }
         self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
         self.every_evaluation = self.recipe.eval_every or trainer.steps_per_epoch
@@ -99,7 +102,8 @@ class Loop:
             optimizer=trainer.optimizer,
             config=self.config,
             free=(*FREE, *SPREAD),
-            defaults={name: field.default for name, field in FIELDS.items()},
+            # an older checkpoint has no fingerprint
+            defaults={FINGERPRINT: self.config[FINGERPRINT], **{n: field.default for n, field in FIELDS.items()}},
         )
         if found is None:
             return None
@@ -238,7 +242,7 @@ class Loop:
 
     def _diverged(self, what: str) -> DivergedError:
         return DivergedError(
-            f"{what} by step {self.trainer.step} (peak lr {peak_lr(self.recipe):.3g}): "
+            f"{what} by step {self.trainer.step} (peak lr {self.recipe.peak_lr:.3g}): "
             "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
         )
 

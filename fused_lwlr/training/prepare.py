@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fused_lwlr import LayerRates, calibrate, gradinit_
+from fused_lwlr.layers import split_name
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.schedule import peak_lr
 
 Pairs = Iterable[tuple[Tensor, Any]]
 Loss = Callable[[Any, Any], Tensor]
@@ -30,7 +31,7 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
         batches,
         loss,
         optimizer="sgd" if recipe.optimizer == "sgd" else "adam",
-        lr=peak_lr(recipe),
+        lr=recipe.peak_lr,
         steps=recipe.gradinit_steps,
         relative_gamma=recipe.gradinit_gamma,
         tau=recipe.gradinit_tau,
@@ -44,10 +45,35 @@ def gradinit_batches(recipe: Recipe) -> int:
     return 3 * recipe.gradinit_steps
 
 
-def rates_of(
+def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:
+    """The layer-wise rates of a recipe that names a file of them, or None.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it holds no rates, or rates of another model.
+    """
+    path = recipe.rates
+    if path in ("single", "layerwise"):
+        return None
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"--rates {path}: there is no such file; give one that calibrate wrote, single or layerwise"
+        )
+    try:
+        found = LayerRates.from_json(path)
+    except ValueError as error:
+        raise ValueError(f"--rates {error}") from error
+    names, own = {split_name(name)[0] for name in found}, {name for name, _ in model.named_parameters()}
+    if names != own:
+        lacks = f"that has no {min(names - own)}" if names - own else f"of whose layers it lacks {min(own - names)}"
+        raise ValueError(f"--rates {path} is not for --model {recipe.model}, {lacks}: calibrate this model")
+    return found
+
+
+def calibrated(
     recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, world: World, steps: int, progress: bool
 ) -> LayerRates | None:
-    """The layer-wise rates of a recipe: none, those of a file, or calibrated at the weights that training starts from.
+    """The layer-wise rates of a recipe, calibrated at the weights that training starts from; None where it has none.
 
     A minibatch of the calibration is the batch of a step: its gradient is the mean over passes and processes, of which
     magnitudes are taken. All processes get the same rates.
@@ -59,10 +85,8 @@ def rates_of(
         steps: minibatches to calibrate on.
         progress: show a progress bar.
     """
-    if recipe.rates == "single":
-        return None
     if recipe.rates != "layerwise":
-        return LayerRates.from_json(recipe.rates)
+        return None
     # in half precision small gradients would be lost without a scale, which would have to be found first
     mixed = torch.autocast(world.device.type, torch.bfloat16) if recipe.amp == "bf16" else nullcontext()
     with mixed:

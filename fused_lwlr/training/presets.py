@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fused_lwlr.training import mlperf
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
-from fused_lwlr.training.recipe import FIELDS, ONLY, Recipe, is_pretrained
+from fused_lwlr.training.recipe import Recipe, is_pretrained, without_effect
 
 # What every run of the paper shares: cosine with warm-up and 224 x 224 pixels (Section 4). It does not give the length
 # of the warm-up; five epochs are those of Accurate, Large Minibatch SGD, whose batch size and decay it takes.
@@ -38,7 +38,7 @@ VIT: dict[str, Any] = {
     **{"model": "timm:vit_small_patch16_224", "epochs": 300.0, "batch_size": 4096, "lr_batch_size": 4096},
 }
 VIT_ADAMW: dict[str, Any] = {**VIT, "optimizer": "adamw", "lr": 1e-2, "lr_scaling": "sqrt", "weight_decay": 0.1}
-# Rates, decay, momentum and epochs by batch size are in `mlperf`. BatchNorm and biases are left out by name, as there.
+# Rates, decay, momentum and steps by batch size are in `mlperf`. Normalizations and biases have no decay, as there.
 LARS: dict[str, Any] = {
     **{
         "model": "timm:resnet50",
@@ -48,7 +48,7 @@ LARS: dict[str, Any] = {
         "micro_batch": 256,
     },
     **{"init": "model", "rates": "single", "optimizer": "sgd", "batch_size": 8192, "lr_in_momentum": True},
-    **{"scaling": "lars", "trust_coefficient": 0.001, "exclude": ("*bn*", "*.bias", "*downsample.1.*")},
+    **{"scaling": "lars", "trust_coefficient": 0.001, "decay": "matrices"},
     **{"schedule": "polynomial", "power": 2.0, "min_lr": 1e-4},
 }
 # The LWLR paper's (appendix to Table 5) but for the rate, which it does not give: that of LAMB, Table 4, at 2048.
@@ -72,7 +72,8 @@ PLAIN: dict[str, Any] = {
 }
 # Of timm's LAMB: eps, and the largest norm of all gradients. The last rate is timm's, too.
 RSB: dict[str, Any] = {
-    **{**PLAIN, "model": "timm:resnet50", "optimizer": "adamw", "scaling": "lamb", "batch_size": 2048, "eps": 1e-6},
+    **{**PLAIN, "model": "timm:resnet50", "optimizer": "adamw", "scaling": "lamb", "eps": 1e-6},
+    **{"batch_size": 2048, "lr_batch_size": 2048},
     **{"clip_global_norm": 1.0, "min_lr": 1e-6, "loss": "bce", "bce_threshold": 0.2, "cutmix": 1.0, "crop_pct": 0.95},
 }
 A2: dict[str, Any] = {
@@ -86,21 +87,23 @@ A3: dict[str, Any] = {
 }
 DEIT_3: dict[str, Any] = {
     **{**PLAIN, "model": "timm:deit3_small_patch16_224", "model_args": ("drop_path_rate=0.05",), "epochs": 800.0},
-    **{"optimizer": "adamw", "scaling": "lamb", "batch_size": 2048, "lr": 4e-3, "weight_decay": 0.05, "min_lr": 1e-5},
+    **{"optimizer": "adamw", "scaling": "lamb", "lr": 4e-3, "weight_decay": 0.05, "min_lr": 1e-5},
+    **{"batch_size": 2048, "lr_batch_size": 2048},
     **{"clip_global_norm": 1.0, "loss": "bce", "bce_threshold": 0.0, "mixup": 0.8, "cutmix": 1.0, "repeats": 3},
     **{"augmentation": "three", "color_jitter": 0.3, "crop_pct": 1.0},
 }
 # Its position embedding is fixed, and timm's learned. 10,000 steps of 1,024 images are 8 epochs.
 BIG_VISION: dict[str, Any] = {
     **{**PLAIN, "model": "timm:vit_small_patch16_224", "model_args": ("class_token=False", "global_pool=avg")},
-    **{"optimizer": "adamw", "batch_size": 1024, "lr": 1e-3, "weight_decay": 0.1, "clip_global_norm": 1.0},
+    **{"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1, "clip_global_norm": 1.0},
+    **{"batch_size": 1024, "lr_batch_size": 1024},
     **{"epochs": 90.0, "warmup_epochs": 8.0, "augmentation": "rand-m10-n2", "crop_scale": 0.05, "mixup": 0.2},
     **{"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "interpolation": "bilinear"},
 }
 NVIDIA: dict[str, Any] = {
     **{**PLAIN, "model": "timm:resnet50", "augmentation": "basic", "interpolation": "bilinear", "epochs": 90.0},
     **{"optimizer": "sgd", "batch_size": 2048, "lr": 0.256, "lr_batch_size": 256, "lr_scaling": "linear"},
-    **{"momentum": 0.875, "weight_decay": 2.0**-15, "label_smoothing": 0.1},
+    **{"momentum": 0.875, "weight_decay": 2.0**-15, "label_smoothing": 0.1, "warmup_epochs": 8.0},
 }
 # The paper tunes each number for its batch of 32,768. Here are NVIDIA's, scaled, with its optimizer and schedule.
 NESTEROV: dict[str, Any] = {
@@ -228,20 +231,32 @@ def resolve(
         fields |= found
         if text:
             note(text)
+    elif preset is not None and _fixed_rate(fields, overrides):
+        note(
+            f"--preset {preset} has --lr {fields['lr']:g} for batches of {fields['batch_size']:,} and does not scale "
+            f"it: give --lr-scaling linear or sqrt to scale it to --batch-size {overrides['batch_size']}, or --lr."
+        )
     if "layer_decay" in overrides:
         fields["rates"] = "single"
     merged = {**fields, **overrides}
-    # what goes with another choice than the user's
-    for name, (other, choice) in ONLY.items():
-        if name in fields and name not in overrides and merged.get(other, FIELDS[other].default) != choice:
-            del merged[name]
     if "init" not in overrides:
         if is_pretrained(merged.get("pretrained"), merged.get("model_args", ())):
             merged["init"] = "model"
             note("The weights are pretrained: training starts from them as they are (--init model).")
         elif preset is None and str(merged.get("model", "")).startswith("timm:") and merged.get("rates") == "single":
             merged["init"] = "model"
+    # fields of the preset that go with another choice than the user's
+    for name in without_effect(merged):
+        if name not in overrides:
+            del merged[name]
     return Recipe.from_dict(merged, where)
+
+
+def _fixed_rate(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> bool:
+    """Whether the rate of a preset is for one batch size, and the user has given another one, but no rate."""
+    given = "lr" in overrides or "lr_scaling" in overrides
+    batch_size = _batch_size({**fields, **overrides})
+    return not given and "lr_scaling" not in fields and batch_size not in (0, fields["batch_size"])
 
 
 def _batch_size(fields: Mapping[str, Any]) -> int:

@@ -166,5 +166,5 @@ def pick_device(name: str, *, gpu: int | None = None) -> torch.device:
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:
         of_process = "" if gpu is None else f" by process {gpu} of this machine"
-        raise ValueError(f"device {name!r} cannot be used{of_process} here: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"device={name!r} cannot be used{of_process} here: {str(error).splitlines()[0]}") from error
     return place

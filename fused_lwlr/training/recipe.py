@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -37,19 +38,25 @@ FREE = (
 SPREAD = ("world_size", "fsdp", "micro_batch")
 """Fields that may change as well when a run goes on: its steps have the same images, but not the same bits."""
 
-ONLY: dict[str, tuple[str, str]] = {
-    "momentum": ("optimizer", "sgd"),
-    "nesterov": ("optimizer", "sgd"),
-    "lr_in_momentum": ("optimizer", "sgd"),
-    "betas": ("optimizer", "adamw"),
-    "eps": ("optimizer", "adamw"),
-    "goal": ("scaling", "elr"),
-    "power": ("schedule", "polynomial"),
-    "step_epochs": ("schedule", "step"),
-    "step_factor": ("schedule", "step"),
-    "bce_threshold": ("loss", "bce"),
+ONLY: dict[str, tuple[str, tuple[str, ...]]] = {
+    "gradinit_steps": ("init", ("gradinit",)),
+    "gradinit_gamma": ("init", ("gradinit",)),
+    "gradinit_tau": ("init", ("gradinit",)),
+    "lr_batch_size": ("lr_scaling", ("linear", "sqrt")),
+    "momentum": ("optimizer", ("sgd",)),
+    "nesterov": ("optimizer", ("sgd",)),
+    "lr_in_momentum": ("optimizer", ("sgd",)),
+    "betas": ("optimizer", ("adamw",)),
+    "eps": ("optimizer", ("adamw",)),
+    "goal": ("scaling", ("elr",)),
+    "trust_coefficient": ("scaling", ("lars", "larc")),
+    "calibration_steps": ("rates", ("layerwise",)),
+    "power": ("schedule", ("polynomial",)),
+    "step_epochs": ("schedule", ("step",)),
+    "step_factor": ("schedule", ("step",)),
+    "bce_threshold": ("loss", ("bce",)),
 }
-"""Fields that have a meaning only with one choice of another field. Elsewhere they must be left as they are."""
+"""Fields that act only with some choices of another field. With other choices they must have their defaults."""
 
 TEXT = ("context", "vocabulary", "tokenizer")
 IMAGES = (
@@ -89,7 +96,7 @@ class Recipe:
         "Weights to start from: the LWLR paper's, those scaled by GradInit, or what the model comes with.",
         shown="lwlr; model with pretrained weights, and with --rates single for a model of timm",
     )
-    gradinit_steps: Count = _model(390, "Steps of GradInit.")
+    gradinit_steps: Count = _model(390, "Steps of GradInit (--init gradinit).")
     gradinit_gamma: Positive | None = _model(
         None,
         "Bound of the gradient norm in GradInit, relative to the norm at first; 0.8 suits post-LN Transformers.",
@@ -167,13 +174,13 @@ class Recipe:
     optimizer: Literal["sgd", "adamw"] = _optimizer("sgd", "SGD with momentum, or AdamW.")
     lr: NotNegative = _optimizer(
         0.1,
-        "Peak learning rate. A preset scales its own with the batch size, not one that is given here.",
+        "Peak learning rate. One that is given is not scaled with the batch size, unless --lr-scaling is given too.",
         shown="what suits model and optimizer",
     )
     lr_scaling: Literal["none", "linear", "sqrt"] = _optimizer(
         "none", "How --lr changes from --lr-batch-size to --batch-size."
     )
-    lr_batch_size: Count = _optimizer(256, "Batch size that --lr was found at.")
+    lr_batch_size: Count = _optimizer(256, "With --lr-scaling: batch size that --lr was found at.")
     momentum: Part = _optimizer(0.9, "Momentum of SGD.")
     nesterov: bool = _optimizer(False, "Nesterov momentum of SGD.")
     lr_in_momentum: bool = _optimizer(False, "Keep the learning rate in the momentum buffer, as MLPerf does.")
@@ -181,7 +188,7 @@ class Recipe:
     eps: NotNegative = _optimizer(1e-8, "Added to the denominator of AdamW.")
     weight_decay: NotNegative = _optimizer(1e-4, "Weight decay.", shown="1e-4 for sgd, 0.1 for adamw")
     decay: Literal["all", "matrices"] = _optimizer(
-        "all", "Decay all parameters, or only those of two or more dimensions."
+        "all", "Decay all parameters, or only those of two or more dimensions that are not of a normalization."
     )
     exclude: tuple[str, ...] = _optimizer(
         (),
@@ -202,7 +209,7 @@ class Recipe:
         metavar="layerwise|single|FILE",
     )
     calibration_steps: Count | None = _optimizer(
-        None, "Batches to measure multipliers on.", shown="an epoch, at most 100"
+        None, "With --rates layerwise: batches to measure multipliers on.", shown="an epoch, at most 100"
     )
     layer_decay: Share | None = _optimizer(
         None, "Multiply the rate by this from each block to the one before it, to fine-tune."
@@ -242,7 +249,9 @@ class Recipe:
     )
     device: str = _run("auto", "cpu, cuda, cuda:1, ...; auto takes the GPU where there is one.", metavar="DEVICE")
     backend: Literal["auto", "triton", "torch"] = _run(
-        "auto", "Implementation of the fused steps: auto takes Triton on a GPU and PyTorch elsewhere."
+        "auto",
+        "Implementation of the fused steps: auto takes Triton on a GPU and the same kernels compiled for the CPU "
+        "elsewhere, or PyTorch if there is no compiler.",
     )
     out: str = _run(
         "runs/train", "Folder of the run. The same command again goes on with what is in it.", metavar="FOLDER"
@@ -258,11 +267,11 @@ class Recipe:
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
-        for name, (other, choice) in ONLY.items():
-            if getattr(self, other) != choice and getattr(self, name) != FIELDS[name].default:
-                raise ValueError(
-                    f"{flag(name)} is for {flag(other)} {choice}, but {flag(other)} is {getattr(self, other)}"
-                )
+        for name in without_effect(dataclasses.asdict(self)):
+            other, choices = ONLY[name]
+            raise ValueError(
+                f"{flag(name)} is for {flag(other)} {' or '.join(choices)}, but {flag(other)} is {getattr(self, other)}"
+            )
         if self.scaling == "elr" and self.goal is None:
             raise ValueError("--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies")
         if self.scaling == "lamb" and self.optimizer != "adamw":
@@ -295,11 +304,25 @@ class Recipe:
             raise ValueError("--repeats needs --augmentation basic or another: copies of an image would be the same")
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
-                f"--warmup-epochs {self.warmup_epochs:g} leaves nothing of --epochs {self.epochs:g}: give fewer"
+                f"--warmup-epochs {self.warmup_epochs:g} leaves nothing of {self.epochs:g} epochs: give fewer"
+            )
+        if self.min_lr > self.peak_lr:
+            raise ValueError(
+                f"--min-lr {self.min_lr:g} is above the peak learning rate, {self.peak_lr:g}: the rate would rise"
             )
         if min(self.std) <= 0:
             raise ValueError(f"--std {','.join(map(str, self.std))}: all must be above 0")
         return self
+
+    @property
+    def peak_lr(self) -> float:
+        """The highest learning rate: `lr`, scaled from `lr_batch_size` to `batch_size`.
+
+        Linear scaling is from Accurate, Large Minibatch SGD (Section 2.1), the square root from Large Batch
+        Optimization for Deep Learning (LAMB, Section 4.2).
+        """
+        ratio = self.batch_size / self.lr_batch_size
+        return self.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.lr_scaling]
 
     @property
     def is_text(self) -> bool:
@@ -353,6 +376,15 @@ class Recipe:
 
 FIELDS = Recipe.__pydantic_fields__  # type: ignore[attr-defined]
 """Name -> field, whose `json_schema_extra` is what `option` was given."""
+
+
+def without_effect(values: Mapping[str, Any]) -> list[str]:
+    """The fields that differ from their defaults and have no effect with the choices of the others, see `ONLY`."""
+    return [
+        name for name, (other, choices) in ONLY.items()
+        if values.get(name, FIELDS[name].default) != FIELDS[name].default
+        and values.get(other, FIELDS[other].default) not in choices
+    ]  # fmt: skip
 
 
 def is_text(data: str) -> bool:

@@ -1,18 +1,8 @@
-"""The learning rate of every step: how its peak follows from the batch size, and how it rises and falls."""
+"""The learning rate of every step: how it rises to its peak, and how it falls."""
 
 import math
 
 from fused_lwlr.training.recipe import Recipe
-
-
-def peak_lr(recipe: Recipe) -> float:
-    """The highest learning rate: `lr`, scaled from `lr_batch_size` to `batch_size`.
-
-    Linear scaling is that of Accurate, Large Minibatch SGD (Section 2.1), the square root that of Large Batch
-    Optimization for Deep Learning (LAMB, Section 4.2).
-    """
-    ratio = recipe.batch_size / recipe.lr_batch_size
-    return recipe.lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[recipe.lr_scaling]
 
 
 def total_steps(recipe: Recipe, steps_per_epoch: int) -> int:
@@ -35,7 +25,7 @@ def lr_of_step(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     `min_lr` after the last step, along half a cosine or a power of a line; or it is multiplied by `step_factor` every
     `step_epochs` from the beginning of training on, down to `min_lr`.
     """
-    peak, total, warmup = peak_lr(recipe), total_steps(recipe, steps_per_epoch), warmup_steps(recipe, steps_per_epoch)
+    peak, total, warmup = recipe.peak_lr, total_steps(recipe, steps_per_epoch), warmup_steps(recipe, steps_per_epoch)
     if step < warmup:
         return peak * ((step + 1) / (warmup + 1))
     if recipe.schedule == "step":

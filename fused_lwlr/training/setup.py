@@ -12,15 +12,16 @@ import fused_lwlr
 from fused_lwlr import SGD, AdamW, LayerRates
 from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.streams import imported
+from fused_lwlr.methods.lwlr.init import NORMS
 from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import matches
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.schedule import peak_lr
 
 Data = TypeVar("Data", Splits, Text)
+Named = tuple[str, nn.Parameter]
 
 
 def load_data(recipe: Recipe) -> Splits | Text:
@@ -60,15 +61,20 @@ def load_data(recipe: Recipe) -> Splits | Text:
 
 def _alike(data: Data) -> Data:
     group = process_group()
-    sizes = gathered((len(data.train), len(data.val), len(data.classes)), group)
+    sizes = gathered((len(data.train), len(data.val), len(data.classes), data.fingerprint), group)
 
     def check() -> None:
         for rank, size in enumerate(sizes):
-            if size != sizes[0]:
+            if size[:3] != sizes[0][:3]:
                 raise ValueError(
                     f"process {rank} found {size[0]} {data.example} to train, {size[1]} to test and {size[2]} classes "
                     f"in {data.name}, but process 0 {sizes[0][0]}, {sizes[0][1]} and {sizes[0][2]}: all machines need "
                     f"the same {data.example}"
+                )
+            if size != sizes[0]:
+                raise ValueError(
+                    f"process {rank} found other names, sizes or classes of {data.example} in {data.name} than process "
+                    f"0: all machines need the same {data.example}"
                 )
 
     from_first(check, group)
@@ -135,18 +141,16 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
     Raises:
         ValueError: a pattern that fits no parameter, or a model whose blocks `layer_decay` does not find.
     """
-    named = list(model.named_parameters())
-    included = _included(recipe, named)
-    spared = [(n, p) for n, p in named if not included(n, p) or (recipe.decay == "matrices" and p.dim() < 2)]
-    names = {name for name, _ in spared}
-    groups: list[dict[str, Any]] = [{"params": [pair for pair in named if pair[0] not in names]}]
-    groups += [{"params": spared, "weight_decay": 0.0}] if spared else []
+    decayed, spared = by_decay(recipe, model)
+    # torch takes no named parameters after a group without any
+    all_groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    groups = [group for group in all_groups if group["params"]]
     layers = rates if recipe.layer_decay is None else layer_decay(model, recipe.layer_decay)
     common: dict[str, Any] = {
-        "lr": peak_lr(recipe),
+        "lr": recipe.peak_lr,
         "weight_decay": recipe.weight_decay,
         "layers": layers,
-        "scaling": new_scaling(recipe, included),
+        "scaling": new_scaling(recipe, _included(recipe, model)),
         "clip_global_norm": recipe.clip_global_norm,
         "ema": recipe.ema,
         "backend": recipe.backend,
@@ -158,11 +162,24 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
     return AdamW(groups, betas=recipe.betas, eps=recipe.eps, **common)
 
 
+def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]]:
+    """The parameters with weight decay, and the others.
+
+    Raises:
+        ValueError: a pattern of `exclude` that fits no parameter.
+    """
+    included, matrices = _included(recipe, model), recipe.decay == "matrices"
+    found: tuple[list[Named], list[Named]] = [], []
+    for name, param in model.named_parameters():
+        found[not included(name, param) or (matrices and param.dim() < 2)].append((name, param))
+    return found
+
+
 def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scaling | None:
     """The layer-wise scaling of a recipe, of those layers that it acts on by default and that are included."""
     scaling = _scaling(recipe)
-    if scaling is None or not recipe.exclude:
-        return scaling
+    if scaling is None:
+        return None
     default: Any = scaling.select
     return replace(scaling, select=lambda name, param: default(name, param) and included(name, param))
 
@@ -179,11 +196,16 @@ def _scaling(recipe: Recipe) -> Scaling | None:
     return fused_lwlr.NormalizedGradient() if recipe.scaling == "ng" else None
 
 
-def _included(recipe: Recipe, named: list[tuple[str, nn.Parameter]]) -> Callable[[str, Tensor], bool]:
-    """Tells which parameters none of the patterns of `exclude` fits."""
+def _included(recipe: Recipe, model: nn.Module) -> Callable[[str, Tensor], bool]:
+    """Tells which parameters neither `exclude` nor, with `decay="matrices"`, a normalization leaves out."""
+    named = list(model.named_parameters())
     for pattern in recipe.exclude:
         if not any(matches(name, [pattern]) for name, _ in named):
             raise ValueError(
                 f"--exclude {pattern} fits no parameter of {recipe.model}, which has {named[0][0]}, {named[-1][0]}, ..."
             )
-    return lambda name, param: not matches(name, recipe.exclude)
+    norms = {
+        f"{path}.{part}" for path, module in model.named_modules() if isinstance(module, NORMS)
+        for part, _ in module.named_parameters(recurse=False)
+    } if recipe.decay == "matrices" else set()  # fmt: skip
+    return lambda name, param: name not in norms and not matches(name, recipe.exclude)

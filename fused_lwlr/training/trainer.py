@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from fused_lwlr.data import (
 from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.buffer_averages import BufferAverages
 from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals
-from fused_lwlr.training.prepare import gradinit, gradinit_batches, rates_of
+from fused_lwlr.training.prepare import calibrated, gradinit, gradinit_batches, rates_of_file
 from fused_lwlr.training.processes import World, spread, unsynchronized
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
@@ -64,7 +63,6 @@ class Trainer:
 
     Raises:
         ValueError: a batch that does not fit the data or the processes, or a model that cannot be had.
-        FileNotFoundError: `rates` is neither single nor layerwise nor a file.
 
     Attributes:
         model: the network itself, sharded with `fsdp`.
@@ -79,9 +77,7 @@ class Trainer:
     def __init__(self, recipe: Recipe, world: World, data: Splits | Text, *, model: nn.Module | None = None) -> None:
         self.recipe, self.world, self.data = recipe, world, data
         if recipe.fsdp and world.size == 1:
-            raise ValueError("fsdp shards a model over processes, of which there is one: start several with torchrun")
-        if recipe.rates not in ("single", "layerwise") and not Path(recipe.rates).is_file():
-            raise FileNotFoundError(f"rates must be single, layerwise or a file of rates, not {recipe.rates!r}")
+            raise ValueError("--fsdp shards a model over processes, but there is only one: start several with torchrun")
         self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
         self.workers = world.workers(recipe)
         self.val_batch = min(2 * self.micro, max(1, math.ceil(len(data.val) / world.size)))
@@ -91,7 +87,7 @@ class Trainer:
         self.mixing = None
         if recipe.mixup or recipe.cutmix:
             if self.micro % 2:
-                raise ValueError(f"mixup and cutmix pair images: micro_batch {self.micro} must be even")
+                raise ValueError(f"--mixup and --cutmix pair images: --micro-batch {self.micro} must be even")
             self.mixing = Mixing(
                 classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
                 smoothing=recipe.label_smoothing, seed=recipe.seed,
@@ -111,15 +107,18 @@ class Trainer:
             progress: show a progress bar.
 
         Raises:
-            ValueError: the model cannot be calibrated on these images, or the file of rates is none.
+            FileNotFoundError, ValueError: the model cannot be calibrated on these images, or there is no such file of
+                rates, or it is of another model.
         """
         recipe = self.recipe
+        # a wrong file is told before minutes are spent
+        given = rates_of_file(recipe, self.model)
         if recipe.init == "gradinit":
             passes = self.pairs(gradinit_batches(recipe), alone=True)
             gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
         called = spread(self.model, recipe, self.world)
         steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
-        self.rates = rates_of(
+        self.rates = given or calibrated(
             recipe, called, self._weighted(steps), self._weighted_loss, world=self.world, steps=steps, progress=progress
         )
         self._start(called, optimizer)

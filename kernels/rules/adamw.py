@@ -4,143 +4,27 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import divide, double_option, maximum_or_nan, option, power, single, sqrt, where
 from fused_lwlr.kernels.precision import wide
-from fused_lwlr.kernels.rules.base import Number, Rule, cautious, with_cautious
+from fused_lwlr.kernels.rules.base import Quotient, Rule, States
+
+ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS = range(4)
+EXACT_BETA1, EXACT_BETA2 = 4, 6
+"""Numbers in double precision, as two each; 0 without bias correction, since 1 − 0ᵗ is 1."""
+OPTIONS = itemgetter("betas", "eps")
 
 
-class AdamWHyper(NamedTuple):
-    """One row of `torch.optim.AdamW` options.
-
-        g ← ± clip · s · g / grad_scale              (− with maximize)
-        m ← m + (1 − β₁) · (g − m)
-        v ← β₂ · v + (1 − β₂) · g²
-        u ← max(u, v)  with amsgrad,  v  without
-        d ← m / (1 − β₁ᵗ) / (√u / √(1 − β₂ᵗ) + eps)
-        w ← w · (1 − lr · η · s · weight_decay) − lr · η · s · d
-
-    The norm of the direction is ‖d + weight_decay · w‖.
-
-    t counts from 1 and includes this step.
-
-    Attributes:
-        bias_correction: whether 1 − βᵗ stands as it is, or is 1.
-        ema: the decay of the average of the weights, where there is one.
-        decay_factor: what multiplies weight_decay; if negative, its absolute value times lr does.
-    """
-
-    lr: Number
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: Number
-    maximize: bool = False
-    bias_correction: bool = True
-    ema: float = 0.0
-    decay_factor: float = 1.0
-
-
-OPTIONS = itemgetter("lr", "betas", "eps", "weight_decay", "maximize")
-
-
-def hyper_of(options: Mapping[str, Any], bias_correction: bool) -> AdamWHyper:
-    """Returns the hyper row of a param group."""
-    lr, (beta1, beta2), eps, weight_decay, maximize = OPTIONS(options)
-    # takes less time than a call of the class
-    return AdamWHyper._make(
-        (lr, float(beta1), float(beta2), float(eps), weight_decay, maximize, bias_correction, 0.0, 1.0)
-    )
-
-
-def reference(
-    control: Any, h: AdamWHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
-) -> tuple[Tensor, Sequence[Tensor | None]]:
-    """Operation for operation `torch.optim.AdamW`'s single-tensor path."""
-    (m, v, u), denom, correction1 = _moments(control, h, g, states, taken)
-    lr, weight_decay = control.lr, control.weight_decay
-    ratio: float | Tensor = 1.0
-    if control.place == "direction":
-        ratio = control.direction((m / correction1 / denom).add_(w, alpha=weight_decay))
-    if weight_decay != 0:
-        w.mul_(1 - lr * ratio * weight_decay)
-    rate = ratio * (lr / correction1)
-    # one pass where the rate is a number, and not of no dimension
-    w.addcdiv_(m, denom, value=-rate) if isinstance(rate, float) else w.sub_(m * rate / denom)
-    return w, (m, v, u)
-
-
-def _moments(
-    control: Any, h: AdamWHyper, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor | None], Tensor, Any]:
-    """Returns the new moments, √u / √(1 − β₂ᵗ) + eps, and 1 − β₁ᵗ."""
-    m, v, u = states
-    assert m is not None
-    assert v is not None
-    t = (taken.double() if isinstance(taken, Tensor) else taken) + 1
-    g = control.decayed(g)
-    m.lerp_(g, 1 - h.beta1)
-    v.mul_(h.beta2).addcmul_(g, g, value=1 - h.beta2)
-    u = None if u is None else torch.maximum(wide(u), v)
-    correction1, correction2 = (1 - h.beta1**t, 1 - h.beta2**t) if h.bias_correction else (1.0, 1.0)
-    return (m, v, u), ((v if u is None else u).sqrt() / correction2**0.5).add_(h.eps), correction1
-
-
-def cautious_reference(
-    control: Any, h: AdamWHyper, w: Tensor, g: Tensor, states: Sequence[Tensor | None], taken: float | Tensor
-) -> tuple[Tensor, Sequence[Tensor | None]]:
-    """With weight decay where it does not move an element against the step.
-
-        w ← w − lr · η · s · (d + weight_decay · w · [d · w ≥ 0])
-
-    The norm of the direction is that of what lr multiplies.
-    """
-    moments, denom, correction1 = _moments(control, h, g, states, taken)
-    d = cautious(moments[0] / correction1 / denom, w, control.weight_decay)
-    return w.sub_(d * (control.lr * control.direction(d))), moments
-
-
-def update(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, options):  # type: ignore[no-untyped-def]
-    """The step on one block of elements. `gain` is 1 / (1 − β₁ᵗ), `correction2` √(1 − β₂ᵗ)."""
-    lerp1, beta2, gain2, eps = option(options, 0), option(options, 1), option(options, 2), option(options, 3)
-    g = g * scale
-    # the form of lerp that rounds less on either side of 1/2, as torch.lerp chooses
-    near = lerp1 < 0.5
-    m = where(near, m, g) + where(near, lerp1, lerp1 - 1) * (g - m)
-    v = v * beta2 + gain2 * g * g
-    u = maximum_or_nan(u, v)
-    denom = divide(sqrt(where(has_u, u, v)), correction2) + eps
-    return divide(gain * m, denom), m, v, u
-
-
-def cautious_update(w, g, m, v, u, has_m, has_u, scale, gain, correction2, weight_decay, options):  # type: ignore[no-untyped-def]
-    """The step on one block of elements, with cautious weight decay."""
-    d, m, v, u = update(w, g, m, v, u, has_m, has_u, scale, gain, correction2, 0.0, options)
-    return cautious(d, w, weight_decay), m, v, u
-
-
-def coefficients(options, taken):  # type: ignore[no-untyped-def]
-    """1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ); in the coming step t is one more than the steps taken."""
-    beta1, beta2 = double_option(options, 4), double_option(options, 6)
-    return single(1 / (1 - power(beta1, taken + 1))), single(sqrt(1 - power(beta2, taken + 1)))
-
-
-def scheduled(h: AdamWHyper, taken: Any) -> tuple[Any, Any]:
-    """The same on the host."""
-    if not h.bias_correction:
-        return 1.0, 1.0
-    return 1 / (1 - h.beta1 ** (taken + 1)), (1 - h.beta2 ** (taken + 1)) ** 0.5
-
-
-def _numbers(h: AdamWHyper) -> tuple[float, ...]:
-    """1 − β₁, β₂, 1 − β₂, eps, and both β in double precision, as two floats each."""
-    # 1 − 0ᵗ is 1
-    beta1, beta2 = (h.beta1, h.beta2) if h.bias_correction else (0.0, 0.0)
-    return 1 - h.beta1, h.beta2, 1 - h.beta2, h.eps, *_two_floats(beta1), *_two_floats(beta2)
+def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, ...]:
+    """Returns 1 − β₁, β₂, 1 − β₂, eps, and both β in double precision."""
+    (beta1, beta2), eps = OPTIONS(options)
+    beta1, beta2 = float(beta1), float(beta2)
+    exact = (*_two_floats(beta1), *_two_floats(beta2)) if bias_correction else (0.0, 0.0, 0.0, 0.0)
+    return (1 - beta1, beta2, 1 - beta2, float(eps), *exact)
 
 
 @lru_cache(maxsize=16)
@@ -150,19 +34,66 @@ def _two_floats(x: float) -> tuple[float, float]:
     return high, x - high
 
 
+def update(w, g, states, present, coefficients, options):  # type: ignore[no-untyped-def]
+    """One step of both moments. `coefficients` are 1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ).
+
+        m ← m + (1 − β₁) · (g − m)
+        v ← β₂ · v + (1 − β₂) · g²
+        u ← max(u, v)  with amsgrad,  v  without
+        d ← m / (1 − β₁ᵗ) / (√u / √(1 − β₂ᵗ) + eps)
+
+    t counts from 1 and includes this step.
+    """
+    exp_avg, exp_avg_sq, max_exp_avg_sq = states
+    gain, correction2 = coefficients
+    lerp1, beta2 = option(options, ONE_MINUS_BETA1), option(options, BETA2)
+    gain2, eps = option(options, ONE_MINUS_BETA2), option(options, EPS)
+    # the form of lerp that rounds less on either side of 1/2, as torch.lerp chooses
+    near = lerp1 < 0.5
+    exp_avg = where(near, exp_avg, g) + where(near, lerp1, lerp1 - 1) * (g - exp_avg)
+    exp_avg_sq = exp_avg_sq * beta2 + gain2 * g * g
+    max_exp_avg_sq = maximum_or_nan(max_exp_avg_sq, exp_avg_sq)
+    denom = divide(sqrt(where(present[2], max_exp_avg_sq, exp_avg_sq)), correction2) + eps
+    return divide(gain * exp_avg, denom), (exp_avg, exp_avg_sq, max_exp_avg_sq)
+
+
+def coefficients(options, steps):  # type: ignore[no-untyped-def]
+    """1 / (1 − β₁ᵗ) and √(1 − β₂ᵗ); in the coming step t is one more than the steps taken."""
+    beta1, beta2 = double_option(options, EXACT_BETA1), double_option(options, EXACT_BETA2)
+    return single(1 / (1 - power(beta1, steps + 1))), single(sqrt(1 - power(beta2, steps + 1)))
+
+
+def scheduled(numbers: Sequence[float], steps: Any) -> tuple[Any, Any]:
+    """The same on the host."""
+    beta1, beta2 = double_option(numbers, EXACT_BETA1), double_option(numbers, EXACT_BETA2)
+    return 1 / (1 - beta1 ** (steps + 1)), (1 - beta2 ** (steps + 1)) ** 0.5
+
+
+def reference(
+    numbers: Sequence[float], w: Tensor, g: Tensor, states: States, steps: float | Tensor
+) -> tuple[Quotient, States]:
+    """Operation for operation `torch.optim.AdamW`'s single-tensor path."""
+    m, v, u = states
+    assert m is not None
+    assert v is not None
+    t = (steps.double() if isinstance(steps, Tensor) else steps) + 1
+    m.lerp_(g, numbers[ONE_MINUS_BETA1])
+    v.mul_(numbers[BETA2]).addcmul_(g, g, value=numbers[ONE_MINUS_BETA2])
+    u = None if u is None else torch.maximum(wide(u), v)
+    correction1, correction2 = (1 - double_option(numbers, at) ** t for at in (EXACT_BETA1, EXACT_BETA2))
+    denom = ((v if u is None else u).sqrt() / correction2**0.5).add_(numbers[EPS])
+    return Quotient(m, correction1, denom), (m, v, u)
+
+
 ADAMW = Rule(
     name="adamw",
-    hyper=AdamWHyper,
-    hyper_of=hyper_of,
     states=("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    offers=("gradient", "direction"),
+    numbers=numbers,
+    update=update,
+    scheduled=scheduled,
+    coefficients=coefficients,
+    reference=reference,
     adaptive=True,
     counts_steps=True,
     corrects_bias=True,
-    numbers=_numbers,
-    scheduled=scheduled,
-    reference=reference,
-    update=update,
-    coefficients=coefficients,
 )
-ADAMW = with_cautious(ADAMW, cautious_reference, cautious_update)

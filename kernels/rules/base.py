@@ -1,36 +1,73 @@
 """The type of an update rule. A new rule is one file with one `Rule`; `lion.py` is the shortest example.
 
-A rule has a PyTorch reference, which defines it, and two functions for Triton, `update` and `coefficients`. These are
-plain Python functions, so that importing a rule does not import Triton. They are written in operators and the names of
-`fused_lwlr.kernels.formula`, and Triton compiles their source at the first step. A rule whose reference needs no
-particular rounding can call `update` from its reference, and is then written once.
+A rule is two formulas, `update` and `coefficients`: plain Python functions in operators and the names of
+`fused_lwlr.kernels.formula`. PyTorch runs them, and Triton compiles their source at the first step, so that importing a
+rule does not import Triton.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from fused_lwlr.kernels.control import Place
 from fused_lwlr.kernels.formula import where
+from fused_lwlr.kernels.step_arguments import ScaleTarget
 
 Number = float | Tensor
 """A number, or a tensor of one element, float32 or float64, that is read when the step runs."""
+Decay = Literal["coupled", "decoupled", "cautious"]
+States = Sequence[Tensor | None]
 
 
-def decay_of(hyper: Any) -> Any:
-    """Returns the weight decay of a hyper row, a number or a tensor."""
-    factor = hyper.decay_factor
-    return hyper.weight_decay * (factor if factor >= 0 else -factor * hyper.lr)
+class Hyper(NamedTuple):
+    """The hyper-parameters of some rows of a table, for every rule.
+
+        g ← ± clip · s · g / grad_scale              (− with maximize)
+        g ← s · (g + λ · w)                          coupled decay
+        d ← the direction of the rule
+        d ← d + λ · w, where d · w ≥ 0               cautious decay
+        w ← (w · (1 − lr · η · s · λ) − lr · η · s · d) / Ŵᵖ      λ = 0 here, except with decoupled decay
+
+    with λ = `decay` and s at one of the three places, 1 at the others.
+
+    Attributes:
+        lr: the learning rate.
+        weight_decay: the weight decay, before its factor.
+        maximize: whether the gradient is negated.
+        ema: the decay of the moving average, if there is one.
+        decay_factor, decay_per_lr: λ = weight_decay · (decay_factor + decay_per_lr · lr).
+        numbers: the rule's own, see `Rule.numbers`.
+    """
+
+    lr: Number
+    weight_decay: Number = 0.0
+    maximize: bool = False
+    ema: float = 0.0
+    decay_factor: float = 1.0
+    decay_per_lr: float = 0.0
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def decay(self) -> Number:
+        """The weight decay λ that the step applies."""
+        return self.weight_decay * (self.decay_factor + self.decay_per_lr * self.lr)
 
 
-def _constant(hyper: Any, taken: Any) -> tuple[Any, Any]:
+class Quotient(NamedTuple):
+    """A direction numerator / correction / denominator, in parts: `torch.optim.Adam` moves a weight by them at once."""
+
+    numerator: Tensor
+    correction: float | Tensor
+    denominator: Tensor
+
+
+def _constant(numbers: Sequence[float], steps: Any) -> tuple[Any, Any]:
     return 0.0, 0.0
 
 
-def _constant_coefficients(options, taken):  # type: ignore[no-untyped-def]
-    return taken * 0, taken * 0
+def _constant_coefficients(options, steps):  # type: ignore[no-untyped-def]
+    return steps * 0, steps * 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,56 +75,42 @@ class Rule:
     """An update rule.
 
     Attributes:
-        name: the name in `LEAST_RESIDENT`.
-        hyper: the type of a hyper row, a NamedTuple of `lr`, and then at least `weight_decay`, `maximize`, `ema` and
-            `decay_factor`.
-        hyper_of: (options, bias_correction) -> hyper row of a param group with these options, without the average.
+        name: for messages.
         states: the names of the state columns, at most three.
-        offers: the places at which a `Scale` can act.
+        numbers: (options, bias_correction) -> the rule's own numbers, which its formulas read by their position.
+            `options` are those of a param group with those of a layer. `bias_correction` is that of the scaling.
+        update: (w, g, states, present, coefficients, options) -> direction and new states. `states` and `present` have
+            an element for each state column: its values (0 if a parameter has no such state), and whether it has.
+            `option(options, i)` is number i.
+        scheduled: (numbers, steps) -> two coefficients that depend on the number of steps taken, if there are any.
+            `steps` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
+        coefficients: (options, steps) -> the same in single precision, as a formula.
+        reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, where `update` would not have
+            the bits of `torch.optim`. It may change states in place. The state of a parameter without it is None.
+        scale_targets: the targets at which a `Scale` can act.
         adaptive: whether the length of the gradient does not change the length of the step.
-        applies_decay: whether `update` applies weight decay; if not, it is taken from the weight.
-        cautious: the same rule with cautious decay, if there is one.
-        is_cautious: whether this is one of those.
+        decay: "coupled" adds weight decay to the gradient, "decoupled" to the step, and "cautious" to the step where it
+            does not act against it.
         counts_steps: whether every parameter has a step count, on the host too.
-        corrects_bias: whether `hyper` has a `bias_correction`.
-        idle: a hyper row that changes neither the weight nor the state, if weights can be rescaled with this rule.
-        numbers: (hyper) -> the rule's own numbers, which `option` reads.
-        scheduled: (hyper, taken) -> c1 and c2, the numbers that depend on the number of steps taken, if there are any.
-            `taken` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
-        reference: (control, hyper, w, g, states, taken) -> new w and states. `w` and `states` may be changed in
-            place. `g` is the gradient, negated if `hyper.maximize`; `taken` is a tensor where the device counts steps.
-            It passes g through `control.decayed`, and multiplies the direction by `control.direction`.
-        update: (w, g, x, y, z, has_x, has_z, scale, c1, c2, weight_decay, options) -> direction and new x, y and z, for
-            Triton. `weight_decay` is 0 unless the rule applies it.
-        coefficients: (options, taken) -> c1 and c2 in single precision, for Triton.
+        corrects_bias: whether the numbers depend on `bias_correction`.
+        rescale_only: a hyper row that changes neither the weight nor the state, if weights can be rescaled.
+        least_resident: of the step without norms, instead of `fused_lwlr.kernels.constants.least_resident`.
     """
 
     name: str
-    hyper: Any
-    hyper_of: Callable[[Mapping[str, Any], bool], Any]
     states: tuple[str, ...]
-    offers: tuple[Place, ...]
-    numbers: Callable[[Any], tuple[float, ...]]
-    reference: Callable[..., tuple[Tensor, Sequence[Tensor | None]]]
+    numbers: Callable[[Mapping[str, Any], bool], tuple[float, ...]]
     update: Callable[..., Any]
-    scheduled: Callable[[Any, Any], tuple[Any, Any]] = _constant
+    scheduled: Callable[[Sequence[float], Any], tuple[Any, Any]] = _constant
     coefficients: Callable[..., Any] = _constant_coefficients
+    reference: Callable[..., tuple[Tensor | Quotient, States]] | None = None
+    scale_targets: tuple[ScaleTarget, ...] = ("gradient", "direction")
     adaptive: bool = False
-    applies_decay: bool = False
+    decay: Decay = "decoupled"
     counts_steps: bool = False
     corrects_bias: bool = False
-    idle: Any = None
-    cautious: "Rule | None" = None
-    is_cautious: bool = False
-
-
-def with_cautious(
-    rule: Rule, reference: Callable[..., tuple[Tensor, Sequence[Tensor | None]]], update: Callable[..., Any]
-) -> Rule:
-    """Returns a rule that has a cautious one, with a reference and an update of its own."""
-    return replace(
-        rule, cautious=replace(rule, reference=reference, update=update, applies_decay=True, is_cautious=True)
-    )
+    rescale_only: Hyper | None = None
+    least_resident: int | None = None
 
 
 def cautious(d, w, weight_decay):  # type: ignore[no-untyped-def]

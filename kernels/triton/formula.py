@@ -12,8 +12,6 @@ from torch import Tensor
 from fused_lwlr.kernels import formula
 from fused_lwlr.kernels.triton.numbers import HEADER
 
-OPTIONS = tl.constexpr(HEADER)
-
 
 @triton.jit
 def _where(condition, a, b):
@@ -80,12 +78,12 @@ def _power(a, exponent):
 
 @triton.jit
 def _option(options, index):
-    return tl.load(options + (OPTIONS + index))
+    return tl.load(options + (HEADER + index))
 
 
 @triton.jit
 def _double_option(options, index):
-    high, low = tl.load(options + (OPTIONS + index)), tl.load(options + (OPTIONS + index + 1))
+    high, low = tl.load(options + (HEADER + index)), tl.load(options + (HEADER + index + 1))
     return high.to(tl.float64) + low.to(tl.float64)
 
 
@@ -136,6 +134,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _meaning(value: Any, meanings: dict[Any, Any]) -> Any:
+    if isinstance(value, (int, float)):
+        return tl.constexpr(value)
     try:
         return meanings.get(value, value)
     except TypeError:  # what cannot be hashed is no name of a formula's

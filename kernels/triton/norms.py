@@ -3,12 +3,19 @@
 import triton
 import triton.language as tl
 
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS
 from fused_lwlr.kernels.triton.layout import SCALED
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.statistics import reduce_slots
-from fused_lwlr.kernels.triton.tile import TRAITS, entry, fold, load
-from fused_lwlr.kernels.triton.update import new_values, number
+from fused_lwlr.kernels.triton.tile import FLAGS, entry, fold, load
+from fused_lwlr.kernels.triton.update import GRAD, PARAM, new_values, weight_decay_of
 
+ABS_SUM, SQ_SUM, NONFINITE, DIRECTION_SUM, WEIGHT_SUM, DOT_SUM = (tl.constexpr(i) for i in range(6))
+"""Rows of the partial sums: Σ|g|, Σg², count of non-finite g, Σd², Σw² and ⟨w, d⟩."""
+GRAD_ABS_SUM, DOT, FIRST_NUMBER = (
+    tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
+)
+"""Arguments of a formula that are summed for it alone, and the first of its numbers."""
 SAMPLE = tl.constexpr(32)
 """Weights of a tile that tell whether it was changed without autograd's knowledge, as through `.data`."""
 
@@ -27,28 +34,34 @@ def fingerprint(w_at, stop, W: tl.constexpr):
 
 @triton.jit
 def add_norms(
-    at, offs, numel, numbers, sums,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    """Add Σ|g|, Σg², the count of non-finite g and Σd² of one block to accumulators; no Σd² if RULE is None.
-
-    And ⟨w, d⟩ and Σw², if there are accumulators of these.
-    """
-    unscale, factor, c1, c2, hyper = numbers
+    at,
+    offs,  # offsets of the block in the tile
+    numel,  # elements of the tile
+    numbers,  # (1 / grad_scale, factor of the gradient, coefficients, hyper)
+    sums,  # accumulators of Σ|g|, Σg², non-finite g and Σd²; and of ⟨w, d⟩ and Σw² if there are six
+    DTYPES: tl.constexpr,
+    RULE: tl.constexpr,  # None if there is no direction
+    DECAY: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Adds one block to accumulators, and returns them in the same order."""
+    unscale, factor, coefficients, hyper = numbers
     abs_sum, sq_sum, nonfinite, direction_sum = sums[0], sums[1], sums[2], sums[3]
     if RULE is not None:
         # first, so that all columns are loaded before one is used
-        w, d, _, _, _ = new_values(
-            at, offs, numel, factor, 1.0, c1, c2, hyper, DTYPES, RULE, ON_DEVICE, FULL, "evict_last"
+        w, d, _ = new_values(
+            at, offs, numel, (factor, 1.0), coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_last"
         )  # fmt: skip
-        d += number(hyper, 3, ON_DEVICE) * w
+        if DECAY == "decoupled":
+            d += weight_decay_of(hyper, ON_DEVICE) * w
         if not FULL:
             d = tl.where(offs < numel, d, 0.0)
         direction_sum += fold(d * d, FULL)
         if len(sums) == 6:
             dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
-    g = load(at[1], offs, numel, DTYPES[1], FULL, "evict_last")
+    g = load(at[GRAD], offs, numel, DTYPES[GRAD], FULL, "evict_last")
     # The order of product and absolute value is for the machine code. Without a product first, compilers take the
     # absolute value in half precision, and then wait for each load; beside a direction, a product first delays loads.
     magnitude = tl.abs(g * unscale) if RULE is None else tl.abs(g) * unscale
@@ -64,53 +77,87 @@ def add_norms(
 
 @triton.jit
 def add_weights(
-    at, offs, numel, numbers, sums,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    """Add Σw² of one block to an accumulator."""
-    w = load(at[0], offs, numel, DTYPES[0], FULL, "evict_last")
+    at,
+    offs,  # offsets of the block in the tile
+    numel,  # elements of the tile
+    numbers,  # unused
+    sums,  # an accumulator of Σw²
+    DTYPES: tl.constexpr,
+    RULE: tl.constexpr,
+    DECAY: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Adds one block to the accumulator, and returns it."""
+    w = load(at[PARAM], offs, numel, DTYPES[PARAM], FULL, "evict_last")
     return (sums[0] + fold(w * w, FULL),)
 
 
 @triton.jit
 def finalize_row(
-    row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
-    FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr, WIDTH: tl.constexpr, ON_DEVICE: tl.constexpr,
-    SLOTS: tl.constexpr, RADIUS: tl.constexpr, RETRACTION: tl.constexpr, UPDATE: tl.constexpr,
-):  # fmt: skip
-    """Store the factors of a row, and those of its statistics that they come from."""
+    row,  # index of the row
+    first,  # its first slot of partial sums
+    count,  # its number of slots
+    addresses,
+    lr,  # with the multiplier
+    clip,  # factor of the gradient by clipping
+    hyper,
+    partials,  # float32 [5 or 6, tiles]: see ABS_SUM
+    tiles,  # number of tiles of all rows
+    factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
+    rows,  # number of rows
+    statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `SPHERE_STATISTICS`
+    FORMULA: tl.constexpr,
+    ARGUMENTS: tl.constexpr,  # indices of its arguments in FORMULA_STATISTICS and then in its numbers
+    TARGET: tl.constexpr,
+    NUMBERS: tl.constexpr,  # number of its numbers, which end a hyper row
+    WIDTH: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+    SLOTS: tl.constexpr,  # slots that are read at a time
+    RADIUS: tl.constexpr,  # entry of the address of the radius; None without spheres
+    RETRACTION: tl.constexpr,  # see sphere.py
+    UPDATE: tl.constexpr,  # see sphere.py
+):
+    """Stores the factors of a row, and the statistics that they come from."""
     STATISTICS: tl.constexpr = 5 if RADIUS is None else 8
-    sq_sum = reduce_slots(partials + tiles, first, count, SLOTS)
-    weight_sq_sum = reduce_slots(partials + 4 * tiles, first, count, SLOTS)
-    if RADIUS is not None:
-        direction_sq_sum = reduce_slots(partials + 3 * tiles, first, count, SLOTS)
+    sq_sum = reduce_slots(partials + SQ_SUM * tiles, first, count, SLOTS)
+    weight_sq_sum = reduce_slots(partials + WEIGHT_SUM * tiles, first, count, SLOTS)
+    grad_norm = tl.sqrt(sq_sum) * clip
+    norm = grad_norm
+    if TARGET == "direction":
+        direction_sq_sum = reduce_slots(partials + DIRECTION_SUM * tiles, first, count, SLOTS)
         norm = tl.sqrt(direction_sq_sum)
-    elif PLACE == "direction":
-        norm = tl.sqrt(reduce_slots(partials + 3 * tiles, first, count, SLOTS))
-    else:
-        norm = tl.sqrt(sq_sum) * clip
-    weight_decay = number(hyper, 2, ON_DEVICE) + number(hyper, 3, ON_DEVICE)
     if RADIUS is not None:
         address = entry(addresses, rows, row, RADIUS)
-        radius = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0).to(tl.float64)
-        arguments = (norm, radius, lr.to(tl.float64), weight_decay.to(tl.float64))
+        weight_norm = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0).to(tl.float64)
     else:
-        arguments = (norm, tl.sqrt(weight_sq_sum), lr.to(tl.float64), weight_decay.to(tl.float64))
-    for i in tl.static_range(NUMBERS):
-        arguments += (tl.load(hyper + WIDTH - NUMBERS + i).to(tl.float64),)  # type: ignore[assignment]
+        weight_norm = tl.sqrt(weight_sq_sum)
+    known = (norm, weight_norm, lr.to(tl.float64), weight_decay_of(hyper, ON_DEVICE).to(tl.float64), grad_norm)
+    arguments = ()
+    for i in tl.static_range(len(ARGUMENTS)):
+        if ARGUMENTS[i] >= FIRST_NUMBER:
+            at = hyper + (WIDTH - NUMBERS + ARGUMENTS[i] - FIRST_NUMBER)
+            arguments += (tl.load(at).to(tl.float64),)  # type: ignore[assignment]
+        elif ARGUMENTS[i] == GRAD_ABS_SUM:
+            abs_sum = reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS)
+            arguments += (abs_sum * clip,)  # type: ignore[assignment]
+        elif ARGUMENTS[i] == DOT:
+            arguments += (reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS),)  # type: ignore[assignment]
+        else:
+            arguments += (known[ARGUMENTS[i]],)  # type: ignore[assignment]
     s = FORMULA(*arguments).to(tl.float64)
-    s = tl.where((entry(addresses, rows, row, TRAITS) & SCALED) != 0, s, 1.0)
+    s = tl.where((entry(addresses, rows, row, FLAGS) & SCALED) != 0, s, 1.0)
     scale = s.to(tl.float32)
-    tl.store(factors + row, clip * scale if PLACE == "gradient" else clip)
-    tl.store(factors + rows + row, scale if PLACE == "decayed" else 1.0)
-    tl.store(factors + 2 * rows + row, scale if PLACE == "direction" else 1.0)
+    tl.store(factors + row, clip * scale if TARGET == "gradient" else clip)
+    tl.store(factors + rows + row, scale if TARGET == "decayed" else 1.0)
+    tl.store(factors + 2 * rows + row, scale if TARGET == "direction" else 1.0)
     tl.store(statistics + STATISTICS * row + 1, sq_sum)
     tl.store(statistics + STATISTICS * row + 3, weight_sq_sum)
     tl.store(statistics + STATISTICS * row + 4, s)
     if RADIUS is not None:
-        dot = reduce_slots(partials + 5 * tiles, first, count, SLOTS)
+        dot = reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS)
         rate = lr.to(tl.float64) * scale.to(tl.float64)
-        rho = RETRACTION(radius, weight_sq_sum, dot, direction_sq_sum, rate)
+        rho = RETRACTION(weight_norm, weight_sq_sum, dot, direction_sq_sum, rate)
         tl.store(factors + 3 * rows + row, rho.to(tl.float32))
         tl.store(statistics + 8 * row + 5, direction_sq_sum)
         tl.store(statistics + 8 * row + 6, dot)
@@ -118,8 +165,17 @@ def finalize_row(
 
 
 @triton.jit
-def finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS: tl.constexpr, RADIUS: tl.constexpr):
-    """Store the other statistics of a row: Σ|g| and the count of non-finite g."""
+def finalize_statistics(
+    row,
+    first,  # its first slot of partial sums
+    count,  # its number of slots
+    partials,
+    tiles,
+    statistics,
+    SLOTS: tl.constexpr,
+    RADIUS: tl.constexpr,
+):
+    """Stores the other statistics of a row: Σ|g| and the count of non-finite g."""
     STATISTICS: tl.constexpr = 5 if RADIUS is None else 8
-    tl.store(statistics + STATISTICS * row, reduce_slots(partials, first, count, SLOTS))
-    tl.store(statistics + STATISTICS * row + 2, reduce_slots(partials + 2 * tiles, first, count, SLOTS))
+    tl.store(statistics + STATISTICS * row, reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS))
+    tl.store(statistics + STATISTICS * row + 2, reduce_slots(partials + NONFINITE * tiles, first, count, SLOTS))

@@ -11,19 +11,25 @@ time. Counters are back at zero when a launch ends.
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, KNOWN, POWER
-from fused_lwlr.kernels.triton.norms import add_norms, add_weights, finalize_row, finalize_statistics, fingerprint
-from fused_lwlr.kernels.triton.rounding import key_of
+from fused_lwlr.kernels.triton.items import arrive, factors_of, measure, read_item, update
+from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, POWER
+from fused_lwlr.kernels.triton.norms import WEIGHT_SUM, finalize_row, finalize_statistics
 from fused_lwlr.kernels.triton.statistics import add_inverse_norms, reduce_slots
-from fused_lwlr.kernels.triton.tile import FIRST_TILE, NUMEL, STEP_COUNT, THREADS, TRAITS, entry, fold, visit
-from fused_lwlr.kernels.triton.update import number, read_row, step_block
+from fused_lwlr.kernels.triton.tile import FLAGS, STEP_COUNT, THREADS, entry
 
 
 @triton.jit
 def read_gate(
-    totals, max_norm, grad_scale, found_inf, row_sums, GATED: tl.constexpr, SKIP: tl.constexpr, RESCALE: tl.constexpr
-):  # fmt: skip
-    """Clip factor, 1 / Ŵ, whether the step is skipped, 1 / grad_scale, and the harmonic mean of a `Balance`."""
+    totals,  # float64 [5], see `Gate`
+    max_norm,
+    grad_scale,  # float32, or None
+    found_inf,  # float32, or None
+    row_sums,  # None without a `Balance`
+    GATED: tl.constexpr,  # whether to clip
+    SKIP: tl.constexpr,  # whether one non-finite element skips the step
+    RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
+):
+    """Returns clip factor, 1 / Ŵ, whether the step is skipped, 1 / grad_scale, and the harmonic mean of a `Balance`."""
     clip, shrink, skipped, unscale, harmonic_mean = 1.0, 1.0, False, 1.0, 1.0
     if GATED:
         # as torch.nn.utils.clip_grad_norm_, which lets NaN through
@@ -45,142 +51,20 @@ def read_gate(
 
 
 @triton.jit
-def read_item(
-    items, ticket, addresses, floats, rows, shared_lr, shared_c1, shared_c2, DTYPES: tl.constexpr, STEP: tl.constexpr,
-    COEFFICIENTS: tl.constexpr, ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Row, kind (0 for norms), slot and start of an item, the results of `read_row`, and the steps taken."""
-    row = tl.load(items + 2 * ticket)
-    code = tl.load(items + 2 * ticket + 1)
-    slot = code >> 1
-    start = (slot - entry(addresses, rows, row, FIRST_TILE)) * TILE
-    at, aligned, stop, hyper, lr, sign, c1, c2 = read_row(
-        addresses, floats, rows, row, start, shared_lr, shared_c1, shared_c2, DTYPES, ON_DEVICE, WIDTH, TILE
-    )  # fmt: skip
-    taken = tl.zeros([], tl.float32)
-    if STEP is not None:
-        step_at = entry(addresses, rows, row, STEP_COUNT)
-        if step_at != 0:
-            taken = tl.load(step_at.to(tl.pointer_type(STEP)))
-            c1, c2 = COEFFICIENTS(hyper, taken)
-    return row, code % 2, slot, start, at, aligned, stop, hyper, lr, sign, c1, c2, taken
-
-
-@triton.jit
-def measure(
-    row, slot, at, aligned, stop, numbers, addresses, rows, tiles, partials, weight_partials, prints,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, PLACE: tl.constexpr, BLOCK: tl.constexpr,
-    AT_ONCE: tl.constexpr, SPHERE: tl.constexpr,
-):  # fmt: skip
-    """Store the partial sums of a tile."""
-    # of a direction all columns are loaded, which are enough from one block
-    sums = visit(
-        add_norms, at, aligned, stop, numbers, 6 if SPHERE else 4, DTYPES, RULE if PLACE == "direction" else None,
-        ON_DEVICE, BLOCK, 1 if PLACE == "direction" else AT_ONCE,
-    )  # fmt: skip
-    for i in tl.static_range(4):
-        tl.store(partials + i * tiles + slot, sums[i])
-    if SPHERE:
-        tl.store(weight_partials + slot, sums[5])
-        tl.store(weight_partials + tiles + slot, sums[4])
-    else:
-        # the last step left Σw², which is valid unless the weights were changed since
-        known = (entry(addresses, rows, row, TRAITS) & KNOWN) != 0
-        if known:
-            known = tl.load(prints + slot) == fingerprint(at[0], stop, DTYPES[0])
-        if not known:
-            squares = visit(add_weights, at, aligned, stop, (), 1, DTYPES, None, False, BLOCK, AT_ONCE)
-            tl.store(weight_partials + slot, squares[0])
-            tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
-
-
-@triton.jit
-def arrive(arrivals, addresses, rows, row, TILE: tl.constexpr):
-    """Count a finished item of a row. Return whether it is the last one, the row's first tile and its tiles."""
-    # loaded here and not before the loops, where they would take registers
-    first = entry(addresses, rows, row, FIRST_TILE).to(tl.int32)
-    count = tl.cdiv(entry(addresses, rows, row, NUMEL), TILE).to(tl.int32)
-    # what other threads of this program stored comes before the arrival too
-    tl.debug_barrier()
-    last = tl.atomic_add(arrivals + row, 1, sem="acq_rel") == count - 1
-    if last:
-        tl.store(arrivals + row, 0)
-    return last, first, count
-
-
-@triton.jit
-def factors_of(
-    row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip,
-    FORMULA: tl.constexpr, PLACE: tl.constexpr, SPHERE: tl.constexpr,
-):  # fmt: skip
-    """Factors of the gradient, the decayed gradient, the direction and ρ of a row, once the row is ready."""
-    factor, scale, ratio, retraction = clip, 1.0, 1.0, 1.0
-    if FORMULA is not None:
-        while tl.atomic_add(ready + row, 0, sem="acquire") == 0:
-            pass
-        factor = tl.load(factors + row, cache_modifier=".cg")
-        scale = tl.load(factors + rows + row, cache_modifier=".cg")
-        ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
-        if SPHERE:
-            retraction = tl.load(factors + 3 * rows + row, cache_modifier=".cg")
-    if known_factors is not None:
-        known_factor = tl.load(known_factors + row).to(tl.float32)
-        if PLACE == "gradient":
-            factor = clip * known_factor
-        elif PLACE == "decayed":
-            scale = known_factor
-        else:
-            ratio = known_factor
-        if SPHERE:
-            retraction = tl.load(known_factors + rows + row).to(tl.float32)
-    if row_sums is not None:
-        inverse = tl.load(row_sums + 4 * row + 3)
-        ratio = tl.where(inverse == 0, 1.0, harmonic_mean * inverse).to(tl.float32)
-    return factor, scale, ratio, retraction
-
-
-@triton.jit
-def step_and_add(
-    at, offs, numel, numbers, sums,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    """Step one block, and add Σw² of the new weights to an accumulator."""
-    w = step_block(at, offs, numel, numbers, DTYPES, RULE, ON_DEVICE, FULL, "evict_first")
-    return (sums[0] + fold(w * w, FULL),)
-
-
-@triton.jit
-def update(
-    row, slot, start, at, aligned, stop, numbers, factors, seed, weight_partials, prints,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Step a tile, and store Σw² of the new weights for the next step."""
-    hyper, lr, c1, c2, taken = numbers
-    factor, scale, ratio, retraction, divisor = factors
-    rate = lr * ratio
-    decay = rate * number(hyper, 3, ON_DEVICE)
-    # a None that is assigned to a name first cannot be a member of a tuple
-    squares = visit(
-        step_and_add, at, aligned, stop,
-        (
-            rate, decay, factor, scale, retraction, divisor, c1, c2, hyper,
-            None if seed is None else key_of(seed, row, taken), start,
-        ),
-        1, DTYPES, RULE, ON_DEVICE, BLOCK, 1,
-    )  # fmt: skip
-    tl.store(weight_partials + slot, squares[0])
-    # other threads wrote the weights that the fingerprint reads
-    tl.debug_barrier()
-    tl.store(prints + slot, fingerprint(at[0], stop, DTYPES[0]))
-
-
-@triton.jit
-def finalize_weights(new_sum, addresses, rows, row, row_sums, peak, RESCALE: tl.constexpr):
-    """Store Σw² of a row for the next step."""
+def finalize_weights(
+    new_sum,  # Σw² of the new weights of a row
+    addresses,
+    rows,  # number of rows
+    row,  # index of the row
+    row_sums,  # float64 [rows, 4] of a `Balance`, or None
+    peak,  # int32: bits of the largest Σw²
+    RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
+):
+    """Stores Σw² of a row for the next step."""
     if row_sums is not None:
         tl.store(row_sums + 4 * row + 2, new_sum)
     if RESCALE:
-        if (entry(addresses, rows, row, TRAITS) & COUNTS_FOR_MAX_NORM) != 0:
+        if (entry(addresses, rows, row, FLAGS) & COUNTS_FOR_MAX_NORM) != 0:
             # bits of floats that are not negative are in the order of the floats
             tl.atomic_max(peak, new_sum.to(tl.float32).to(tl.int32, bitcast=True), sem="relaxed")
 
@@ -196,10 +80,18 @@ def _power(x, exponent):
 
 @triton.jit
 def leave(
-    counters, rows, addresses, skipped, next_totals, peak, row_sums,
-    STEP: tl.constexpr, RESCALE: tl.constexpr, SLOTS: tl.constexpr,
-):  # fmt: skip
-    """Count the step, store the totals of the new weights, and reset the counters; the last program does this."""
+    counters,
+    rows,
+    addresses,
+    skipped,
+    next_totals,
+    peak,  # int32: bits of the largest Σw²
+    row_sums,
+    STEP: tl.constexpr,
+    RESCALE: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
+    """Counts the step, stores the totals of the new weights, and resets the counters; the last program does this."""
     if RESCALE:
         largest = tl.atomic_xchg(peak, 0, sem="relaxed")
         if not skipped:
@@ -210,8 +102,8 @@ def leave(
         while begin < rows:
             # one row for each thread, which takes few registers
             row = begin + tl.arange(0, THREADS)
-            traits = entry(addresses, rows, row, TRAITS, row < rows)
-            inverse_sum, terms = add_inverse_norms(row_sums + 4 * row + 2, traits, row < rows, inverse_sum, terms)
+            flags = entry(addresses, rows, row, FLAGS, row < rows)
+            inverse_sum, terms = add_inverse_norms(row_sums + 4 * row + 2, flags, row < rows, inverse_sum, terms)
             begin += THREADS
         tl.store(next_totals + 3, tl.sum(inverse_sum, axis=0))
         tl.store(next_totals + 4, tl.sum(terms, axis=0))
@@ -224,8 +116,8 @@ def leave(
             step_at = entry(addresses, rows, row, STEP_COUNT, row < rows)
             before = entry(addresses, rows, row - 1, STEP_COUNT, (row < rows) & (row > 0))
             mask = (step_at != 0) & (step_at != before)
-            taken = step_at.to(tl.pointer_type(STEP))
-            tl.store(taken, tl.load(taken, mask=mask, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=mask)
+            steps = step_at.to(tl.pointer_type(STEP))
+            tl.store(steps, tl.load(steps, mask=mask, other=0.0) + tl.where(skipped, 0.0, 1.0), mask=mask)
         begin += SLOTS
     tl.store(counters, 0)
     tl.store(counters + 1, 0)
@@ -236,68 +128,95 @@ def leave(
     do_not_specialize_on_alignment=["totals", "grad_scale", "found_inf", "known_factors"],
 )
 def queue_kernel(
-    addresses, floats, items, item_count, rows, shared_lr, shared_c1, shared_c2, tiles, counters, partials, prints,
-    factors, statistics, totals, next_totals, max_norm, grad_scale, found_inf, known_factors, row_sums, seed,
-    DTYPES: tl.constexpr, STEP: tl.constexpr, RULE: tl.constexpr, COEFFICIENTS: tl.constexpr,
-    ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, FORMULA: tl.constexpr, PLACE: tl.constexpr, NUMBERS: tl.constexpr,
-    GATED: tl.constexpr, SKIP: tl.constexpr, RESCALE: tl.constexpr, WRITE: tl.constexpr, BLOCK: tl.constexpr,
-    PASSES: tl.constexpr, AT_ONCE: tl.constexpr, SLOTS: tl.constexpr, RADIUS: tl.constexpr,
-    RETRACTION: tl.constexpr, UPDATE: tl.constexpr,
-):  # fmt: skip
-    """One step of a rule, in items of one tile each. Arguments that are None are not used.
-
-    RADIUS: with spheres, the entry of a row that is the address of its radius. RETRACTION, UPDATE: see sphere.py.
-    addresses: see `DeviceTable`, with columns param, grad, three of state, step, master_weight, perhaps ema and radius.
-    items: see `item_list`. shared_lr, shared_c1, shared_c2: see numbers.py. statistics: [rows, 5], 8 with spheres.
-    counters: ticket, programs that left; for each row norm items done, ready, update items done; the largest Σw².
-    partials: [5, tiles], Σ|g|, Σg², non-finite g, Σd², Σw²; with spheres a sixth, ⟨w, d⟩, and Σw² is of exact weights.
-    prints: [tiles], fingerprints of the weights of Σw². factors: [3, rows], of the gradient, the decayed gradient and
-    the direction; with spheres a fourth, ρ. grad_scale, found_inf: see `Gate`. known_factors: [rows], or [2, rows] with
-    spheres, see `Factors`. row_sums: [rows, 4], of a `Balance`; the last two are Σw² and the result of
-    `add_inverse_norms`, before and after the step. seed: of stochastic rounding.
-    """
+    addresses,  # int64, see `DeviceTable`: columns param, grad, master_weight, states and step, perhaps ema and radius
+    floats,  # float32, see `DeviceTable`
+    items,  # int32 [item_count, 2], see `item_list`
+    item_count,
+    rows,
+    shared_lr,  # lr of all rows, or None
+    shared_c1,  # coefficients of all rows, or None
+    shared_c2,
+    tiles,  # number of tiles of all rows
+    counters,  # int32: ticket, programs that left; [3, rows] norm items done, ready, update items done; largest Σw²
+    partials,  # float32 [5 or 6, tiles], see norms.py
+    checksums,  # int32 [tiles], fingerprints of the weights of Σw²
+    factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
+    statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `SPHERE_STATISTICS`
+    totals,  # float64 [5], see `Gate`
+    next_totals,  # float64 [5], totals for the next step
+    max_norm,  # see `Gate`
+    grad_scale,  # float32, see `Gate`; or None
+    found_inf,  # float32, see `Gate`; or None
+    known_factors,  # float64 [1 or 2, rows], see `Factors`; or None
+    row_sums,  # float64 [rows, 4] of a `Balance`, or None; the last two are Σw² and the result of `add_inverse_norms`
+    seed,  # seed of stochastic rounding, or None
+    DTYPES: tl.constexpr,  # see update.py
+    STEP: tl.constexpr,  # dtype of step counts on the device, or None
+    RULE: tl.constexpr,  # see `Rule.update`
+    DECAY: tl.constexpr,  # see `Rule.decay`
+    COEFFICIENTS: tl.constexpr,  # see `Rule.coefficients`
+    ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
+    WIDTH: tl.constexpr,  # numbers of a hyper row
+    FORMULA: tl.constexpr,  # formula of a `Scale`, or None
+    ARGUMENTS: tl.constexpr,  # see `finalize_row`
+    TARGET: tl.constexpr,  # target of a `Scale` or `Factors`
+    NUMBERS: tl.constexpr,  # numbers of a `Scale`
+    HAS_DOT: tl.constexpr,  # see `Scale.has_dot`
+    GATED: tl.constexpr,  # whether to clip
+    SKIP: tl.constexpr,  # see `Gate`
+    RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
+    WRITE: tl.constexpr,  # False for norms alone
+    BLOCK: tl.constexpr,  # elements that are loaded at a time
+    PASSES: tl.constexpr,  # blocks of an item
+    AT_ONCE: tl.constexpr,  # blocks of a gradient that are loaded before the first is used
+    SLOTS: tl.constexpr,  # partial sums that are read at a time
+    RADIUS: tl.constexpr,  # entry of the address of a row's radius; None without spheres
+    RETRACTION: tl.constexpr,  # see sphere.py
+    UPDATE: tl.constexpr,  # see sphere.py
+):
+    """One step of a rule, a tile an item."""
     ready, updated, peak = counters + 2 + rows, counters + 2 + 2 * rows, counters + 2 + 3 * rows
-    weight_partials = partials + 4 * tiles
     clip, shrink, skipped, unscale, harmonic_mean = read_gate(
         totals, max_norm, grad_scale, found_inf, row_sums, GATED, SKIP, RESCALE
     )  # fmt: skip
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
-        row, kind, slot, start, at, aligned, stop, hyper, lr, sign, c1, c2, taken = read_item(
-            items, ticket, addresses, floats, rows, shared_lr, shared_c1, shared_c2,
+        item, tile, numbers, steps = read_item(
+            items, ticket, addresses, floats, rows, (shared_lr, shared_c1, shared_c2),
             DTYPES, STEP, COEFFICIENTS, ON_DEVICE, WIDTH, BLOCK * PASSES,
         )  # fmt: skip
+        row, kind, slot, _ = item
+        hyper, lr, sign, coefficients = numbers
         if kind == 0:
             measure(
-                row, slot, at, aligned, stop, (sign * unscale, sign * clip * unscale, c1, c2, hyper), addresses, rows,
-                tiles, partials, weight_partials, prints, DTYPES, RULE, ON_DEVICE, PLACE, BLOCK, AT_ONCE,
-                RADIUS is not None,
+                row, slot, tile, (sign * unscale, sign * clip * unscale, coefficients, hyper), addresses, rows,
+                tiles, partials, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK, AT_ONCE, HAS_DOT,
             )  # fmt: skip
             last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
             if last:
                 if FORMULA is not None:
                     finalize_row(
                         row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
-                        FORMULA, PLACE, NUMBERS, WIDTH, ON_DEVICE, SLOTS, RADIUS, RETRACTION, UPDATE,
+                        FORMULA, ARGUMENTS, TARGET, NUMBERS, WIDTH, ON_DEVICE, SLOTS, RADIUS, RETRACTION, UPDATE,
                     )  # fmt: skip
                     # as soon as there are factors: nobody waits for other statistics
                     tl.atomic_xchg(ready + row, 1, sem="release")
                     finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RADIUS)
         elif not skipped:
             factor, scale, ratio, retraction = factors_of(
-                row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA, PLACE,
+                row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA, TARGET,
                 RADIUS is not None,
             )  # fmt: skip
-            divisor = _power(shrink, entry(addresses, rows, row, TRAITS) >> POWER) if RESCALE else 1.0
+            divisor = _power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
             update(
-                row, slot, start, at, aligned, stop, (hyper, lr, c1, c2, taken),
+                item, tile, numbers, steps,
                 (factor * (sign * unscale), scale, ratio, divisor if RADIUS is None else retraction, divisor), seed,
-                weight_partials, prints, DTYPES, RULE, ON_DEVICE, BLOCK,
+                partials + WEIGHT_SUM * tiles, checksums, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK,
             )  # fmt: skip
             if RESCALE or row_sums is not None:
                 last, first, count = arrive(updated, addresses, rows, row, BLOCK * PASSES)
                 if last:
-                    new_sum = reduce_slots(weight_partials, first, count, SLOTS)
+                    new_sum = reduce_slots(partials + WEIGHT_SUM * tiles, first, count, SLOTS)
                     finalize_weights(new_sum, addresses, rows, row, row_sums, peak, RESCALE)
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")

@@ -30,16 +30,22 @@ def mix(x):
 
 
 @triton.jit
-def key_of(seed, row, taken):
+def key_of(seed, row, steps):
     """Returns the key of the noise of a row: a hash of the seed, the row and the number of steps taken."""
     # of one element and not none, which numpy warns of when it overflows
     key = mix(tl.full([1], 0, tl.uint32) + seed.to(tl.uint32))
-    return mix(mix(key ^ taken.to(tl.int64).to(tl.uint32)) ^ row.to(tl.uint32))
+    return mix(mix(key ^ steps.to(tl.int64).to(tl.uint32)) ^ row.to(tl.uint32))
 
 
 @triton.jit
-def rounded(x, DTYPE: tl.constexpr, position, key, COLUMN: tl.constexpr):
-    """Round float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
+def rounded(
+    x,  # float32
+    DTYPE: tl.constexpr,  # the result is not rounded if it is float32 or None
+    position,  # uint32, position of each element in its row
+    key,  # see `key_of`; None to round to nearest
+    COLUMN: tl.constexpr,  # 0 for the parameter, then its states: each tensor has its own noise
+):
+    """Rounds float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
 
     The noise is drawn by the position of an element: the same for the same key and column, and independent of how the
     work was divided.

@@ -23,14 +23,24 @@ from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, THREADS, entry, fold
 from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
 
 COLUMNS = ("param", "grad")
+# entries of a row that follow its columns, see `DeviceTable`
+NUMEL, FLAGS = tl.constexpr(2), tl.constexpr(5)
 
 
 @triton.jit
 def _add_block(
-    at, offs, numel, numbers, sums,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
-    """Add the statistics of one block to accumulators, in the order of `STATISTICS`."""
+    at,
+    offs,  # offsets of the block in the tile
+    numel,  # elements of the tile
+    numbers,  # (1 / grad_scale,)
+    sums,  # accumulators in the order of `STATISTICS`
+    DTYPES: tl.constexpr,
+    RULE: tl.constexpr,
+    DECAY: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Adds one block to the accumulators, and returns them."""
     w = load(at[0], offs, numel, DTYPES[0], FULL, "")
     g = load(at[1], offs, numel, DTYPES[1], FULL, "") * numbers[0]
     magnitude = tl.abs(g)
@@ -51,8 +61,14 @@ def _add_block(
 
 
 @triton.jit
-def reduce_slots(partials, first, count, SLOTS: tl.constexpr, MAXIMUM: tl.constexpr = False):
-    """The sum or maximum of `count` partials from `first` on, in double precision and a fixed order."""
+def reduce_slots(
+    partials,  # float32
+    first,  # first slot
+    count,  # number of slots
+    SLOTS: tl.constexpr,  # slots that are read at a time
+    MAXIMUM: tl.constexpr = False,  # the maximum, not the sum
+):
+    """Returns the sum or maximum of adjacent partials, in double precision and a fixed order."""
     result = tl.zeros([SLOTS], tl.float64)
     slot = 0
     while slot < count:
@@ -65,12 +81,18 @@ def reduce_slots(partials, first, count, SLOTS: tl.constexpr, MAXIMUM: tl.conste
 
 
 @triton.jit
-def add_inverse_norms(weight_sq_sums, traits, mask, inverse_sum, terms):
-    """Add 1 / ‖w‖ of the scaled rows whose weight is not zero to one accumulator, and their number to the other.
+def add_inverse_norms(
+    weight_sq_sums,  # float64 [rows], Σw² of some rows, and behind each the place of its 1 / ‖w‖
+    flags,  # [rows]
+    mask,  # [rows]
+    inverse_sum,  # accumulator of Σ 1 / ‖w‖
+    terms,  # accumulator of their number
+):
+    """Adds 1 / ‖w‖ of the scaled rows whose weight is not zero to one accumulator, and their number to the other.
 
-    Store each behind its Σw²; 0 for the other rows.
+    Stores each behind its Σw²; 0 for the other rows.
     """
-    scaled = (traits & SCALED) != 0
+    scaled = (flags & SCALED) != 0
     weight_sq_sum = tl.load(weight_sq_sums, mask=mask & scaled, other=0.0, cache_modifier=".cg")
     inverse = tl.where(weight_sq_sum == 0, 0.0, 1 / tl.sqrt(tl.where(weight_sq_sum == 0, 1.0, weight_sq_sum)))
     tl.store(weight_sq_sums + 1, inverse, mask=mask)
@@ -79,11 +101,24 @@ def add_inverse_norms(weight_sq_sums, traits, mask, inverse_sum, terms):
 
 @triton.jit(do_not_specialize=["item_count", "rows"], do_not_specialize_on_alignment=["grad_scale"])
 def statistics_kernel(
-    addresses, floats, items, item_count, rows, partials, arrivals, results, totals, grad_scale,
-    DTYPES: tl.constexpr, BLOCK: tl.constexpr, PASSES: tl.constexpr, AT_ONCE: tl.constexpr, SLOTS: tl.constexpr,
+    addresses,  # int64, see `DeviceTable`: columns param and grad
+    floats,  # unused
+    items,  # int32 [item_count, 2]: row, and number of the tile in it
+    item_count,
+    rows,
+    partials,  # float32 [6, item_count], in the order of `STATISTICS`
+    arrivals,  # int32 [rows + 1]: tiles done of each row, and programs that left
+    results,  # float64 [rows, 6], in the order of `STATISTICS`; [rows, 4] with TOTALS, see cached_totals.py
+    totals,  # float64 [5], see `Gate`; None without TOTALS
+    grad_scale,  # float32, see `Gate`; or None
+    DTYPES: tl.constexpr,  # dtypes of parameter and gradient, None for one that is not read
+    BLOCK: tl.constexpr,  # elements that are loaded at a time
+    PASSES: tl.constexpr,  # blocks of a tile
+    AT_ONCE: tl.constexpr,  # blocks that are loaded before the first is used, if one column is read
+    SLOTS: tl.constexpr,  # partial sums that are read at a time
     TOTALS: tl.constexpr,
-):  # fmt: skip
-    """Statistics of every row, or with TOTALS those that `totals` needs. DTYPES: of parameter and gradient."""
+):
+    """Statistics of every row; with TOTALS the sums that `totals` needs."""
     unscale = 1.0
     if grad_scale is not None:
         unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
@@ -91,7 +126,7 @@ def statistics_kernel(
     while tile < item_count:
         row = tl.load(items + 2 * tile)
         index = tl.load(items + 2 * tile + 1)
-        numel = entry(addresses, rows, row, 2)
+        numel = entry(addresses, rows, row, NUMEL)
         start = index.to(tl.int64) * (BLOCK * PASSES)
         # within a tile 32 bits are enough
         stop = tl.minimum(numel - start, BLOCK * PASSES).to(tl.int32)
@@ -100,7 +135,7 @@ def statistics_kernel(
             tile_at(addresses, rows, row, start, 1, DTYPES[1]),
         )
         sums = visit(
-            _add_block, at, (at[0] | at[1]) % ALIGNMENT == 0, stop, (unscale,), 6, DTYPES, None, False,
+            _add_block, at, (at[0] | at[1]) % ALIGNMENT == 0, stop, (unscale,), 6, DTYPES, None, None, False,
             BLOCK, AT_ONCE if (DTYPES[0] is None) or (DTYPES[1] is None) else max(AT_ONCE // 2, 1), True,
         )  # fmt: skip
         for i in tl.static_range(6):
@@ -136,23 +171,30 @@ def statistics_kernel(
 
 
 @triton.jit
-def _sum_rows(addresses, rows, results, totals, DTYPES: tl.constexpr, SLOTS: tl.constexpr):
-    """Store the totals of all rows: those of the gradients if they were read, those of the weights if they were."""
+def _sum_rows(
+    addresses,
+    rows,  # number of rows
+    results,  # float64 [rows, 4], see cached_totals.py
+    totals,  # float64 [5], see `Gate`
+    DTYPES: tl.constexpr,  # dtypes of parameter and gradient, None for one that was not read
+    SLOTS: tl.constexpr,  # rows that are read at a time
+):
+    """Stores the totals of all rows: those of the gradients if they were read, those of the weights if they were."""
     zero = tl.zeros([SLOTS], tl.float64)
     sq_sum, nonfinite, largest, unordered, inverse_sum, terms = zero, zero, zero, zero, zero, zero
     begin = 0
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
-        traits = entry(addresses, rows, row, 5, row < rows)
+        flags = entry(addresses, rows, row, FLAGS, row < rows)
         # other rows have the results of an earlier launch
-        mask = (row < rows) & ((traits & ACTIVE) != 0)
+        mask = (row < rows) & ((flags & ACTIVE) != 0)
         sq_sum += tl.load(results + 4 * row, mask=mask, other=0.0, cache_modifier=".cg")
         nonfinite += tl.load(results + 4 * row + 1, mask=mask, other=0.0, cache_modifier=".cg")
-        counts = (traits & COUNTS_FOR_MAX_NORM) != 0
+        counts = (flags & COUNTS_FOR_MAX_NORM) != 0
         weight_sq_sum = tl.load(results + 4 * row + 2, mask=mask & counts, other=0.0, cache_modifier=".cg")
         largest = tl.maximum(largest, weight_sq_sum)
         unordered += tl.where(weight_sq_sum == weight_sq_sum, 0.0, 1.0)
-        inverse_sum, terms = add_inverse_norms(results + 4 * row + 2, traits, mask, inverse_sum, terms)
+        inverse_sum, terms = add_inverse_norms(results + 4 * row + 2, flags, mask, inverse_sum, terms)
         begin += SLOTS
     if DTYPES[1] is not None:
         tl.store(totals, tl.sum(sq_sum, axis=0))
@@ -214,7 +256,7 @@ def _launch(
     key = (tuple(read), totals)
     if key not in table.cache:
         dtypes = tuple([device_table.dtypes[name] if name in read else None for name in COLUMNS])
-        registers = constants.most_registers("totals" if totals else "statistics")
+        registers = constants.most_registers(constants.least_resident("statistics"))
         table.cache[key] = BoundKernel(
             statistics_kernel, device_table, registers=registers, DTYPES=dtypes, BLOCK=sizes.block,
             PASSES=sizes.statistics_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.statistics_slots, TOTALS=totals,

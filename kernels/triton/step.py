@@ -8,11 +8,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.compiler.errors import CompilationError
 
-from fused_lwlr.kernels.constants import LEAST_RESIDENT, PER_PROCESSOR, WARPS, most_registers
-from fused_lwlr.kernels.control import Balance, Factors, Gate, Scale
+from fused_lwlr.kernels.constants import PER_PROCESSOR, WARPS, least_resident, most_registers
+from fused_lwlr.kernels.native import UnsupportedError
 from fused_lwlr.kernels.rules.base import Rule
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, Balance, Factors, Gate, Scale
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
@@ -54,7 +56,7 @@ def prepare(
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
     """Does everything of `step` that can fail before anything is written. Call what it returns, once, for the rest."""
-    more = scale.numbers if isinstance(scale, Scale) else ()
+    more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     numbers = numbers_of(rule, hyper, more, table, table.cache.get(rule))
     table.cache[rule] = numbers
     columns = columns_of(rule)
@@ -72,7 +74,7 @@ def prepare(
     if kernel is None or kernel.device_table is not device_table:
         meta = _common(device_table, rule, on_device=numbers.on_device)
         block = sizes_of(device_table.buffer.device).step_block
-        registers = most_registers(rule.name)
+        registers = most_registers(rule.least_resident or least_resident("step", len(rule.states)))
         kernel = table.cache[key] = BoundKernel(
             update.step_kernel, device_table, registers=registers, BLOCK=block, **meta
         )
@@ -94,8 +96,8 @@ def prepare(
 
 @cache
 def columns_of(rule: Rule) -> tuple[str, ...]:
-    """Returns the columns that a kernel finds at fixed places, in the order of their dtypes in its arguments."""
-    return ("param", "grad", *rule.states, *[""] * (STATES - len(rule.states)), "step", "master_weight")
+    """Returns the columns that a kernel finds at fixed places, see tile.py."""
+    return ("param", "grad", "master_weight", *rule.states, *[""] * (STATES - len(rule.states)), "step")
 
 
 def _queued(
@@ -120,15 +122,18 @@ def _queued(
     norms, rescale = weight_norms_of(table), gate.totals is not None and device_table.rescales
     totals = norms.totals
     device, work = device_table.buffer.device, device_table.workspace
-    programs = residents(device, LEAST_RESIDENT[f"{rule.name} queue"])
-    work_key = scale.place if isinstance(scale, (Scale, Factors)) else None, programs, sphere
+    programs = residents(device, least_resident("queue", len(rule.states)))
+    work_key = scale.target if isinstance(scale, (Scale, Factors)) else None, programs, sphere
     if work is None or work.key != work_key:
         work = device_table.workspace = Workspace(device_table, sizes_of(device), *work_key)
         # its sums of squares are zeros
         norms.forget_rows()
         device_table.refresh(table, numbers)
-    place = None if scale is None else scale.place
-    key = (rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), place, formula, sphere)
+    target = None if scale is None else scale.target
+    key = (
+        rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), target, formula, sphere,
+        tuple(scale.numbers) if isinstance(scale, Scale) else (),
+    )  # fmt: skip
     kernel, workspace = table.cache.get(key, (None, None))
     if kernel is None or kernel.device_table is not device_table or workspace is not work:
         kernel = _queue_kernel(device_table, rule, scale, gate, numbers.on_device, write, rescale, sphere)
@@ -140,7 +145,12 @@ def _queued(
         gate.found_inf, known, norms.row_sums if balance and write else None, rounding_seed,
     )  # fmt: skip
     if tuple(map(type, arguments)) not in kernel.compiled:
-        kernel.compile(items, arguments)
+        try:
+            kernel.compile(items, arguments)
+        except (CompilationError, UnsupportedError) as error:
+            if formula is None:
+                raise
+            raise ValueError(f"a step with {formula.__qualname__} cannot be compiled: {reason_of(error)}") from error
 
     def take() -> Tensor | None:
         launch(kernel, items, arguments)
@@ -165,18 +175,19 @@ def _queue_kernel(
     sphere: bool,
 ) -> BoundKernel:
     """Returns what the kernel with the queue is compiled for."""
-    meta = _common(device_table, rule, on_device=on_device)
     formula = scale if isinstance(scale, Scale) else None
-    gated = gate.totals is not None or device_table.dtypes["step"] is not None
     device = device_table.buffer.device
     sizes = sizes_of(device)
     return BoundKernel(
         queue.queue_kernel, device_table, most_programs=residents(device, PER_PROCESSOR),
-        registers=most_registers(f"{rule.name} queue, gated" if gated else f"{rule.name} queue"), **meta,
+        registers=most_registers(least_resident("queue", len(rule.states))),
+        **_common(device_table, rule, on_device=on_device),
         STEP=device_table.dtypes["step"], COEFFICIENTS=compiled(rule.coefficients),
         FORMULA=compiled(formula.formula) if formula is not None else None,
-        PLACE=scale.place if isinstance(scale, (Scale, Factors)) else "gradient",
+        ARGUMENTS=arguments_of(formula) if formula is not None else (),
+        TARGET=scale.target if isinstance(scale, (Scale, Factors)) else "gradient",
         NUMBERS=len(formula.numbers) if formula is not None else 0,
+        HAS_DOT=formula is not None and formula.has_dot,
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
         WRITE=write, BLOCK=sizes.block, PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once,
         SLOTS=sizes.queue_slots, RADIUS=device_table.entries["radius"] if sphere else None,
@@ -184,18 +195,35 @@ def _queue_kernel(
     )  # fmt: skip
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns the innermost message of an error of the compiler, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(getattr(error, "error_message", None) or error).split())
+
+
+def arguments_of(scale: Scale) -> tuple[int, ...]:
+    """Returns the index of each argument of a formula in `FORMULA_STATISTICS`, and then in the numbers of the scale."""
+    names = [*FORMULA_STATISTICS, *scale.numbers]
+    return tuple(names.index("norm" if name == "direction_norm" else name) for name in scale.arguments)
+
+
 def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
-    names = (*columns_of(rule)[: 2 + STATES], "master_weight", "ema")
-    dtypes = tuple([device_table.dtypes.get(name) for name in names])
+    dtypes = tuple([device_table.dtypes.get(name) for name in ("param", "grad", "master_weight", "ema", *rule.states)])
     return {
-        "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "ON_DEVICE": on_device, "WIDTH": device_table.hyper_width,
-        "num_warps": WARPS,
+        "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": on_device,
+        "WIDTH": device_table.hyper_width, "num_warps": WARPS,
     }  # fmt: skip
 
 
 def rule_of(rule: Rule, dtypes: Sequence[Any]) -> Any:
-    """Returns the Triton function of a rule: exact to the last bit, unless all that it computes is stored as half."""
-    weight, _, *others, _ = dtypes
+    """Returns the Triton function of a rule: exact to the last bit, unless all that it computes is stored as half.
+
+    Args:
+        rule: the rule.
+        dtypes: `DTYPES`, see update.py.
+    """
+    weight, _, master, _, *states = dtypes
     # numbers that a compiler sees as scalars are Python's in the interpreter
-    return compiled(rule.update, exact=knobs.runtime.interpret or tl.float32 in (weight, *others))
+    return compiled(rule.update, exact=knobs.runtime.interpret or tl.float32 in (weight, master, *states))

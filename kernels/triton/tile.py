@@ -14,8 +14,10 @@ FOLD = tl.constexpr(4)
 THREADS = tl.constexpr(constants.THREADS)
 TAIL = tl.constexpr(2 * constants.THREADS)
 """Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
-# entries of a row in the addresses of a step, behind the parameter, the gradient and three states; see `DeviceTable`
-STEP_COUNT, MASTER, NUMEL, HYPER_ROW, FIRST_TILE, TRAITS, EMA = (tl.constexpr(i) for i in range(5, 12))
+STEP_COUNT, NUMEL, HYPER_ROW, FIRST_TILE, FLAGS = (tl.constexpr(i) for i in range(6, 11))
+"""Entries of a row in `addresses` that follow or divide its columns; see `DeviceTable`."""
+COLUMN_ENTRIES = tl.constexpr((0, 1, 2, 11, 3, 4, 5))
+"""Entries of parameter, gradient, master weight, EMA and three states."""
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -33,8 +35,15 @@ def entry(addresses, rows, row, INDEX: tl.constexpr, mask=None):
 
 
 @triton.jit
-def tile_at(addresses, rows, row, start, INDEX: tl.constexpr, DTYPE: tl.constexpr):
-    """Address of a row's elements from `start` on in a column, 0 if the tensor is absent."""
+def tile_at(
+    addresses,
+    rows,  # number of rows
+    row,  # index of the row
+    start,  # first element of the tile in the row
+    INDEX: tl.constexpr,  # entry of the column
+    DTYPE: tl.constexpr,  # of the column, None if all of it is absent
+):
+    """Returns the address of a tile in a column, 0 if the tensor is absent."""
     if DTYPE is None:
         return tl.zeros([], tl.int64)
     else:
@@ -43,12 +52,15 @@ def tile_at(addresses, rows, row, start, INDEX: tl.constexpr, DTYPE: tl.constexp
 
 
 @triton.jit
-def load(address, offs, numel, DTYPE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr):
-    """Elements at `offs` of the tensor at `address`, as float32; zeros if it is absent (address 0).
-
-    DTYPE is None where the whole column is absent. FULL promises an aligned address and all `offs`
-    below `numel`, which allows 128-bit loads. EVICT tells the cache whether this will be read again.
-    """
+def load(
+    address,  # of a tile, 0 if the tensor is absent
+    offs,  # offsets of the block in the tile
+    numel,  # elements of the tile
+    DTYPE: tl.constexpr,  # None if the whole column is absent
+    FULL: tl.constexpr,  # promises an aligned address, and offsets below numel: allows 128-bit accesses
+    EVICT: tl.constexpr,  # tells the cache whether this will be read again
+):
+    """Returns the elements of a block as float32; zeros if the tensor is absent."""
     if DTYPE is None:
         return tl.zeros(offs.shape, tl.float32)
     else:
@@ -62,8 +74,15 @@ def load(address, offs, numel, DTYPE: tl.constexpr, FULL: tl.constexpr, EVICT: t
 
 
 @triton.jit
-def store(address, offs, numel, value, DTYPE: tl.constexpr, FULL: tl.constexpr):
-    """Round `value` to DTYPE and write it to where `load` reads; nothing if the tensor is absent."""
+def store(
+    address,  # as in `load`
+    offs,
+    numel,
+    value,  # elements of the block
+    DTYPE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Rounds a block to DTYPE and writes it to where `load` reads; nothing if the tensor is absent."""
     if DTYPE is not None:
         pointer = address.to(tl.pointer_type(DTYPE))
         mask = tl.broadcast_to(address, offs.shape) != 0
@@ -117,34 +136,40 @@ def total(sums, MAXIMUM: tl.constexpr):
 
 @triton.jit
 def visit(
-    FUNCTION: tl.constexpr, at, aligned, stop, numbers, SUMS: tl.constexpr,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
-    MAXIMUM: tl.constexpr = False,
-):  # fmt: skip
-    """Apply FUNCTION to the first `stop` elements of a tile, and return the totals of its SUMS accumulators.
-
-    FUNCTION takes `at`, the offsets of a block, `stop`, `numbers`, a tuple of accumulators, DTYPES, RULE, ON_DEVICE and
-    FULL, and returns the new accumulators. Full blocks of BLOCK elements need `aligned` addresses; other blocks have
-    TAIL elements. AT_ONCE full blocks are loaded before the first is used, if FUNCTION stores nothing and there are
-    registers for them.
-    """
+    FUNCTION: tl.constexpr,  # (at, offs, stop, numbers, sums, DTYPES, RULE, DECAY, ON_DEVICE, FULL) -> sums
+    at,  # addresses of the tile in each column
+    aligned,  # whether all of them are multiples of ALIGNMENT
+    stop,  # elements of the tile
+    numbers,  # passed to FUNCTION
+    SUMS: tl.constexpr,  # number of accumulators: 1, 4 or 6
+    DTYPES: tl.constexpr,  # dtype of each column, None for an absent one
+    RULE: tl.constexpr,  # passed to FUNCTION, as DECAY and ON_DEVICE
+    DECAY: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+    BLOCK: tl.constexpr,  # elements of a full block; other blocks have TAIL
+    AT_ONCE: tl.constexpr,  # full blocks that are loaded before the first is used, if there are registers for them
+    MAXIMUM: tl.constexpr = False,  # see `total`
+):
+    """Applies FUNCTION to all blocks of a tile, and returns the totals of its accumulators."""
     NARROW: tl.constexpr = min(BLOCK, TAIL)
     begin = tl.zeros([], tl.int32)
     full = (tl.zeros([BLOCK // FOLD if BLOCK > THREADS else BLOCK], tl.float32),) * SUMS
     while (begin + BLOCK * AT_ONCE <= stop) & aligned:
         for i in tl.static_range(AT_ONCE):
             offs = begin + i * BLOCK + tl.arange(0, BLOCK)
-            full = FUNCTION(at, offs, stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
+            full = FUNCTION(at, offs, stop, numbers, full, DTYPES, RULE, DECAY, ON_DEVICE, True)
         begin += BLOCK * AT_ONCE
     if AT_ONCE > 1:
         while (begin + BLOCK <= stop) & aligned:
-            full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, numbers, full, DTYPES, RULE, ON_DEVICE, True)
+            full = FUNCTION(at, begin + tl.arange(0, BLOCK), stop, numbers, full, DTYPES, RULE, DECAY, ON_DEVICE, True)
             begin += BLOCK
     totals = total(full, MAXIMUM)
     if begin < stop:
         rest = (tl.zeros([THREADS if NARROW > THREADS else NARROW], tl.float32),) * SUMS
         while begin < stop:
-            rest = FUNCTION(at, begin + tl.arange(0, NARROW), stop, numbers, rest, DTYPES, RULE, ON_DEVICE, False)
+            rest = FUNCTION(
+                at, begin + tl.arange(0, NARROW), stop, numbers, rest, DTYPES, RULE, DECAY, ON_DEVICE, False
+            )
             begin += NARROW
         others = total(rest, MAXIMUM)
         both = ()

@@ -1,33 +1,52 @@
 """The step of one block of elements, and the kernel of a step without norms and gate.
 
-RULE and COEFFICIENTS are `update` and `coefficients` of a `fused_lwlr.kernels.rules.base.Rule`. Rows of
-hyper-parameters are as in numbers.py. DTYPES are the dtypes of parameter, gradient, three states, master weight and
-EMA, None for an absent column; `at` are the addresses of a tile in these columns.
+Tuples have these orders:
+
+    DTYPES   the dtypes of parameter, gradient, master weight, EMA and each state; None for an absent column
+    at       the addresses of a tile in these columns, 0 if absent
+    RULE     see `fused_lwlr.kernels.rules.base.Rule.update`
+    hyper    a row of hyper-parameters, see numbers.py
 """
 
 import triton
 import triton.language as tl
 
+from fused_lwlr.kernels.rules.base import cautious
+from fused_lwlr.kernels.triton.formula import compiled
+from fused_lwlr.kernels.triton.numbers import (
+    DECAY_FACTOR,
+    DECAY_PER_LR,
+    EMA_WEIGHT,
+    LR,
+    LR_ADDRESS,
+    SIGN,
+    WEIGHT_DECAY,
+    WEIGHT_DECAY_ADDRESS,
+)
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, EMA, HYPER_ROW, MASTER, NUMEL, TAIL, entry, load, store, tile_at
+from fused_lwlr.kernels.triton.tile import (
+    ALIGNMENT,
+    COLUMN_ENTRIES,
+    HYPER_ROW,
+    NUMEL,
+    TAIL,
+    entry,
+    load,
+    store,
+    tile_at,
+)  # fmt: skip
+
+PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
+"""Places in DTYPES and `at`; the states are the last."""
+cautious_decay = compiled(cautious)
 
 
 @triton.jit
-def number(hyper, INDEX: tl.constexpr, ON_DEVICE: tl.constexpr):
-    """lr, or a weight decay times the factor of its row."""
-    value = given(hyper, INDEX, ON_DEVICE)
-    if ON_DEVICE and INDEX != 0:
-        factor = tl.load(hyper + 11)
-        value *= tl.where(factor < 0, -factor * given(hyper, 0, ON_DEVICE), factor)
-    return value
-
-
-@triton.jit
-def given(hyper, INDEX: tl.constexpr, ON_DEVICE: tl.constexpr):
-    """A number as it was given. If the row holds an address, it is there, in double precision if bit 0 is set."""
+def number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl.constexpr):
+    """A number of a hyper row. If the row holds an address, it is there, in double precision if bit 0 is set."""
     value = tl.load(hyper + INDEX)
     if ON_DEVICE:
-        at = tl.load((hyper + 4).to(tl.pointer_type(tl.int64)) + (INDEX + 1) // 2)
+        at = tl.load((hyper + ADDRESS).to(tl.pointer_type(tl.int64)))
         double = at % 2 != 0
         here = tl.load((at - at % 2).to(tl.pointer_type(tl.float64)), mask=double, other=0.0).to(tl.float32)
         there = tl.load(at.to(tl.pointer_type(tl.float32)), mask=(at != 0) & (at % 2 == 0), other=0.0)
@@ -36,116 +55,176 @@ def given(hyper, INDEX: tl.constexpr, ON_DEVICE: tl.constexpr):
 
 
 @triton.jit
+def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
+    """The weight decay of a hyper row, as `Hyper.decay`; where all numbers are on the host, it is in the row."""
+    value = number(hyper, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS, ON_DEVICE)
+    if ON_DEVICE:
+        per_lr = tl.load(hyper + DECAY_PER_LR) * number(hyper, LR, LR_ADDRESS, ON_DEVICE)
+        value *= tl.load(hyper + DECAY_FACTOR) + per_lr
+    return value
+
+
+@triton.jit
 def read_row(
-    addresses, floats, rows, row, start, shared_lr, shared_c1, shared_c2,
-    DTYPES: tl.constexpr, ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Addresses of a tile, whether they are aligned, its size, hyper row, lr times multiplier, sign, c1 and c2."""
+    addresses,  # see `DeviceTable`
+    floats,  # see `DeviceTable`
+    rows,  # number of rows
+    row,  # index of the row
+    start,  # first element of the tile in the row
+    shared,  # lr and both coefficients of all rows, or three None
+    DTYPES: tl.constexpr,
+    ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
+    WIDTH: tl.constexpr,  # numbers of a hyper row
+    TILE: tl.constexpr,  # elements
+):
+    """Returns the tile (`at`, whether all are aligned, elements) and the row (hyper, lr · η, sign, coefficients)."""
     # within a tile 32 bits are enough
     stop = tl.minimum(entry(addresses, rows, row, NUMEL) - start, TILE).to(tl.int32)
-    at = (
-        tile_at(addresses, rows, row, start, 0, DTYPES[0]),
-        tile_at(addresses, rows, row, start, 1, DTYPES[1]),
-        tile_at(addresses, rows, row, start, 2, DTYPES[2]),
-        tile_at(addresses, rows, row, start, 3, DTYPES[3]),
-        tile_at(addresses, rows, row, start, 4, DTYPES[4]),
-        tile_at(addresses, rows, row, start, MASTER, DTYPES[5]),
-        tile_at(addresses, rows, row, start, EMA, DTYPES[6]),
-    )
-    aligned = (at[0] | at[1] | at[2] | at[3] | at[4] | at[5] | at[6]) % ALIGNMENT == 0
+    at = ()
+    bits = tl.zeros([], tl.int64)
+    for i in tl.static_range(len(DTYPES)):
+        at += (tile_at(addresses, rows, row, start, COLUMN_ENTRIES[i], DTYPES[i]),)  # type: ignore[assignment]
+        bits |= at[i]
     padded = rows + rows % 2
     hyper = floats + 3 * padded + WIDTH * entry(addresses, rows, row, HYPER_ROW)
-    lr, c1, c2 = shared_lr, shared_c1, shared_c2
-    if shared_lr is None:
-        lr, c1, c2 = number(hyper, 0, ON_DEVICE), tl.load(floats + padded + row), tl.load(floats + 2 * padded + row)
-    return at, aligned, stop, hyper, lr * tl.load(floats + row), tl.load(hyper + 1), c1, c2
+    lr, c1, c2 = shared
+    if lr is None:
+        lr = number(hyper, LR, LR_ADDRESS, ON_DEVICE)
+        c1, c2 = tl.load(floats + padded + row), tl.load(floats + 2 * padded + row)
+    return (at, bits % ALIGNMENT == 0, stop), (hyper, lr * tl.load(floats + row), tl.load(hyper + SIGN), (c1, c2))
 
 
 @triton.jit
 def new_values(
-    at, offs, numel, factor, scale, c1, c2, hyper,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
-):  # fmt: skip
-    """Weight, direction and new state, as float32; `factor` is of the gradient, `scale` of the decayed one."""
-    w = load(at[0], offs, numel, DTYPES[0], FULL, EVICT)
-    if DTYPES[5] is not None:
+    at,
+    offs,  # offsets of the block in the tile
+    numel,  # elements of the tile
+    factors,  # two: gradient, decayed gradient
+    coefficients,  # see `Rule.scheduled`
+    hyper,
+    DTYPES: tl.constexpr,
+    RULE: tl.constexpr,
+    DECAY: tl.constexpr,  # see `Rule.decay`
+    ON_DEVICE: tl.constexpr,
+    FULL: tl.constexpr,  # see `load`
+    EVICT: tl.constexpr,  # see `load`
+):
+    """Returns the weight, the direction and the new states, as float32. The direction includes cautious decay."""
+    w = load(at[PARAM], offs, numel, DTYPES[PARAM], FULL, EVICT)
+    if DTYPES[MASTER] is not None:
         # the exact weight, where the parameter still is what it was rounded to
-        master = load(at[5], offs, numel, DTYPES[5], FULL, EVICT)
-        w = tl.where(master.to(DTYPES[0]).to(tl.float32) == w, master, w)
-    g = load(at[1], offs, numel, DTYPES[1], FULL, EVICT) * factor
-    x = load(at[2], offs, numel, DTYPES[2], FULL, EVICT)
-    y = load(at[3], offs, numel, DTYPES[3], FULL, EVICT)
-    z = load(at[4], offs, numel, DTYPES[4], FULL, EVICT)
-    d, x, y, z = RULE(w, g, x, y, z, at[2] != 0, at[4] != 0, scale, c1, c2, number(hyper, 2, ON_DEVICE), hyper)
-    return w, d, x, y, z
+        master = load(at[MASTER], offs, numel, DTYPES[MASTER], FULL, EVICT)
+        w = tl.where(master.to(DTYPES[PARAM]).to(tl.float32) == w, master, w)
+    g = load(at[GRAD], offs, numel, DTYPES[GRAD], FULL, EVICT) * factors[0]
+    states = ()
+    present = ()
+    for i in tl.static_range(STATE, len(at)):
+        states += (load(at[i], offs, numel, DTYPES[i], FULL, EVICT),)  # type: ignore[assignment]
+        present += (at[i] != 0,)  # type: ignore[assignment]
+    if DECAY == "coupled":
+        weight_decay = weight_decay_of(hyper, ON_DEVICE)
+        g = tl.where(weight_decay != 0, g + weight_decay * w, g)
+    d, states = RULE(w, g * factors[1], states, present, coefficients, hyper)
+    if DECAY == "cautious":
+        d = cautious_decay(d, w, weight_decay_of(hyper, ON_DEVICE))
+    return w, d, states
 
 
 @triton.jit
 def move_average(e, w, hyper):
     """An average moved towards the weight, in the form that torch.lerp chooses."""
-    weight = tl.load(hyper + 10)
+    weight = tl.load(hyper + EMA_WEIGHT)
     return tl.where(weight < 0.5, e + weight * (w - e), w - (w - e) * (1 - weight))
 
 
 @triton.jit
 def step_block(
-    at, offs, numel, numbers,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, FULL: tl.constexpr, EVICT: tl.constexpr,
-):  # fmt: skip
-    """Step one block; return the new weights as they were stored, 0 beyond the end.
+    at,
+    offs,  # offsets of the block in the tile
+    numel,  # elements of the tile
+    numbers,  # (lr · η · s, weight decay, factors, coefficients, ρ or 1 / Ŵᵖ, 1 / Ŵᵖ, hyper, key or None, start)
+    DTYPES: tl.constexpr,
+    RULE: tl.constexpr,
+    DECAY: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+    FULL: tl.constexpr,
+    EVICT: tl.constexpr,
+):
+    """Steps one block. Returns the new weights as they were stored, 0 beyond the end.
 
-    `rate` is lr · η · s, `decay` that times the weight decay of the weight. `retraction` and `shrink` are what the new
-    weight and the new momentum are multiplied by: ρ and 1, or 1 / Ŵᵖ both. `key` is that of stochastic rounding or
-    None, `start` the position of the tile.
+    In `numbers`, the weight decay is decoupled and times lr · η · s. The two factors after the coefficients multiply
+    the new weight and the new momentum. `key` is for stochastic rounding, `start` the position of the tile in the row.
     """
-    rate, decay, factor, scale, retraction, shrink, c1, c2, hyper, key, start = numbers
-    w, d, x, y, z = new_values(at, offs, numel, factor, scale, c1, c2, hyper, DTYPES, RULE, ON_DEVICE, FULL, EVICT)
-    e = load(at[6], offs, numel, DTYPES[6], FULL, EVICT)
-    w = (w * (1 - decay) - rate * d) * retraction
-    store(at[5], offs, numel, w, DTYPES[5], FULL)
-    if (DTYPES[5] is not None) and (DTYPES[6] is not None):
-        store(at[6], offs, numel, move_average(e, w, hyper), DTYPES[6], FULL)
+    rate, decay, factors, coefficients, retraction, shrink, hyper, key, start = numbers
+    w, d, states = new_values(
+        at, offs, numel, factors, coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, EVICT
+    )  # fmt: skip
+    e = load(at[EMA], offs, numel, DTYPES[EMA], FULL, EVICT)
+    if DECAY == "decoupled":
+        w = w * (1 - decay)
+    w = (w - rate * d) * retraction
+    store(at[MASTER], offs, numel, w, DTYPES[MASTER], FULL)
+    if (DTYPES[MASTER] is not None) and (DTYPES[EMA] is not None):
+        store(at[EMA], offs, numel, move_average(e, w, hyper), DTYPES[EMA], FULL)
     position = offs
     if key is not None:
         position = wrapping_add(start.to(tl.uint32), offs.to(tl.uint32))
-    w = rounded(w, DTYPES[0], position, key, 0).to(DTYPES[0])
-    store(at[0], offs, numel, w, DTYPES[0], FULL)
-    store(at[2], offs, numel, rounded(x * shrink, DTYPES[2], position, key, 1), DTYPES[2], FULL)
-    store(at[3], offs, numel, rounded(y, DTYPES[3], position, key, 2), DTYPES[3], FULL)
-    store(at[4], offs, numel, rounded(z, DTYPES[4], position, key, 3), DTYPES[4], FULL)
+    w = rounded(w, DTYPES[PARAM], position, key, 0).to(DTYPES[PARAM])
+    store(at[PARAM], offs, numel, w, DTYPES[PARAM], FULL)
+    for i in tl.static_range(STATE, len(at)):
+        state = states[i - STATE]
+        if i == STATE:
+            state = state * shrink
+        store(at[i], offs, numel, rounded(state, DTYPES[i], position, key, i - STATE + 1), DTYPES[i], FULL)
     w = w.to(tl.float32)
-    if (DTYPES[5] is None) and (DTYPES[6] is not None):
-        store(at[6], offs, numel, move_average(e, w, hyper), DTYPES[6], FULL)
+    if (DTYPES[MASTER] is None) and (DTYPES[EMA] is not None):
+        store(at[EMA], offs, numel, move_average(e, w, hyper), DTYPES[EMA], FULL)
     return w if FULL else tl.where(offs < numel, w, 0.0)
 
 
 @triton.jit(do_not_specialize=["item_count", "rows"])
 def step_kernel(
-    addresses, floats, items, item_count, rows, shared_lr, shared_c1, shared_c2,
-    DTYPES: tl.constexpr, RULE: tl.constexpr, ON_DEVICE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    addresses,  # int64, see `DeviceTable`
+    floats,  # float32, see `DeviceTable`
+    items,  # int32 [item_count, 2]: row, and number of the block in it
+    item_count,
+    rows,
+    shared_lr,  # lr of all rows, or None
+    shared_c1,  # coefficients of all rows, or None
+    shared_c2,
+    DTYPES: tl.constexpr,
+    RULE: tl.constexpr,
+    DECAY: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,  # elements of an item
+):
+    """One step of a rule, a block an item."""
     NARROW: tl.constexpr = min(BLOCK, TAIL)
-    tile = tl.program_id(0)
-    while tile < item_count:
-        row = tl.load(items + 2 * tile)
-        start = tl.load(items + 2 * tile + 1).to(tl.int64) * BLOCK
-        at, aligned, stop, hyper, rate, factor, c1, c2 = read_row(
-            addresses, floats, rows, row, start, shared_lr, shared_c1, shared_c2, DTYPES, ON_DEVICE, WIDTH, BLOCK
-        )
-        decay = rate * number(hyper, 3, ON_DEVICE)
+    item = tl.program_id(0)
+    while item < item_count:
+        row = tl.load(items + 2 * item)
+        start = tl.load(items + 2 * item + 1).to(tl.int64) * BLOCK
+        tile, numbers = read_row(
+            addresses, floats, rows, row, start, (shared_lr, shared_c1, shared_c2), DTYPES, ON_DEVICE, WIDTH, BLOCK
+        )  # fmt: skip
+        at, aligned, stop = tile
+        hyper, rate, sign, coefficients = numbers
+        decay = rate * weight_decay_of(hyper, ON_DEVICE)
         # not `visit`, which takes more registers: here a tile is a single block
         if (stop == BLOCK) & aligned:
             step_block(
-                at, tl.arange(0, BLOCK), stop, (rate, decay, factor, 1.0, 1.0, 1.0, c1, c2, hyper, None, start),
-                DTYPES, RULE, ON_DEVICE, True, "",
+                at, tl.arange(0, BLOCK), stop,
+                (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
+                DTYPES, RULE, DECAY, ON_DEVICE, True, "",
             )  # fmt: skip
         else:
             begin = tl.zeros([], tl.int32)
             while begin < stop:
                 step_block(
                     at, begin + tl.arange(0, NARROW), stop,
-                    (rate, decay, factor, 1.0, 1.0, 1.0, c1, c2, hyper, None, start),
-                    DTYPES, RULE, ON_DEVICE, False, "",
+                    (rate, decay, (sign, 1.0), coefficients, 1.0, 1.0, hyper, None, start),
+                    DTYPES, RULE, DECAY, ON_DEVICE, False, "",
                 )  # fmt: skip
                 begin += NARROW
-        tile += tl.num_programs(0)
+        item += tl.num_programs(0)

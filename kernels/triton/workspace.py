@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fused_lwlr.kernels.constants import Sizes
-from fused_lwlr.kernels.control import SPHERE_STATISTICS, STEP_STATISTICS, Place
+from fused_lwlr.kernels.step_arguments import SPHERE_STATISTICS, STEP_STATISTICS, ScaleTarget
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 
@@ -12,22 +12,24 @@ class Workspace:
     """Items and buffers of `queue_kernel` for one device table.
 
     Args:
-        place: what norms are of, as in `Scale`; None if there are none.
+        target: what norms are of, as in `Scale`; None if there are none.
         programs: that run at once.
         sphere: as in `Scale`.
 
     Attributes:
-        key: `place`, `programs` and `sphere`, which it was made for.
+        key: `target`, `programs` and `sphere`, which it was made for.
         tiles: the number of tiles of all rows.
-        buffers: counters, partials, prints, factors and statistics, in the order of the kernel's arguments.
+        buffers: counters, partials, checksums, factors and statistics, in the order of the kernel's arguments.
         statistics: float64 [rows, 5 or 8], what the last launch found.
     """
 
-    def __init__(self, device_table: DeviceTable, sizes: Sizes, place: Place | None, programs: int, sphere: bool):
-        self.key, self._tile, measured = (place, programs, sphere), sizes.queue_tile, place is not None
+    def __init__(
+        self, device_table: DeviceTable, sizes: Sizes, target: ScaleTarget | None, programs: int, sphere: bool
+    ):
+        self.key, self._tile, measured = (target, programs, sphere), sizes.queue_tile, target is not None
         counts = -(-device_table.numel // self._tile)
         # of the gradient alone, or of a direction that all columns but the average decide
-        norms = [size for name, size in device_table.sizes.items() if place == "direction" and name != "ema"]
+        norms = [size for name, size in device_table.sizes.items() if target == "direction" and name != "ema"]
         read = sum(norms) if norms else device_table.sizes["grad"]
         self._segments = schedule(read, counts, sizes.window, programs, measured=measured)
         self.tiles = int(counts.sum())
@@ -39,7 +41,7 @@ class Workspace:
         self.statistics[:, names.index("scale")] = 1
         self.buffers = (
             torch.zeros(3 + 3 * device_table.rows, dtype=torch.int32, device=device),
-            torch.zeros((6 if sphere else 5) * self.tiles, dtype=torch.float32, device=device),
+            torch.zeros((6 if target == "direction" else 5) * self.tiles, dtype=torch.float32, device=device),
             torch.zeros(self.tiles, dtype=torch.int32, device=device),
             torch.ones((4 if sphere else 3) * rows, dtype=torch.float32, device=device),
             self.statistics,

@@ -100,11 +100,11 @@ def test_constants_are_set_before_kernels_are_imported():
     code = (
         "import importlib; from bench.sweep import apply\n"
         "apply({'GPU': {'block': 2048, 'queue_passes': 2, 'window': 5}, 'THREADS': 256,\n"
-        "    'PER_PROCESSOR': 3, 'LEAST_RESIDENT': {'sgd queue': 8}})\n"
+        "    'PER_PROCESSOR': 3, 'LEAST_RESIDENT': {'queue': [8]}})\n"
         "step, tile, launch = (importlib.import_module('fused_lwlr.kernels.triton.' + name)\n"
         "    for name in ('step', 'tile', 'launch'))\n"
         "print(launch.GPU.block, step.WARPS, tile.TAIL.value, launch.GPU.queue_tile, launch.GPU.window,\n"
-        "    step.PER_PROCESSOR, step.most_registers('sgd queue'))\n"
+        "    step.PER_PROCESSOR, step.most_registers(step.least_resident('queue', 1)))\n"
         "try: apply({})\n"
         "except RuntimeError as error: print(error)"
     )

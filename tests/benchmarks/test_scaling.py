@@ -12,11 +12,10 @@ if torch.cuda.is_available():
 from bench import host, scaling
 from bench.without_launch import without_launch
 from fused_lwlr import ELR
-from fused_lwlr.kernels.triton import look
 
 OPTIONS = {"plain": None, "ELR": ELR(0.1, select="*")}
 every_scaling = pytest.mark.parametrize("name", OPTIONS)
-BUILDERS = {"tile_list", "item_list", "schedule", "partition", "Workspace", "Layout", "State"}
+BUILDERS = {"tile_list", "item_list", "schedule", "plans_of", "rows_of", "Workspace", "Layout", "Table"}
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +44,7 @@ def calls(function):
 
 @every_scaling
 def test_calls_grow_with_tensors_and_no_faster(name):
-    """Of the first step, and of one with new gradients and another rate, whose loops over tensors are in C."""
-    # compiled once
-    look._compiled()
+    """Of the first step, and of one with new gradients and another rate, which calls `dict.get` for each tensor."""
     scaling.optimizer_of([64], OPTIONS[name]).step()
     totals = []
     for count in (10, 110, 1110):
@@ -59,9 +56,8 @@ def test_calls_grow_with_tensors_and_no_faster(name):
         totals.append((first, calls(optimizer.step).total()))
     for small, middle, large in zip(*totals, strict=True):
         assert (large - middle) / 1000 <= 1.05 * (middle - small) / 100
-    if look._compiled() is not None:
-        assert len({later for _, later in totals}) == 1
-        assert totals[0][1] < 200
+    assert totals[2][1] - totals[0][1] <= 1100
+    assert totals[0][1] < 250
 
 
 @every_scaling

@@ -4,13 +4,18 @@ import errno
 import os
 import re
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import get_worker_info
 
+import fused_lwlr
+from fused_lwlr import LayerRates
 from fused_lwlr.data.sources import Tensors
+from fused_lwlr.methods.lwlr.rates import LayerRate
 
 WRONG = [
     # names of models, data, devices and presets
@@ -18,8 +23,14 @@ WRONG = [
         "calibrate --model nope",
         "there is no model 'nope': choose from resnet, vit, noshort, short, a deep one such as ",
     ),
-    ("calibrate --data nowhere", "nowhere is not a folder of images, nor the name of a data set (digits, synthetic)"),
-    ("calibrate --device toaster", "--device 'toaster' cannot be used here"),
+    (
+        "calibrate --data nowhere",
+        "--data nowhere is no folder of images: give one, digits, synthetic, tar files, or text as python-docs, ",
+    ),
+    ("train --data out", "--data out is no folder of images: give one, digits, synthetic, tar files, or text as"),
+    ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
+    ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
+    ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
     ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-vs-single, "),
     ("report nowhere", "nowhere holds no run: there is no run.json in it"),
@@ -38,7 +49,7 @@ WRONG = [
     ("train --scaling elr", "--scaling elr needs --goal: the effective learning rate of layers"),
     ("train --goal 0.1", "--goal is for --scaling elr, but --scaling is none"),
     ("train --scaling elr --goal -1", "--goal -1: must be greater than 0"),
-    ("train --fsdp", "--fsdp shards a model over processes, of which there is one"),
+    ("train --fsdp", "--fsdp shards a model over processes, but there is only one"),
     ("train --augmentation basic", "--augmentation basic is for photographs: the digits take --augmentation none"),
     ("study balance --model vit", "--model vit has no meaning for balance: leave it out"),
     ("study methods --set amp", "--set amp is not of the form NAME=VALUE, such as --set amp=bf16"),
@@ -97,10 +108,21 @@ WRONG = [
     ("balance", "there is no command balance: it is fused-lwlr study balance now"),
     ("train extra", "Got unexpected extra argument"),
     # files
-    ("train --rates nowhere.json", "--rates must be single, layerwise or a file of rates, not 'nowhere.json'"),
+    (
+        "train --rates nowhere.json",
+        "--rates nowhere.json: there is no such file; give one that calibrate",
+    ),
     (
         "train --rates bad.json --device cpu",
-        "bad.json does not hold layer rates, as calibrate writes them: it has no",
+        "--rates bad.json does not hold layer rates, as calibrate writes them: it has no",
+    ),
+    (
+        "train --model vit --rates other.json --device cpu",
+        "--rates other.json is not for --model vit, that has no no.such.weight: calibrate this model",
+    ),
+    (
+        "train --rates few.json --device cpu",
+        "--rates few.json is not for --model resnet, of whose layers it lacks blocks.0.bn1.bias: cal",
     ),
     ("calibrate --out / --device cpu", "/ is a folder: give the name of a file in it"),
     ("calibrate --plot . --device cpu", ". is a folder: give the name of a file in it"),
@@ -111,13 +133,40 @@ WRONG = [
 @pytest.mark.parametrize(("line", "message"), WRONG, ids=[line for line, _ in WRONG])
 def test_one_line_without_a_traceback(run, line, message, tmp_path):
     (tmp_path / "bad.json").write_text("{}")
+    LayerRates([LayerRate("no.such.weight", 1.0, 1, 1.0, "weight")], 1).to_json(tmp_path / "other.json")
+    LayerRates([LayerRate("conv.weight", 1.0, 1, 1.0, "weight")], 1).to_json(tmp_path / "few.json")
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "lr").touch()
+    (tmp_path / "steps").mkdir()
     (tmp_path / "two.tsv").write_text("one\ttwo\nthree\tfour\n")
     (tmp_path / "short.txt").write_text("short " * 15)
     stderr = run(line, 2).stderr.strip()
     assert stderr.startswith("Error: ")
     assert message in stderr
     assert "\n" not in stderr
+    assert not (tmp_path / "runs" / "train").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", ["--goal 0.1", "--data nowhere"])
+def test_processes_of_torchrun_tell_an_error_once(line, tmp_path):
+    """It is found before the processes form a group, or after that."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "fused_lwlr", "train", "--device", "cpu", *line.split()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(fused_lwlr.__file__).parents[1]), *sys.path])
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert result.stderr.count(f"Error: {line.split()[0]} ") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_error_of_one_process_is_told(run, monkeypatch):
+    waited = []
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr("time.sleep", waited.append)
+    assert run("train --goal 0.1", 2).stderr.startswith("Error: --goal is for")
+    assert waited == [3]
 
 
 def test_divergence(run):
@@ -183,4 +232,6 @@ def test_a_missing_extra_is_named(run, monkeypatch, line, package):
                 raise ModuleNotFoundError(f"No module named '{package}'", name=name)
 
     monkeypatch.setattr(sys, "meta_path", [Hidden(), *sys.meta_path])
-    assert run(line, 2).stderr.strip() == f"Error: {package} is not installed: pip install 'fused_lwlr[cli]'"
+    assert run(line, 2).stderr.strip() == (
+        f"Error: {package} is not installed: pip install '.[cli]' in the folder of the sources of fused_lwlr"
+    )

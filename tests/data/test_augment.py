@@ -94,7 +94,10 @@ def test_augmentation_needs_timm_and_the_rest_does_not(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     options = {"image_size": 8, "synthetic": (9, 9, 2)}
     assert len(open_data("synthetic", augmentation="none", **options).train) == 9
-    with pytest.raises(ImportError, match=r"^augmentation='strong' needs timm .*pip install 'fused_lwlr\[timm\]'$"):
+    with pytest.raises(
+        ImportError,
+        match=r"^augmentation='strong' needs timm .*pip install '\.\[timm\]'",
+    ):
         open_data("synthetic", augmentation="strong", **options)
 
 

@@ -1,12 +1,15 @@
 """Folders of images: what is found in them, in which order, and what is said of those that will not do."""
 
 import os
+import shutil
 
 import pytest
 from PIL import Image
 
 from fused_lwlr.data import open_data
 from fused_lwlr.data.folder import scan
+from fused_lwlr.runs.run import run
+from fused_lwlr.training.recipe import Recipe
 
 
 @pytest.fixture
@@ -47,6 +50,43 @@ def test_without_val_every_fifth_image_is_for_validation(folder):
     data = opened(folder / "train")
     parts = [[os.path.basename(s.pictures.path(i)) for i in range(len(s))] for s in (data.train, data.val)]
     assert parts == [["5.JPEG", "6.JPEG", "7.JPEG", "9.JPEG"] * 3, ["8.JPEG"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (["validation"], "validation"),
+        (["test"], "test"),
+        (["val", "test"], "val"),
+        (["validation", "test"], "validation"),
+    ],
+)
+def test_the_folder_for_validation_may_have_other_names(names, taken, folder):
+    (folder / "val").rename(folder / "kept")
+    for name in names:
+        shutil.copytree(folder / "kept", folder / name)
+    data = opened(folder)
+    assert data.tested == str(folder / taken)
+    assert {os.path.relpath(data.val.pictures.path(i), folder).split(os.sep)[0] for i in range(len(data.val))} == {
+        taken
+    }
+
+
+def test_two_names_for_the_same_are_refused(folder):
+    shutil.copytree(folder / "val", folder / "validation")
+    with pytest.raises(ValueError, match=r"has val and validation: remove one of them, or rename it"):
+        opened(folder)
+
+
+def test_where_images_for_validation_are_from_is_said(folder, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("fused_lwlr.runs.run.write_report", lambda folder: folder)
+    options = {"model": "noshort", "image_size": 8, "rates": "single", "device": "cpu", "steps": 1, "batch_size": 2}
+    for data, where in (
+        (folder, folder / "val"),
+        (folder / "train", f"every fifth image of each class in {folder}/train"),
+    ):
+        run(Recipe(data=str(data), out=str(tmp_path / f"out-{data.name}"), **options))
+        assert f"images for validation are from {where}." in capfd.readouterr().out
 
 
 def test_links_are_followed_and_names_may_be_any_bytes(folder, tmp_path_factory):
@@ -100,7 +140,9 @@ def test_folders_that_will_not_do(folder, change, message):
 
 
 def test_paths_that_are_no_folder(folder, tmp_path_factory):
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder of images.*\(digits, synthetic\)"):
+    with pytest.raises(
+        FileNotFoundError, match=r"data=.*nowhere is no folder of images: give one, digits, synthetic, tar files"
+    ):
         opened(folder / "nowhere")
     with pytest.raises(ValueError, match=r"stray.jpg is a file: give the folder"):
         opened(folder / "train" / "stray.jpg")

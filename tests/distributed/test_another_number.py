@@ -103,7 +103,9 @@ def test_it_goes_on_with_any_number_of_processes(first, second, third):
 
 
 def test_passes_of_another_size_are_told():
-    recipe = dataclasses.replace(BASE, out=str(Path("run").absolute()), ema=None, rates="single")
+    recipe = dataclasses.replace(
+        BASE, out=str(Path("run").absolute()), ema=None, rates="single", calibration_steps=None
+    )
     assert train(recipe, 2, until=2)[0] in (143, None)
     code, told = train(dataclasses.replace(recipe, micro_batch=None), 2)
     assert code in (0, None)
@@ -129,7 +131,9 @@ def test_all_machines_need_the_same_images():
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 4), (4, 2), (4, 1), (4, 4)])
 def test_what_was_counted_since_the_last_record_is_counted_once(before, after):
-    recipe = dataclasses.replace(BASE, out=str(Path("run").absolute()), rates="single", ema=None, corrupt="skip")
+    recipe = dataclasses.replace(
+        BASE, out=str(Path("run").absolute()), rates="single", calibration_steps=None, ema=None, corrupt="skip"
+    )
 
     def loop(size):
         world = World(dist.get_rank() if size > 1 else 0, size, torch.device("cpu"))

@@ -156,7 +156,7 @@ def test_a_weight_that_diverged_on_one_process_ends_all(options):
     ("change", "message"),
     [
         ({"batch_size": 47}, "batch_size 47 does not divide among 2 processes: take 48"),
-        ({"rates": "nofile"}, "rates must be single, layerwise or a file"),
+        ({"rates": "nofile", "calibration_steps": None}, "--rates nofile: there is no such file"),
         ({"batch_size": 2000, "micro_batch": None}, "is more than the 1437 examples"),
     ],
     ids=str,
@@ -183,7 +183,7 @@ def test_a_run_on_the_disk_of_another_machine_is_not_begun_again(first):
 
 @pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])
 def test_a_dry_run_takes_steps_in_all_processes_and_one_tells(options):
-    recipe = dataclasses.replace(BASE, **options, ema=None, rates="single", out="nowhere")
+    recipe = dataclasses.replace(BASE, **options, ema=None, rates="single", calibration_steps=None, out="nowhere")
     console = Console(file=io.StringIO(), width=200)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dry_running, "GIB", 1)
@@ -211,7 +211,7 @@ def digits():
 
 
 def test_gradients_are_synchronized_in_the_last_pass_of_a_step():
-    trainer = Trainer(dataclasses.replace(BASE, rates="single"), two(), digits())
+    trainer = Trainer(dataclasses.replace(BASE, rates="single", calibration_steps=None), two(), digits())
     trainer.adopt()
     asked, passes = [], trainer.batches()
     trainer.model.register_forward_pre_hook(lambda *arguments: asked.append(trainer.called.require_backward_grad_sync))
@@ -288,7 +288,9 @@ def test_blocks_are_sharded_each_for_itself(model, expected):
 
 
 def test_gradinit_is_that_of_the_first_process():
-    recipe = dataclasses.replace(BASE, init="gradinit", gradinit_steps=2, fsdp=True, rates="single")
+    recipe = dataclasses.replace(
+        BASE, init="gradinit", gradinit_steps=2, fsdp=True, rates="single", calibration_steps=None
+    )
     trainer = Trainer(recipe, two(), digits())
     if dist.get_rank():
         trainer.loss = lambda outputs, targets: 3 * Trainer.loss(trainer, outputs, targets)

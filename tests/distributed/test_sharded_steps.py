@@ -2,6 +2,7 @@
 
 import pytest
 from cases import SCALINGS
+from own_scalings import Aligned, Six
 from sharding import LAYOUTS, compare, full, gradients, local, parameters, spread
 from steps import ALL, OPTIONS, OURS, TORCH
 from tolerances import STATISTICS, close, same
@@ -33,6 +34,8 @@ CONTROLS = [
     ("sgd", {"scaling": LARC(), "layers": [SLICES, DECAYS]}),
     ("lion", {"scaling": ELR(0.1), "layers": {"*": {"corrected_decay": True}}, "cautious_decay": True}),
     ("adamw", {"scaling": LAMB(), "layers": [SLICES, DECAYS], "cautious_decay": True}),
+    ("adamw", {"scaling": Aligned(), "layers": [SLICES, DECAYS]}),
+    ("sgd", {"scaling": Six(0.1, 0.2, 0.3, 0.4, 0.5, 0.6), "clip_global_norm": 0.5}),
 ]  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Every example of the documentation runs, at a size of seconds, and does what it says."""
 
+import importlib.util
 import math
 import os
 import re
@@ -50,6 +51,25 @@ def test_examples_are_short_and_all_tested():
     for path in EXAMPLES.glob("*.py"):
         assert f"test_{path.stem}" in globals()
         assert len(path.read_text().splitlines()) < 80, path.name
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("finetune_timm", "timm"), ("imagenet_lars", "timm"), ("lightning_trainer", "pytorch_lightning"),
+     ("transformers_trainer", "transformers")],
+)  # fmt: skip
+def test_examples_with_other_libraries_start_as_a_user_starts_them(name, package, tmp_path):
+    """They start in new processes, where no fixture has imported a package in another way."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--help"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parents[1]), os.environ.get("PYTHONPATH", "")]),
+    }
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "usage:" in result.stdout
 
 
 @pytest.mark.usefixtures("timm")

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fused_lwlr import LAMB, LARC, Hyperball
-from fused_lwlr.kernels import ADAMW, SGD, AdamWHyper, Factors, Gate, Row, SGDHyper, Table
+from fused_lwlr.kernels import ADAMW, SGD, Factors, Gate, Hyper, Row, Table
 
 
 class Utils:
@@ -67,11 +67,13 @@ launch.is_native = lambda device: False
 
 some, none = [torch.ones(3000), torch.ones(5)], [None, None]
 both = {"param": some, "grad": some}
-momentum = SGDHyper(lr=0.1, momentum=0.9)
-step.step(SGD, Table({**both, "momentum_buffer": none}), [SGDHyper(lr=0.1)])
+own = {"momentum": 0.9, "dampening": 0.0, "nesterov": False}
+momentum = Hyper(lr=0.1, numbers=SGD.numbers(own, True))
+plain = Hyper(lr=0.1, numbers=SGD.numbers({**own, "momentum": 0.0}, True))
+step.step(SGD, Table({**both, "momentum_buffer": none}), [plain])
 step.step(SGD, Table({**both, "momentum_buffer": [some[0], None]}), [momentum])
 moments = {"exp_avg": some, "exp_avg_sq": some}
-options = AdamWHyper(lr=0.1, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
+options = Hyper(lr=0.1, weight_decay=0.1, numbers=ADAMW.numbers({"betas": (0.9, 0.999), "eps": 1e-8}, True))
 step.step(ADAMW, Table({**both, **moments, "max_exp_avg_sq": none}), [options])
 step.step(ADAMW, Table({**both, **moments, "max_exp_avg_sq": [some[0], None]}), [options])
 statistics.statistics(Table(both))

@@ -126,7 +126,7 @@ def test_what_is_rescaled_without_a_gradient(backend):
         each.hyper_row = [0, 1, 0, 1, 1, 1]
     norm = max(p.double().norm() for p in (table.columns["param"][i] for i in (1, 4)))
     before = {name: [t.clone() for t in table.columns[name]] for name in ("param", "momentum_buffer", *extra)}
-    hyper = [*HYPER["sgd"], SGD.idle]
+    hyper = [*HYPER["sgd"], SGD.rescale_only]
     for of, each in ((backend, table), (reference, other)):
         totals, _ = of.totals(each, grad=False, weight=True)
         of.step(SGD, each, hyper, gate=Gate(totals))
@@ -152,7 +152,7 @@ def test_the_first_gradient_comes_late():
             assert each.accept_gradients(grads)
             each.hyper_row = [int(grad is None) for grad in grads]
             totals, _ = of.totals(each, grad=False, weight=True)
-            of.step(SGD, each, [*HYPER["sgd"], SGD.idle], gate=Gate(totals))
+            of.step(SGD, each, [*HYPER["sgd"], SGD.rescale_only], gate=Gate(totals))
         equal(table, other)
 
 

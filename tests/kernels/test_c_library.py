@@ -179,7 +179,7 @@ p = torch.nn.Parameter(torch.ones(10))
 p.grad = torch.ones_like(p)
 fused_lwlr.SGD([p], lr=0.5).step()
 backend = ops.pick("auto", p.device, p.dtype)
-print(p[0].item(), backend.__name__, type(backend.look_at([p], {}, ())).__module__)
+print(p[0].item(), backend.__name__)
 """
 
 
@@ -202,8 +202,8 @@ def test_steps_do_not_need_the_cache(cache, tmp_path):
     else:
         step()
         libraries = list(tmp_path.rglob("*.so"))
-        assert len(libraries) >= 2
+        assert libraries
         for library in libraries:
             os.truncate(library, 3 * 4096)
-    assert step() == (0, "0.5 fused_lwlr.kernels.triton fused_lwlr_look\n", "")
+    assert step() == (0, "0.5 fused_lwlr.kernels.triton\n", "")
     assert not (tmp_path / "~").exists()

@@ -23,7 +23,6 @@ SUMMED = ONCE + 1
 COLUMNS = {
     "sgd": (2, 1),
     "sgd momentum": (3, 2),
-    "sgd lr in momentum": (3, 2),
     "adamw": (4, 3),
     "adamw amsgrad": (5, 4),
     "sgd momentum, ELR": (SUMMED + SUMMED + 3, 2),
@@ -61,7 +60,7 @@ BRAIN_ONLY = {
 WIDE = {"adamw, master": 3, "adamw, ema": 1}
 # columns of a block that are under way together before the first of them is used, on sm_90 and sm_100
 AT_ONCE = {
-    "sgd": 2, "sgd momentum": 3, "sgd lr in momentum": 3, "adamw": 4, "adamw amsgrad": 5, "lion": 3,
+    "sgd": 2, "sgd momentum": 3, "adamw": 4, "adamw amsgrad": 5, "lion": 3,
     "adamw cautious": 4, "lion cautious": 3,
     "statistics": 2 * (ONCE // 2), "totals": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
 }  # fmt: skip
@@ -95,7 +94,7 @@ def problems(found):
             yield f"{actual} {key} of 128 bits, not {expected}"
     if found["spilled"]:
         yield f"{found['spilled']} bytes spilled"
-    least = constants.LEAST_RESIDENT[found["kind"]]
+    least = found["least_resident"]
     if found["resident"] < least:
         yield f"{found['registers']} registers: {found['resident']} programs on a multiprocessor, not {least}"
     if target in ("sm_90", "sm_100"):

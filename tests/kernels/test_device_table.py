@@ -7,10 +7,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tables import ADAMW, ADAMW_RULE, HYPER, SGD, accept_any, after, agree, make, uniform
+from tables import ADAMW, ADAMW_RULE, HYPER, SGD, accept_any, after, agree, make, sgd_hyper, uniform
 
 from fused_lwlr import ELR
-from fused_lwlr.kernels import Row, SGDHyper, Table, triton
+from fused_lwlr.kernels import Row, Table, triton
 from fused_lwlr.kernels.triton.device_table import device_table_of, tile_list
 from fused_lwlr.kernels.triton.numbers import Numbers
 
@@ -44,7 +44,7 @@ def test_beyond_int32_offsets(device):
     numel = 2**31 + 5
     param = torch.zeros(numel, dtype=torch.bfloat16, device=device)
     table = Table({"param": [param], "grad": [torch.ones_like(param)], "momentum_buffer": [None]})
-    triton.step(SGD, table, [SGDHyper(lr=0.5)])
+    triton.step(SGD, table, [sgd_hyper(lr=0.5)])
     assert (table.columns["param"][0][-2048:] == -0.5).all()
     assert (table.columns["param"][0][:2048] == -0.5).all()
     assert triton.statistics(table)[0, 0] == numel
@@ -73,18 +73,18 @@ def uploads(monkeypatch):
 
 def test_uploaded_only_when_something_changed(uploads, device):
     table = make("sgd", [(5,), (7, 3)], torch.float32, device)
-    hyper = [SGDHyper(lr=0.1, momentum=0.9)]
+    hyper = [sgd_hyper(lr=0.1, momentum=0.9)]
     for _ in range(3):
         triton.step(SGD, table, hyper)
     assert uploads() == 1
     for tensor in table.columns["grad"]:
         tensor.mul_(2)
-    triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.9)])
+    triton.step(SGD, table, [sgd_hyper(lr=0.1, momentum=0.9)])
     assert uploads() == 0
-    triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.8)])
+    triton.step(SGD, table, [sgd_hyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
     assert accept_any(table, [tensor.clone() for tensor in table.columns["grad"]])
-    triton.step(SGD, table, [SGDHyper(lr=0.1, momentum=0.8)])
+    triton.step(SGD, table, [sgd_hyper(lr=0.1, momentum=0.8)])
     assert uploads() == 1
 
 
@@ -129,7 +129,7 @@ def test_number_of_hyper_rows_changes(counts, device):
 
 def test_hyper_row_of_a_tensor_changes(device):
     table = make("sgd", [(5,), (40,)], torch.float32, device)
-    options = [SGDHyper(lr=0.1, momentum=0.9), SGDHyper(lr=0.3, momentum=0.5)]
+    options = [sgd_hyper(lr=0.1, momentum=0.9), sgd_hyper(lr=0.3, momentum=0.5)]
     after(table, 1, 0)
     for hyper_row in ([0, 1], [1, 0], [1, 1]):
         table.hyper_row = hyper_row

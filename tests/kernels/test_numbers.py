@@ -3,43 +3,53 @@
 import numpy as np
 import pytest
 import torch
-from tables import ADAMW, LION_HYPER, RULES, after, make
+from tables import LION_HYPER, RULES, adamw_hyper, after, make, sgd_hyper
 
-from fused_lwlr.kernels import LRInMomentumHyper, SGDHyper
-from fused_lwlr.kernels.triton.numbers import HEADER, NO_NUMBERS, ON_DEVICE, numbers_of
+from fused_lwlr.kernels.triton.numbers import (
+    DECAY_FACTOR,
+    DECAY_PER_LR,
+    HEADER,
+    LR,
+    LR_ADDRESS,
+    NO_NUMBERS,
+    WEIGHT_DECAY,
+    WEIGHT_DECAY_ADDRESS,
+    numbers_of,
+)  # fmt: skip
 
 CPU = torch.device("cpu")
-SGD_HYPER = SGDHyper(lr=0.1, momentum=0.9, dampening=0.3, weight_decay=1 / 3, nesterov=True, maximize=True, ema=0.99)
+SGD_HYPER = sgd_hyper(lr=0.1, momentum=0.9, dampening=0.3, weight_decay=1 / 3, nesterov=True, maximize=True, ema=0.99)
 HYPER = {
-    "sgd": SGD_HYPER, "adamw": ADAMW._replace(ema=0.9), "lion": LION_HYPER,
-    "lr in momentum": LRInMomentumHyper(1.0, momentum=0.9, gradient_lr=0.3, weight_decay=0.3, nesterov=True, ema=0.99),
+    "sgd": SGD_HYPER, "adamw": adamw_hyper(ema=0.9), "lion": LION_HYPER,
+    "lr in momentum": sgd_hyper(1.0, momentum=0.9, gain=0.3, weight_decay=0.3, nesterov=True, ema=0.99),
 }  # fmt: skip
+BETAS = {"adamw": (0.9, 0.999), "lion": (0.9, 0.99)}
 every_rule = pytest.mark.parametrize("name", RULES)
 
 
 def expected(name, h, more):
     """A row, spelled out."""
     sign, ema = -1 if h.maximize else 1, 1 - h.ema
-    decays = (h.weight_decay, 0) if name in ("sgd", "lr in momentum") else (0, h.weight_decay)
     if name == "lr in momentum":
-        own = [h.momentum, h.gradient_lr, 1]
+        own = [0.9, 1, 1, 0.3]
     elif name == "sgd":
-        own = [h.momentum, 1 - h.dampening, 1]
+        own = [0.9, 1 - 0.3, 1, 1]
     elif name == "adamw":
-        own = [1 - h.beta1, h.beta2, 1 - h.beta2, h.eps]
-        for beta in (h.beta1, h.beta2):
+        own = [1 - 0.9, 0.999, 1 - 0.999, 1e-8]
+        for beta in BETAS[name]:
             own += [np.float32(beta), beta - float(np.float32(beta))]
     else:
-        own = [h.beta1, 1 - h.beta1, h.beta2, 1 - h.beta2]
-    row = [h.lr, sign, *decays, *[0] * 6, ema, 1, *own]
+        own = [0.9, 1 - 0.9, 0.99, 1 - 0.99]
+    row = [h.lr, sign, h.weight_decay, ema, *[0] * 4, 1, 0, *own]
     return np.array([*row, *[0] * ((len(row) + len(more)) % 2), *more], dtype=np.float32)
 
 
-def scheduled_of(name, h, taken):
-    """c1 and c2, spelled out."""
-    if name == "sgd":
-        return (h.momentum, 1 - h.dampening) if taken else (0, 1)
-    return (1 / (1 - h.beta1 ** (taken + 1)), (1 - h.beta2 ** (taken + 1)) ** 0.5) if name == "adamw" else (0, 0)
+def scheduled_of(name, h, steps):
+    """The coefficients, spelled out."""
+    if name == "adamw":
+        return 1 / (1 - 0.9 ** (steps + 1)), (1 - 0.999 ** (steps + 1)) ** 0.5
+    gain = 1 - 0.3 if name == "sgd" else 1
+    return (0, 0) if name == "lion" else (0.9, gain) if steps else (0, 1)
 
 
 def numbers(name, hyper, *taken, more=(), last=None, device=CPU):
@@ -122,31 +132,43 @@ def test_data_is_kept_while_it_is_right(name):
 def test_a_factor_of_decays(name):
     """It multiplies numbers here, and tensors in the kernel."""
     plain = HYPER[name]
-    half = plain._replace(decay_factor=0.5)
-    found = numbers(name, [plain, half])
-    row = expected(name, plain._replace(weight_decay=plain.weight_decay / 2), ())
-    np.testing.assert_array_equal(floats(found)[1, 1:], row[1:])
-    decay = torch.tensor(0.25)
-    found = numbers(name, [plain, half._replace(weight_decay=decay)])
-    assert floats(found)[:, 11].tolist() == [1, 0.5]
-    index = 2 if RULES[name].applies_decay else 3
-    addresses = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[:, ON_DEVICE[index]]
-    assert addresses.tolist() == [0, decay.data_ptr()]
+    for change, factor in (({"decay_factor": 0.5}, 0.5), ({"decay_factor": 0.0, "decay_per_lr": 3.0}, 3 * plain.lr)):
+        changed = plain._replace(**change)
+        row = expected(name, plain._replace(weight_decay=plain.weight_decay * factor), ())
+        for rows in ([plain, changed], [changed, changed]):
+            np.testing.assert_array_equal(floats(numbers(name, rows))[1, 1:], row[1:])
+        decay = torch.tensor(0.25)
+        found = numbers(name, [plain, changed._replace(weight_decay=decay)])
+        factors = [changed.decay_factor, changed.decay_per_lr]
+        assert floats(found)[:, [DECAY_FACTOR.value, DECAY_PER_LR.value]].tolist() == [[1, 0], factors]
+        addresses = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[:, WEIGHT_DECAY_ADDRESS.value // 2]
+        assert addresses.tolist() == [0, decay.data_ptr()]
+
+
+def test_a_decay_that_follows_lr_is_not_kept():
+    h = SGD_HYPER._replace(decay_factor=0.0, decay_per_lr=2.0)
+    first = numbers("sgd", [h])
+    again = numbers("sgd", [h._replace(lr=0.3)], last=first)
+    assert floats(again)[0, WEIGHT_DECAY.value] == np.float32(h.weight_decay * (2.0 * 0.3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("option", "name", "index"), [("lr", "sgd", 0), ("weight_decay", "sgd", 2), ("weight_decay", "lion", 3)]
+    ("option", "name", "index", "address"),
+    [
+        ("lr", "sgd", LR, LR_ADDRESS),
+        *(("weight_decay", name, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS) for name in ("sgd", "lion")),
+    ],
 )
-def test_a_number_on_the_device(option, name, index, dtype):
+def test_a_number_on_the_device(option, name, index, address, dtype):
     number = torch.tensor(0.25, dtype=dtype)
     found = numbers(name, [HYPER[name], HYPER[name]._replace(**{option: number})])
-    address = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[1, ON_DEVICE[index]]
+    there = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[1, address.value // 2]
     assert found.on_device
     assert not found.shared
     # its lowest bit says which of the two dtypes
-    assert address == number.data_ptr() + (dtype == torch.float64)
-    assert floats(found)[1, index] == 0
+    assert there == number.data_ptr() + (dtype == torch.float64)
+    assert floats(found)[1, index.value] == 0
     np.testing.assert_array_equal(floats(found)[0], expected(name, HYPER[name], ()))
 
 
@@ -160,4 +182,4 @@ def test_a_number_on_another_device_is_read():
 def test_nothing():
     assert numbers("sgd", [], more=(1.0,)) == NO_NUMBERS
     # addresses are int64
-    assert HEADER % 2 == 0
+    assert HEADER.value % 2 == LR_ADDRESS.value % 2 == WEIGHT_DECAY_ADDRESS.value % 2 == 0

@@ -12,10 +12,10 @@ from fused_lwlr.kernels import SPHERE_STATISTICS, Factors, Gate, Row, Scale, Tab
 # lr in the buffer is refused
 every_rule = pytest.mark.parametrize("operation", [name for name in RULES if name != "lr in momentum"])
 BIG = [*SHAPES, (2 * TILE + 9,)]
-SPHERES = Scale(Hyperball.formula, "direction", (), True)
+SPHERES = Scale(Hyperball.formula, "direction", {}, True)
 
 
-def norm_itself(norm, weight_norm, lr, weight_decay):
+def norm_itself(norm):
     return norm
 
 
@@ -88,7 +88,7 @@ def test_factors_that_are_known(operation, dtype, device):
     """A step in two calls, norms and then the update by their factors and ρ, is the step in one."""
     table = spheres(operation, dtype, device)
     one, before = twin(table), twin(table)
-    norms = Scale(norm_itself, "direction", (), True)
+    norms = Scale(norm_itself, "direction", {}, True)
     measured = triton.step(RULES[operation], table, HYPER[operation], norms, write=False)
     equal(table, before, same)
     found = reference.step(RULES[operation], one, HYPER[operation], SPHERES)

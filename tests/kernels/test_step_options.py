@@ -14,7 +14,7 @@ every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 every_half = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
 
-def norm_itself(norm, weight_norm, lr, weight_decay):
+def norm_itself(norm):
     return norm
 
 
@@ -146,14 +146,14 @@ def test_factors_that_are_known(operation, scale, device):
     table = counting(operation, torch.float32, device)
     one, before = twin(table), twin(table)
     scale = scale.scale(RULES[operation])
-    measured = triton.step(RULES[operation], table, HYPER[operation], Scale(norm_itself, scale.place), write=False)
-    expected = reference.step(RULES[operation], one, HYPER[operation], Scale(norm_itself, scale.place), write=False)
+    measured = triton.step(RULES[operation], table, HYPER[operation], Scale(norm_itself, scale.target), write=False)
+    expected = reference.step(RULES[operation], one, HYPER[operation], Scale(norm_itself, scale.target), write=False)
     equal(table, before, same)
     equal(one, before, same)
     filled = [i for i, shape in enumerate(BIG) if 0 not in shape]
     close(measured[filled].float(), expected[filled].float(), steps=4)
     known = reference.step(RULES[operation], twin(before), HYPER[operation], scale)[:, 4]
-    other, result, twin_result = both(operation, table, scale=Factors(known, scale.place))
+    other, result, twin_result = both(operation, table, scale=Factors(known, scale.target))
     assert result is twin_result is None
     equal(table, other)
     reference.step(RULES[operation], one, HYPER[operation], scale)

@@ -7,22 +7,36 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import ADAMW, ADAMW_RULE, COLUMNS, HYPER, RULES, SHAPES, after, agree, having, make, uniform
+from tables import (
+    ADAMW,
+    ADAMW_RULE,
+    COLUMNS,
+    HYPER,
+    RULES,
+    SHAPES,
+    adamw_hyper,
+    after,
+    agree,
+    having,
+    make,
+    sgd_hyper,
+    uniform,
+)  # fmt: skip
 
 from fused_lwlr import LAMB
-from fused_lwlr.kernels import Row, SGDHyper, Table, reference, triton
+from fused_lwlr.kernels import Row, Table, reference, triton
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPERATIONS = ("step", "prepare", "statistics", "totals")
 STEPS = tuple(RULES)
 SGD_OPTIONS = [
-    (SGDHyper(0.1, momentum, dampening, weight_decay, nesterov, maximize), taken)
+    (sgd_hyper(0.1, momentum, dampening, weight_decay, nesterov, maximize), taken)
     for momentum, dampening, nesterov in ((0.0, 0.0, False), (0.9, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True))
     for weight_decay, maximize, taken in product((0.0, 0.1), (False, True), (0, 1))
 ]
 ADAMW_OPTIONS = [
-    (ADAMW._replace(beta1=beta1, beta2=beta2, weight_decay=weight_decay, maximize=maximize), taken)
-    for (beta1, beta2), weight_decay, maximize, taken in product(
+    (adamw_hyper(betas=betas, weight_decay=weight_decay, maximize=maximize), taken)
+    for betas, weight_decay, maximize, taken in product(
         ((0.9, 0.999), (0.0, 0.0), (0.3, 0.4), (0.5, 0.9)), (0.0, 0.1), (False, True), (0, 999)
     )
 ]
@@ -53,7 +67,7 @@ def test_all_shapes_in_one_table(operation, dtype, device):
 @pytest.mark.parametrize(("hyper", "taken"), SGD_OPTIONS)
 def test_sgd_options(hyper, taken, dtype, device):
     table = make(
-        "sgd", [(5,), (1030,)], dtype, device, absent=lambda name, _: name == "momentum_buffer" and not hyper.momentum
+        "sgd", [(5,), (1030,)], dtype, device, absent=lambda name, _: name == "momentum_buffer" and not hyper.numbers[0]
     )
     agree("sgd", after(table, taken), [hyper])
 
@@ -140,7 +154,7 @@ def test_betas_of_zero_forget_exactly(backend, device):
     table = make("adamw", [(1030,)], torch.float32, device)
     # so small that m + (g − m) would round
     table.columns["grad"][0].div_(3000)
-    backend.step(ADAMW_RULE, table, [ADAMW._replace(beta1=0.0, beta2=0.0)])
+    backend.step(ADAMW_RULE, table, [adamw_hyper(betas=(0.0, 0.0))])
     (grad,), (exp_avg,), (exp_avg_sq,) = (table.columns[name] for name in ("grad", "exp_avg", "exp_avg_sq"))
     assert torch.equal(exp_avg, grad)
     assert torch.equal(exp_avg_sq, grad.square())

@@ -92,7 +92,7 @@ def test_errors_name_the_way_out(name, image_size, message):
 
 def test_timm_is_an_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(ImportError, match=r"pip install 'fused_lwlr\[timm\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[timm\]'"):
         build("timm:resnet50", image_size=224, channels=3, classes=10)
 
 

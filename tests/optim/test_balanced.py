@@ -305,7 +305,7 @@ def test_layer_stats_says_what_there_is_instead(device):
     named = layers(device)
     optimizer = OURS["sgd"](named, lr=0.1, scaling=BalancedLR())
     train((optimizer,), (named,), 1)
-    with pytest.raises(RuntimeError, match=r"BalancedLR go by the norms of weights alone.*layer_statistics\(model\)"):
+    with pytest.raises(RuntimeError, match=r"BalancedLR use the norms of weights alone.*layer_statistics\(model\)"):
         optimizer.layer_stats()
     with pytest.raises(ValueError, match="which is not a parameter"):
         OURS["sgd"](named, lr=0.1, scaling=BalancedLR(select="conv.weight"))

@@ -24,9 +24,9 @@ def test_one_launch_and_its_bytes(name, options, memory, state, scaling, device)
     """w, g and state once from memory; again from L2 g, or all that the direction is made of."""
     named = parameters([(3, 5)], torch.float32, device)
     optimizer = OURS[name](named, lr=0.1, **options, scaling=scaling, backend="triton")
-    place = scaling.scale(OURS[name].rule).place
-    again = 8 + state if place == "direction" else 4
-    first = again if place == "direction" else 8
+    target = scaling.scale(OURS[name].rule).target
+    again = 8 + state if target == "direction" else 4
+    first = again if target == "direction" else 8
     assert cost(optimizer, named) == (1, memory, first)
     # ‖w‖ is known from the step before
     assert cost(optimizer, named) == (1, memory, again)

@@ -134,7 +134,7 @@ def test_decays_that_cannot_be(name, bad, device):
     ours, named = trained(name, device)
     before, state = snapshot(ours, named), deepcopy(ours.state_dict())
     state["param_groups"][0]["ema"] = bad
-    with pytest.raises(ValueError, match="'ema' of parameter group 0 of the state dict must be None, or a number"):
+    with pytest.raises(ValueError, match="'ema' of parameter group 0 of the state dict must be a number, at least 0"):
         ours.load_state_dict(state)
     assert identical(snapshot(ours, named), before)
 

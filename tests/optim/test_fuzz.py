@@ -7,6 +7,7 @@ from fuzzing import GRADIENTS, HALF, OPTIONS_OF_LAYERS, REPLACED, SHAPES, Twins
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.filterwarnings("ignore:scaling=.* selects none of the:UserWarning")
 SWITCH = st.booleans()
 WHICH = st.integers(0, 3)
 COMMON = {"lr": st.sampled_from([0.05, 0.5]), "weight_decay": st.sampled_from([0.0, 0.1]), "maximize": SWITCH}
@@ -71,13 +72,13 @@ def layers(name):
     """No options of layers, or an entry for each of the first three parameters."""
     entries = [
         1.0,
-        (("weight_decay", 2.0),),
-        (("weight_decay", 0.0),),
-        (("corrected_decay", True),),
+        {"weight_decay": 2.0},
+        {"weight_decay": 0.0},
+        {"corrected_decay": True},
         *OPTIONS_OF_LAYERS.get(name, ()),
     ]
     # of lr in the momentum buffer, η stays out of it
-    entries += [] if name == "lr in momentum" else [0.5, (("lr", 3.0), ("weight_decay", 0.5))]
+    entries += [] if name == "lr in momentum" else [0.5, {"lr": 3.0, "weight_decay": 0.5}]
     return st.one_of(st.none(), st.lists(st.sampled_from(entries), min_size=3, max_size=3))
 
 

@@ -86,7 +86,7 @@ ROWS = [
     for scaling in (None, *SCALINGS)
     for dtype in DTYPES
     if not (backend == "triton" and dtype == torch.float64)
-    and not (name == "lr in momentum" and scaling is not None and scaling.uses_lr)
+    and not (name == "lr in momentum" and scaling is not None and scaling.depends_on_lr(fused_lwlr.SGD.rule))
     and not (name == "lion" and dtype != torch.float32)
 ]
 

@@ -93,15 +93,15 @@ def test_scalings(backend, scaling, device):
     named = parameters([(6, 5), (1030, 2)], torch.float32, device)
     optimizer = Lion(named, lr=0.02, weight_decay=0.1, scaling=scaling, backend=backend)
     paper = Paper(named, 0.02, (0.9, 0.99), 0.1)
-    place = scaling.place(Lion.rule)
-    assert place == ("direction" if "direction" in scaling.places else "gradient")
+    target = scaling.target(Lion.rule)
+    assert target == ("direction" if "direction" in scaling.targets else "gradient")
     for _ in range(3):
         grads = gradients(named)
         before = [p.detach().double() for _, p in named]
         optimizer.step()
         factors = optimizer.layer_stats().trust_ratio.tolist()
         assert all(0 < factor != 1 for factor in factors) or not isinstance(scaling, (ELR, LAMB))
-        if place == "direction":
+        if target == "direction":
             paper.step(grads, factors)
         else:
             paper.step([g * s for g, s in zip(grads, factors, strict=True)])
@@ -198,7 +198,7 @@ def test_a_loss_scale(backend, device):
         ({"lr": -1.0}, "'lr' of Lion must be a finite number, at least 0, not -1.0"),
         ({"betas": (0.9, 1.0)}, r"'betas' of Lion must be two numbers, at least 0 and below 1, not \(0.9, 1.0\)"),
         ({"weight_decay": float("nan")}, "'weight_decay' of Lion must be a finite number"),
-        ({"foreach": True}, "foreach=True is not supported"),
+        ({"foreach": True}, "foreach=True must be None"),
         ({"scaling": LAMB(bias_correction=False)}, "Lion has no moments whose bias could be corrected"),
     ],
 )

@@ -17,6 +17,7 @@ from fused_lwlr import LAMB
 from fused_lwlr.kernels.constants import GPU
 from fused_lwlr.kernels.triton import launch as launching
 
+pytestmark = pytest.mark.filterwarnings("ignore:scaling=.* selects none of the:UserWarning")
 PER_TILE, PER_TENSOR = 64, 256
 CONTROLS = [{}, {"clip_global_norm": 1.0}, {"nonfinite": "skip"}, {"nonfinite": "raise"}]
 MORE = [*CONTROLS, {"ema": 0.9}, *({"scaling": scaling} for scaling in SCALINGS)]

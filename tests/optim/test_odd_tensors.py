@@ -389,7 +389,10 @@ def test_param_groups_of_another_optimizer(name, backend):
         step(ours)
         step(same)
     assert torch.equal(*params)
-    assert identical(snapshot(ours, [("p", params[0])])[0], snapshot(same, [("p", params[1])])[0])
+    mine, expected = snapshot(ours, [("p", params[0])])[0], snapshot(same, [("p", params[1])])[0]
+    # the other groups had no names, and a dict gives none
+    del expected["param_groups"][0]["param_names"]
+    assert identical(mine, expected)
 
 
 @AUTO_AND_TORCH

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from cases import every_backend, every_case, every_name
+from cases import every_case, every_name
+from own_scalings import Aligned, Six, UpdateFloor
 from papers import Paper
-from steps import OURS, gradients, parameters, train
+from steps import OURS, gradients, identical, parameters, snapshot, train, twin
 from tolerances import close
 
 from fused_lwlr import ELR, LAMB, LARS, kernels
@@ -15,13 +16,15 @@ from fused_lwlr.kernels.formula import minimum as least
 from fused_lwlr.kernels.formula import where as choose
 from fused_lwlr.scaling import Scaling, everything
 
+ONE = 1
+
 
 @dataclass(frozen=True)
 class Half(Scaling):
-    places = ("gradient", "gradient")
+    targets = ("gradient", "gradient")
 
     @staticmethod
-    def formula(norm, weight_norm, lr, weight_decay):
+    def formula(weight_decay, norm, lr):
         return 0.5 / (1 + lr + weight_decay) + 0 * norm
 
 
@@ -31,10 +34,10 @@ class Bounded(Scaling):
 
     length: float
 
-    places = ("decayed", "gradient")
+    targets = ("decayed", "gradient")
 
     @staticmethod
-    def formula(norm, weight_norm, lr, weight_decay, length):
+    def formula(length, weight_norm, norm):
         ratio = length * weight_norm / choose(norm > 0, norm, 1.0)
         return most(least(ratio, 0.75), 0.25)
 
@@ -45,11 +48,16 @@ class Mixed(Scaling):
     b: float = 0.5
     select: object = field(default=everything, kw_only=True)
 
-    places = ("direction", "direction")
+    targets = ("direction", "direction")
 
     @staticmethod
-    def formula(norm, weight_norm, lr, weight_decay, a, b):
+    def formula(norm, weight_norm, a, b):
         return choose((norm > a) | (weight_norm < b), a / (norm + b), b)
+
+
+def shrunk(x, c):
+    """A formula that another one calls."""
+    return x / (ONE + c * x)
 
 
 @dataclass(frozen=True)
@@ -58,14 +66,13 @@ class Three(Scaling):
     b: float
     c: float
 
-    places = ("gradient", "direction")
+    targets = ("gradient", "direction")
 
     @staticmethod
-    def formula(norm, weight_norm, lr, weight_decay, a, b, c):
+    def formula(norm, weight_norm, a, b, c):
         x = a * norm + b * weight_norm
-        for _ in range(2):
-            x = x / (1 + c * x)
-        return x
+        x /= 1 + c * x
+        return shrunk(x, c)
 
 
 @dataclass(frozen=True)
@@ -75,10 +82,10 @@ class Four(Scaling):
     c: float
     d: float
 
-    places = ("decayed", "direction")
+    targets = ("decayed", "direction")
 
     @staticmethod
-    def formula(norm, weight_norm, lr, weight_decay, a, b, c, d):
+    def formula(norm, weight_norm, lr, a, b, c, d):
         return (a + b * norm) / (c + d * weight_norm + norm * lr)
 
 
@@ -98,7 +105,7 @@ def test_a_scaling_of_ones_own(name, scaling, expected, backend, device):
     """The factor against Python's arithmetic, and the step with that factor put in by hand."""
     named = parameters([(3, 7), (41,)], torch.float32, device)
     ours = OURS[name](named, lr=0.1, weight_decay=0.2, scaling=scaling, layers={"p0": 0.5}, backend=backend)
-    place = scaling.place(OURS[name].rule)
+    target = scaling.target(OURS[name].rule)
     etas = [0.5, 1.0]
     for _ in range(2):
         before = [p.detach().double() for _, p in named]
@@ -114,13 +121,13 @@ def test_a_scaling_of_ones_own(name, scaling, expected, backend, device):
                 return Paper.plain(name, w, gradient, dict(state), lr=lr, weight_decay=0.2)
 
             d = (w - stepped(g)) / lr
-            norm = d.norm() if place == "direction" else g.norm()
+            norm = d.norm() if target == "direction" else g.norm()
             if scaling.selects(key, p):
                 s = expected(float(norm), float(w.norm()), lr, 0.2)
             torch.testing.assert_close(factor.item(), s, rtol=1e-6, atol=0)
-            if place == "gradient":
+            if target == "gradient":
                 result = stepped(s * g)
-            elif place == "decayed":
+            elif target == "decayed":
                 result = w - lr * s * (g + 0.2 * w)
             else:
                 result = w - lr * s * d
@@ -136,33 +143,172 @@ def test_its_selection_is_the_default_or_its_own(name, scaling, constrained, dev
     assert ours.layer_stats().constrained == constrained
 
 
-@dataclass(frozen=True)
-class Five(Scaling):
-    a: float = 1.0
-    b: float = 1.0
-    c: float = 1.0
-    d: float = 1.0
-    e: float = 1.0
-
-    places = ("gradient", "gradient")
-
-    @staticmethod
-    def formula(norm, weight_norm, lr, weight_decay, a, b, c, d, e):
-        return a * b * c * d * e + 0 * norm
+STATISTICS = {
+    "floor": (UpdateFloor(2.0), lambda s: max(1.0, 2.0 * s["w"].norm() / s["d"].norm())),
+    "six": (
+        Six(0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+        lambda s: (0.1 + 0.2 * s["g"].norm() + 0.3 * s["g"].abs().sum()) / (0.4 + 0.5 * s["d"].norm()) + 0.6,
+    ),
+    "aligned": (Aligned(), lambda s: 0.5 + (s["w"] * s["d"]).sum() / (s["d"].norm() * s["w"].norm())),
+}
 
 
-@every_backend
-def test_more_numbers_than_a_step_takes(backend, device):
-    """Not silently another formula than the one that was written."""
+@every_case
+@pytest.mark.parametrize("clip", [None, 0.7])
+@pytest.mark.parametrize("which", STATISTICS)
+def test_any_statistic_and_any_number_by_name(which, clip, name, backend, device):
+    """The factor and the step against arithmetic in float64; the first step of AdamW has the direction of the sign."""
+    scaling, expected = STATISTICS[which]
+    named = parameters([(3, 7), (41, 200)], torch.float32, device)
+    options = {"eps": 0.1} if name == "adamw" else {}
+    ours = OURS[name](named, 0.1, weight_decay=0.2, scaling=scaling, clip_global_norm=clip, backend=backend, **options)
+    before = [p.detach().double() for _, p in named]
+    gradients(named)
+    ours.step()
+    whole = torch.cat([p.grad.double().flatten() for _, p in named]).norm()
+    factors = ours.layer_stats().trust_ratio
+    assert factors.min() != 1
+    for (_, p), w, factor in zip(named, before, factors, strict=True):
+        g = p.grad.double() * (1.0 if clip is None else min(1.0, clip / (float(whole) + 1e-6)))
+        d = (g if name == "sgd" else g / (g.abs() + 0.1)) + 0.2 * w
+        s = float(expected({"w": w, "g": g, "d": d}))
+        torch.testing.assert_close(factor.item(), s, rtol=1e-5, atol=0)
+        close(p.detach(), (w - 0.1 * s * d).float(), 2)
+
+
+def test_both_backends_agree_on_the_dot_of_exact_weights(device):
+    named = parameters([(3, 7), (41, 200)], torch.bfloat16, device)
+    other = twin(named)
+    options = {
+        "weight_decay": 0.2,
+        "scaling": Aligned(),
+        "master_weights": True,
+        "state_dtype": torch.float32,
+    }
+    ours = [OURS["adamw"](n, 0.1, **options, backend=b) for n, b in ((named, "triton"), (other, "torch"))]
+    train(ours, (named, other), 3)
+    close(ours[0].layer_stats().values.float(), ours[1].layer_stats().values.float(), 3)
+    for (_, p), (_, q) in zip(named, other, strict=True):
+        close(ours[0].state[p]["master_weight"], ours[1].state[q]["master_weight"], 3)
+
+
+def own(formula, target="gradient", **fields):
+    """A scaling with a formula and fields of one's own."""
+    namespace = {
+        "formula": staticmethod(formula),
+        "targets": (target,),
+        "__annotations__": dict.fromkeys(fields, "Any"),
+    }
+    return dataclass(frozen=True)(type("Own", (Scaling,), {**namespace, **fields}))()
+
+
+def least_of_two(norm, weight_norm):
+    return norm < weight_norm
+
+
+def unknown(norm, nrom):
+    return norm * nrom
+
+
+def of_the_direction(norm, dot):
+    return norm * dot
+
+
+def plain(norm):
+    return norm
+
+
+def with_a_number(norm, a):
+    return norm * a
+
+
+def corrected(norm, bias_correction):
+    return norm * bias_correction
+
+
+def counted(norm):
+    positive = norm > 0
+    return norm + 2.0 * positive
+
+
+def with_a_comparison(norm):
+    return (norm > 1) * norm
+
+
+def with_if(norm):
+    if norm > 1:
+        return norm
+    return 2 * norm
+
+
+def with_a_call(norm):
+    return torch.sqrt(norm)
+
+
+def with_a_loop(norm):
+    x = norm
+    for _ in range(2):
+        x = x * norm
+    return x
+
+
+def with_a_power(norm):
+    return norm**2
+
+
+def through_another(norm):
+    return with_a_call(norm)
+
+
+REFUSED = {
+    "if": (own(with_if), "Own.formula cannot be compiled, since it has if: write it with operators"),
+    "torch": (own(with_a_call), "Own.formula cannot be compiled, since it has a call of 'torch.sqrt'"),
+    "loop": (own(with_a_loop), "since it has for"),
+    "power": (own(with_a_power), r"since it has \*\*"),
+    "comparison": (own(with_a_comparison), "since it has arithmetic with a comparison"),
+    "another": (own(through_another), "a call of 'with_a_call', which has a call of 'torch.sqrt'"),
+    "bool": (own(least_of_two), "must return a factor that depends on its arguments, not tensor"),
+    "builtin": (own(max), "must be a function that is defined by def in a file, not <built-in function max>"),
+    "unknown": (
+        own(unknown),
+        "Own.formula takes 'nrom', which is neither a field of the class nor one of norm,",
+    ),
+    "direction": (own(of_the_direction), "takes 'dot', but with .* its factor acts on the gradient: set targets"),
+    "a statistic": (own(plain, lr=1.0), "Own has a field 'lr', the name of a statistic"),
+    "no number": (own(with_a_number, a="x"), r"Own\(a='x'\) must be a number"),
+    "correction": (own(plain, bias_correction=0.5), r"Own\(bias_correction=0.5\) must be True or False"),
+    "correction named": (own(corrected, bias_correction=True), "Own.formula takes 'bias_correction', which is neither"),
+}
+
+
+@every_case
+@pytest.mark.parametrize("why", REFUSED)
+def test_a_formula_that_no_backend_can_run_is_refused_when_it_is_given(why, name, backend, device):
+    """On every backend, in one sentence, and nothing is changed."""
+    scaling, message = REFUSED[why]
     named = parameters([(3, 7)], torch.float32, device)
-    with pytest.raises(ValueError, match=r"four|4"):
-        train((OURS["sgd"](named, scaling=Five(), backend=backend),), (named,), 1)
+    with pytest.raises(ValueError, match=message):
+        OURS[name](named, lr=0.1, scaling=scaling, backend=backend)
+    ours = OURS[name](named, lr=0.1, backend=backend)
+    with pytest.raises(ValueError, match=message):
+        ours.scaling = scaling
+    assert ours.scaling is None
+
+
+def test_what_only_triton_refuses_is_refused_before_anything_is_written(device):
+    named = parameters([(3, 7)], torch.float32, device)
+    ours = OURS["sgd"](named, lr=0.1, scaling=own(counted), backend="triton")
+    gradients(named)
+    before = snapshot(ours, named)
+    with pytest.raises(ValueError, match="a step with counted cannot be compiled: "):
+        ours.step()
+    assert identical(before, snapshot(ours, named))
 
 
 def test_the_rows_say_what_is_scaled(device):
-    """A backend knows nothing of names: what it gets is a formula, a place and numbers."""
+    """A backend gets a formula, a target and numbers."""
     scale = LAMB(min_norm=0.5, max_norm=2.0, max_ratio=3.0).scale(OURS["adamw"].rule)
     assert isinstance(scale, kernels.Scale)
-    assert scale[1:] == ("direction", (0.5, 2.0, 3.0), False)
-    assert [LARS().scale(OURS[name].rule).place for name in OURS] == ["decayed", "gradient"]
-    assert [ELR(1.0).scale(OURS[name].rule).place for name in OURS] == ["gradient", "direction"]
+    assert scale[1:] == ("direction", {"min_norm": 0.5, "max_norm": 2.0, "max_ratio": 3.0}, False)
+    assert [LARS().scale(OURS[name].rule).target for name in OURS] == ["decayed", "gradient"]
+    assert [ELR(1.0).scale(OURS[name].rule).target for name in OURS] == ["gradient", "direction"]

@@ -11,6 +11,7 @@ from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, Hyperball, NormalizedGradient, NormalizedGradientAdaptive
 
+pytestmark = pytest.mark.filterwarnings("ignore:scaling=.* selects none of the:UserWarning")
 UNDECAYED = {"lr": 0.05, "momentum": 0.9}
 
 

@@ -68,7 +68,7 @@ def test_arguments_are_in_the_order_of_the_docstring():
         ({"clip_global_norm": 0.0}, "clip_global_norm=0.0"), ({"clip_global_norm": -1}, "clip_global_norm=-1"),
         ({"clip_global_norm": math.inf}, "clip_global_norm=inf"), ({"clip_global_norm": "1"}, "clip_global_norm='1'"),
         ({"clip_global_norm": math.nan}, "clip_global_norm=nan"), ({"clip_global_norm": True}, "clip_global_norm=True"),
-        ({"nonfinite": "ignore"}, "nonfinite='ignore' is not one of 'propagate', 'skip', 'raise'"),
+        ({"nonfinite": "ignore"}, "nonfinite='ignore' must be one of 'propagate', 'skip', 'raise'"),
         ({"nonfinite": None}, "nonfinite=None"), ({"nonfinite": True}, "nonfinite=True"),
         ({"nonfinite": ["skip"]}, "nonfinite="),
     ],

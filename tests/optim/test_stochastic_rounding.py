@@ -6,9 +6,10 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 from cases import BACKENDS, nan_arithmetic, overflow
+from tables import sgd_hyper
 from tolerances import same
 
-from fused_lwlr.kernels import SGD, SGDHyper, Table, reference, triton
+from fused_lwlr.kernels import SGD, Table, reference, triton
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 
 # norms of weights overflow in some, which is all the same here
@@ -26,7 +27,7 @@ def by_step(backend, x, dtype, device, seed=0, taken=0, tensors=1):
     params = [torch.zeros(x.shape, dtype=dtype, device=device) for _ in range(tensors)]
     steps = [torch.full((), float(taken), device=device) for _ in range(tensors)]
     columns = {"param": params, "grad": [-x.to(device)] * tensors, "momentum_buffer": [None] * tensors, "step": steps}
-    KINDS[backend].step(SGD, Table(columns), [SGDHyper(lr=1.0)], rounding_seed=seed)
+    KINDS[backend].step(SGD, Table(columns), [sgd_hyper(lr=1.0)], rounding_seed=seed)
     return params if tensors > 1 else params[0]
 
 

@@ -106,7 +106,14 @@ def test_weights_of_a_checkpoint_are_not_fetched_as_well(options, timm, tmp_path
 
     monkeypatch.setattr(timm, "create_model", made)
     recipe = dataclasses.replace(
-        RUN, model="timm:resnet18", init="model", rates="single", image_size=8, out=str(tmp_path / "run"), **options
+        RUN,
+        model="timm:resnet18",
+        init="model",
+        rates="single",
+        calibration_steps=None,
+        image_size=8,
+        out=str(tmp_path / "run"),
+        **options,
     )
     monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
     running.run(recipe)

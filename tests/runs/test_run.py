@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from interrupted import assert_equal_runs, in_a_child, killing, records
+from PIL import Image
+from rich.console import Console
 
 from fused_lwlr import LayerRates
 from fused_lwlr.runs import run as running
+from fused_lwlr.runs.evaluation import evaluate_only
 from fused_lwlr.training import checkpoints, loop, prepare, trainer
 from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import load_data
 
 BASE = Recipe(
     lr=0.02, epochs=2.4, batch_size=256, device="cpu", workers=0, log_every=4, checkpoint_minutes=1e-6, stats_every=3
@@ -124,11 +128,98 @@ def test_another_configuration_is_refused_with_what_differs(change, line, straig
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+def pictures(folder):
+    for split in ("train", "val"):
+        for name in ("n1", "n2"):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(4):
+                Image.new("RGB", (8, 8), (60 * i, 0, 0)).save(folder / split / name / f"{i}.png")
+
+
+def text(folder):
+    folder.mkdir()
+    (folder / "a.txt").write_text("A text of a few words. " * 40)
+
+
+PHOTOS = {"model": "noshort", "image_size": 8, "data": "data"}
+TEXT = {"model": "gpt1", "model_args": ("width=16",), "context": 8, "data": "text:data"}
+CHANGES = {
+    "name": (PHOTOS, pictures, lambda f: (f / "train/n1/0.png").rename(f / "train/n1/9.png")),
+    "class": (PHOTOS, pictures, lambda f: [(f / part / "n2").rename(f / part / "n3") for part in ("train", "val")]),
+    "size": (PHOTOS, pictures, lambda f: (f / "val/n2/3.png").write_bytes((f / "val/n2/3.png").read_bytes() + b"0")),
+    "text": (TEXT, text, lambda f: (f / "a.txt").write_text("a text of A few words. " * 40)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_does_not_go_on_with_other_data_of_the_same_number(change, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options, make, changed = CHANGES[change]
+    recipe = dataclasses.replace(
+        BASE, **options, rates="single", lr=1e-3, steps=2, batch_size=4, min_lr=0.0, log_every=1
+    )
+    make(tmp_path / "data")
+    assert running.run(recipe) == 0
+    [start] = json.loads((tmp_path / "runs/train/run.json").read_text())
+    assert start["config"][loop.FINGERPRINT] == load_data(recipe).fingerprint
+    assert running.run(recipe) == 0
+    changed(tmp_path / "data")
+    with pytest.raises(ValueError, match=rf"of a run with other options:\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
+        running.run(recipe)
+    # a run of a version that had no fingerprints
+    [path] = (tmp_path / "runs/train/checkpoints").glob("*2.pt")
+    saved = torch.load(path, weights_only=True)
+    del saved["config"][loop.FINGERPRINT]
+    torch.save(saved, path)
+    assert running.run(recipe) == 0
+
+
+def test_other_code_is_told(straight, tmp_path, capfd):
+    folder = tmp_path / "run"
+    recipe = dataclasses.replace(RUNS[0], out=str(folder), checkpoint_minutes=1000.0)
+    assert in_a_child(recipe, lambda: killing(trainer.Trainer, "update", 6, signal.SIGTERM)) == 143
+    [start] = json.loads((folder / "run.json").read_text())
+    start["versions"] |= {"torch": "2.12.0", "sources of fused_lwlr": "before"}
+    (folder / "run.json").write_text(json.dumps([start]))
+    assert in_a_child(recipe, lambda: killing(trainer.Trainer, "update", 1, signal.SIGTERM)) == 143
+    told = capfd.readouterr().out
+    now = json.loads((folder / "run.json").read_text())[1]["versions"]
+    assert (
+        f"The code has changed since the last start (versions.sources of fused_lwlr: before -> "
+        f"{now['sources of fused_lwlr']}; versions.torch: 2.12.0 -> {torch.__version__}): bits may differ."
+    ) in told
+    assert running.run(recipe) == 0
+    assert "The code has changed" not in capfd.readouterr().out
+
+
+def test_a_run_has_the_rates_of_a_file_that_is_gone(straight, tmp_path):
+    """It continues without the file to the same bits, and is refused with other rates in the file."""
+    folder, path = tmp_path / "run", tmp_path / "rates.json"
+    shutil.copy(straight(RUNS[0]) / "rates.json", path)
+    recipe = dataclasses.replace(BASE, rates=str(path), out=str(tmp_path / "whole"))
+    assert running.run(recipe) == 0
+    recipe = dataclasses.replace(recipe, out=str(folder), checkpoint_minutes=1000.0)
+    assert in_a_child(recipe, lambda: killing(trainer.Trainer, "update", 6, signal.SIGTERM)) == 143
+    other = json.loads(path.read_text())
+    other["layers"][0]["eta"] *= 2
+    path.write_text(json.dumps(other))
+    with pytest.raises(ValueError, match=r"--rates .*rates.json has other rates than the run in .*run began with"):
+        running.run(recipe)
+    path.unlink()
+    evaluate_only(None, {"out": str(folder)}, Console(quiet=True))
+    assert running.run(recipe) == 0
+    assert_equal_runs(tmp_path / "whole", folder)
+    with pytest.raises(FileNotFoundError, match=r"^--rates .*rates.json: there is no such file"):
+        running.run(dataclasses.replace(recipe, out=str(tmp_path / "new")))
+    assert not (tmp_path / "new").exists()
+
+
 def test_what_a_run_leaves(straight):
     folder = straight(RUNS[0])
     [start] = json.loads((folder / "run.json").read_text())
     assert start["config"] == {
         **dataclasses.replace(RUNS[0], out=str(folder)).to_dict(), "world_size": 1, "images": [1437, 360],
+        loop.FINGERPRINT: start["config"][loop.FINGERPRINT],
     }  # fmt: skip
     assert (start["end"], start["end_step"], start["steps"], start["seed"]) == ("finished", 12, 12, 0)
     assert start["versions"]["torch"] == torch.__version__
@@ -160,7 +251,8 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
         running._lock(tmp_path, held)
         with pytest.raises(ValueError, match=rf"process {os.getpid()} is at work in"):
             running.run(dataclasses.replace(BASE, out=str(tmp_path)))
-    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_divergence_leaves_the_checkpoint_from_before(tmp_path):

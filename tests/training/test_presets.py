@@ -36,7 +36,8 @@ def small(preset, pictures, **options):
     recipe = resolve(preset, {})
     change = SMALL[recipe.model]
     change = change if isinstance(change, dict) else {"model_args": (*recipe.model_args, *change)}
-    sizes = {"image_size": 32, "batch_size": 8, "micro_batch": 4, "steps": 2, "calibration_steps": 1, "workers": 0}
+    sizes = {"image_size": 32, "batch_size": 8, "micro_batch": 4, "steps": 2, "workers": 0}
+    sizes |= {"calibration_steps": 1} if recipe.rates == "layerwise" else {}
     # LARS has no numbers for batches this small; some architectures take images of one size alone
     sizes |= {name: getattr(recipe, name) for name in mlperf.FIELDS} if "lars" in preset else {}
     sizes |= {"test_size": 40} if recipe.test_size else {}
@@ -93,6 +94,9 @@ def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
         "1 steps; 2 images are left over",
         "90 steps, 5 of them warm-up, then a polynomial to 0",
         "0.02 at its peak",
+        "sgd, momentum 0.9, with the learning rate in it, scaling lars, rates layerwise",
+        "0.0001 of 54 of 161 tensors, 23,461,056 parameters",
+        "90 steps at the lower of these, without validation",
         "kept for the backward pass, 2 images",
         "Learning rates at the peak, calibrated on one minibatch",
         "Batches loaded ahead on this machine, at most",
@@ -108,6 +112,11 @@ def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
     of_weights = f"{4 * 23_514_179 / 2**30:.3f}"
     for name in ("weights", "gradients", "state of the optimizer", "average of the weights"):
         assert memory[name] == of_weights, name
+    speeds = [
+        float(memory[part].replace(",", "")) for part in ("loader alone, 0 workers", "steps alone, passes of 2 images")
+    ]
+    hours, minutes = memory["90 steps at the lower of these, without validation"].removesuffix(" min").split(" h ")
+    assert 60 * int(hours) + int(minutes) == pytest.approx(90 * 16 / min(speeds) / 60, abs=0.51)
     assert not list(tmp_path.iterdir())
 
 

@@ -14,7 +14,7 @@ from fused_lwlr.training.presets import PRESETS, listing, resolve
 from fused_lwlr.training.processes import World, world_of
 from fused_lwlr.training.recipe import FIELDS, FREE, ONLY, Recipe
 from fused_lwlr.training.recipe_file import read_recipe
-from fused_lwlr.training.schedule import lr_of_step, peak_lr, total_steps, warmup_steps
+from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
 
 # Table 5 of the LWLR paper: model, dropout, stochastic depth, augmentation, optimizer, batch size, lr, weight decay;
 # epochs from Table 1, the shortest where there are several
@@ -39,7 +39,7 @@ def test_table_5(name):
     assert arguments.get("drop_path_rate") == (None if depth is None else str(depth))
     assert [arguments.get(key) for key in ("pos_drop_rate", "proj_drop_rate")] == [dropout and str(dropout)] * 2
     assert (recipe.model, recipe.augmentation, recipe.optimizer) == (model, augmentation, optimizer)
-    assert (recipe.batch_size, peak_lr(recipe), recipe.weight_decay, recipe.epochs) == (batch, lr, decay, epochs)
+    assert (recipe.batch_size, recipe.peak_lr, recipe.weight_decay, recipe.epochs) == (batch, lr, decay, epochs)
     assert (recipe.mixup, recipe.label_smoothing) == (0.5 if augmentation == "strong" else 0.0, 0.0)
     assert (recipe.image_size, recipe.rates, recipe.scaling, recipe.clip_global_norm) == (
         224,
@@ -70,7 +70,7 @@ def test_presets_are_whole_and_survive_json(name):
     ],
 )  # fmt: skip
 def test_rates_follow_the_batch_size(preset, batch, lr):
-    assert peak_lr(resolve(preset, {"batch_size": batch})) == pytest.approx(lr, rel=1e-12)
+    assert resolve(preset, {"batch_size": batch}).peak_lr == pytest.approx(lr, rel=1e-12)
 
 
 # MLPerf's table, as its logs have it: batch, lr, warm-up, weight decay, momentum, decay steps
@@ -78,20 +78,39 @@ def test_rates_follow_the_batch_size(preset, batch, lr):
 def test_lars_has_the_numbers_of_mlperf(row):
     notes = []
     recipe = resolve("resnet50-lars", {"batch_size": row.batch_size}, note=notes.append)
-    assert (peak_lr(recipe), recipe.warmup_epochs, recipe.weight_decay, recipe.momentum) == tuple(row[1:5])
+    assert (recipe.peak_lr, recipe.warmup_epochs, recipe.weight_decay, recipe.momentum) == tuple(row[1:5])
     assert (recipe.schedule, recipe.power, recipe.min_lr) == ("polynomial", 2.0, 1e-4)
     assert (recipe.trust_coefficient, recipe.label_smoothing, recipe.lr_in_momentum) == (0.001, 0.1, True)
+    # an epoch of the training leaves out the last images, and one of the reference does not
+    warmup, per_epoch = round(row.warmup_epochs * 1_281_167 / row.batch_size), 1_281_167 // row.batch_size
+    assert warmup_steps(recipe, per_epoch) == warmup
+    assert total_steps(recipe, per_epoch) == warmup + row.decay_steps
+    assert notes == [
+        f"The training has the steps of MLPerf on ImageNet, {warmup + row.decay_steps:,} with {warmup:,} of warm-up: "
+        "with other images give --epochs."
+    ]
+
+
+def test_the_length_of_a_training_with_lars_may_be_given():
+    notes = []
+    recipe = resolve("resnet50-lars", {"epochs": 10}, note=notes.append)
+    assert (total_steps(recipe, 156), warmup_steps(recipe, 156)) == (1560, 780)
+    recipe = resolve("resnet50-lars", {"steps": 100}, note=notes.append)
+    assert (total_steps(recipe, 156), warmup_steps(recipe, 156)) == (100, round(100 * 782 / 6877))
     assert not notes
-    # the reference counts the images that are left over, too
-    decay = (recipe.epochs - recipe.warmup_epochs) * 1_281_167 / row.batch_size
-    assert decay == pytest.approx(row.decay_steps, rel=1e-3)
+    # beyond the table warm-up is counted in epochs of ImageNet
+    options = {"batch_size": 256, "lr": 1.0, "warmup_epochs": 2, "weight_decay": 1e-4, "momentum": 0.9}
+    recipe = resolve("resnet50-lars", {**options, "steps": "50045"}, note=notes.append)
+    assert (total_steps(recipe, 5004), warmup_steps(recipe, 5004)) == (50045, 10009)
+    with pytest.raises(ValueError, match=r"^--warmup-epochs 2 leaves nothing of 0\.\d+ epochs: give fewer$"):
+        resolve("resnet50-lars", {**options, "steps": 100})
 
 
 def test_between_the_rows_of_mlperf_is_said_what_is_interpolated():
     notes = []
     recipe = resolve("resnet50-lars", {"batch_size": 5793}, note=notes.append)
     # about √2 · 4096: halfway between two rows, on a scale of doublings
-    assert peak_lr(recipe) == pytest.approx(13.5, abs=0.01)
+    assert recipe.peak_lr == pytest.approx(13.5, abs=0.01)
     assert recipe.weight_decay == 2e-4
     [note] = notes
     assert note.startswith(
@@ -136,7 +155,7 @@ def test_recipes_with_lamb_and_binary_cross_entropy(name, expected):
 def test_other_references():
     nvidia, vit = resolve("resnet50-nvidia", {}), resolve("vit-s-big-vision", {})
     assert (nvidia.momentum, nvidia.weight_decay, nvidia.label_smoothing) == (0.875, 3.0517578125e-05, 0.1)
-    assert (nvidia.schedule, nvidia.epochs, nvidia.init) == ("cosine", 90, "model")
+    assert (nvidia.schedule, nvidia.epochs, nvidia.warmup_epochs, nvidia.init) == ("cosine", 90, 8, "model")
     assert (vit.lr, vit.weight_decay, vit.batch_size, vit.clip_global_norm) == (1e-3, 0.1, 1024, 1.0)
     assert warmup_steps(vit, 1251) == pytest.approx(10_000, rel=1e-3)
     assert (vit.mixup, vit.augmentation, vit.epochs, vit.mean) == (0.2, "rand-m10-n2", 90, (0.5, 0.5, 0.5))
@@ -183,9 +202,35 @@ def test_pretrained_weights_are_not_overwritten(init):
     assert resolve("resnet50-sgd", {"pretrained": True}).init == "model"
 
 
+# the others have the rate of MLPerf's table, or one that is scaled
+FIXED = {"resnet50-a1": 2048, "resnet50-a2": 2048, "resnet50-a3": 2048, "vit-s-deit3": 2048, "vit-s-big-vision": 1024}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_whose_rate_does_not_follow_the_batch_size_says_so(name):
+    notes = []
+    recipe, larger = (resolve(name, options, note=notes.append) for options in ({}, {"batch_size": 8192}))
+    assert any("does not scale it" in note for note in notes) == (name in FIXED)
+    if name in FIXED:
+        assert larger.peak_lr == recipe.peak_lr
+        assert notes == [
+            f"--preset {name} has --lr {recipe.lr:g} for batches of {FIXED[name]:,} and does not scale it: give "
+            "--lr-scaling linear or sqrt to scale it to --batch-size 8192, or --lr."
+        ]
+        # no note where the user has decided
+        for options, ratio in (
+            ({"lr_scaling": "sqrt"}, math.sqrt(8192 / FIXED[name])),
+            ({"lr_scaling": "linear"}, 8192 / FIXED[name]),
+            ({"lr": 0.5}, 0.5 / recipe.lr),
+        ):
+            scaled = resolve(name, {"batch_size": 8192, **options}, note=notes.append)
+            assert scaled.peak_lr == pytest.approx(ratio * recipe.lr)
+        assert len(notes) == 1
+
+
 def test_a_rate_that_is_given_is_the_rate():
-    assert peak_lr(resolve("resnet50-sgd", {"batch_size": 8192, "lr": 2.5})) == 2.5
-    assert peak_lr(resolve("resnet50-sgd", {"batch_size": 512, "lr": 2.5, "lr_scaling": "linear"})) == 5.0
+    assert resolve("resnet50-sgd", {"batch_size": 8192, "lr": 2.5}).peak_lr == 2.5
+    assert resolve("resnet50-sgd", {"batch_size": 512, "lr": 2.5, "lr_scaling": "linear"}).peak_lr == 5.0
 
 
 def test_options_replace_parts_of_a_preset():
@@ -220,6 +265,14 @@ WRONG = [
     ({"nesterov": True, "optimizer": "adamw"}, "--nesterov is for --optimizer sgd, but --optimizer is adamw"),
     ({"power": 1}, "--power is for --schedule polynomial, but --schedule is cosine"),
     ({"bce_threshold": 0.2}, "--bce-threshold is for --loss bce, but --loss is ce"),
+    ({"trust_coefficient": 0.02}, "--trust-coefficient is for --scaling lars or larc, but --scaling is none"),
+    ({"gradinit_steps": 9}, "--gradinit-steps is for --init gradinit, but --init is lwlr"),
+    ({"gradinit_tau": 0.1}, "--gradinit-tau is for --init gradinit, but --init is lwlr"),
+    ({"gradinit_gamma": 1}, "--gradinit-gamma is for --init gradinit, but --init is lwlr"),
+    ({"lr_batch_size": 64}, "--lr-batch-size is for --lr-scaling linear or sqrt, but --lr-scaling is none"),
+    ({"calibration_steps": 9, "rates": "single"}, "--calibration-steps is for --rates layerwise, but --rates is "
+                                                  "single"),
+    ({"lr": 0.001, "min_lr": 0.5}, "--min-lr 0.5 is above the peak learning rate, 0.001: the rate would rise"),
     ({"lr_in_momentum": True, "scaling": "larc"}, "--lr-in-momentum does not go with --scaling larc, whose factor "
                                                   "depends on --lr: take lars"),
     ({"nesterov": True, "momentum": 0}, "--nesterov and --lr-in-momentum need --momentum above 0"),
@@ -230,7 +283,7 @@ WRONG = [
     ({"layer_decay": 0.7}, "--layer-decay and --rates layerwise both multiply the rates of layers: give one"),
     ({"init": "gradinit", "amp": "fp16"}, "--init gradinit computes in float32: choose --amp bf16 or none, or another "
                                           "--init"),
-    ({"warmup_epochs": 20}, "--warmup-epochs 20 leaves nothing of --epochs 20: give fewer"),
+    ({"warmup_epochs": 20}, "--warmup-epochs 20 leaves nothing of 20 epochs: give fewer"),
     ({"repeats": 3}, "--repeats needs --augmentation basic or another: copies of an image would be the same"),
     ({"steps": 0}, "--steps 0: must be greater than or equal to 1"),
     ({"checkpoint_minutes": 0}, "--checkpoint-minutes 0: must be greater than 0"),
@@ -262,6 +315,22 @@ def test_unknown_names_are_refused_with_what_is_near():
 def test_every_field_is_explained():
     assert all(field.description and field.json_schema_extra["group"] for field in FIELDS.values())
     assert {*FREE, *ONLY} <= set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("preset", "options", "left"),
+    [
+        ("resnet50-lars", {"scaling": "none"}, {"trust_coefficient": 0.001}),
+        ("resnet50-sgd", {"lr": 0.3}, {"lr_batch_size": 256}),
+        ("resnet50-adamw", {"lr_scaling": "none"}, {"lr_batch_size": 256}),
+        ("resnet50-lars", {"schedule": "cosine"}, {"power": 2.0}),
+        ("resnet50-nvidia", {"optimizer": "adamw"}, {"momentum": 0.9}),
+    ],
+    ids=str,
+)
+def test_what_a_preset_has_for_another_choice_is_left_out(preset, options, left):
+    recipe = resolve(preset, {"min_lr": 0.0, **options})
+    assert {name: getattr(recipe, name) for name in left} == left
 
 
 @pytest.mark.parametrize("name", [None, *PRESETS])

@@ -206,20 +206,32 @@ def test_what_is_excluded_has_neither_decay_nor_scaling(data):
     assert scaled == {name for name, param in trainer.model.named_parameters() if param.dim() >= 2} - left_out
 
 
-def test_lars_leaves_out_of_resnet50_what_mlperf_does(timm):
-    """All of batch normalization, and the one bias that is left; no weight of a convolution."""
-    recipe = resolve("resnet50-lars", {})
+@pytest.mark.parametrize(("name", "count"), [("resnet50", 54), ("resnet50d", 56), ("resnet18", 21), ("vgg11_bn", 11)])
+def test_lars_leaves_out_what_mlperf_does(name, count, timm):
+    """It leaves out batch normalization under any name, and biases, but no weight of a convolution."""
+    recipe = resolve("resnet50-lars", {"model": f"timm:{name}"})
     model = new_model(recipe, image_size=224, channels=3, classes=10)
     optimizer = new_optimizer(recipe, model, None)
     norms = {
         f"{name}.{part}" for name, module in model.named_modules() if isinstance(module, torch.nn.BatchNorm2d)
         for part in ("weight", "bias")
     }  # fmt: skip
-    expected = {name for name, _ in model.named_parameters()} - norms - {"fc.bias"}
-    assert len(expected) == 54
+    expected = {name for name, _ in model.named_parameters() if not name.endswith(".bias")} - norms
+    assert len(expected) == count
     assert {name for name, param in model.named_parameters() if optimizer.scaling.selects(name, param)} == expected
     decayed = {name for group in optimizer.param_groups if group["weight_decay"] for name in group["param_names"]}
     assert decayed == expected
+
+
+def test_a_normalization_of_many_dimensions_has_neither_decay_nor_scaling():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm((2, 2)))
+    lars = {"scaling": "lars", "weight_decay": 0.1}
+    for decay, expected in (("matrices", {"0.weight"}), ("all", {"0.weight", "1.weight", "1.bias"})):
+        optimizer = new_optimizer(Recipe(rates="single", decay=decay, **lars), model, None)
+        assert {n for n, param in model.named_parameters() if optimizer.scaling.selects(n, param)} == expected
+    with pytest.warns(UserWarning, match="selects none of the 4 parameters"):
+        optimizer = new_optimizer(Recipe(rates="single", decay="matrices", exclude=("0.*",), **lars), model, None)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0]
 
 
 def test_a_pattern_that_fits_nothing_is_refused(data):
@@ -340,9 +352,9 @@ def test_tests_count_every_image_once(data):
 
 
 def test_what_cannot_be_trained_is_refused_before_anything_is_made(data):
-    with pytest.raises(FileNotFoundError, match="rates must be single, layerwise or a file of rates, not 'nofile'"):
-        Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data)
-    with pytest.raises(ValueError, match="fsdp shards a model over processes, of which there is one"):
+    with pytest.raises(FileNotFoundError, match="--rates nofile: there is no such file"):
+        Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data).prepare()
+    with pytest.raises(ValueError, match="--fsdp shards a model over processes, but there is only one"):
         Trainer(dataclasses.replace(BASE, fsdp=True), ALONE, data)
 
 
@@ -367,7 +379,7 @@ def test_with_a_single_rate_and_layerwise_ones_all_else_is_the_same(options, dat
 def test_devices():
     assert pick_device("cpu") == torch.device("cpu")
     assert pick_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ValueError, match="device 'toaster' cannot be used here"):
+    with pytest.raises(ValueError, match="device='toaster' cannot be used here"):
         pick_device("toaster")
 
 
@@ -387,5 +399,5 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
         raise RuntimeError("CUDA error: invalid device ordinal\nmore")
 
     monkeypatch.setattr(torch.cuda, "set_device", missing)
-    with pytest.raises(ValueError, match=r"device 'cuda' cannot be used by process 3 of this machine here: .*ord"):
+    with pytest.raises(ValueError, match=r"device='cuda' cannot be used by process 3 of this machine here: .*ord"):
         pick_device("cuda", gpu=3)

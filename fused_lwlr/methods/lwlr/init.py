@@ -19,7 +19,7 @@ from fused_lwlr.shards import is_distributed, reshard
 
 Kind = Literal["weight", "scale", "bias", "other"]
 
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 # position embeddings and relative-position tables: parameters, or modules whose weight is one
 _POSITIONS = re.compile(r"wpe$|pos_?e(mb|nc)|position|rel_pos|(^|_)pos$|relative_attention_bias")
@@ -47,7 +47,7 @@ def _kind(module: nn.Module, module_name: str, name: str, param: Tensor) -> Kind
     if name.endswith(("bias", "biases")) or name.startswith("bias") or _TOKENS.search(name) or _POSITIONS.search(name):
         return "bias"
     vector = param.numel() == max(param.shape, default=1)
-    if isinstance(module, _NORMS) or (param.dim() <= 1 and name == "weight") or (vector and _SCALES.match(name)):
+    if isinstance(module, NORMS) or (param.dim() <= 1 and name == "weight") or (vector and _SCALES.match(name)):
         return "scale"
     if param.dim() >= 2 and (name.endswith("weight") or name.startswith("weight")):
         return "weight"

@@ -1,38 +1,66 @@
 """Arguments of a step besides its rule: a factor for each row, and decisions that all rows share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-Place = Literal["gradient", "decayed", "direction"]
+ScaleTarget = Literal["gradient", "decayed", "direction"]
 
 STEP_STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "scale")
 """Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor."""
 SPHERE_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
 """Columns where the `Scale` has spheres: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
+FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", "grad_abs_sum", "dot")
+"""Arguments of a formula, which may also name direction_norm and its own numbers."""
+OF_DIRECTION = ("direction_norm", "dot")
+"""Arguments that only a formula whose target is the direction may name."""
 
 
 class Scale(NamedTuple):
-    """One factor for each row with `Row.scaled`, from norms of this step; 1 for the other rows.
+    """One factor for each row with `Row.scaled`, from statistics of this step; 1 for the other rows.
 
     Attributes:
-        formula: (norm, weight_norm, lr, weight_decay, *numbers) -> factor, written in operators and the names
-            of `kernels.formula`. lr includes the row's multiplier.
-        place: what the factor multiplies, and what `norm` is the ℓ2 norm of. "gradient": the gradient, clipped,
-            before any weight decay. "decayed": the gradient with SGD's weight decay added, by the norm without.
+        formula: (any of these, by name) -> factor, written in operators and the names of `kernels.formula`.
+            norm: the ℓ2 norm of the target, see there.
+            weight_norm: ‖w‖ before the step. lr: with the row's multiplier. weight_decay: that the step applies.
+            grad_norm, grad_abs_sum: ‖g‖ and Σ|g| of the clipped gradient.
+            direction_norm, dot: ‖d‖ and ⟨w, d⟩ of the direction, if that is the target.
+            Every name in `numbers`.
+        target: the factor multiplies it, and `norm` is its norm. "gradient": the gradient, clipped, before
+            any weight decay. "decayed": the gradient with coupled weight decay added, by the norm without.
             "direction": all that lr multiplies, decay included, by its own norm.
-        numbers: at most four, the last arguments of the formula.
+        numbers: name -> number.
         sphere: whether each of these rows stays on a sphere, w ← ρ · (w − lr · s · d) with ρ so that ‖w‖ is the radius
-            of the row; ρ = 1 for a radius of 0. The place is "direction" then. The formula takes the radius as its
-            `weight_norm`, and statistics are those of `SPHERE_STATISTICS`, with Σw² of the exact weight.
+            of the row; ρ = 1 for a radius of 0. The target is "direction" then. The formula takes the radius as its
+            `weight_norm`, and the step returns `SPHERE_STATISTICS`, with Σw² of the exact weight.
     """
 
     formula: Callable[..., Tensor]
-    place: Place
-    numbers: tuple[float, ...] = ()
+    target: ScaleTarget
+    numbers: Mapping[str, float] = {}
     sphere: bool = False
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The arguments that the formula names, in its order."""
+        code = self.formula.__code__
+        return code.co_varnames[: code.co_argcount]
+
+    @property
+    def has_dot(self) -> bool:
+        """Whether the step measures ⟨w, d⟩, and then Σw² of the exact weight."""
+        return self.sphere or "dot" in self.arguments
+
+    def factor(self, known: Mapping[str, Tensor]) -> Tensor:
+        """Returns the factor for these statistics: name -> tensors of one shape."""
+        norm = known["norm"]
+        if self.target == "direction":
+            known = {**known, "direction_norm": norm}
+        return self.formula(
+            **{name: known[name] if name in known else norm.new_full((), self.numbers[name]) for name in self.arguments}
+        )
 
 
 class Factors(NamedTuple):
@@ -40,12 +68,12 @@ class Factors(NamedTuple):
 
     Attributes:
         values: float64 [rows], one factor for each row.
-        place: as in `Scale`.
+        target: as in `Scale`.
         retraction: float64 [rows], ρ of a `Scale` with spheres, or None.
     """
 
     values: Tensor
-    place: Place
+    target: ScaleTarget
     retraction: Tensor | None = None
 
 
@@ -59,7 +87,7 @@ class Balance(NamedTuple):
     """
 
     @property
-    def place(self) -> Place:
+    def target(self) -> ScaleTarget:
         """As in `Scale`."""
         return "direction"
 

@@ -1,0 +1,116 @@
+"""Checks that Triton can compile the formula of a scaling, on every backend alike and without Triton."""
+
+import ast
+import inspect
+from collections.abc import Sequence
+from functools import cache
+from textwrap import dedent
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from fused_lwlr.kernels import formula
+
+CALLS = tuple(
+    getattr(formula, name) for name in formula.__all__ if name not in ("Tensor", "double_option", "option")
+)  # fmt: skip
+"""A formula may call these functions, and other formulas."""
+SYNTAX = (
+    ast.Assign, ast.AugAssign, ast.Return, ast.Expr, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
+    ast.BitAnd, ast.BitOr, ast.BitXor, ast.USub, ast.UAdd, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt,
+    ast.GtE, ast.Store, ast.Load,
+)  # fmt: skip
+"""Python that means the same to PyTorch and to Triton. Names, calls and comparisons are checked apart."""
+NAMES: dict[type[ast.AST], str] = {
+    ast.If: "if", ast.IfExp: "if", ast.While: "while", ast.For: "for", ast.Pow: "**",
+    ast.BoolOp: "and or or", ast.Not: "not", ast.Compare: "a comparison of more than two values",
+    ast.Attribute: "a name with a dot", ast.Lambda: "lambda", ast.Constant: "a constant that is no number",
+}  # fmt: skip
+
+
+@cache
+def check_formula(function: Any, name: str) -> tuple[str, ...]:
+    """Returns the arguments of the formula of a scaling.
+
+    Args:
+        function: the formula.
+        name: what messages call it.
+
+    Raises:
+        ValueError: it is not a plain function with source in operators, numbers and names of `kernels.formula`, or does
+            not return a tensor.
+    """
+    tree = _tree(function)
+    if tree is None:
+        raise ValueError(f"{name} must be a function that is defined by def in a file, not {function!r:.80}")
+    problem = _problem(function, tree)
+    if problem is not None:
+        raise ValueError(
+            f"{name} cannot be compiled, since it has {problem}: write it with operators, numbers, and where, minimum, "
+            "maximum and sqrt of fused_lwlr.kernels.formula"
+        )
+    arguments: tuple[str, ...] = function.__code__.co_varnames[: function.__code__.co_argcount]
+    one = torch.ones((), dtype=torch.float64, device="cpu")
+    try:
+        result = function(*[one] * len(arguments))
+    except Exception as error:
+        raise ValueError(f"{name} fails when all of its arguments are 1: {error}") from error
+    if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+        raise ValueError(f"{name} must return a factor that depends on its arguments, not {result!r:.80}")
+    return arguments
+
+
+def _tree(function: Any) -> ast.FunctionDef | None:
+    """Returns the syntax of a function, None for anything else."""
+    if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__"):
+        return None
+    try:
+        tree = ast.parse(dedent(inspect.getsource(function))).body[0]
+    except (OSError, SyntaxError):
+        return None
+    return tree if isinstance(tree, ast.FunctionDef) and tree.name == function.__name__ else None
+
+
+def _problem(function: FunctionType, tree: ast.FunctionDef) -> str | None:
+    """Returns the name of something in a formula that cannot be compiled, or None."""
+    given, code = tree.args, function.__code__
+    if given.vararg or given.kwarg or given.kwonlyargs or given.defaults or not given.args:
+        return "arguments other than one or more plain names"
+    if any(not isinstance(each, ast.Name) or each.id != "staticmethod" for each in tree.decorator_list):
+        return "a decorator"
+    if code.co_freevars:
+        return f"{code.co_freevars[0]!r}, a variable of a function around it"
+    documented = ast.get_docstring(tree) is not None
+    return next((problem for part in tree.body[documented:] if (problem := _problem_of(part, function))), None)
+
+
+def _problem_of(node: ast.AST, function: FunctionType) -> str | None:
+    """Returns the name of something in a part of a formula that cannot be compiled, or None."""
+    parts: Sequence[ast.AST] = list(ast.iter_child_nodes(node))
+    name = NAMES.get(type(node), type(node).__name__)
+    if isinstance(node, ast.Name):
+        known = function.__globals__.get(node.id)
+        right = node.id in function.__code__.co_varnames or isinstance(known, (int, float))
+        name, parts = f"the name {node.id!r}, which is neither an argument nor a number", []
+    elif isinstance(node, ast.Constant):
+        right = isinstance(node.value, (int, float))
+    elif isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor)):
+        right = not any(isinstance(each, ast.Compare) for each in (node.left, node.right))
+        name = "arithmetic with a comparison"
+    elif isinstance(node, ast.Compare):
+        right = len(node.ops) == 1
+    elif isinstance(node, ast.Call):
+        called: Any = function.__globals__.get(node.func.id) if isinstance(node.func, ast.Name) else None
+        right = not node.keywords and isinstance(called, FunctionType)
+        name, parts = f"a call of {ast.unparse(node.func)!r}", node.args
+        if right and not any(called is each for each in CALLS):
+            tree = _tree(called)
+            problem = "no source" if tree is None else _problem(called, tree)
+            if problem is not None:
+                return f"{name}, which has {problem}"
+    else:
+        right = isinstance(node, SYNTAX)
+    if not right:
+        return name
+    return next((problem for part in parts if (problem := _problem_of(part, function))), None)

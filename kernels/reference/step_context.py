@@ -1,0 +1,232 @@
+"""The factors of each row of a step in plain PyTorch, and its results."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.kernels.precision import sum_dtype, wide
+from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
+from fused_lwlr.kernels.reference.statistics import inverse_of
+from fused_lwlr.kernels.rules.base import Hyper, Quotient, Rule, cautious
+from fused_lwlr.kernels.sphere import retraction, update_sq_sum
+from fused_lwlr.kernels.step_arguments import SPHERE_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
+from fused_lwlr.kernels.table import Row, Table
+
+Factor = float | Tensor
+
+
+class StepContext:
+    """Computes the factors of each row of a step, moves weights, and stores results.
+
+    Attributes:
+        target: where the scale acts, None without one.
+        lr: the learning rate of the current row, with its multiplier.
+        weight_decay: the weight decay of the current row.
+        statistics: see `step`.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        table: Table,
+        scale: Scale | Factors | Balance | None,
+        gate: Gate | None,
+        write: bool,
+        rounding_seed: int | None,
+    ):
+        gate = gate or Gate()
+        self._decay = rule.decay
+        self._scale = scale
+        self._totals = gate.totals
+        self._write = write
+        self.target = scale.target if scale is not None else None
+        self._clip: Factor = 1.0
+        device = table.columns["param"][0].device
+        self._sums = sum_dtype(device)
+        self._inverse = inverse_of(gate.grad_scale)
+        self._shrink = torch.ones((), dtype=self._sums, device=device)
+        skip = [] if gate.found_inf is None else [gate.found_inf.reshape(()) != 0]
+        if gate.totals is not None:
+            if gate.max_norm < math.inf:
+                self._clip = (gate.max_norm / (gate.totals[0].sqrt() + 1e-6)).clamp(max=1.0)
+            self._shrink = torch.where(gate.totals[2] > 0, gate.totals[2].rsqrt(), 1.0)
+            skip += [gate.totals[1] != 0] if gate.skip else []
+        self._skip: Tensor | None = torch.stack(skip).any() if skip else None
+        sphere = isinstance(scale, Scale) and scale.sphere
+        names = SPHERE_STATISTICS if sphere else STEP_STATISTICS
+        self.statistics = (
+            torch.zeros(len(table.rows), len(names), dtype=self._sums, device=device)
+            if isinstance(scale, Scale)
+            else None
+        )
+        self._radii = table.radii().to(self._sums) if sphere else None
+        self._retraction: Factor = 1.0
+        self._seed = rounding_seed
+        self._index = -1
+        self._factor: Factor = 1.0
+
+    def begin(self, row: Row, hyper: Hyper, param: Tensor, steps: Tensor | None) -> None:
+        """Starts the next row."""
+        self._row, self._param, self._steps = row, param, steps
+        self._index += 1
+        self.lr, self.weight_decay = float(hyper.lr) * row.multiplier, float(hyper.decay)
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor to compute in: itself, or a copy if it is half precision or may have to stay."""
+        result = wide(tensor)
+        return result.clone() if (self._skip is not None or not self._write) and result is tensor else result
+
+    def weight(self, master_weight: Tensor | None) -> Tensor:
+        """Returns the weight to compute in: the exact one, where the parameter still is what it was rounded to."""
+        if master_weight is None:
+            self._weight = self.own(self._param)
+        else:
+            exact = master_weight.to(self._param.dtype) == self._param
+            self._weight = torch.where(exact, master_weight, wide(self._param))
+        return self._weight
+
+    def gradient(self, grad: Tensor | None) -> Tensor:
+        """Returns the gradient, unscaled, clipped and scaled; zeros if there is none."""
+        w = wide(self._param)
+        g = wide(grad) if grad is not None else torch.zeros_like(w)
+        if self._inverse is not None:
+            g = g * self._inverse
+        if isinstance(self._scale, Factors):
+            self._factor = self._scale.values[self._index].to(g.dtype)
+            if self._scale.retraction is not None:
+                self._retraction = self._scale.retraction[self._index]
+        if isinstance(self._scale, Balance):
+            self._factor = self._balanced(w)
+        if self.statistics is not None:
+            sums = (g.abs(), g.square(), ~g.isfinite(), w.square())
+            values = torch.stack([terms.sum(dtype=self._sums) for terms in sums])
+            self.statistics[self._index, :4] = values
+            self.statistics[self._index, 4] = 1.0
+            if self.target != "direction":
+                self._factor = self._measure(values[1].sqrt() * self._clip)
+        if not isinstance(self._clip, float):
+            g = g * self._clip.to(g.dtype)
+        return g * self._factor if self.target == "gradient" else g
+
+    def decayed(self, grad: Tensor, w: Tensor) -> Tensor:
+        """Returns the gradient with coupled weight decay, scaled."""
+        if self._decay == "coupled" and self.weight_decay != 0:
+            grad = grad.add(w, alpha=self.weight_decay)
+        return grad * self._factor if self.target == "decayed" else grad
+
+    def move(self, w: Tensor, d: Tensor | Quotient) -> Tensor:
+        """Returns the weight after the step, with weight decay that is not coupled."""
+        if self._decay == "cautious":
+            decayed = cautious(_value(d), w, self.weight_decay)
+            return w.sub_(decayed * (self.lr * self.direction(decayed)))
+        if self._decay == "coupled":
+            value = _value(d)
+            return w.add_(value * self.direction(value) if self.target == "direction" else value, alpha=-self.lr)
+        ratio: Factor = 1.0
+        if self.target == "direction":
+            ratio = self.direction(_value(d).add(w, alpha=self.weight_decay))
+        if self.weight_decay != 0:
+            w.mul_(1 - self.lr * ratio * self.weight_decay)
+        if isinstance(d, Tensor):
+            return w.sub_(d * (self.lr * ratio))
+        rate = ratio * (self.lr / d.correction)
+        # one pass where the rate is a number, and not of no dimension
+        if isinstance(rate, float):
+            return w.addcdiv_(d.numerator, d.denominator, value=-rate)
+        return w.sub_(d.numerator * rate / d.denominator)
+
+    def direction(self, direction: Tensor) -> Factor:
+        """Returns the factor of the direction, a number or a tensor of no dimension."""
+        if self.target != "direction":
+            return 1.0
+        if isinstance(self._scale, (Factors, Balance)):
+            return self._factor
+        sq_sum = direction.square().sum(dtype=self._sums)
+        dot = None
+        if self._scale is not None and self._scale.has_dot and self.statistics is not None:
+            self.statistics[self._index, 3] = self._weight.square().sum(dtype=self._sums)
+            dot = (self._weight * direction).sum(dtype=self._sums)
+        factor = self._measure(sq_sum.sqrt(), dot)
+        if self._radii is not None:
+            self._retract(dot, sq_sum)
+        return factor
+
+    def store(self, stored: Tensor, computed: Tensor, column: int) -> None:
+        """Rounds a result to where it belongs, on the sphere or divided by Ŵᵖ; not if the step is skipped.
+
+        `column` tells the noise of one tensor of a row from that of another: 0 of the parameter, then the states.
+        """
+        if not self._write:
+            return
+        if self._row.power:
+            computed = computed * (self._shrink**self._row.power).to(computed.dtype)
+        if column == 0 and isinstance(self._retraction, Tensor):
+            computed = computed * self._retraction.to(computed.dtype)
+        if self._seed is not None and stored.dtype in (torch.float16, torch.bfloat16):
+            steps = self._steps if self._steps is not None else torch.zeros((), device=stored.device)
+            # the parameter's positions for its state too, whatever their strides
+            position = position_of(self._param)
+            computed = rounded(computed, stored.dtype, position, key_of(self._seed, self._index, steps), column)
+        if self._skip is not None:
+            computed = torch.where(self._skip, stored.to(computed.dtype), computed)
+        if computed is not stored:
+            stored.copy_(computed)
+
+    def average(self, ema: Tensor | None, weight: Tensor, decay: float) -> None:
+        """Moves the average of a weight, if there is one, towards what was stored of it; not if the step is skipped.
+
+        The form and the bits of `torch.optim.swa_utils.get_ema_multi_avg_fn`.
+        """
+        if ema is None or not self._write:
+            return
+        weight = wide(weight)
+        if self._skip is None:
+            ema.lerp_(weight, 1 - decay)
+        else:
+            ema.copy_(torch.where(self._skip, ema, ema.lerp(weight, 1 - decay)))
+
+    def count(self, steps: Tensor) -> None:
+        """Counts one more step, where the device counts them; not if the step is skipped."""
+        if self._write:
+            steps.copy_(steps + 1 if self._skip is None else torch.where(self._skip, steps, steps + 1))
+
+    def _balanced(self, weight: Tensor) -> Factor:
+        if not self._row.scaled or self._totals is None:
+            return 1.0
+        inverse_sum, terms = self._totals[3:]
+        norm = weight.square().sum(dtype=self._sums).sqrt()
+        return torch.where(norm == 0, 1.0, terms / (norm * inverse_sum)).to(weight.dtype)
+
+    def _measure(self, norm: Tensor, dot: Tensor | None = None) -> Factor:
+        if not self._row.scaled or not isinstance(self._scale, Scale) or self.statistics is None:
+            return 1.0
+        values = self.statistics[self._index]
+        known = {
+            "norm": norm,
+            "weight_norm": self._radii[self._index] if self._radii is not None else values[3].sqrt(),
+            "lr": norm.new_full((), self.lr),
+            "weight_decay": norm.new_full((), self.weight_decay),
+            "grad_norm": values[1].sqrt() * self._clip,
+            "grad_abs_sum": values[0] * self._clip,
+        }
+        factor = self._scale.factor(known if dot is None else {**known, "dot": dot})
+        values[4] = factor
+        return factor.to(wide(self._param).dtype)
+
+    def _retract(self, dot: Tensor | None, sq_sum: Tensor) -> None:
+        """Computes ρ of the row and its statistics."""
+        assert self.statistics is not None
+        assert self._radii is not None
+        assert dot is not None
+        values = self.statistics[self._index]
+        moments = values[3], dot, sq_sum
+        rate = self.lr * values[4]
+        self._retraction = retraction(self._radii[self._index], *moments, rate)
+        values[5:] = torch.stack((sq_sum, dot, update_sq_sum(self._retraction, *moments, rate)))
+
+
+def _value(direction: Tensor | Quotient) -> Tensor:
+    if isinstance(direction, Tensor):
+        return direction
+    return direction.numerator / direction.correction / direction.denominator

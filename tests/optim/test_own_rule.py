@@ -1,0 +1,162 @@
+"""A rule of one's own: its formula and its class are all that it takes."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import every_backend
+from steps import gradients, identical, parameters, saved, snapshot, train, twin
+from tolerances import close, same
+
+from fused_lwlr import ELR, LAMB, Hyperball
+from fused_lwlr.kernels import Rule
+from fused_lwlr.kernels.formula import option, sign, where
+from fused_lwlr.optim import FusedOptimizer
+
+MOMENTUM, WARM = 0, 1
+
+
+def numbers(options, bias_correction):
+    """Momentum, and the rate of its first step."""
+    return options["momentum"], 0.5
+
+
+def update(w, g, states, present, coefficients, options):
+    """d ← sign(b), b ← momentum · b + (1 − momentum) · g; half of g on the first step."""
+    (momentum_buffer,) = states
+    decay, gain = coefficients
+    momentum_buffer = decay * momentum_buffer + gain * g
+    return sign(momentum_buffer), (momentum_buffer,)
+
+
+def coefficients(options, steps):
+    momentum = option(options, MOMENTUM)
+    return where(steps == 0, 0.0, momentum), where(steps == 0, option(options, WARM), 1 - momentum)
+
+
+def scheduled(numbers, steps):
+    momentum, warm = numbers
+    return momentum * (steps > 0), np.where(steps == 0, warm, 1 - momentum)
+
+
+SIGNUM = Rule(
+    name="signum",
+    states=("momentum_buffer",),
+    numbers=numbers,
+    update=update,
+    scheduled=scheduled,
+    coefficients=coefficients,
+    adaptive=True,
+)
+
+
+class Signum(FusedOptimizer, torch.optim.Optimizer):
+    """SIGNSGD with momentum."""
+
+    rule = SIGNUM
+    optional_state = None
+
+    def __init__(self, params, lr=1e-3, momentum=0.9, weight_decay=0.0, *, maximize=False, **options: Any):
+        shared = self._start(options)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "maximize": maximize}
+        flags = {name: shared[name] for name in ("foreach", "differentiable")}
+        super().__init__(params, {**defaults, **flags, "fused": None})
+        self._finish(shared)
+
+
+def in_float64(w, g, b, first, lr, decay, scale=lambda d, w: 1.0, cautious=False, momentum=0.9):
+    """One step, written out."""
+    w, g = w.double(), g.double()
+    b = 0.5 * g if first else momentum * b + (1 - momentum) * g
+    d = b.sign()
+    d = d + decay * w * ((d * w >= 0) if cautious else 1)
+    return w - lr * scale(d, w) * d, b
+
+
+MODES = {
+    "plain": ({}, None),
+    "cautious": ({"cautious_decay": True}, None),
+    "ELR": ({"scaling": ELR(0.1)}, lambda d, w: 0.1 / (d.norm() / w.norm() + 1e-5)),
+    "cautious LAMB": ({"cautious_decay": True, "scaling": LAMB()}, lambda d, w: w.norm() / d.norm()),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("mode", MODES)
+def test_the_formula(mode, backend, device):
+    """Multipliers, decay of layers, averages, and a gradient that comes late."""
+    options, scale = MODES[mode]
+    named = parameters([(6, 5), (1030, 2), (7,)], torch.float32, device)
+    layers = {"p0": 0.5, "p1": {"weight_decay": 2.0}}
+    ours = Signum(named, lr=0.02, weight_decay=0.3, layers=layers, ema=0.9, backend=backend, **options)
+    etas, decays = (0.5, 1.0, 1.0), (0.3, 0.6, 0.3)
+    weights = [p.detach().double() for _, p in named]
+    averages, buffers = list(weights), [None] * 3
+    for step in range(4):
+        gradients(named)
+        if step == 0:
+            named[1][1].grad = None
+        ours.step()
+        for i, (_, p) in enumerate(named):
+            if p.grad is None:
+                continue
+            acts = scale if scale is not None and p.dim() > 1 else lambda d, w: 1.0
+            weights[i], buffers[i] = in_float64(
+                weights[i], p.grad, buffers[i], buffers[i] is None, 0.02 * etas[i], decays[i], acts, "cautious" in mode
+            )
+            averages[i] = averages[i] + 0.1 * (weights[i] - averages[i])
+            torch.testing.assert_close(p.detach().double(), weights[i], rtol=0, atol=4e-6)
+            torch.testing.assert_close(ours.state[p]["momentum_buffer"].double(), buffers[i], rtol=0, atol=4e-6)
+            torch.testing.assert_close(ours.state[p]["ema"].double(), averages[i], rtol=0, atol=4e-6)
+
+
+OPTIONS = [
+    {"scaling": Hyperball(), "clip_global_norm": 0.5},
+    {"scaling": LAMB(), "nonfinite": "skip", "cautious_decay": True},
+    {"master_weights": True, "maximize": True},
+    {"stochastic_rounding": True},
+    {"capturable": True, "layers": {"p0": {"corrected_decay": True}}},
+]
+every_option = pytest.mark.parametrize("options", OPTIONS, ids="-".join)
+
+
+@every_option
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_backends_agree(options, dtype, device):
+    named = parameters([(6, 5), (), (1030,), (0,)], dtype, device)
+    other = twin(named)
+    # with state in half precision, backends may round a tie either way
+    options = {**options, "state_dtype": torch.float32}
+    ours = [Signum(n, 0.02, 0.9, 0.3, backend=b, **options) for n, b in ((named, "triton"), (other, "torch"))]
+    train(ours, (named, other), 4)
+    for (_, p), (_, q) in zip(named, other, strict=True):
+        close(p.detach(), q.detach(), steps=8)
+        for key, entry in ours[0].state[p].items():
+            close(entry, ours[1].state[q][key], steps=8)
+
+
+@every_backend
+@every_option
+def test_a_state_dict_resumes_bit_identically(options, backend, device):
+    named = parameters([(6, 5), (7,)], torch.bfloat16, device)
+    ours = Signum(named, 0.02, 0.9, 0.3, backend=backend, **options)
+    train([ours], [named], 2)
+    again = twin(named)
+    resumed = Signum(again, 0.5, 0.1, backend=backend, **options)
+    resumed.load_state_dict(saved(ours.state_dict()))
+    copied = copy.deepcopy({"optimizer": resumed, "named": again})
+    train([ours, resumed, copied["optimizer"]], [named, again, copied["named"]], 2)
+    for (_, p), (_, q), (_, r) in zip(named, again, copied["named"], strict=True):
+        same(p.detach(), q.detach())
+        same(p.detach(), r.detach())
+    assert identical(snapshot(ours, named), snapshot(resumed, again))
+
+
+def test_a_coupled_rule_refuses_cautious_decay_and_says_why(device):
+    class Coupled(Signum):
+        rule = Rule(name="coupled", states=SIGNUM.states, numbers=numbers, update=update, decay="coupled")
+
+    with pytest.raises(ValueError, match="cautious_decay=True is not for Coupled, which adds weight decay to the grad"):
+        Coupled(parameters([(3,)], torch.float32, device), cautious_decay=True)
