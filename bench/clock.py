@@ -86,7 +86,7 @@ class CudaClock:
         torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call,unused-ignore]
 
     def _flush(self) -> None:
-        """Reads twice as many bytes as L2 holds. Lines that a flush writes would be written back during the call.
+        """Reads memory of twice the size of L2. Lines that a flush writes would be written back during the call.
 
         Lines that were loaded with `evict_last` stay in L2 after a read, unless the driver resets their priority first.
         """

@@ -1,4 +1,4 @@
-"""Writes a row as soon as it is measured, to standard output and to the file that ROWS names.
+"""Writes each measured row at once, to standard output and to the file named by ROWS.
 
 As a plugin of pytest (`-p bench.rows`) it selects the tests that run on the device and writes a row for each.
 """

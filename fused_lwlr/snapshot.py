@@ -33,8 +33,8 @@ class Snapshot(NamedTuple):
     """Parameters, gradients and state.
 
     Attributes:
-        fixed: address, size and strides of every parameter, and the address of every entry of the state. A plan fits as
-            long as they are equal.
+        fixed: address, size and strides of every parameter, and the address of every entry of the state. A plan fits
+            while these are equal.
         present: for each parameter, whether it has a gradient.
         grads: the gradient of each parameter, or None.
         addresses: the data pointer of each gradient; 0 if it is absent or empty.

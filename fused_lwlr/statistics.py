@@ -169,7 +169,8 @@ class _Kept:
         self.table = Table({"param": params, "grad": grads}, local_rows)
         self._forms = forms_of(params, sliced=any(row.stop is not None for row in rows))
         # where kernels cannot reach a tensor, addresses tell nothing
-        self._snapshot = self._take_snapshot() if all_addressable((*params, *grads)) else None
+        found = self._take_snapshot() if all_addressable((*params, *grads)) else None
+        self._fixed = None if found is None else found.fixed
 
     def _local(self) -> tuple[list[Tensor], list[Tensor | None]]:
         return list(map(local, self._params)), [local(param.grad) for param in self._params]
@@ -180,8 +181,8 @@ class _Kept:
 
     def take(self) -> bool:
         """Updates the table to the present gradients. Returns False if the table does not fit."""
-        last, found = self._snapshot, None if self._snapshot is None else self._take_snapshot()
-        if last is None or found is None or found.fixed != last.fixed or not all(found.present):
+        found = None if self._fixed is None else self._take_snapshot()
+        if found is None or found.fixed != self._fixed or not all(found.present):
             return False
         return self.table.accept_gradients(found.grads, found.addresses if found.matching else None)
 

@@ -16,7 +16,7 @@ from fused_lwlr import Hyperball
 
 
 def _own_options(group):
-    """The options of each parameter of a group, of which a loaded group has text."""
+    """The options of each parameter of a group. A loaded group has them as text."""
     layers = group.get("layers") or [1.0] * len(group["params"])
     if isinstance(layers, str):
         return [own for ((_, _, own),) in json.loads(layers)]

@@ -21,7 +21,7 @@ class UpdateFloor(Scaling):
 
 @dataclass(frozen=True)
 class Six(Scaling):
-    """Six numbers, one of which says whether moments are corrected, and sums of the gradient."""
+    """A formula of six numbers and of sums of the gradient. One number turns the correction of moments on."""
 
     a: float
     b: float

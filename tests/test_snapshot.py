@@ -13,7 +13,7 @@ SHAPES = [(3, 4), (5,), (), (4, 4)]
 
 
 def made():
-    """Parameters of which one has no gradient, and two entries of state."""
+    """Four parameters, three of them with a gradient, and two entries of state."""
     params = [Parameter(torch.ones(shape)) for shape in SHAPES]
     for i in (0, 1, 3):
         params[i].grad = torch.ones_like(params[i])

@@ -14,10 +14,11 @@ from fused_lwlr.kernels import Gate, Rule, reference
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import averages_of, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
-from fused_lwlr.optim.checkpoint import LR_IN_MOMENTUM, read, require_dict
+from fused_lwlr.optim.checkpoint import read, require_dict
 from fused_lwlr.optim.gate import Verdict
 from fused_lwlr.optim.hooks import hooked
-from fused_lwlr.optim.layer_options import effective, entries_of, max_lr, resolve, to_text
+from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
+from fused_lwlr.optim.layer_options import effective, max_lr
 from fused_lwlr.optim.layer_stats import step_statistics
 from fused_lwlr.optim.option_table import UNSUPPORTED, check_option, names_of, shown
 from fused_lwlr.optim.options import DEFAULTS, SharedOptions, StepOptions
@@ -199,12 +200,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
         for name in UNSUPPORTED:
             check_option(name, options.get(name))
-        for name in names_of("shared"):
-            if name in options and name != LR_IN_MOMENTUM:
+        shared = {name: options[name] for name in names_of("shared") if name in options}
+        for name, value in shared.items():
+            if value != getattr(self.options, name):
                 raise ValueError(
-                    f"a param group has {name}={shown(options[name])}, which is the same for all param groups: give it "
+                    f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
                     f"to {type(self).__name__}(...)"
                 )
+        if shared:
+            # ZeroRedundancyOptimizer writes the arguments of the constructor into every group
+            param_group = {name: value for name, value in param_group.items() if name not in shared}
         self.options.check_fused(options.get("fused"))
         check_option("ema", options.get("ema"))
         super().add_param_group(param_group)
@@ -268,7 +273,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Args:
             params: parameters of the optimizer, of any shape and dtype.
-            plans: the plans that this returned for the same bucket before; None if there are none.
+            plans: the plans that this returned for the same bucket in the step before, or None.
         """
         return self._step_by(plans, params, None, capturing=False)
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.layer_options import from_text, slices_of
+from fused_lwlr.optim.layer_entries import from_text
+from fused_lwlr.optim.layer_options import slices_of
 from fused_lwlr.optim.option_table import OPTIONS, check_option, names_of, number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
 from fused_lwlr.optim.state import check_radius_shape
@@ -149,7 +150,7 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
         if name in theirs:
             check_option(name, theirs[name], where)
         elif OPTIONS[name].in_torch and name not in SWITCHES:
-            raise ValueError(f"{where} has no {name!r}: it is of another kind of optimizer, or incomplete")
+            raise ValueError(f"{where} has no {name!r}: it belongs to another kind of optimizer, or is incomplete")
 
 
 def _state(
@@ -202,8 +203,8 @@ def _entry(
         needed.add("step")
     for name in sorted(needed - saved.keys()):
         raise ValueError(
-            f"the state of {label} has no {name!r}, but {', '.join(map(repr, saved))}: it is of another kind of "
-            "optimizer, or incomplete"
+            f"the state of {label} has no {name!r}, but {', '.join(map(repr, saved))}: it belongs to another kind "
+            "of optimizer, or is incomplete"
         )
     entry = {}
     for name, value in saved.items():

@@ -55,7 +55,7 @@ class Verdict:
 
 
 def loss_scales(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate | None]:
-    """Returns for each plan what a `torch.amp.GradScaler` hands to an optimizer that unscales gradients by itself."""
+    """Returns the loss scale of a `torch.amp.GradScaler` and its verdict on the gradients, for each plan."""
     return [None if loss_scale is None else _on(plan.device, loss_scale) for plan in plans]
 
 

@@ -30,7 +30,7 @@ def step_statistics(scaling: Scaling | None, plans: Sequence[Plan] | None) -> St
             "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"
         )
     if plans is None:
-        raise RuntimeError("layer_stats() shows the last step, and there was none: call step() first")
+        raise RuntimeError("layer_stats() shows the last step, but step() was never called: call it first")
     # a plan without any gradient has the statistics of an earlier step
     plans = [plan for plan in plans if plan.has_gradients]
     if not plans:

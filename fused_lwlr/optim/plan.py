@@ -1,7 +1,6 @@
 """A plan: parameters of one device and one combination of dtypes, which one launch steps."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -10,68 +9,13 @@ import torch
 from torch import Tensor
 
 from fused_lwlr import ops
-from fused_lwlr.kernels import Row, Table
-from fused_lwlr.memory import all_addressable, is_fake
-from fused_lwlr.optim.average import EMA
-from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
+from fused_lwlr.kernels import Table
+from fused_lwlr.memory import is_fake
+from fused_lwlr.optim.members import Member, columns_of
+from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.state import store
-from fused_lwlr.shards import local
 
 ONE = np.ones((), dtype=np.float32)
-
-
-@dataclass
-class Member:
-    """A parameter, or a tensor that is only rescaled, with everything that a table needs of it.
-
-    Attributes:
-        position: its number among the parameters of the optimizer and the other tensors.
-        param: the tensor.
-        grad: its gradient, or None.
-        rows: its rows, as rows of the first tensor of a table.
-        labels: the label of each row; "" for a tensor that is only rescaled.
-        entries: the entries of its state, without step counts of the host.
-        steps: the number of steps taken, see `ParamState`.
-        is_stepped: whether it is stepped when it has a gradient, so that its state is stored.
-        is_parameter: whether it is a parameter of the optimizer.
-    """
-
-    position: int
-    param: Tensor
-    grad: Tensor | None
-    rows: list[Row]
-    labels: list[str]
-    entries: dict[str, Tensor]
-    steps: float = 1.0
-    is_stepped: bool = True
-    is_parameter: bool = True
-
-    @property
-    def is_rescaled(self) -> bool:
-        """Whether `rescale_weights` divides it."""
-        return any(row.power for row in self.rows)
-
-    def kind(self, options: StepOptions) -> tuple[Any, ...]:
-        """Returns what members of one plan share: device, dtypes, and last whether kernels can reach them."""
-        param, grad = local(self.param), local(self.grad)
-        entries = {name: local(entry) for name, entry in self.entries.items()}
-        dtypes = [entries[name].dtype if name in entries else param.dtype for name in (*options.rule.states, MASTER)]
-        # kernels do not count versions of inference tensors, which have none
-        addressable = all_addressable((param, grad, *entries.values())) and not param.is_inference()
-        return param.device, param.dtype, param.dtype if grad is None else grad.dtype, *dtypes, addressable
-
-
-def columns_of(options: StepOptions, members: Sequence[Member]) -> Mapping[str, Sequence[Any]]:
-    """Returns parameters, gradients and state of members as the columns of a table, in local parts."""
-    columns: dict[str, list[Any]] = {
-        "param": [local(member.param) for member in members], "grad": [local(member.grad) for member in members],
-    }  # fmt: skip
-    for name in (*options.rule.states, MASTER, EMA, RADIUS, "step"):
-        column = [local(member.entries.get(name)) for member in members]
-        always = name in options.rule.states or (name == RADIUS and options.on_spheres)
-        if always or any(entry is not None for entry in column):
-            columns[name] = column
-    return columns
 
 
 class Plan:
@@ -152,7 +96,7 @@ class Plan:
 
 
 def plans_of(options: StepOptions, members: Sequence[Member], *, counts: bool, capturable: bool) -> list[Plan]:
-    """Returns one plan for each kind of members. The arguments are those of `Plan`."""
+    """Returns one plan for each kind of members. `Plan` describes the arguments."""
     kinds: dict[tuple[Any, ...], list[Member]] = {}
     for member in members:
         kinds.setdefault(member.kind(options), []).append(member)

@@ -1,7 +1,8 @@
 """All plans of an optimizer: made for its parameters and options, kept while only gradients change, and stepped."""
 
 from collections.abc import Sequence
-from operator import attrgetter
+from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import numpy as np
@@ -9,30 +10,27 @@ from torch import Tensor, is_inference_mode_enabled
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels import Gate, Row, reference
+from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.optim.gate import Verdict, measured_gates
 from fused_lwlr.optim.hyper import HyperRows
-from fused_lwlr.optim.layer_options import entries_of
-from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
-from fused_lwlr.optim.plan import Member, columns_of, plans_of
-from fused_lwlr.optim.rows import Rows, rows_of
+from fused_lwlr.optim.layer_entries import entries_of
+from fused_lwlr.optim.members import check_members, members_of, places_of
+from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.plan import plans_of
+from fused_lwlr.optim.rows import rows_of
 from fused_lwlr.optim.sharded import sharded_of
-from fused_lwlr.optim.state import apart, is_complete, radii_of, state_of
 from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.optim.validate import (
     LARGEST_FLOAT32,
-    check_columns,
     check_gradients,
     check_modes,
-    is_ordinary,
-    label_of,
     same_placement,
 )
 from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import is_distributed, local
 from fused_lwlr.snapshot import Snapshot, forms_of, take_snapshot
 
-GRAD = attrgetter("grad")
+GRAD, ENTRIES = attrgetter("grad"), methodcaller("values")
 
 
 class Plans:
@@ -60,9 +58,9 @@ class Plans:
                 group["layers"][:] = entries_of(group, group["layers"]) or []
         self._key, self._targets = _key_of(options, groups), _targets_of(options)
         check_gradients(options.optimizer, groups, fused=bool(options.fused))
-        places, self._waiting = _places(options, groups, states, bucket)
+        places, self._waiting = places_of(options, groups, states, bucket)
         rows = rows_of(options, groups, [place for _, place in places])
-        members = _members(options, groups, states, places, rows, self._targets)
+        members = members_of(options, groups, states, places, rows, self._targets)
         self._fits_any_gradients = check_members(options, groups, members)
         counts = options.rule.counts_steps and not options.counts_on_device(groups)
         capturable = any(group["capturable"] for group in groups)
@@ -74,11 +72,10 @@ class Plans:
         # in the order of the plans
         self._members = [member for plan in self.plans for member in plan.members]
         self._params = [member.param for member in self._members]
-        self._names = tuple(dict.fromkeys(name for member in self._members for name in member.entries))
         self._distributed = any(map(is_distributed, self._params))
         self._sharded = sharded_of(self.plans) if self._distributed else None
         self._forms = forms_of([*map(local, self._params)], sliced=rows.has_slices)
-        self._snapshot: Snapshot | None = None
+        self._fixed: Any = None
         self._present: list[bool] = []
         self._last: list[bool] | None = None
         self._is_new = True
@@ -89,7 +86,7 @@ class Plans:
 
     def fits(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None = None) -> bool:
         """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
-        if self._snapshot is None or options is not self._options or self._inference != is_inference_mode_enabled():
+        if self._fixed is None or options is not self._options or self._inference != is_inference_mode_enabled():
             return False
         try:
             if _key_of(options, groups) != self._key:
@@ -104,7 +101,7 @@ class Plans:
         if any(param.grad is not None for param in self._waiting):
             return False
         snapshot = self._take_snapshot(states)
-        if snapshot is None or snapshot.fixed != self._snapshot.fixed:
+        if snapshot is None or snapshot.fixed != self._fixed:
             return False
         if snapshot.present != self._present and not self._allows(snapshot.present):
             return False
@@ -187,7 +184,7 @@ class Plans:
         # where kernels cannot reach a tensor, addresses tell nothing, and every step needs new plans
         if all(plan.addressable for plan in self.plans):
             found = self._take_snapshot(states)
-            self._snapshot = None if found is None else found._replace(grads=[])
+            self._fixed = None if found is None else found.fixed
 
     def _take_snapshot(self, states: Any) -> Snapshot | None:
         params: Sequence[Any] = self._params
@@ -199,13 +196,7 @@ class Plans:
         else:
             grads = list(map(GRAD, params))
         own = (states.get(param, {}) for param in params) if self._is_bucket else states.values()
-        entries = [
-            entry
-            for state in own
-            if type(state) is dict
-            for name in self._names
-            if (entry := state.get(name)) is not None
-        ]
+        entries = [entry for entry in chain.from_iterable(map(ENTRIES, own)) if entry is not None]
         if self._distributed:
             params, grads, entries = ([*map(local, tensors)] for tensors in (params, grads, entries))
         return take_snapshot(params, grads, entries, self._forms)
@@ -230,90 +221,6 @@ class Plans:
             for plan in self.plans
             if any(present) and (self._sharded is not None or plan.has_gradients or plan.rescales)
         ]
-
-
-def _places(
-    options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
-) -> tuple[list[tuple[int, tuple[int, int]]], list[Tensor]]:
-    """Returns number, group and position of the parameters that are stepped when they have a gradient, and the others.
-
-    A parameter without a gradient is among the first if it has all of its state. The others wait for a gradient.
-    """
-    own = None if bucket is None else set(map(id, bucket))
-    stepped, waiting = [], []
-    places = [(number, at) for number, group in enumerate(groups) for at in range(len(group["params"]))]
-    for position, (number, at) in enumerate(places):
-        param = groups[number]["params"][at]
-        if own is not None and id(param) not in own:
-            continue
-        if param.grad is not None or (
-            is_ordinary(param) and is_complete(options, groups, number, at, states.get(param, {}))
-        ):
-            stepped.append((position, (number, at)))
-        else:
-            waiting.append(param)
-    return stepped, waiting
-
-
-def _members(
-    options: StepOptions,
-    groups: Groups,
-    states: Any,
-    places: Sequence[tuple[int, tuple[int, int]]],
-    rows: Rows,
-    targets: Sequence[Target],
-) -> list[Member]:
-    """Returns the parameters that are stepped, and then other tensors that are rescaled."""
-    members = []
-    for position, place in places:
-        number, at = place
-        param = groups[number]["params"][at]
-        found = state_of(options, groups, number, at, states.get(param, {}))
-        members.append(
-            Member(position, param, param.grad, rows.rows[place], rows.labels[place], found.entries, found.steps)
-        )
-    if options.on_spheres:
-        labels = [f"parameter {label_of(groups[number], at)}" for _, (number, at) in places]
-        radii = radii_of([m.param for m in members], [m.rows for m in members], states, labels)
-        for member, radius in zip(members, radii, strict=True):
-            member.entries |= {} if radius is None else {RADIUS: radius}
-    counts = [member.entries.get("step") for member in members]
-    for member, count in zip(members, apart(counts), strict=True):
-        member.entries |= {} if count is None else {"step": count}
-    known = {id(member.param): member for member in members}
-    params = {id(param) for group in groups for param in group["params"]}
-    for target in targets:
-        if id(target.tensor) not in known:
-            # it keeps the state that it has, such as momentum, which is divided too
-            state = states.get(target.tensor, {})
-            entries = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
-            known[id(target.tensor)] = Member(
-                len(params) + len(members), target.tensor, None, [Row(0)], [""], entries, is_stepped=False,
-                is_parameter=id(target.tensor) in params,
-            )  # fmt: skip
-            members.append(known[id(target.tensor)])
-        member = known[id(target.tensor)]
-        member.rows = [
-            row._replace(power=target.power, counts_for_max_norm=target.counts_for_max_norm) for row in member.rows
-        ]
-    return members
-
-
-def check_members(options: StepOptions, groups: Groups, members: Sequence[Member]) -> bool:
-    """Returns whether steps can write to all members, with whichever gradients, each element at its own address.
-
-    Raises:
-        RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
-    """
-    params = [(group, at) for group in groups for at in range(len(group["params"]))]
-    labels = [
-        f"parameter {label_of(*params[member.position])}" if member.is_stepped else "a tensor that is only rescaled"
-        for member in members
-    ]
-    writable = check_columns(columns_of(options, members), labels, [member.is_rescaled for member in members])
-    stepped = [id(member.param) for member in members if member.is_stepped]
-    # a parameter that is in its group twice must not have a gradient twice
-    return writable and len(set(stepped)) == len(stepped)
 
 
 def _key_of(options: StepOptions, groups: Groups) -> list[tuple[Any, ...]]:

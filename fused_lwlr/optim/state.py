@@ -185,7 +185,7 @@ def _count_of(state: Mapping[str, Any]) -> float:
 
 
 def _entry(options: StepOptions, label: str, param: Tensor, name: str, state: Mapping[str, Any]) -> Tensor:
-    """Returns an entry of the state of a parameter, or a new one if there is none."""
+    """Returns an entry of the state of a parameter, and makes it if the state has no such entry."""
     tensor: Tensor | None = state.get(name)
     if tensor is not None:
         _check(label, param, name, tensor)

@@ -2,12 +2,16 @@
 
 import signal
 import threading
+
+# the functions behind `signal`, which converts numbers to enumerations at each call
+from _signal import getsignal  # type: ignore[import-not-found]
+from _signal import signal as set_handler
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 NAMES = ("HUP", "INT", "USR1", "USR2", "ALRM", "TERM")
-SIGNALS = tuple(getattr(signal, f"SIG{name}") for name in NAMES if hasattr(signal, f"SIG{name}"))
+SIGNALS = tuple(int(getattr(signal, f"SIG{name}")) for name in NAMES if hasattr(signal, f"SIG{name}"))
 """Signals that programs handle, on this system."""
 
 
@@ -22,24 +26,23 @@ def uninterrupted() -> Iterator[None]:
         # Python runs handlers in the main thread only
         yield
         return
-    handlers: dict[Any, Any] = {number: signal.getsignal(number) for number in SIGNALS}
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    handlers: dict[int, Any] = {number: handler for number in SIGNALS if callable(handler := getsignal(number))}
     pending: list[int] = []
     postponing = True
 
     def postpone(number: int, frame: Any) -> None:
-        # a handler that raises while handlers are put back may leave this one in its place
+        # it stays installed if a handler raises while handlers are restored
         pending.append(number) if postponing else handlers[number](number, frame)
 
     try:
         for number in handlers:
-            signal.signal(number, postpone)
+            set_handler(number, postpone)
         yield
     finally:
         postponing = False
         try:
             for number, handler in handlers.items():
-                signal.signal(number, handler)
+                set_handler(number, handler)
         finally:
             _deliver(pending)
 

@@ -72,15 +72,13 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
 
 
 def is_made_by_zero_redundancy_optimizer() -> bool:
-    """Returns whether an optimizer that is made now gets its process's part of the parameters alone."""
+    """Returns whether `ZeroRedundancyOptimizer` makes this optimizer, for its process's part of the parameters."""
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
-    # not this frame: its variables would refer to it
     frame = None if module is None else sys._getframe(1)
-    while module is not None and frame is not None:
-        if isinstance(frame.f_locals.get("self"), module.ZeroRedundancyOptimizer):
-            return True
+    # the globals of a frame: to read its locals would keep them alive
+    while frame is not None and frame.f_globals is not vars(module):
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 def is_ordinary(param: Tensor) -> bool:

@@ -115,7 +115,7 @@ class Scaling:
                 )
             if each not in (*FORMULA_STATISTICS, *OF_DIRECTION, *own):
                 raise ValueError(
-                    f"{name}.formula takes {each!r}, which is neither a field of the class nor one of "
+                    f"{name}.formula takes {each!r}, but its arguments must be fields of the class or among "
                     f"{', '.join((*FORMULA_STATISTICS, *OF_DIRECTION[:1]))}"
                 )
         if not isinstance(self.bias_correction, bool):

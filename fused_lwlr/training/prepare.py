@@ -75,8 +75,8 @@ def calibrated(
 ) -> LayerRates | None:
     """The layer-wise rates of a recipe, calibrated at the weights that training starts from; None where it has none.
 
-    A minibatch of the calibration is the batch of a step: its gradient is the mean over passes and processes, of which
-    magnitudes are taken. All processes get the same rates.
+    A minibatch of the calibration is the batch of a step. Magnitudes are taken from its gradient, the mean over passes
+    and processes. All processes get the same rates.
 
     Args:
         model: what `parallel.spread` returned.

@@ -78,7 +78,7 @@ class StepContext:
         return result.clone() if (self._skip is not None or not self._write) and result is tensor else result
 
     def weight(self, master_weight: Tensor | None) -> Tensor:
-        """Returns the weight to compute in: the exact one, where the parameter still is what it was rounded to."""
+        """Returns the weight to compute in: the exact weight, where rounding it still gives the parameter."""
         if master_weight is None:
             self._weight = self.own(self._param)
         else:
@@ -87,7 +87,7 @@ class StepContext:
         return self._weight
 
     def gradient(self, grad: Tensor | None) -> Tensor:
-        """Returns the gradient, unscaled, clipped and scaled; zeros if there is none."""
+        """Returns the gradient, unscaled, clipped and scaled; zeros for a row without a gradient."""
         w = wide(self._param)
         g = wide(grad) if grad is not None else torch.zeros_like(w)
         if self._inverse is not None:
@@ -155,7 +155,7 @@ class StepContext:
     def store(self, stored: Tensor, computed: Tensor, column: int) -> None:
         """Rounds a result to where it belongs, on the sphere or divided by Ŵᵖ; not if the step is skipped.
 
-        `column` tells the noise of one tensor of a row from that of another: 0 of the parameter, then the states.
+        `column` selects the noise of a tensor of the row: 0 for the parameter, then the states in order.
         """
         if not self._write:
             return
@@ -165,7 +165,7 @@ class StepContext:
             computed = computed * self._retraction.to(computed.dtype)
         if self._seed is not None and stored.dtype in (torch.float16, torch.bfloat16):
             steps = self._steps if self._steps is not None else torch.zeros((), device=stored.device)
-            # the parameter's positions for its state too, whatever their strides
+            # the state uses the positions of its parameter, also with other strides
             position = position_of(self._param)
             computed = rounded(computed, stored.dtype, position, key_of(self._seed, self._index, steps), column)
         if self._skip is not None:
@@ -174,7 +174,7 @@ class StepContext:
             stored.copy_(computed)
 
     def average(self, ema: Tensor | None, weight: Tensor, decay: float) -> None:
-        """Moves the average of a weight, if there is one, towards what was stored of it; not if the step is skipped.
+        """Moves the average of a weight towards the stored weight, if the row has one and the step is not skipped.
 
         The form and the bits of `torch.optim.swa_utils.get_ema_multi_avg_fn`.
         """

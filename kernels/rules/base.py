@@ -35,7 +35,7 @@ class Hyper(NamedTuple):
         lr: the learning rate.
         weight_decay: the weight decay, before its factor.
         maximize: whether the gradient is negated.
-        ema: the decay of the moving average, if there is one.
+        ema: the decay of the moving average of the weight; unused without an average.
         decay_factor, decay_per_lr: λ = weight_decay · (decay_factor + decay_per_lr · lr).
         numbers: the rule's own, see `Rule.numbers`.
     """

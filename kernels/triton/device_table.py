@@ -115,11 +115,12 @@ class DeviceTable:
             self._scheduled[:] = numbers.scheduled
         capturing = table.capturable and is_capturing()
         # replays look at no version counter
-        known = (
-            self.norms.known() if self.norms.measured and not capturing else np.zeros_like(self.norms.rows, dtype=bool)
-        )
-        self.known = known[self._layout.tensor]
-        self._traits[:] = self._own_traits | KNOWN.value * self.known
+        if self.norms.measured and not capturing:
+            self.known = self.norms.known()[self._layout.tensor]
+            self._traits[:] = self._own_traits | KNOWN.value * self.known
+        else:
+            self.known = np.zeros(self.rows, dtype=bool)
+            self._traits[:] = self._own_traits
         used = [*self._scratch.values(), *self.items.values()] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
@@ -175,7 +176,7 @@ class DeviceTable:
                     real(self._columns[name][index]).copy_(scratch)
 
     def remember_norms(self) -> None:
-        """Notes that Σw² of active rows is of the parameters as they are now."""
+        """Notes that Σw² of active rows was computed from the present parameters."""
         self.norms.remember_rows(self._launched)
 
     def make_items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:

@@ -64,7 +64,7 @@ def measure(
 ):
     """Stores the partial sums of a tile."""
     at, aligned, stop = tile
-    # of a direction all columns are loaded, which are enough from one block
+    # a direction loads all columns, so one block keeps enough loads in flight
     sums = visit(
         add_norms, at, aligned, stop, numbers, 6 if HAS_DOT else 4, DTYPES, RULE if TARGET == "direction" else None,
         DECAY, ON_DEVICE, BLOCK, 1 if TARGET == "direction" else AT_ONCE,
@@ -98,7 +98,7 @@ def arrive(
     # loaded here and not before the loops, where they would take registers
     first = entry(addresses, rows, row, FIRST_TILE).to(tl.int32)
     count = tl.cdiv(entry(addresses, rows, row, NUMEL), TILE).to(tl.int32)
-    # what other threads of this program stored comes before the arrival too
+    # stores of the other threads of this program come before the arrival too
     tl.debug_barrier()
     last = tl.atomic_add(arrivals + row, 1, sem="acq_rel") == count - 1
     if last:

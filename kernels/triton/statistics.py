@@ -179,7 +179,7 @@ def _sum_rows(
     DTYPES: tl.constexpr,  # dtypes of parameter and gradient, None for one that was not read
     SLOTS: tl.constexpr,  # rows that are read at a time
 ):
-    """Stores the totals of all rows: those of the gradients if they were read, those of the weights if they were."""
+    """Stores the totals over all rows, of gradients and of weights, for the columns that the launch has read."""
     zero = tl.zeros([SLOTS], tl.float64)
     sq_sum, nonfinite, largest, unordered, inverse_sum, terms = zero, zero, zero, zero, zero, zero
     begin = 0

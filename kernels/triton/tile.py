@@ -41,7 +41,7 @@ def tile_at(
     row,  # index of the row
     start,  # first element of the tile in the row
     INDEX: tl.constexpr,  # entry of the column
-    DTYPE: tl.constexpr,  # of the column, None if all of it is absent
+    DTYPE: tl.constexpr,  # dtype of the column, None if no row has it
 ):
     """Returns the address of a tile in a column, 0 if the tensor is absent."""
     if DTYPE is None:
@@ -53,7 +53,7 @@ def tile_at(
 
 @triton.jit
 def load(
-    address,  # of a tile, 0 if the tensor is absent
+    address,  # address of a tile, 0 if the tensor is absent
     offs,  # offsets of the block in the tile
     numel,  # elements of the tile
     DTYPE: tl.constexpr,  # None if the whole column is absent

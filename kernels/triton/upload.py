@@ -20,8 +20,9 @@ class Upload:
 
     def __init__(self, size: int, device: torch.device):
         self.host = np.zeros(size, dtype=np.int64)
+        self._tensor = torch.from_numpy(self.host)
         self.device = torch.zeros(size, dtype=torch.int64, device=device)
-        self._sent = self.host.copy()
+        self._sent = self.host.tobytes()
         self._spares: list[Tensor] = []
         self._captured: list[Tensor] = []
         self._used: list[Any] = []
@@ -34,15 +35,15 @@ class Upload:
             capturing: whether this one is.
             used: other tensors that a replay uses, which are kept alive.
         """
-        host = torch.from_numpy(self.host)
+        host, now = self._tensor, self.host.tobytes()
         if capturing:
             # also where an older copy is equal: lists of the same work may be other tensors by now
             self._used.append(used)
             self.device.copy_(self._captured_copy(host), non_blocking=True)
-        elif self._captured or not np.array_equal(self.host, self._sent):
+        elif self._captured or now != self._sent:
             # a replay uploads its own copy, so the buffer may hold anything
             upload(self.device, host)
-            self._sent[:] = self.host
+            self._sent = now
         if capturable and not capturing and not self._spares:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(host))

@@ -44,7 +44,7 @@ def calls(function):
 
 @every_scaling
 def test_calls_grow_with_tensors_and_no_faster(name):
-    """Of the first step, and of one with new gradients and another rate, which calls `dict.get` for each tensor."""
+    """Of the first step, and of one with new gradients and another rate, whose loops over tensors are in C."""
     scaling.optimizer_of([64], OPTIONS[name]).step()
     totals = []
     for count in (10, 110, 1110):
@@ -56,8 +56,8 @@ def test_calls_grow_with_tensors_and_no_faster(name):
         totals.append((first, calls(optimizer.step).total()))
     for small, middle, large in zip(*totals, strict=True):
         assert (large - middle) / 1000 <= 1.05 * (middle - small) / 100
-    assert totals[2][1] - totals[0][1] <= 1100
-    assert totals[0][1] < 250
+    assert len({later for _, later in totals}) == 1
+    assert totals[0][1] < 200
 
 
 @every_scaling

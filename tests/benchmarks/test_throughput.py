@@ -176,10 +176,14 @@ def test_targets(rows, what, verdict):
 
 
 def test_targets_of_host_time():
+    """By the worst number of tensors, with new gradients alone."""
     rows = [
-        {"optimizer": "SGD", "tensors": 161, "gradients": kind, "ours": 30, "ELR": 30, "LARS": lars, "fused": 100}
-        for kind, lars in (("kept", 30), ("new", 40), ("some", 45))
+        {"optimizer": "SGD", "tensors": tensors, "gradients": kind, "ours": ours, "ELR": 90, "fused": 100}
+        for tensors, kind, ours in ((161, "kept", 99), (161, "new", 70), (2000, "new", 80), (16, "new", 140))
     ]
-    judged, some = [j for j in targets.judge({"host": rows}) if "SGD, 161" in j.what]
-    assert (judged.verdict, judged.found) == ("missed", "0.40 (SGD LARS, 161 tensors, new gradients)")
-    assert (some.verdict, some.found) == ("met", "0.45 (SGD LARS, 161 tensors, some gradients)")
+    found = {j.what: (j.verdict, j.found) for j in targets.judge({"host": rows}) if "of SGD" in j.what}
+    assert found == {
+        "host time of SGD, 161 and 2,000 tensors / torch fused": ("missed", "0.80 (2000 tensors)"),
+        "host time of SGD with ELR, 161 and 2,000 tensors / torch fused": ("met", "0.90 (161 tensors)"),
+        "host time of SGD, 16 tensors / torch fused": ("met", "1.40 (16 tensors)"),
+    }

@@ -635,7 +635,7 @@ class FailsOnce(nn.Module):
 @pytest.mark.parametrize("recovery", ["zero_grad", "load_state_dict"])
 @pytest.mark.parametrize("size", SIZES)
 def test_after_an_exception_in_backward(size, recovery, device):
-    """zero_grad() and loading a checkpoint begin again; the next steps are those of an optimizer without exception."""
+    """zero_grad() and loading a checkpoint begin again: the next steps equal the steps of a twin that never failed."""
     model = FailsOnce().to(device)
     optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=0.1, backend="torch")
     before = deepcopy((model.state_dict(), optimizer.state_dict()))

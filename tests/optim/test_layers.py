@@ -231,7 +231,7 @@ REFUSED = [
     ({"p00": {"lr": 1.0}}, "layers= has 'p00', which is not a parameter of this optimizer; did you mean 'p0'"),
     ({"q.*": {"lr": 1.0}}, r"layers= has 'q.\*', which is not a parameter"),
     ({"!p0": {"lr": 1.0}}, "layers= has '!p0', which is not a parameter"),
-    ({"p0": {"rate": 1.0}}, "layer 'p0' has 'rate': of this optimizer, layers may have 'lr', 'weight_decay'"),
+    ({"p0": {"rate": 1.0}}, "layer 'p0' has 'rate', but layers of this optimizer may have 'lr', 'weight_decay'"),
     ({"p0": {"weight_decay": -1.0}}, "'weight_decay' of layer 'p0' must be a finite number, at least 0, not -1.0"),
     ({"p0": {"weight_decay": None}}, "'weight_decay' of layer 'p0' must be a finite number, at least 0, not None"),
     ({"p0": True}, "'lr' of layer 'p0' must be a finite number, at least 0, not True"),
@@ -253,7 +253,7 @@ def test_layers_that_do_not_fit(name, layers, message, device):
 @pytest.mark.parametrize(("name", "option"), [("sgd", "eps"), ("sgd", "betas"), ("sgd", "momentum"), ("lion", "eps")])
 def test_options_that_a_rule_lacks(name, option, device):
     named = parameters([(4, 3)], torch.float32, device)
-    with pytest.raises(ValueError, match=f"layer 'p0' has '{option}': of this optimizer, layers may have"):
+    with pytest.raises(ValueError, match=f"layer 'p0' has '{option}', but layers of this optimizer may have"):
         ALL[name](named, lr=0.1, layers={"p0": {option: 0.5}})
 
 
@@ -306,7 +306,7 @@ def test_groups_are_edited(backend, device):
     group["layers"] = [1.0, fused_lwlr.LayerOptions(lr=0.0)]
     assert step() == [False, True]
     group["layers"] = [{"eps": 1.0}, 1.0]
-    with pytest.raises(ValueError, match="has 'eps': of this optimizer"):
+    with pytest.raises(ValueError, match="has 'eps', but layers of this optimizer"):
         ours.step()
 
 

@@ -215,7 +215,7 @@ def test_a_state_dict_of_another_optimizer_is_refused(backend, device):
     other = torch.optim.SGD(named, lr=0.1, momentum=0.9)
     gradients(named)
     other.step()
-    with pytest.raises(ValueError, match="it is of another kind of optimizer"):
+    with pytest.raises(ValueError, match="it belongs to another kind of optimizer"):
         Lion(named, backend=backend).load_state_dict(other.state_dict())
 
 

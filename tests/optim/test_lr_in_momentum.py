@@ -174,7 +174,7 @@ def test_where_it_has_no_meaning_it_is_refused(options, message, device):
 
 def test_groups_agree(device):
     (_, p), (_, q) = parameters(SHAPES[:2], torch.float32, device)
-    with pytest.raises(ValueError, match="lr_in_momentum is the same for all param groups"):
+    with pytest.raises(ValueError, match="has lr_in_momentum=False, but all param groups share"):
         SGD([{"params": [p]}, {"params": [q], "lr_in_momentum": False}], **NUMBERS)
     optimizer = SGD([p], **NUMBERS)
     with pytest.raises(ValueError, match="needs momentum above 0"):

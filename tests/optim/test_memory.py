@@ -257,3 +257,17 @@ def test_loading_lets_go_of_what_was(name, backend, more, refused, device):
         assert [ref() for ref in mine] == [None] * len(mine)
     del checkpoint, other
     assert [ref() for ref in theirs] == [None] * len(theirs)
+
+
+@every_name
+@pytest.mark.usefixtures("_no_collector")
+def test_a_model_goes_at_once_where_its_optimizer_was_made(name, monkeypatch):
+    """Also where ZeroRedundancyOptimizer was imported, which a constructor looks for among its callers."""
+    monkeypatch.setitem(
+        sys.modules, "torch.distributed.optim.zero_redundancy_optimizer", ModuleType("zero_redundancy_optimizer")
+    )
+    model = torch.nn.Linear(3, 4)
+    optimizer = OURS[name](model.parameters(), **OPTIONS[name])
+    reference = weakref.ref(model)
+    del model, optimizer
+    assert reference() is None

@@ -9,6 +9,7 @@ from cases import every_case, every_name
 from steps import OPTIONS, OURS, TORCH, gradients, identical, parameters, snapshot, train
 
 from fused_lwlr import LARS
+from fused_lwlr.rescaling import ScaleInvariant
 
 SHAPES = [(5,), (3, 4), (1030,), ()]
 
@@ -274,7 +275,7 @@ def test_a_parameter_given_twice_is_refused(name, backend, device):
     [
         ("scaling", LARS()), ("clip_global_norm", 1.0), ("nonfinite", "skip"), ("cautious_decay", True),
         ("master_weights", True), ("stochastic_rounding", True), ("rounding_seed", 1), ("state_dtype", torch.float32),
-        ("rescale_weights", False), ("backend", "torch"),
+        ("rescale_weights", ScaleInvariant((), (), (), (), {}, {})), ("backend", "torch"),
     ],
 )  # fmt: skip
 @every_name
@@ -285,3 +286,12 @@ def test_options_of_the_optimizer_in_a_group(name, option, value, params):
     with pytest.raises(ValueError, match=f"a param group has {option}="):
         ours.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], option: value})
     assert len(ours.param_groups) == 1
+
+
+@every_name
+def test_options_of_the_optimizer_in_a_group_with_their_own_values(name, params):
+    """As ZeroRedundancyOptimizer gives them. They are not kept in the group, where nothing reads them."""
+    options = {"scaling": LARS(), "clip_global_norm": 1.0, "nonfinite": "skip", "rescale_weights": False}
+    shared = {option: value for option, value in options.items() if option != "rescale_weights"}
+    ours = OURS[name]([{"params": params, **options}], **shared)
+    assert not options.keys() & ours.param_groups[0].keys()

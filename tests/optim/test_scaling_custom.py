@@ -271,7 +271,7 @@ REFUSED = {
     "builtin": (own(max), "must be a function that is defined by def in a file, not <built-in function max>"),
     "unknown": (
         own(unknown),
-        "Own.formula takes 'nrom', which is neither a field of the class nor one of norm,",
+        "Own.formula takes 'nrom', but its arguments must be fields of the class or among norm,",
     ),
     "direction": (own(of_the_direction), "takes 'dot', but with .* its factor acts on the gradient: set targets"),
     "a statistic": (own(plain, lr=1.0), "Own has a field 'lr', the name of a statistic"),

@@ -59,5 +59,5 @@ def test_a_run_that_goes_on_hides_what_came_after_its_checkpoint(events, tmp_pat
 def test_without_tensorboard(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(ImportError, match=r"tensorboard is not installed: pip install 'fused_lwlr\[tensorboard\]'"):
+    with pytest.raises(ImportError, match=r"tensorboard is not installed: pip install '\.\[tensorboard\]'"):
         Dashboard(tmp_path)

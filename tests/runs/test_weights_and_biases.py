@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_is_the_same_one(wandb, tmp_path, monkeypatch):
 
 def test_without_wandb(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ImportError, match=r"wandb is not installed: pip install 'fused_lwlr\[wandb\]'"):
+    with pytest.raises(ImportError, match=r"wandb is not installed: pip install '\.\[wandb\]'"):
         WandbRun(tmp_path, {})
     with pytest.raises(ImportError, match="wandb is not installed"):
         running.run(Recipe(wandb=True, device="cpu", out=str(tmp_path / "run")))

@@ -70,8 +70,6 @@ class SGD(FusedOptimizer, torch.optim.SGD):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         own = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
-        if own.get(LR_IN_MOMENTUM, self.options.lr_in_momentum) != self.options.lr_in_momentum:
-            raise ValueError("lr_in_momentum is the same for all param groups: give it to the optimizer")
         momentum, dampening = own.get("momentum", 0), own.get("dampening", 0)
         if self.options.lr_in_momentum and not (momentum > 0 and dampening == 0):
             raise ValueError(

@@ -1,0 +1,194 @@
+"""Entries of `layers=`: made of the names and options that users give, and written to state dicts as text."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fused_lwlr.layers import split_name
+from fused_lwlr.optim.layer_options import NAMES, SAME, Entry, Groups, LayerOptions, Slice
+from fused_lwlr.optim.option_table import check_option, number_of
+from fused_lwlr.patterns import find
+
+
+def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
+    """Returns the entries of each group for the names and patterns of `layers=`.
+
+    Args:
+        given: a mapping, or a list of mappings that are applied in order. Keys are names or patterns of parameters,
+            with or without a slice. Values are η, dicts of options, or `LayerOptions`; later keys override earlier ones
+            option by option.
+
+    Raises:
+        ValueError: parameters without names, a key that matches none, a slice that does not fit its parameter, or an
+            option that the groups lack or that is out of range.
+    """
+    mappings = [given] if isinstance(given, Mapping) else given
+    if not (isinstance(mappings, (list, tuple)) and all(isinstance(each, Mapping) for each in mappings)):
+        raise ValueError(f"layers={given!r:.80} must map names or patterns to numbers or dicts, or be a list of such")
+    if any("param_names" not in group for group in groups):
+        raise ValueError(
+            "layers= matches names, but the parameters have none: pass model.named_parameters(), or groups of named "
+            "parameters"
+        )
+    places = [place for group in groups for place in zip(group["param_names"], group["params"], strict=True)]
+    by_name: dict[str, list[int]] = {}
+    for i, (name, _) in enumerate(places):
+        by_name.setdefault(name, []).append(i)
+    # for each parameter, the options of each range of its first dimension; None is the rest
+    found: list[dict[tuple[int, int] | None, LayerOptions]] = [{None: SAME} for _ in places]
+    for key, value in (item for mapping in mappings for item in mapping.items()):
+        if not isinstance(key, str):
+            raise ValueError(f"layers= has the key {key!r:.80}, but keys are names or patterns of names")
+        options = options_of(value, key, groups)
+        pattern, start, stop = (key, 0, None) if key in by_name else split_name(key)
+        for name in find(pattern, by_name, "layers=", "parameter of this optimizer"):
+            for ranges in (found[i] for i in by_name[name]):
+                if stop is None:
+                    ranges.update({range_: own.updated(options) for range_, own in ranges.items()})
+                else:
+                    own = ranges.get((start, stop), ranges[None])
+                    ranges[start, stop] = own.updated(options)
+    entries = iter([_entry(name, param, ranges) for (name, param), ranges in zip(places, found, strict=True)])
+    return [[next(entries) for _ in group["params"]] for group in groups]
+
+
+def entries_of(group: dict[str, Any], given: Any) -> list[Entry] | None:
+    """Returns the entries of one group.
+
+    Args:
+        group: the group, with its parameters and options.
+        given: None, what `layers=` takes, or one entry for each parameter. An entry is what `layers=` takes as a value,
+            or a list of (start, stop, value).
+
+    Raises:
+        ValueError: as `resolve`, or an entry that does not fit its parameter.
+    """
+    if given is None:
+        return None
+    params, names = group["params"], group.get("param_names", [f"parameter {i}" for i in range(len(group["params"]))])
+    if isinstance(given, list) and len(given) == len(params) and not any(_has_names(each) for each in given):
+        return [
+            _cover(name, param, [Slice(start, stop, options_of(value, name, [group])) for start, stop, value in entry])
+            if _is_slices(entry)
+            else (Slice(0, None, options_of(entry, name, [group])),)
+            for name, param, entry in zip(names, params, given, strict=True)
+        ]
+    if isinstance(given, Mapping) or (isinstance(given, (list, tuple)) and any(map(_has_names, given))):
+        return resolve(given, [group])[0]
+    raise ValueError(f"'layers' of a param group must be None or have {len(params)} entries, not {given!r:.80}")
+
+
+def to_text(entries: Sequence[Entry] | None) -> str | None:
+    """Returns the entries of a group as JSON: for each parameter, [start, stop, options] of each slice.
+
+    A state dict has text since `torch.distributed.checkpoint` takes lists apart, and then needs lists of equal lengths
+    in the optimizer that loads it.
+    """
+    if entries is None:
+        return None
+    return json.dumps([[[start, stop, options.to_dict()] for start, stop, options in entry] for entry in entries])
+
+
+def from_text(group: dict[str, Any], text: Any) -> list[Entry] | None:
+    """Returns the entries that `to_text` made text of, for a group.
+
+    Raises:
+        ValueError: the text is not from `to_text`, or the entries do not fit the parameters of the group.
+    """
+    if text is None:
+        return None
+    try:
+        entries = json.loads(text)
+    except (TypeError, ValueError):
+        entries = None
+    if not (isinstance(entries, list) and all(map(_is_slices, entries))):
+        raise ValueError(f"'layers' of a state dict must be None or JSON from state_dict(), not {text!r:.80}")
+    return entries_of(group, entries)
+
+
+def options_of(value: Any, name: str, groups: Groups) -> LayerOptions:
+    """Returns the options that were given for a layer.
+
+    Args:
+        value: η, a dict, or `LayerOptions`.
+        name: the layer, for messages.
+        groups: param groups that must have these options.
+
+    Raises:
+        ValueError: the value has another type, an option that a group lacks, or an option out of range.
+    """
+    if isinstance(value, LayerOptions):
+        options = value.to_dict()
+    elif isinstance(value, Mapping):
+        options = dict(value)
+    elif isinstance(value, (list, tuple)):
+        raise ValueError(f"the options of layer {name!r} must be a number or a dict, not {value!r:.80}")
+    else:
+        options = {"lr": value}
+    allowed = [option for option in NAMES if option == "corrected_decay" or all(option in group for group in groups)]
+    for option, number in options.items():
+        if option not in allowed:
+            raise ValueError(
+                f"layer {name!r} has {option!r}, but layers of this optimizer may have {', '.join(map(repr, allowed))}"
+            )
+        check_option(option, number, f"layer {name!r}")
+    return LayerOptions(**{option: _number(option, number) for option, number in options.items()})
+
+
+def _number(option: str, value: Any) -> Any:
+    """Returns the value of an option without tensors."""
+    if option == "corrected_decay":
+        return value
+    return tuple(map(number_of, value)) if option == "betas" else number_of(value)
+
+
+def _has_names(value: Any) -> bool:
+    """Returns whether this maps names of parameters, not names of options."""
+    return isinstance(value, Mapping) and not value.keys() <= set(NAMES)
+
+
+def _is_slices(entry: Any) -> bool:
+    """Returns whether an entry lists (start, stop, value)."""
+    return (
+        isinstance(entry, (list, tuple))
+        and bool(entry)
+        and all(isinstance(part, (list, tuple)) and len(part) == 3 for part in entry)
+    )
+
+
+def _entry(name: str, param: Tensor, ranges: dict[tuple[int, int] | None, LayerOptions]) -> Entry:
+    """Returns the slices of a parameter; the range None fills the gaps between the others."""
+    rest = ranges.pop(None)
+    if not ranges:
+        return (Slice(0, None, rest),)
+    size = param.shape[0] if param.dim() else 0
+    cuts = sorted((range_ for range_ in ranges if range_ is not None), key=lambda cut: cut[0])
+    ends = [0, *(stop for _, stop in cuts)]
+    gaps = zip(ends, [*(start for start, _ in cuts), size], strict=True)
+    parts = [Slice(start, stop, ranges[start, stop]) for start, stop in cuts]
+    parts += [Slice(start, stop, rest) for start, stop in gaps if start < stop]
+    return _cover(name, param, sorted(parts, key=lambda part: part.start))
+
+
+def _cover(name: str, param: Tensor, parts: Sequence[Slice]) -> Entry:
+    """Returns slices as an entry.
+
+    Raises:
+        ValueError: they do not cover the first dimension of the parameter, each element once.
+    """
+    if len(parts) == 1 and parts[0].stop is None:
+        return (Slice(0, None, parts[0].options),)
+    size, at = param.shape[0] if param.dim() else 0, 0
+    for start, stop, _ in parts:
+        numbers = all(type(end) is int for end in (start, stop))
+        if not (numbers and stop is not None and at == start < stop <= size):
+            raise ValueError(
+                f"the slice {start}:{stop} of {name!r} is empty, overlaps another, or leaves its first dimension of "
+                f"{size}"
+            )
+        at = stop
+    if at < size:
+        raise ValueError(f"the slices of {name!r} end at {at}, but its first dimension has {size}")
+    return tuple(parts)
