@@ -56,5 +56,5 @@ class TwoLaunches:
         grads: list[Any] = [param.grad for param in self._named]
         self.table.accept_gradients(grads)
         # with 0 steps taken the momentum of SGD is the gradient
-        self.table.taken = np.full(len(grads), self._taken, dtype=np.float32)
+        self.table.steps = np.full(len(grads), self._taken, dtype=np.float32)
         return self._backend.step(self._rule, self.table, [self._hyper], scale, write=write)

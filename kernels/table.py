@@ -71,7 +71,7 @@ class Table:
         columns: name -> tensors.
         gradients: where the gradients are. The same object for as long as it is equal.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
-        taken: for each parameter, the number of steps taken, float32 [params], where the host counts them.
+        steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         cache: what the backend keeps for this table from step to step.
         capturable: whether steps may be captured in a CUDA graph.
     """
@@ -87,7 +87,7 @@ class Table:
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
         self.grad_dtype = grad_dtype or next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         self.hyper_row = np.array([row.hyper for row in self.rows], dtype=np.int64)
-        self.taken: np.ndarray = np.ones(len(params), dtype=np.float32)
+        self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
         self.capturable = False
         self._places = [(param.device, param.shape) for param in params]

@@ -80,7 +80,7 @@ def make(
 
 def after(table: Table, *taken: int) -> Table:
     """The table, with so many steps taken by each parameter, or by all."""
-    table.taken = np.broadcast_to(np.float32(taken), len(table.columns["param"])).copy()
+    table.steps = np.broadcast_to(np.float32(taken), len(table.columns["param"])).copy()
     return table
 
 
@@ -91,7 +91,7 @@ def accept_any(table: Table, grads: Sequence[Tensor | None]) -> bool:
 
 def having(table: Table, **columns: Sequence[Tensor | None]) -> Table:
     """The same table with other columns."""
-    return after(Table({**table.columns, **columns}, table.rows), *table.taken)
+    return after(Table({**table.columns, **columns}, table.rows), *table.steps)
 
 
 def twin(table: Table) -> Table:
@@ -101,7 +101,7 @@ def twin(table: Table) -> Table:
         name: [t if t is None else t.clone(memory_format=clone) for t in column]
         for name, column in table.columns.items()
     }
-    other = after(Table(columns, table.rows), *table.taken)
+    other = after(Table(columns, table.rows), *table.steps)
     other.hyper_row = table.hyper_row
     return other
 

@@ -15,7 +15,7 @@ from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import averages_of, exchanged
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import read, require_dict
-from fused_lwlr.optim.gate import Verdict
+from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
 from fused_lwlr.optim.layer_options import effective, max_lr
@@ -107,7 +107,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     _captured: tuple[Plans, ...] = ()
     """The plans that CUDA graphs read and write."""
     _buckets: Buckets | None = None
-    _verdict: Verdict | None = None
+    _skip_report: SkipReport | None = None
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
 
@@ -243,7 +243,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         # without a CUDA context, which the second call would create, there is no capture
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
-        if self._verdict is not None and not capturing:
+        if self._skip_report is not None and not capturing:
             self._report(wait=True)
         loss = None
         if closure is not None:
@@ -264,7 +264,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         else:
             self._plans = self._step_by(self._plans, None, loss_scale, capturing=capturing)
             self._stepped = (self._plans,)
-        if self._verdict is not None:
+        if self._skip_report is not None:
             self._report(wait=False)
         return loss
 
@@ -304,7 +304,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             if plans is None:
                 self.complete_groups()
                 plans = Plans(self.options, groups, self.state, bucket)
-            self._verdict = plans.step(groups, self.state, loss_scale)
+            self._skip_report = plans.step(groups, self.state, loss_scale)
         finally:
             _set_grad_enabled(grad_enabled)
             if plans is not None:
@@ -333,9 +333,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def _report(self, *, wait: bool) -> None:
         """Raises FloatingPointError if the last step is known to be skipped because of a gradient."""
-        verdict, self._verdict = self._verdict, None
-        if verdict is not None and not verdict.report(wait=wait):
-            self._verdict = verdict
+        report, self._skip_report = self._skip_report, None
+        if report is not None and not report.raise_if_skipped(wait=wait):
+            self._skip_report = report
 
     @contextmanager
     def averaged(self, model: nn.Module | None = None) -> Iterator[None]:

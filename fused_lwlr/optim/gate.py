@@ -12,8 +12,8 @@ from fused_lwlr.optim.plan import Plan
 
 
 @dataclass
-class Verdict:
-    """Whether a step was skipped, on its way from the device.
+class SkipReport:
+    """The report of the device on whether a step was skipped.
 
     Attributes:
         skipped: float64 of no dimension, not 0 if the step was skipped because of a gradient.
@@ -26,11 +26,11 @@ class Verdict:
     arrived: torch.cuda.Event | None
     counts: list[tuple[Tensor, list[str]]]
 
-    def report(self, *, wait: bool) -> bool:
-        """Raises if the step was skipped. Returns False if that is not known yet.
+    def raise_if_skipped(self, *, wait: bool) -> bool:
+        """Raises if the step was skipped. Returns False if the report has not arrived yet.
 
-        Called after a step without waiting and before the next one with it: by then forward and backward passes are
-        queued behind the verdict, so the device does not run dry.
+        It is called without `wait` after a step, and with it before the next one. By then the device has forward and
+        backward passes to run, so it is not idle.
 
         Raises:
             FloatingPointError: naming the layers.
@@ -55,7 +55,7 @@ class Verdict:
 
 
 def loss_scales(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate | None]:
-    """Returns the loss scale of a `torch.amp.GradScaler` and its verdict on the gradients, for each plan."""
+    """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf`, for each plan."""
     return [None if loss_scale is None else _on(plan.device, loss_scale) for plan in plans]
 
 
@@ -69,8 +69,8 @@ def _on(device: torch.device, gate: Gate) -> Gate:
 
 def measured_gates(
     options: StepOptions, plans: Sequence[Plan], loss_scale: Gate | None
-) -> tuple[Sequence[Gate | None], Verdict | None]:
-    """Returns the gates of the next step, from one pass over all gradients if that is needed, and the verdict on it."""
+) -> tuple[Sequence[Gate | None], SkipReport | None]:
+    """Returns the gates of the next step, from one pass over all gradients if needed, and the report on the step."""
     if not options.needs_totals:
         return loss_scales(plans, loss_scale), None
     gates = [gate or Gate() for gate in loss_scales(plans, loss_scale)]
@@ -86,39 +86,39 @@ def measured_gates(
 
 def gates_of(
     options: StepOptions, plans: Sequence[Plan], gates: Sequence[Gate], totals: Tensor, counts: Sequence[Tensor]
-) -> tuple[list[Gate], Verdict | None]:
-    """Returns the gates of the next step, from what was found out about all gradients, and the verdict on it.
+) -> tuple[list[Gate], SkipReport | None]:
+    """Returns the gates of the next step, from the totals of all gradients, and the report on the step.
 
     Args:
         options: of the optimizer.
-        plans: what is stepped.
+        plans: the plans of the step.
         gates: the loss scale of each plan.
         totals: see `Gate`.
         counts: for each plan, the number of non-finite elements of each row.
     """
-    verdict = None
+    report = None
     if options.nonfinite == "raise":
         # a GradScaler deals with an overflow that it has found
         known = gates[0].found_inf
         skipped = totals[1] if known is None else totals[1] * (known.to(totals.device) == 0).reshape(())
-        verdict = _send(skipped, [(rows, plan.stepped_labels()) for rows, plan in zip(counts, plans, strict=True)])
+        report = _send(skipped, [(rows, plan.stepped_labels()) for rows, plan in zip(counts, plans, strict=True)])
     decided = [
         gate._replace(
             totals=totals.to(plan.device, non_blocking=True), max_norm=options.max_norm, skip=options.skips
         )
         for gate, plan in zip(gates, plans, strict=True)
     ]  # fmt: skip
-    return decided, verdict
+    return decided, report
 
 
-def _send(skipped: Tensor, counts: list[tuple[Tensor, list[str]]]) -> Verdict:
+def _send(skipped: Tensor, counts: list[tuple[Tensor, list[str]]]) -> SkipReport:
     if not skipped.is_cuda:
-        return Verdict(skipped, None, counts)
+        return SkipReport(skipped, None, counts)
     host = torch.empty((), dtype=skipped.dtype, device="cpu", pin_memory=True)
     host.copy_(skipped, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record(torch.cuda.current_stream(skipped.device))
-    return Verdict(host, arrived, counts)
+    return SkipReport(host, arrived, counts)
 
 
 def _sum(totals: Sequence[Tensor]) -> Tensor:

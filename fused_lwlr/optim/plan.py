@@ -50,10 +50,10 @@ class Plan:
         grad_dtype = next((grad.dtype for grad in columns["grad"] if grad is not None), None)
         self.table = Table(columns, rows, grad_dtype)
         self.table.capturable = capturable
-        self.table.taken = np.array([member.steps for member in members], dtype=np.float32)
+        self.table.steps = np.array([member.steps for member in members], dtype=np.float32)
         if counts:
             # the state shares memory with the array that a step increments
-            for member, count in zip(members, torch.from_numpy(self.table.taken).unbind(), strict=True):
+            for member, count in zip(members, torch.from_numpy(self.table.steps).unbind(), strict=True):
                 member.entries["step"] = count
         first = columns["param"][0]
         self.device: torch.device = first.device
@@ -80,10 +80,10 @@ class Plan:
         if not self._counts:
             return
         if 0 in self.table.gradients.present:
-            self.table.taken[np.frombuffer(self.table.gradients.present, dtype=bool)] += 1
+            self.table.steps[np.frombuffer(self.table.gradients.present, dtype=bool)] += 1
         else:
             # in half the time of `+= 1`
-            np.add(self.table.taken, ONE, out=self.table.taken)
+            np.add(self.table.steps, ONE, out=self.table.steps)
 
     def store(self, states: Any, *, stepped: bool) -> None:
         """Stores the state of the members that had a gradient in this step, or of the others."""
@@ -91,7 +91,7 @@ class Plan:
             if member.is_stepped and bool(present) is stepped:
                 if not self._counts and stepped:
                     # the first step is over
-                    self.table.taken[i] = 1
+                    self.table.steps[i] = 1
                 store(states, member.param, member.entries)
 
 

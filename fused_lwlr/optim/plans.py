@@ -11,7 +11,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.optim.gate import Verdict, measured_gates
+from fused_lwlr.optim.gate import SkipReport, measured_gates
 from fused_lwlr.optim.hyper import HyperRows
 from fused_lwlr.optim.layer_entries import entries_of
 from fused_lwlr.optim.members import check_members, members_of, places_of
@@ -117,12 +117,12 @@ class Plans:
             self._set_present(snapshot.present)
         return True
 
-    def step(self, groups: Groups, states: Any, loss_scale: Gate | None) -> Verdict | None:
+    def step(self, groups: Groups, states: Any, loss_scale: Gate | None) -> SkipReport | None:
         """Steps every parameter that has a gradient, and stores the state that was made for it.
 
         Args:
             groups, states: of the optimizer.
-            loss_scale: the loss scale and the verdict of a `torch.amp.GradScaler`.
+            loss_scale: the loss scale and `found_inf` of a `torch.amp.GradScaler`.
 
         Returns:
             The report on a skipped step, if it may have to be raised.
@@ -138,11 +138,11 @@ class Plans:
         scales: Sequence[Any] = [self._scale] * len(self._launched)
         gates: Sequence[Gate | None] = [None] * len(self._launched)
         statistics: Sequence[Tensor | None] = gates  # type: ignore[assignment]
-        verdict = None
+        report = None
         if self._sharded is not None and (self._scale is not None or options.needs_totals):
-            scales, gates, statistics, verdict = self._sharded.decide(options, hyper, self._scale, loss_scale)
+            scales, gates, statistics, report = self._sharded.decide(options, hyper, self._scale, loss_scale)
         elif options.needs_totals or loss_scale is not None:
-            gates, verdict = measured_gates(options, self._launched, loss_scale)
+            gates, report = measured_gates(options, self._launched, loss_scale)
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
             plan.backend.prepare(rule, plan.table, hyper, scales[i], gates[i], rounding_seed=plan.rounding_seed)
@@ -164,7 +164,7 @@ class Plans:
             if self._is_new:
                 self._begin(states)
             self._last = self._present
-        return verdict
+        return report
 
     def release_gradients(self) -> None:
         """Drops references to gradients, which would outlive `zero_grad()`."""

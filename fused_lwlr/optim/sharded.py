@@ -9,14 +9,14 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Factors, Gate, Hyper, Scale
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
-from fused_lwlr.optim.gate import Verdict, gates_of, loss_scales
+from fused_lwlr.optim.gate import SkipReport, gates_of, loss_scales
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.shards import Completion, completion_of
 
-Decisions = tuple[Sequence[Any], Sequence[Gate], Sequence[Tensor | None], Verdict | None]
-"""For each part its scale, gate and statistics, and the verdict on the step."""
+Decisions = tuple[Sequence[Any], Sequence[Gate], Sequence[Tensor | None], SkipReport | None]
+"""For each part its scale, gate and statistics, and the report on the step."""
 
 
 def norm_itself(norm: Tensor) -> Tensor:
@@ -77,15 +77,15 @@ class Sharded:
         sums = self._completion.sum(sums)
         largest = torch.where(self._counts_for_max_norm, sums[:, 3], 0.0).amax()
         totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
-        gates, verdict = gates_of(options, self._parts, gates, totals, list(sums[:, 2].split(self._counts)))
+        gates, report = gates_of(options, self._parts, gates, totals, list(sums[:, 2].split(self._counts)))
         nothing: list[Tensor | None] = [None] * len(self._parts)
         if scale is None:
-            return nothing, gates, nothing, verdict
+            return nothing, gates, nothing, report
         scaled = self._scaled & self._stepped
         if isinstance(scale, Balance):
             # 1 of a norm of 0, which does not count
             factors = BalancedLR.factors(torch.where(scaled, sums[:, 3].sqrt(), 0.0))
-            return self._split(factors, scale), gates, nothing, verdict
+            return self._split(factors, scale), gates, nothing, report
         clip = (options.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(totals[0])
         if twice:
             again = self._completion.sum(self._measure(options, hyper, norms, gates)[:, 3:])
@@ -108,7 +108,7 @@ class Sharded:
             moments, rate = (sums[:, 3], sums[:, 6], sums[:, 5]), lr * sums[:, 4]
             rho = retraction(self._radii, *moments, rate)
             sums[:, 7] = update_sq_sum(rho, *moments, rate)
-        return self._split(sums[:, 4], scale, rho), gates, list(sums.split(self._counts)), verdict
+        return self._split(sums[:, 4], scale, rho), gates, list(sums.split(self._counts)), report
 
     def _split(self, factors: Tensor, scale: Scale | Balance, rho: Tensor | None = None) -> list[Factors]:
         """Returns the factors of each part, of those of all rows."""

@@ -64,15 +64,13 @@ def step(
     """
     context = StepContext(rule, table, scale, gate, write, rounding_seed)
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
-    for hyper_row, (row, (param, grad, steps, master_weight, ema, *stored)) in zip(
-        table.hyper_row, columns, strict=True
-    ):
-        h = hyper[hyper_row]
+    for number, (row, (param, grad, steps, master_weight, ema, *stored)) in zip(table.hyper_row, columns, strict=True):
+        h = hyper[number]
         if grad is None:
             # a rescale-only row is not counted, and its average stays
             steps = ema = None
         context.begin(row, h, param, steps)
-        count = table.taken.item(row.tensor) if steps is None else steps
+        count = table.steps.item(row.tensor) if steps is None else steps
         if grad is None and not row.power:
             continue
         g = context.gradient(grad)
@@ -88,10 +86,8 @@ def step(
         for column, (state, result) in enumerate(zip(stored, results, strict=True), 1):
             if state is not None and result is not None:
                 context.store(state, result, column)
-    # after all rows of a tensor, which go by the count before this step
-    for steps, grad in zip(table.column("step"), table.column("grad"), strict=True):
-        if steps is not None and grad is not None:
-            context.count(steps)
+    # all rows of a tensor need the count before this step
+    context.count(table)
     return context.statistics
 
 

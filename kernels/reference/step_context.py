@@ -186,10 +186,13 @@ class StepContext:
         else:
             ema.copy_(torch.where(self._skip, ema, ema.lerp(weight, 1 - decay)))
 
-    def count(self, steps: Tensor) -> None:
-        """Counts one more step, where the device counts them; not if the step is skipped."""
-        if self._write:
-            steps.copy_(steps + 1 if self._skip is None else torch.where(self._skip, steps, steps + 1))
+    def count(self, table: Table) -> None:
+        """Counts a step of every parameter with a gradient, where the device counts them, unless it is skipped."""
+        if not self._write:
+            return
+        for steps, grad in zip(table.column("step"), table.column("grad"), strict=True):
+            if steps is not None and grad is not None:
+                steps.copy_(steps + 1 if self._skip is None else torch.where(self._skip, steps, steps + 1))
 
     def _balanced(self, weight: Tensor) -> Factor:
         if not self._row.scaled or self._totals is None:

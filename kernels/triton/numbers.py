@@ -93,14 +93,14 @@ def numbers_of(
 
 def _shared(rule: Rule, hyper: Sequence[Hyper], table: Table) -> tuple[float, ...]:
     """Returns lr and both coefficients if they are the same for all parameters that are in a step, else nothing."""
-    taken = table.taken
+    steps = table.steps
     if 0 in table.gradients.present:
-        taken = taken[table.tensor_of_row[table.stepped | layout_of(table).rescaled]]
+        steps = steps[table.tensor_of_row[table.stepped | layout_of(table).rescaled]]
     # the bytes tell sooner than numpy does
-    together = taken.tobytes()
-    if together != together[: taken.itemsize] * len(taken) or not together:
+    together = steps.tobytes()
+    if together != together[: steps.itemsize] * len(steps) or not together:
         return ()
-    count = taken.item(0)
+    count = steps.item(0)
     found = [(row.lr, *rule.scheduled(row.numbers, count)) for row in hyper]
     # a kernel that was compiled for floats takes no integers
     return tuple(map(float, found[0])) if all(each == found[0] for each in found) else ()
@@ -109,10 +109,10 @@ def _shared(rule: Rule, hyper: Sequence[Hyper], table: Table) -> tuple[float, ..
 def _scheduled(rule: Rule, hyper: Sequence[Hyper], table: Table) -> np.ndarray:
     """Returns the coefficients of each row."""
     scheduled = np.empty((2, len(table.rows)), dtype=np.float32)
-    taken = table.taken.astype(np.float64)[table.tensor_of_row]
+    steps = table.steps.astype(np.float64)[table.tensor_of_row]
     for number, row in enumerate(hyper):
         here = np.asarray(table.hyper_row) == number
-        scheduled[0, here], scheduled[1, here] = rule.scheduled(row.numbers, taken[here])
+        scheduled[0, here], scheduled[1, here] = rule.scheduled(row.numbers, steps[here])
     return scheduled
 
 

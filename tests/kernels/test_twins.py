@@ -107,7 +107,7 @@ def test_every_tensor_its_own_number_of_steps(operation, scale, device):
     # as if each were alone
     for i in range(4):
         columns = {name: column[i : i + 1] for name, column in table.columns.items()}
-        alone = after(Table(columns), *table.taken[i : i + 1])
+        alone = after(Table(columns), *table.steps[i : i + 1])
         agree(operation, alone, HYPER[operation])
 
 
@@ -177,7 +177,7 @@ def test_any_shapes_offsets_and_slices(operation, data):
         for i, cut in enumerate(cuts)
         for row in ([Row(i)] if cut is None else [Row(i, 0, cut, 0.5), Row(i, cut, shapes[i][0], 2.0)])
     ]
-    agree(operation, after(Table(table.columns, rows), *table.taken), HYPER[operation])
+    agree(operation, after(Table(table.columns, rows), *table.steps), HYPER[operation])
 
 
 def _shifted(tensor, offset):
