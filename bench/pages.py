@@ -158,8 +158,26 @@ def options() -> Iterator[str]:
     )
 
 
+def commands() -> Iterator[str]:
+    """The commands, and the options of each under the headings of its help."""
+    import typer
+
+    from fused_lwlr.command.group import COMMANDS, command
+
+    for name, (_, text) in COMMANDS.items():
+        yield from ("", f"## fused-lwlr {name}", "", text)
+        for title, options in command(name).sections(typer.Context(command(name), info_name=name)).items():
+            yield from ("", f"**{title}**", "")
+            yield from _table(
+                ("option", "meaning"),
+                ((f"`{option}`".replace("|", r"\|"), meaning.replace("|", r"\|").replace("<", "&lt;"))
+                 for option, meaning in options),
+            )  # fmt: skip
+
+
 TABLES = {
     "about": about,
+    "commands": commands,
     "options": options,
     "host": host,
     "cpu": cpu,

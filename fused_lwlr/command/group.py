@@ -55,14 +55,18 @@ GONE = {
 class Command(TyperCommand):
     """A command whose help has its options under their headings."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Returns heading -> its options, each with its help."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             title = "Arguments" if param.param_type_name == "argument" else "Options"
             if record is not None:
                 sections.setdefault(getattr(param, "rich_help_panel", None) or title, []).append(record)
-        for title, records in sections.items():
+        return sections
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for title, records in self.sections(ctx).items():
             with formatter.section(title):
                 formatter.write_dl(records)
 
