@@ -20,7 +20,6 @@ class Upload:
 
     def __init__(self, size: int, device: torch.device):
         self.host = np.zeros(size, dtype=np.int64)
-        self._tensor = torch.from_numpy(self.host)
         self.device = torch.zeros(size, dtype=torch.int64, device=device)
         self._sent = self.host.tobytes()
         self._spares: list[Tensor] = []
@@ -35,23 +34,24 @@ class Upload:
             capturing: whether this one is.
             used: other tensors that a replay uses, which are kept alive.
         """
-        host, now = self._tensor, self.host.tobytes()
+        now = self.host.tobytes()
         if capturing:
             # also where an older copy is equal: lists of the same work may be other tensors by now
             self._used.append(used)
-            self.device.copy_(self._captured_copy(host), non_blocking=True)
+            self.device.copy_(self._captured_copy(), non_blocking=True)
         elif self._captured or now != self._sent:
             # a replay uploads its own copy, so the buffer may hold anything
-            upload(self.device, host)
+            upload(self.device, torch.from_numpy(self.host))
             self._sent = now
         if capturable and not capturing and not self._spares:
             # pinned memory cannot be allocated during a capture
-            shape = (CAPTURES, len(host))
+            shape = (CAPTURES, len(self.host))
             pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.device.is_cuda)
             self._spares = list(pinned.unbind())
 
-    def _captured_copy(self, host: Tensor) -> Tensor:
+    def _captured_copy(self) -> Tensor:
         """Returns the host's copy in memory that stays as it is for as long as a graph copies from it."""
+        host = torch.from_numpy(self.host)
         if not (self._captured and torch.equal(self._captured[-1], host)):
             if not self._spares:
                 raise RuntimeError(
