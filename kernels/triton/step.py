@@ -126,6 +126,7 @@ def _queued(
     work_key = scale.target if isinstance(scale, (Scale, Factors)) else None, programs, sphere
     if work is None or work.key != work_key:
         work = device_table.workspace = Workspace(device_table, sizes_of(device), *work_key)
+        device_table.keep_buffers(work.buffers)
         # its sums of squares are zeros
         norms.forget_rows()
         device_table.refresh(table, numbers)
