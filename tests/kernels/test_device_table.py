@@ -11,7 +11,7 @@ import pytest
 import torch
 from tables import ADAMW, ADAMW_RULE, HYPER, SGD, accept_any, after, agree, make, sgd_hyper, uniform
 
-from fused_lwlr import ELR, NormalizedGradient
+from fused_lwlr import ELR, LAMB, NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
 from fused_lwlr.kernels.triton.device_table import device_table_of, tile_list
 from fused_lwlr.kernels.triton.numbers import Numbers
@@ -218,7 +218,7 @@ def test_memory_is_kept_once_for_each_stream(on_stream):
     """Tables that were made on one stream may be freed while a launch on another stream still reads them."""
     table = make("sgd", [(5,), (4, 3)], torch.float32, torch.device("cpu"), [Row(0, scaled=True), Row(1, scaled=True)])
     scale = ELR(0.1).scale(SGD)
-    # scratch tensors stand in for gradients that cannot be walked
+    # scratch tensors take the place of gradients with other strides
     transposed = [uniform((5,), torch.float32, "cpu"), uniform((3, 4), torch.float32, "cpu").T]
     assert accept_any(table, transposed)
     counts = [len(on_stream(stream, step.step, SGD, table, HYPER["sgd"], scale)) for stream in (0, 7, 7, 0, 8, 7)]
@@ -229,7 +229,7 @@ def test_memory_is_kept_once_for_each_stream(on_stream):
         *(t.data_ptr() for t in (found.norms.totals, found._scratch["grad"][1])),
     }
     assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == memory
-    # which steps with a `Balance` use
+    # steps with a `Balance` use sums of rows
     triton.totals(table, grad=True, weight=False)
     memory.add(found.norms.row_sums.data_ptr())
     assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == memory
@@ -241,7 +241,7 @@ def test_memory_that_is_new_is_kept_for_every_stream(on_stream):
     table = make("sgd", [(5,), (4, 3)], torch.float32, torch.device("cpu"), [Row(0, scaled=True), Row(1, scaled=True)])
     plain = [uniform(shape, torch.float32, "cpu") for shape in ((5,), (4, 3))]
     wide = [plain[0], uniform((4, 6), torch.float32, "cpu")[:, ::2]]
-    # of the same width, so that the device table stays
+    # both have the same width, so that the device table stays
     first = NormalizedGradient().scale(SGD)
     second = first._replace(target="decayed")
     for grads, scale in (
@@ -262,6 +262,17 @@ def test_memory_is_kept_by_the_allocator_of_the_device(monkeypatch):
     device_table.keep(there)
     here.record_stream.assert_not_called()
     there.record_stream.assert_called_once_with("stream of cuda:1")
+
+
+def test_a_step_with_a_new_workspace_looks_at_the_table_once(monkeypatch, device):
+    """A scaling of another statistic has another workspace, whose sums of squares are not known."""
+    table = make("sgd", [(5,), (7, 3)], torch.float32, device, [Row(0, scaled=True), Row(1, scaled=True)])
+    refresh, seen = device_table.DeviceTable.refresh, []
+    monkeypatch.setattr(device_table.DeviceTable, "refresh", lambda self, *a: (refresh(self, *a), seen.append(self)))
+    for scaling, known in ((ELR(0.1), False), (ELR(0.1), True), (LAMB(), False), (LAMB(), True)):
+        agree("sgd", table, HYPER["sgd"], scale=scaling.scale(SGD))
+        assert len(seen) == 1
+        assert seen.pop().known.all() == known
 
 
 @pytest.mark.gpu
