@@ -1,6 +1,7 @@
 """A step on layers of which every process has a part: norms here, one all-reduce, then the updates."""
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Factors, Gate, Hyper, Scale
+from fused_lwlr.kernels.pinned import upload
 from fused_lwlr.kernels.sphere import retraction, update_sq_sum
 from fused_lwlr.optim.gate import SkipReport, gates_of, loss_scales
 from fused_lwlr.optim.options import StepOptions
@@ -152,7 +154,10 @@ def sharded_of(parts: Sequence[Plan]) -> Sharded | None:
 
 
 def _numbers(values: Sequence[float | Tensor], like: Tensor) -> Tensor:
-    """Numbers, or tensors of one element, as one tensor."""
-    if any(isinstance(value, Tensor) for value in values):
-        return torch.stack([torch.as_tensor(value).to(like).reshape(()) for value in values])
-    return torch.tensor(values, dtype=like.dtype, device="cpu").to(like.device, non_blocking=True)
+    """Returns numbers, or tensors of one element, as one tensor."""
+    there = [isinstance(value, Tensor) and value.device.type != "cpu" for value in values]
+    host = [0.0 if on_device else float(value) for value, on_device in zip(values, there, strict=True)]
+    numbers = upload(like.new_empty(len(values)), torch.tensor(host, dtype=like.dtype, device="cpu"))
+    for i in compress(range(len(values)), there):
+        numbers[i] = values[i]
+    return numbers

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from fused_lwlr.kernels.pinned import upload
 from fused_lwlr.kernels.table import Table, addresses_of, real
 from fused_lwlr.kernels.triton.layout import KNOWN, layout_of
 from fused_lwlr.kernels.triton.numbers import NO_NUMBERS, Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
-from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of, upload
+from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
 from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
 
 ONLY_STEPPED = ("step", "ema")
@@ -44,9 +45,9 @@ class DeviceTable:
         norms: Σw² of the last step, and whether they are still right.
         known: for each row, whether its Σw² was right before the launch, bool.
         rescales: whether the power of any row is not 0.
-        stream: the handle of the only stream that launches were on, 0 on a CPU; None once there were two.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
         workspace: what an operation keeps from launch to launch.
+        buffers: the tensors of it that kernels take, in their order.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class DeviceTable:
         self.entries = dict(zip(names, [*range(len(columns)), *range(len(columns) + 4, len(names) + 4)], strict=True))
         self.rescales = bool(layout.rescaled.any())
         self.workspace: Any = None
+        self.buffers: tuple[Tensor, ...] = ()
         self.norms = weight_norms_of(table)
         self.items: dict[Any, Tensor] = {}
         self._lists: dict[Any, np.ndarray] = {}
@@ -72,7 +74,10 @@ class DeviceTable:
         integers = -(-floats // 4) * 2
         self._upload = Upload(integers + (len(names) + 4) * self.rows, params[0].device)
         self.buffer = self._upload.device
-        self.stream: int | None = stream_of(self.buffer.device)
+        self._streams: set[tuple[int, bool]] = set()
+        """Handles of the streams that all memory of launches is kept for, `norms.row_sums` too where True follows.
+
+        Empty when there is new memory."""
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
         fixed = len(columns)
@@ -135,6 +140,7 @@ class DeviceTable:
             # a gradient with the form of its parameter needs a scratch tensor if the parameter does
             plain = new.forms is None and not self._scratch["param"]
             self._scratch["grad"] = {} if plain else self._layout.scratch_of(table.columns["grad"])
+            self._streams.clear()
             self._has_scratch = any(self._scratch.values())
         self._point("grad", new.addresses)
 
@@ -194,7 +200,30 @@ class DeviceTable:
         host = torch.from_numpy(items)
         # a new tensor each time: a graph may go on to read the old one
         self.items[key] = upload(torch.empty_like(host, device=self.buffer.device), host)
+        self._streams.clear()
         return self.items[key]
+
+    def keep_buffers(self, buffers: tuple[Tensor, ...]) -> None:
+        """Takes the new tensors of an operation."""
+        self.buffers = buffers
+        self._streams.clear()
+
+    def keep_for_stream(self) -> None:
+        """Keeps all memory of launches from being reused before the current stream is done, which may not own it."""
+        stream = stream_of(self.buffer.device), self.norms.row_sums is not None
+        if stream not in self._streams:
+            scratch = [tensor for tensors in self._scratch.values() for tensor in tensors.values()]
+            totals = (self.norms.totals, self.norms.row_sums)
+            for tensor in (self.buffer, *self.items.values(), *self.buffers, *totals, *scratch):
+                if tensor is not None:
+                    keep(tensor)
+            self._streams.add(stream)
+
+
+def keep(tensor: Tensor) -> None:
+    """Keeps memory from being reused before the current stream is done."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 def device_table_of(

@@ -12,7 +12,7 @@ from triton import knobs
 from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, Sizes
 from fused_lwlr.kernels.native import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
-from fused_lwlr.kernels.triton.upload import is_capturing, stream_of
+from fused_lwlr.kernels.triton.upload import is_capturing
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -119,18 +119,8 @@ def launch(kernel: BoundKernel, items: Tensor, args: Sequence[Any]) -> None:
     arguments = kernel.arguments(items, args)
     with kernel.device:
         kernel.compiled[tuple(map(type, args))]((grid(programs), 1, 1), arguments)
-        if stream_of(kernel.device_table.buffer.device) != kernel.device_table.stream:
-            # from now on its lists and buffers may be made on either stream
-            kernel.device_table.stream = None
-            keep_for_stream(arguments)
+        kernel.device_table.keep_for_stream()
     counters["launches"] += 1
-
-
-def keep_for_stream(arguments: Sequence[Any]) -> None:
-    """Keeps memory of tensors from being reused before the current stream, which may not have allocated it, is done."""
-    for argument in arguments:
-        if isinstance(argument, Tensor) and argument.is_cuda:
-            argument.record_stream(torch.cuda.current_stream(argument.device))
 
 
 def grid(programs: int) -> int:

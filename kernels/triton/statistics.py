@@ -247,12 +247,11 @@ def _launch(
     if tiles is None:
         make = partial(tile_list, numel, sizes.statistics_tile, at_least_one=True)
         tiles = device_table.make_items("tiles", make)
-    if device_table.workspace is None:
+    if not device_table.buffers:
         count = int(np.maximum(-(-numel // sizes.statistics_tile), 1).sum())
-        device_table.workspace = (
-            torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device),
-            torch.zeros(device_table.rows + 1, dtype=torch.int32, device=device),
-        )
+        partials = torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device)
+        arrivals = torch.zeros(device_table.rows + 1, dtype=torch.int32, device=device)
+        device_table.keep_buffers((partials, arrivals))
     key = (tuple(read), totals)
     if key not in table.cache:
         dtypes = tuple([device_table.dtypes[name] if name in read else None for name in COLUMNS])
@@ -262,7 +261,7 @@ def _launch(
             PASSES=sizes.statistics_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.statistics_slots, TOTALS=totals,
             num_warps=constants.WARPS,
         )  # fmt: skip
-    kernel, arguments = table.cache[key], (*device_table.workspace, *outputs)
+    kernel, arguments = table.cache[key], (*device_table.buffers, *outputs)
     if tuple(map(type, arguments)) not in kernel.compiled:
         kernel.compile(tiles, arguments)
     launch(kernel, tiles, arguments)

@@ -64,10 +64,10 @@ def prepare(
     if device_table is None or device_table.hyper_rows < numbers.rows or device_table.hyper_width != numbers.width:
         tile = sizes_of(table.columns["param"][0].device).queue_tile
         device_table = device_table_of(table, columns, numbers, tile=tile, more=MORE)
-    device_table.refresh(table, numbers)
     if not (scale is None and gate is None and rounding_seed is None and device_table.dtypes["step"] is None):
         gate = gate or NO_GATE
         return _queued(table, device_table, rule, numbers, scale, gate, write=write, rounding_seed=rounding_seed)
+    device_table.refresh(table, numbers)
     # no tile waits for another
     key = rule, numbers.on_device, write
     kernel = table.cache.get(key)
@@ -126,9 +126,10 @@ def _queued(
     work_key = scale.target if isinstance(scale, (Scale, Factors)) else None, programs, sphere
     if work is None or work.key != work_key:
         work = device_table.workspace = Workspace(device_table, sizes_of(device), *work_key)
+        device_table.keep_buffers(work.buffers)
         # its sums of squares are zeros
         norms.forget_rows()
-        device_table.refresh(table, numbers)
+    device_table.refresh(table, numbers)
     target = None if scale is None else scale.target
     key = (
         rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), target, formula, sphere,

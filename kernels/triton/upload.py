@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fused_lwlr.kernels.pinned import upload
+
 CAPTURES = 8
 """Captures in CUDA graphs that there is memory for before the next step outside of any."""
 
@@ -59,14 +61,6 @@ class Upload:
                 )
             self._captured.append(self._spares.pop().copy_(host))
         return self._captured[-1]
-
-
-def upload(device: Tensor, host: Tensor) -> Tensor:
-    """Copies to the device, perhaps after this returns."""
-    if device.is_cuda:
-        # a new block each time: the caching host allocator keeps it until the copy from it is done
-        host = host.pin_memory()
-    return device.copy_(host, non_blocking=True)
 
 
 def stream_of(device: torch.device) -> int:

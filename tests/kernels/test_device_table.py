@@ -3,19 +3,21 @@
 import gc
 import importlib
 import sys
+from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from tables import ADAMW, ADAMW_RULE, HYPER, SGD, accept_any, after, agree, make, sgd_hyper, uniform
 
-from fused_lwlr import ELR
+from fused_lwlr import ELR, LAMB, NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
 from fused_lwlr.kernels.triton.device_table import device_table_of, tile_list
 from fused_lwlr.kernels.triton.numbers import Numbers
 
 # the modules: the package exports functions of these names
-step, launch = (importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "launch"))
+step, device_table = (importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "device_table"))
 BLOCK = 1024
 
 
@@ -197,25 +199,80 @@ def test_tiles_with_fewer_elements_come_first():
     assert tile_list(np.array([5, 0]), 4, at_least_one=True).tolist() == [[0, 0], [0, 1], [1, 0]]
 
 
-@pytest.mark.parametrize(("current", "kept"), [(0, False), (7, True)])
-def test_memory_is_kept_for_another_stream(monkeypatch, current, kept):
+@pytest.fixture
+def on_stream(monkeypatch):
+    """A function that steps on a stream, and returns the addresses of the memory that is kept for it."""
+    kept = []
+    monkeypatch.setattr(device_table, "keep", lambda tensor: kept.append(tensor.data_ptr()))
+
+    def take(stream, operation, *args):
+        kept.clear()
+        monkeypatch.setattr(device_table, "stream_of", lambda device: stream)
+        operation(*args)
+        return set(kept)
+
+    return take
+
+
+def test_memory_is_kept_once_for_each_stream(on_stream):
     """Tables that were made on one stream may be freed while a launch on another stream still reads them."""
-    table = make("sgd", [(5,)], torch.float32, torch.device("cpu"))
-    step.step(SGD, table, HYPER["sgd"])
-    seen = []
-    monkeypatch.setattr(launch, "stream_of", lambda device: current)
-    monkeypatch.setattr(launch, "keep_for_stream", seen.append)
-    step.step(SGD, table, HYPER["sgd"])
-    assert len(seen) == kept
-    # lists of work may have been made on the other stream
-    monkeypatch.setattr(launch, "stream_of", lambda device: 0)
-    step.step(SGD, table, HYPER["sgd"])
-    assert len(seen) == 2 * kept
-    if kept:
-        device_table = table.cache[step.columns_of(SGD)]
-        assert {t.data_ptr() for t in seen[0] if isinstance(t, torch.Tensor)} >= {
-            device_table.addresses.data_ptr(), device_table.items["tiles"].data_ptr(),
-        }  # fmt: skip
+    table = make("sgd", [(5,), (4, 3)], torch.float32, torch.device("cpu"), [Row(0, scaled=True), Row(1, scaled=True)])
+    scale = ELR(0.1).scale(SGD)
+    # scratch tensors take the place of gradients with other strides
+    transposed = [uniform((5,), torch.float32, "cpu"), uniform((3, 4), torch.float32, "cpu").T]
+    assert accept_any(table, transposed)
+    counts = [len(on_stream(stream, step.step, SGD, table, HYPER["sgd"], scale)) for stream in (0, 7, 7, 0, 8, 7)]
+    assert [bool(count) for count in counts] == [True, True, False, False, True, False]
+    found = table.cache[step.columns_of(SGD)]
+    memory = {
+        *(t.data_ptr() for t in (found.buffer, *found.items.values(), *found.workspace.buffers)),
+        *(t.data_ptr() for t in (found.norms.totals, found._scratch["grad"][1])),
+    }
+    assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == memory
+    # steps with a `Balance` use sums of rows
+    triton.totals(table, grad=True, weight=False)
+    memory.add(found.norms.row_sums.data_ptr())
+    assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == memory
+    assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == set()
+
+
+def test_memory_that_is_new_is_kept_for_every_stream(on_stream):
+    """Lists of work, the workspace of another scaling, scratch tensors of other gradients, and lists of other rows."""
+    table = make("sgd", [(5,), (4, 3)], torch.float32, torch.device("cpu"), [Row(0, scaled=True), Row(1, scaled=True)])
+    plain = [uniform(shape, torch.float32, "cpu") for shape in ((5,), (4, 3))]
+    wide = [plain[0], uniform((4, 6), torch.float32, "cpu")[:, ::2]]
+    # both have the same width, so that the device table stays
+    first = NormalizedGradient().scale(SGD)
+    second = first._replace(target="decayed")
+    for grads, scale in (
+        (plain, None), (plain, first), (plain, second), (plain, first),
+        (wide, first), ([None, plain[1]], first), ([None, plain[1]], None),
+    ):  # fmt: skip
+        assert accept_any(table, grads)
+        take = partial(step.step, SGD, table, HYPER["sgd"], scale)
+        assert [bool(on_stream(stream, take)) for stream in (0, 7, 7, 0)] == [True, True, False, False]
+    sums = partial(triton.totals, table, grad=True, weight=False)
+    assert [bool(on_stream(stream, sums)) for stream in (0, 7, 7, 0)] == [True, True, False, False]
+
+
+def test_memory_is_kept_by_the_allocator_of_the_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    here, there = Mock(is_cuda=False), Mock(is_cuda=True, device="cuda:1")
+    device_table.keep(here)
+    device_table.keep(there)
+    here.record_stream.assert_not_called()
+    there.record_stream.assert_called_once_with("stream of cuda:1")
+
+
+def test_a_step_with_a_new_workspace_looks_at_the_table_once(monkeypatch, device):
+    """A scaling of another statistic has another workspace, whose sums of squares are not known."""
+    table = make("sgd", [(5,), (7, 3)], torch.float32, device, [Row(0, scaled=True), Row(1, scaled=True)])
+    refresh, seen = device_table.DeviceTable.refresh, []
+    monkeypatch.setattr(device_table.DeviceTable, "refresh", lambda self, *a: (refresh(self, *a), seen.append(self)))
+    for scaling, known in ((ELR(0.1), False), (ELR(0.1), True), (LAMB(), False), (LAMB(), True)):
+        agree("sgd", table, HYPER["sgd"], scale=scaling.scale(SGD))
+        assert len(seen) == 1
+        assert seen.pop().known.all() == known
 
 
 @pytest.mark.gpu

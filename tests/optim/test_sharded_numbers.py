@@ -1,0 +1,46 @@
+"""Numbers of sharded layers are uploaded together, from memory that the device can read while the host goes on."""
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from fused_lwlr.kernels.pinned import upload
+from fused_lwlr.optim import sharded
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.1, 1e-30], [0.1, 1e-30]),
+        ([torch.tensor(0.5), 0.1, torch.tensor([2.0], dtype=torch.float64)], [0.5, 0.1, 2.0]),
+    ],
+)
+def test_one_upload(values, expected, monkeypatch):
+    uploads = Mock(side_effect=upload)
+    monkeypatch.setattr(sharded, "upload", uploads)
+    monkeypatch.setattr(torch.Tensor, "to", Mock(side_effect=AssertionError("pageable memory is uploaded")))
+    found = sharded._numbers(values, torch.zeros(2, dtype=torch.float64))
+    assert uploads.call_count == 1
+    assert found.dtype == torch.float64
+    assert found.tolist() == expected
+
+
+def test_numbers_on_the_device_stay_there(monkeypatch):
+    """A device without memory of its own stands in for a GPU."""
+    uploads = Mock(side_effect=upload)
+    monkeypatch.setattr(sharded, "upload", uploads)
+    like, there = torch.zeros(2, dtype=torch.float64, device="meta"), torch.zeros(1, device="meta")
+    found = sharded._numbers([0.5, there], like)
+    (buffer, host), _ = uploads.call_args
+    assert (found.device, found.shape, buffer.device) == (like.device, like.shape, like.device)
+    assert host.tolist() == [0.5, 0.0]
+
+
+def test_memory_of_an_upload_is_pinned():
+    device, host = Mock(is_cuda=True), Mock()
+    upload(device, host)
+    device.copy_.assert_called_once_with(host.pin_memory(), non_blocking=True)
+    here = Mock(is_cuda=False)
+    upload(here, host)
+    here.copy_.assert_called_once_with(host, non_blocking=True)
