@@ -36,6 +36,7 @@ __all__ = [
     "NormalizedGradientAdaptive",
     "ScaleInvariant",
     "StepStatistics",
+    "UpdateFloor",
     "balance",
     "calibrate",
     "gradient_quotient",

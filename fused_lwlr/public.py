@@ -15,6 +15,7 @@ from fused_lwlr.scaling import (
     Hyperball,
     NormalizedGradient,
     NormalizedGradientAdaptive,
+    UpdateFloor,
 )
 from fused_lwlr.statistics import LayerStatistics, layer_statistics
 from fused_lwlr.step_statistics import LayerStatsLogger, StepStatistics
@@ -43,6 +44,7 @@ __all__ = [
     "NormalizedGradientAdaptive",
     "ScaleInvariant",
     "StepStatistics",
+    "UpdateFloor",
     "balance",
     "calibrate",
     "gradient_quotient",
