@@ -5,6 +5,7 @@ from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scal
 from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
 from fused_lwlr.optim import SGD, AdamW, LayerOptions, Lion, step_in_backward
+from fused_lwlr.param_groups import layers_from_param_groups
 from fused_lwlr.scaling import (
     ELR,
     LAMB,
@@ -15,9 +16,11 @@ from fused_lwlr.scaling import (
     Hyperball,
     NormalizedGradient,
     NormalizedGradientAdaptive,
+    UpdateFloor,
 )
 from fused_lwlr.statistics import LayerStatistics, layer_statistics
 from fused_lwlr.step_statistics import LayerStatsLogger, StepStatistics
+from fused_lwlr.timm_registry import register_timm
 
 __all__ = [
     "ELR",
@@ -43,14 +46,17 @@ __all__ = [
     "NormalizedGradientAdaptive",
     "ScaleInvariant",
     "StepStatistics",
+    "UpdateFloor",
     "balance",
     "calibrate",
     "gradient_quotient",
     "gradinit_",
     "layer_statistics",
+    "layers_from_param_groups",
     "lwlr_init_",
     "metainit_",
     "multipliers",
+    "register_timm",
     "scale_invariant",
     "simulate",
     "step_in_backward",

@@ -18,11 +18,11 @@ SMALL = 1 << 42
 
 
 class Forms(NamedTuple):
-    """The forms that gradients must have: number of elements, dtype, strides, lazy bits and device of the parameters.
+    """The forms that gradients must have: a dtype, and number of elements, strides, lazy bits and device of parameters.
 
     Attributes:
         strides: reads the strides of a tensor, or only whether it is contiguous, where all parameters are.
-        expected: pairs of a function that reads a property of a tensor, and its value for each parameter.
+        expected: pairs of a function that reads a property of a tensor, and its value for each gradient.
     """
 
     strides: Form
@@ -38,7 +38,7 @@ class Snapshot(NamedTuple):
         present: for each parameter, whether it has a gradient.
         grads: the gradient of each parameter, or None.
         addresses: the data pointer of each gradient; 0 if it is absent or empty.
-        matching: whether every gradient is a plain tensor with the form of its parameter.
+        matching: whether every gradient is a plain tensor with the form that it must have.
     """
 
     fixed: tuple[list[Any], ...]
@@ -48,20 +48,22 @@ class Snapshot(NamedTuple):
     matching: bool
 
 
-def forms_of(params: Sequence[Tensor], *, sliced: bool) -> Forms:
-    """Returns the forms of parameters.
+def forms_of(params: Sequence[Tensor], grad_dtypes: Sequence[torch.dtype] | None = None, *, sliced: bool) -> Forms:
+    """Returns the forms that the gradients of parameters must have.
 
     Args:
         params: the parameters, local parts if they are sharded.
+        grad_dtypes: the dtype of the gradient of each parameter; None for the dtypes of the parameters.
         sliced: whether any parameter is cut into slices, so that its shape matters and not only its elements.
     """
     strides: Form = Tensor.stride if sliced or not all(map(Tensor.is_contiguous, params)) else Tensor.is_contiguous
-    read: list[Form] = [Tensor.numel, DTYPE, strides, Tensor.is_neg]
+    read: list[Form] = [Tensor.numel, strides, Tensor.is_neg]
     if any(map(Tensor.is_complex, params)):
         read.append(Tensor.is_conj)
     if torch.cuda.is_available():
         read.append(Tensor.get_device)
-    return Forms(strides, [(form, list(map(form, params))) for form in read])
+    dtypes = list(map(DTYPE, params)) if grad_dtypes is None else list(grad_dtypes)
+    return Forms(strides, [(DTYPE, dtypes), *((form, list(map(form, params))) for form in read)])
 
 
 def take_snapshot(

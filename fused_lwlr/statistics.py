@@ -167,7 +167,8 @@ class _Kept:
         params, grads = self._local()
         local_rows = [local_row(row, self._params[row.tensor]) for row in rows]
         self.table = Table({"param": params, "grad": grads}, local_rows)
-        self._forms = forms_of(params, sliced=any(row.stop is not None for row in rows))
+        dtypes = [self.table.grad_dtype] * len(params)
+        self._forms = forms_of(params, dtypes, sliced=any(row.stop is not None for row in rows))
         # where kernels cannot reach a tensor, addresses tell nothing
         found = self._take_snapshot() if all_addressable((*params, *grads)) else None
         self._fixed = None if found is None else found.fixed

@@ -20,7 +20,7 @@ class Gradients(NamedTuple):
     Attributes:
         present: one byte for each parameter: 1 if it has a gradient.
         addresses: the data pointer of each gradient, int64; 0 if it is absent or empty.
-        forms: the form of each gradient, see `form_of`; None if each has the form of its parameter.
+        forms: the form of each gradient, see `form_of`; None if each has the form of its parameter but for the dtype.
     """
 
     present: bytes
@@ -100,17 +100,14 @@ class Table:
         Args:
             grads: the gradient of each parameter, or None.
             addresses: the data pointer of each gradient, 0 if it is absent or empty, if each has the form of its
-                parameter; None if not, or if nobody knows.
+                parameter and the dtype of the table; None if not, or if nobody knows.
 
         Returns:
             False, with nothing changed, if a gradient is sparse or does not have the shape and device of its parameter
             and the dtype of the table.
         """
         present, forms = bytes([grad is not None for grad in grads]), None
-        if addresses is not None:
-            if self.grad_dtype is not self.columns["param"][0].dtype and 1 in present:
-                return False
-        else:
+        if addresses is None:
             there = [(grad, place) for grad, place in zip(grads, self._places, strict=True) if grad is not None]
             if any(grad.layout is not torch.strided or grad.dtype is not self.grad_dtype for grad, _ in there):
                 return False

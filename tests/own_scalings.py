@@ -7,7 +7,7 @@ from fused_lwlr.scaling import Scaling
 
 
 @dataclass(frozen=True)
-class UpdateFloor(Scaling):
+class AtLeast(Scaling):
     """Each layer moves by at least lr · ratio of its norm."""
 
     ratio: float

@@ -7,7 +7,17 @@ import torch
 from steps import Named
 from torch import Tensor
 
-from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, Hyperball, NormalizedGradient, NormalizedGradientAdaptive
+from fused_lwlr import (
+    ELR,
+    LAMB,
+    LARC,
+    LARS,
+    ClipByLayer,
+    Hyperball,
+    NormalizedGradient,
+    NormalizedGradientAdaptive,
+    UpdateFloor,
+)
 
 State = dict[str, Any]
 
@@ -21,6 +31,12 @@ def trust_ratio(scaling: Any, w: Tensor, d: Tensor) -> float:
     """φ(‖w‖) / ‖d‖ of LAMB, Algorithm 2."""
     phi = min(max(float(w.norm()), scaling.min_norm), scaling.max_norm)
     return min(phi / float(d.norm()), scaling.max_ratio) if d.numel() else 1.0
+
+
+def bounded(scaling: Any, w: Tensor, d: Tensor) -> float:
+    """The factor of UpdateFloor, which puts ‖d‖ between two multiples of ‖w‖."""
+    length = min(max(float(d.norm()), scaling.ratio * float(w.norm())), scaling.ceiling * float(w.norm()))
+    return length / float(d.norm()) if d.numel() else 1.0
 
 
 def on_sphere(scaling: Any, w: Tensor, d: Tensor, state: State, lr: float) -> Tensor:
@@ -64,7 +80,12 @@ def sgd(
         d = g + momentum * b if nesterov else b
     if spheres:
         return on_sphere(scaling, w, d, state, lr)
-    return w - lr * (trust_ratio(scaling, w, d) if isinstance(scaling, LAMB) else 1.0) * d
+    match scaling:
+        case LAMB():
+            d = trust_ratio(scaling, w, d) * d
+        case UpdateFloor():
+            d = bounded(scaling, w, d) * d
+    return w - lr * d
 
 
 def adamw(
@@ -97,6 +118,8 @@ def adamw(
     match scaling:
         case LAMB():
             d = trust_ratio(scaling, w, d) * d
+        case UpdateFloor():
+            d = bounded(scaling, w, d) * d
         case ELR():
             d = scaling.goal / (d.norm() / w.norm() + scaling.eps) * d
     return w - lr * d

@@ -133,3 +133,14 @@ def test_empty_tensors():
     assert found.matching
     assert found.addresses == [params[0].data_ptr()]
     assert take_snapshot([], [], [], forms_of([], sliced=False)).present == []
+
+
+def test_gradients_may_have_their_own_dtypes():
+    """Each gradient must have the dtype that is expected of it, not the dtype of its parameter."""
+    params = [Parameter(torch.ones(5)), Parameter(torch.ones(3))]
+    forms = forms_of(params, [torch.bfloat16, torch.float32], sliced=False)
+    half, single = torch.ones(5, dtype=torch.bfloat16), torch.ones(3)
+    for grads, matching in (
+        ([half, single], True), ([half, None], True), ([half.float(), single], False), ([half, single.half()], False),
+    ):  # fmt: skip
+        assert take_snapshot(params, grads, [], forms).matching is matching

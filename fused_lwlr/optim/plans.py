@@ -74,7 +74,8 @@ class Plans:
         self._params = [member.param for member in self._members]
         self._distributed = any(map(is_distributed, self._params))
         self._sharded = sharded_of(self.plans) if self._distributed else None
-        self._forms = forms_of([*map(local, self._params)], sliced=rows.has_slices)
+        dtypes = [plan.table.grad_dtype for plan in self.plans for _ in plan.members]
+        self._forms = forms_of([*map(local, self._params)], dtypes, sliced=rows.has_slices)
         self._fixed: Any = None
         self._present: list[bool] = []
         self._last: list[bool] | None = None

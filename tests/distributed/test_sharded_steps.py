@@ -7,7 +7,7 @@ from sharding import LAYOUTS, compare, full, gradients, local, parameters, sprea
 from steps import ALL, OPTIONS, OURS, TORCH
 from tolerances import STATISTICS, close, same
 
-from fused_lwlr import ELR, LAMB, LARC, LARS, BalancedLR, Hyperball
+from fused_lwlr import ELR, LAMB, LARC, LARS, BalancedLR, Hyperball, UpdateFloor
 from fused_lwlr.kernels import SPHERE_STATISTICS
 
 pytestmark = pytest.mark.ranks(4)
@@ -29,6 +29,7 @@ CONTROLS = [
     ("lion", {"scaling": LAMB(), "clip_global_norm": 0.5, "layers": SLICES}),
     ("sgd", {"scaling": ELR(0.1, retract="sphere"), "nonfinite": "skip"}),
     ("adamw", {"scaling": Hyperball(), "clip_global_norm": 0.5, "layers": SLICES}),
+    ("adamw", {"scaling": UpdateFloor(0.5, ceiling=2.0), "layers": SLICES}),
     # options of layers, of which decay is in the norm, and eps and betas in each process's part of it
     ("adamw", {"scaling": LAMB(), "layers": [SLICES, {"attn*": {"eps": 0.01, "betas": (0.5, 0.9)}, **DECAYS}]}),
     ("sgd", {"scaling": LARC(), "layers": [SLICES, DECAYS]}),

@@ -1,5 +1,6 @@
 """README and the pages of the site: their code runs, their links and commands exist, their figures are recorded."""
 
+import importlib.util
 import json
 import re
 import runpy
@@ -12,7 +13,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 RECORDED = ROOT / "bench" / "results"
 BLOCK = re.compile(r"^```python *(?:title=\"(?P<title>[^\"]*)\")?\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
-NOT_HERE = {"needs a GPU": not torch.cuda.is_available()}
+NOT_HERE = {
+    "needs a GPU": not torch.cuda.is_available(),
+    "needs timm": importlib.util.find_spec("timm") is None,
+}
 """Titles of blocks that some machines cannot run, and whether this is one."""
 
 

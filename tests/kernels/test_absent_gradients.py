@@ -207,6 +207,6 @@ def test_gradients_of_another_dtype_than_those_before():
     param, grad = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
     table = Table({"param": [param], "grad": [grad]})
     for _ in range(2):
-        assert not accept(table, [grad.bfloat16()])
+        assert not table.accept_gradients([grad.bfloat16()])
         assert accept(table, [None])
         assert accept_any(table, [grad.clone()])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from cases import every_case, every_name
-from own_scalings import Aligned, Six, UpdateFloor
+from own_scalings import Aligned, AtLeast, Six
 from papers import Paper
 from steps import OURS, gradients, identical, parameters, snapshot, train, twin
 from tolerances import close
@@ -144,7 +144,7 @@ def test_its_selection_is_the_default_or_its_own(name, scaling, constrained, dev
 
 
 STATISTICS = {
-    "floor": (UpdateFloor(2.0), lambda s: max(1.0, 2.0 * s["w"].norm() / s["d"].norm())),
+    "floor": (AtLeast(2.0), lambda s: max(1.0, 2.0 * s["w"].norm() / s["d"].norm())),
     "six": (
         Six(0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
         lambda s: (0.1 + 0.2 * s["g"].norm() + 0.3 * s["g"].abs().sum()) / (0.4 + 0.5 * s["d"].norm()) + 0.6,

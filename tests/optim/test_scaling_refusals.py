@@ -6,7 +6,7 @@ import pytest
 from cases import every_name, layers
 from steps import OURS
 
-from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient
+from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, UpdateFloor
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,11 @@ from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient
         (lambda: LAMB(min_norm=2.0, max_norm=1.0), "max_norm=1.0.*min_norm=2.0"),
         (lambda: LAMB(max_norm=-1.0), "max_norm=-1.0"), (lambda: LAMB(max_ratio=0.0), r"LAMB\(max_ratio=0.0\)"),
         (lambda: LAMB(max_ratio=-1.0), "max_ratio=-1.0"), (lambda: LAMB(max_ratio=math.nan), "max_ratio=nan"),
+        (lambda: UpdateFloor(-0.1), r"UpdateFloor\(ratio=-0.1\)"), (lambda: UpdateFloor(math.inf), "ratio=inf"),
+        (lambda: UpdateFloor(ceiling=0.0), r"UpdateFloor\(ceiling=0.0\): it must be above 0 and at least ratio=0.0"),
+        (lambda: UpdateFloor(ceiling=math.nan), "ceiling=nan"),
+        (lambda: UpdateFloor(0.5, 0.4), r"ceiling=0.4\): .* at least ratio=0.5"),
+        (lambda: UpdateFloor(), r"UpdateFloor\(ratio=0.0, ceiling=inf\) changes no step: give a ratio, a ceiling"),
         (lambda: LARS(select=[1, 2]), r"select=\(1, 2\)"), (lambda: NormalizedGradient(select=[None]), "select="),
     ],
 )  # fmt: skip
@@ -39,7 +44,7 @@ def test_numbers_out_of_range(make, message):
     [
         lambda: ELR("fast"), lambda: ELR(None), lambda: LARS(eps="small"), lambda: ClipByLayer(None),
         lambda: LAMB(max_norm="large"), lambda: LAMB(max_ratio=None), lambda: LARS(select=3),
-        lambda: LARS(select=None),
+        lambda: LARS(select=None), lambda: UpdateFloor("small"), lambda: UpdateFloor(0.1, "large"),
     ],
 )  # fmt: skip
 def test_what_is_no_number_is_refused_at_once(make):
@@ -51,6 +56,7 @@ def test_arguments_are_in_the_order_of_the_docstring():
     assert ELR(0.1, 0.2) == ELR(goal=0.1, eps=0.2)
     assert LARS(0.1, 0.2) == LARS(trust_coefficient=0.1, eps=0.2)
     assert ClipByLayer(0.1) == ClipByLayer(max_norm=0.1)
+    assert UpdateFloor(0.1, 0.2) == UpdateFloor(ratio=0.1, ceiling=0.2)
     assert LAMB(0.5, 2.0, 3.0) == LAMB(min_norm=0.5, max_norm=2.0, max_ratio=3.0)
 
 

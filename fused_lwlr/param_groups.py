@@ -1,0 +1,82 @@
+"""Param groups that differ in options of layers, as one group."""
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any
+
+from torch import Tensor
+
+from fused_lwlr.optim.layer_options import NAMES, LayerOptions
+
+
+def layers_from_param_groups(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merges param groups into one group with `layers`, which takes the same step.
+
+    Give the result to an optimizer in a list: `fused_lwlr.AdamW([layers_from_param_groups(groups)], lr=1e-3)`.
+
+        lr_i · lr_scale_i = lr · η_i        weight_decay_i = weight_decay · κ_i
+
+    lr and weight_decay of the result come from one of the groups, chosen so that these products are exact. With
+    `backend="torch"` the step has the bits of a step with the groups; Triton multiplies lr and η in single precision.
+
+    `lr_scale`, as in timm's `param_groups_layer_decay`, becomes a multiplier. timm's schedulers apply it; as a
+    multiplier it acts with every scheduler, and without one.
+
+    Args:
+        groups: param groups as an optimizer takes them. They may differ in lr, lr_scale, weight_decay, betas and eps.
+
+    Returns:
+        The parameters of all groups in order, the common options, and an entry of `layers` for each parameter.
+
+    Raises:
+        ValueError: no group, an option that only some of the groups have, groups that differ in another option, or
+            groups that have `layers` or were given to a scheduler.
+    """
+    given = [{**group, "params": _listed(group["params"])} for group in groups]
+    if not given:
+        raise ValueError("groups=[] must have at least one param group")
+    merged: dict[str, Any] = {}
+    own: list[dict[str, Any]] = [{} for _ in given]
+    for name in dict.fromkeys(chain.from_iterable(given)):
+        if name == "lr_scale":
+            continue
+        if name == "initial_lr":
+            raise ValueError("groups= must not have 'initial_lr': the scheduler that set it may have changed lr")
+        missing = next((i for i, group in enumerate(given) if name not in group), None)
+        if missing is not None:
+            raise ValueError(f"every group of groups= or none must have {name!r}, but group {missing} lacks it")
+        values = [group[name] for group in given]
+        if name == "layers" and any(value is not None for value in values):
+            raise ValueError("groups= must not have 'layers': give these to the optimizer")
+        if name in ("params", "param_names"):
+            merged[name] = list(chain.from_iterable(values))
+        elif name in ("lr", "weight_decay"):
+            merged[name] = base = _base(values)
+            for options, value in zip(own, values, strict=True):
+                options[name] = float(value) / base if base else 1.0
+        elif all(value == values[0] for value in values):
+            merged[name] = values[0]
+        elif name in NAMES:
+            merged[name] = values[0]
+            for options, value in zip(own, values, strict=True):
+                options[name] = value
+        else:
+            raise ValueError(f"groups= must not differ in {name!r}: layers have no such option, so keep the groups")
+    for options, group in zip(own, given, strict=True):
+        options["lr"] = options.get("lr", 1.0) * group.get("lr_scale", 1.0)
+    merged["layers"] = [
+        LayerOptions(**options) for options, group in zip(own, given, strict=True) for _ in group["params"]
+    ]
+    return merged
+
+
+def _listed(params: Any) -> list[Any]:
+    if isinstance(params, (set, frozenset)):
+        raise TypeError("groups= must have lists of parameters, not a set: a set has no order")
+    return [params] if isinstance(params, Tensor) else list(params)
+
+
+def _base(values: list[Any]) -> float:
+    """Returns the number with the largest mantissa: number · (value / number) is then exactly the value."""
+    return max(map(float, values), key=lambda value: math.frexp(value)[0])

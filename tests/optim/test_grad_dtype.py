@@ -1,0 +1,189 @@
+"""Float32 parameters with half-precision gradients step as with the same gradients in float32."""
+
+from functools import partial
+
+import pytest
+import torch
+from cases import every_backend
+from steps import ALL, OPTIONS, TORCH, compare, identical, parameters, snapshot, twin
+from tolerances import close, same
+
+from fused_lwlr import ELR, LAMB, Hyperball, step_in_backward
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch has no grad_dtype")
+SHAPES = [(40, 30), (), (1030,), (0,)]
+HALF = [torch.bfloat16, torch.float16]
+OPTIONAL = [
+    {}, {"clip_global_norm": 0.5}, {"nonfinite": "skip", "maximize": True}, {"scaling": ELR(0.1)},
+    {"scaling": LAMB(), "clip_global_norm": 0.5}, {"scaling": Hyperball()},
+    {"ema": 0.9, "layers": {"p0[3:7]": 0.5, "p2": {"weight_decay": 0.0}}}, {"capturable": True},
+    {"state_dtype": torch.bfloat16},
+]  # fmt: skip
+every_name = pytest.mark.parametrize("name", ALL)
+every_dtype = pytest.mark.parametrize("dtype", HALF, ids=str)
+
+
+def half_gradients(named, dtype):
+    for _, p in named:
+        p.grad_dtype = dtype
+    return named
+
+
+def backward(named, seed, factor=1.0):
+    """One backward pass; gradients accumulate. Products of the seed's numbers are rounded to the dtype of `.grad`."""
+    torch.manual_seed(seed)
+    loss = sum((p * (torch.rand_like(p) * 2 - 1)).sum() for _, p in named)
+    (loss * factor).backward()
+
+
+def take(other, named):
+    """The gradients of `named` in float32."""
+    for (_, p), (_, q) in zip(named, other, strict=True):
+        q.grad = None if p.grad is None else p.grad.float()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "more"),
+    [*((torch.bfloat16, more) for more in OPTIONAL), *((torch.float16, more) for more in (OPTIONAL[0], OPTIONAL[4]))],
+    ids=lambda value: ("-".join(value) or "plain") if isinstance(value, dict) else str(value),
+)
+@every_backend
+@every_name
+def test_as_with_float32(name, backend, dtype, more, device):
+    """Two backward passes for each step; one parameter has no gradient in the first step."""
+    named = parameters(SHAPES, torch.float32, device)
+    other = twin(named)
+    half_gradients(named, dtype)
+    options = {**OPTIONS[name], **more, "backend": backend}
+    ours, expected = ALL[name](named, **options), ALL[name](other, **options)
+    for step in range(3):
+        backward(named, step)
+        backward(named, step + 10)
+        if step == 0:
+            named[2][1].grad = None
+        before = [None if p.grad is None else p.grad.clone() for _, p in named]
+        assert {grad.dtype for grad in before if grad is not None} == {dtype}
+        take(other, named)
+        ours.step()
+        expected.step()
+        assert identical([p.grad for _, p in named], before)
+        ours.zero_grad()
+    compare(same, ours, expected, named, other)
+    if "scaling" in more:
+        close(ours.layer_stats().values.float(), expected.layer_stats().values.float(), steps=8)
+
+
+@every_dtype
+@pytest.mark.parametrize("name", TORCH)
+def test_against_torch(name, dtype, device):
+    """torch.optim gets float32: its AdamW and its fused steps refuse these gradients."""
+    named = parameters(SHAPES, torch.float32, device)
+    other = twin(named)
+    half_gradients(named, dtype)
+    ours = ALL[name](named, **OPTIONS[name], backend="torch")
+    expected = TORCH[name](other, **OPTIONS[name], foreach=False)
+    for step in range(4):
+        backward(named, step)
+        take(other, named)
+        ours.step()
+        expected.step()
+        ours.zero_grad()
+    compare(same, ours, expected, named, other)
+
+
+@every_dtype
+@every_backend
+@every_name
+def test_with_a_grad_scaler(name, backend, dtype, device):
+    """Scaled gradients, an overflow in the second step, and clipping of the unscaled gradients."""
+    named = parameters(SHAPES, torch.float32, device)
+    other = twin(named)
+    half_gradients(named, dtype)
+    options = {**OPTIONS[name], "clip_global_norm": 0.5, "backend": backend}
+    # with its counts on the device as well, which rounds differently
+    ours, expected = ALL[name](named, **options), ALL[name](other, capturable=True, **options)
+    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, growth_interval=100)
+    for step in range(4):
+        ours.zero_grad()
+        backward(named, step, scaler.get_scale())
+        if step == 1:
+            named[0][1].grad[0, 0] = torch.inf
+        before = snapshot(ours, named)
+        # the gradients are scaled already
+        scaler.scale(torch.ones((), device=device))
+        scaler.step(ours)
+        scaler.update()
+        if step == 1:
+            assert identical(before, snapshot(ours, named))
+            continue
+        scale = 1024.0 if step == 0 else 512.0
+        for (_, p), (_, q) in zip(named, other, strict=True):
+            q.grad = p.grad.float() / scale
+        expected.step()
+    assert scaler.get_scale() == 512
+    compare(partial(close, steps=4), ours, expected, named, other)
+
+
+@every_backend
+@every_name
+def test_dtypes_may_differ_and_change(name, backend, device):
+    """One parameter has other gradients than the rest, and they change between steps."""
+    named = parameters(SHAPES, torch.float32, device)
+    other = twin(named)
+    options = {**OPTIONS[name], "clip_global_norm": 0.5, "backend": backend}
+    ours, expected = ALL[name](named, **options), ALL[name](other, **options)
+    for step, dtypes in enumerate([(None, *HALF, None), (*HALF, None, None), (None,) * 4, (*HALF, *HALF)]):
+        for (_, p), dtype in zip(named, dtypes, strict=True):
+            p.grad = None
+            p.grad_dtype = dtype or torch.float32
+        backward(named, step)
+        assert named[1][1].grad.dtype == (dtypes[1] or torch.float32)
+        take(other, named)
+        ours.step()
+        expected.step()
+    compare(partial(close, steps=4), ours, expected, named, other)
+
+
+@every_backend
+@every_name
+def test_steps_in_backward(name, backend, device):
+    named = parameters(SHAPES, torch.float32, device)
+    other = twin(named)
+    half_gradients(named, torch.bfloat16)
+    ours, expected = (ALL[name](each, **OPTIONS[name], backend=backend) for each in (named, other))
+    step_in_backward(torch.nn.ParameterDict(named), ours)
+    for step in range(3):
+        mirror = half_gradients(twin(named), torch.bfloat16)
+        backward(mirror, step)
+        take(other, mirror)
+        backward(named, step)
+        ours.step()
+        expected.step()
+        assert all(p.grad is None for _, p in named)
+    compare(partial(close, steps=3), ours, expected, named, other)
+
+
+@every_backend
+@every_name
+def test_plans_are_kept_and_gradients_taken_by_their_addresses(name, backend, device):
+    """Without a look at each gradient, which takes three times the host time of a step."""
+    named = half_gradients(parameters(SHAPES, torch.float32, device), torch.bfloat16)
+    ours = ALL[name](named, **OPTIONS[name], backend=backend)
+    plans = []
+    for step in range(3):
+        ours.zero_grad()
+        backward(named, step)
+        ours.step()
+        plans.append(ours._plans)
+        assert step == 0 or all(plan.table.gradients.forms is None for plan in ours._plans.plans)
+    assert plans[0] is plans[1] is plans[2]
+
+
+@every_name
+def test_gradients_of_another_precision_are_refused(name, device):
+    named = parameters([(6, 5)], torch.float32, device)
+    named[0][1].grad_dtype = torch.float64
+    backward(named, 0)
+    ours = ALL[name](named, lr=0.1)
+    with pytest.raises(RuntimeError, match=r"is torch.float64, but the parameter is torch.float32: convert it with"):
+        ours.step()
