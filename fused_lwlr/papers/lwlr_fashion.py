@@ -43,7 +43,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def more(settings: Settings, results: Any) -> list[Job]:
-    """For each arm the next rate, if its best one is at the edge of its rates; else the other seeds at the best."""
+    """For each arm the next rate, if its best one is at the edge of its rates; otherwise the other seeds there."""
     chosen = best(results, by=["arm"])
     found = []
     for arm, of in results.groupby("arm", sort=False):

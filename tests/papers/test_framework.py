@@ -66,14 +66,14 @@ def test_work_that_follows_from_results(monkeypatch):
         return [Job(f"x={x}-seed0", toy.add, {"x": x, "seed": 0}) for x in (most, min(most + 1, 44))]
 
     chosen = replace(toy.study(), more=more)
-    assert command(chosen, monkeypatch).exit_code == 0
+    assert command(chosen, monkeypatch, "--seeds", "3").exit_code == 0
     followed = [(42, 0), (43, 0), (44, 0)]
     assert toy.ran()[12:] == followed
     content = json.loads(Path("run/results.json").read_text())
     assert [job["values"]["sum"] for job in content["jobs"][12:]] == [42, 43, 44]
     assert "| 44 | 44.0 | 7 |" in Path("run/table.md").read_text()
     Path("run/jobs/x=43-seed0.json").unlink()
-    assert command(chosen, monkeypatch).exit_code == 0
+    assert command(chosen, monkeypatch, "--seeds", "3").exit_code == 0
     assert toy.ran()[12:] == [*followed, (43, 0)]
 
 

@@ -15,7 +15,7 @@ STUDY = find("lwlr-fashion")
 
 
 def results(losses, seeds=(0, 1)):
-    """Of one arm, by learning rate, with one loss for all seeds."""
+    """Results of one arm: a loss for each learning rate, the same for all seeds."""
     rows = [
         {"arm": CONTROL, "lr": lr, "seed": seed, "val_loss": loss, "train_loss": loss, "test_accuracy": 1.0}
         for lr, loss in losses.items()
@@ -30,7 +30,7 @@ def results(losses, seeds=(0, 1)):
         (3.0, 2.0, 1.0): [(0.1, 0), (0.1, 1)],
         (1.0, 2.0, 3.0): [(0.001, 0), (0.001, 1)],
         (2.0, 1.0, 3.0): [(0.01, 2), (0.01, 3), (0.01, 4)],
-        # what diverged is no rate to choose
+        # a rate at which a training diverged is not chosen
         (2.0, 1.0, None): [(0.01, 2), (0.01, 3), (0.01, 4)],
     }.items(),
 )
