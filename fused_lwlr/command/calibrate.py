@@ -22,9 +22,10 @@ def calibrate(
     data: Annotated[
         str,
         typer.Option(
-            help="digits, a folder of images with one sub-folder per class, synthetic (random images, to try out), or "
-            "text: python-docs (of the Python that runs), text:PATH, hf:NAME or pairs:FILE.",
-            metavar="NAME|PATH|text:PATH|hf:NAME|pairs:FILE",
+            help="digits, fashion-mnist (of Debian's package dataset-fashion-mnist, or of torchvision), idx:FOLDER, a "
+            "folder of images with one sub-folder per class, synthetic (random images, to try out), or text: "
+            "python-docs (of the Python that runs), text:PATH, hf:NAME or pairs:FILE.",
+            metavar="NAME|PATH|idx:FOLDER|text:PATH|hf:NAME|pairs:FILE",
         ),
     ] = "digits",
     image_size: Annotated[
@@ -33,7 +34,7 @@ def calibrate(
             help="Side of the square images in pixels.",
             min=1,
             metavar="PIXELS",
-            show_default="224 for timm, 8 for digits, else 64",
+            show_default="224 for timm, 8 for digits, of IDX files their own, else 64",
         ),
     ] = None,
     context: Annotated[
@@ -63,6 +64,15 @@ def calibrate(
             "--init/--no-init", help="Measure at weights drawn as the paper does, or at those the model comes with."
         ),
     ] = True,
+    rates_exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Names of layers, or patterns with * and ?, that get η = 1 and do not count; may be repeated. none "
+            "leaves no layer out, as in the LWLR paper.",
+            metavar="PATTERN",
+            show_default="class token and position embedding, if they start at zero",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="JSON file for the result; train --rates takes it.", metavar="FILE")] = Path(
         "rates.json"
     ),
@@ -102,8 +112,10 @@ def calibrate(
     from fused_lwlr.data import Splits, Text, next_tokens, open_data, open_text
     from fused_lwlr.data.minibatches import minibatches
     from fused_lwlr.models.build import build
+    from fused_lwlr.training.fields import patterns
+    from fused_lwlr.training.prepare import excluded
     from fused_lwlr.training.processes import pick_device
-    from fused_lwlr.training.recipe import is_text
+    from fused_lwlr.training.recipe import is_in_memory, is_text
     from fused_lwlr.training.setup import model_argument
 
     if model_args and not (model.startswith("timm:") or is_text(data)):
@@ -111,7 +123,8 @@ def calibrate(
     arguments = dict(map(model_argument, model_args or []))
     place = pick_device(device)
     source: Splits | Text
-    side = image_size or (224 if model.startswith("timm:") or data == "synthetic" else 8 if data == "digits" else 64)
+    large = model.startswith("timm:") or data == "synthetic"
+    side = image_size or (224 if large else None if is_in_memory(data) else 64)
     if is_text(data):
         if image_size is not None:
             raise ValueError(f"--image-size {image_size} is for images, not --data {data}: leave it out")
@@ -124,15 +137,20 @@ def calibrate(
     batches = minibatches(source.train, batch_size, place, seed=seed, steps=steps, workers=workers)
     torch.manual_seed(seed)
     network = build(model, classes=len(source.classes), **source.sizes, **arguments)
+    if init:
+        fused_lwlr.lwlr_init_(network)
+    left_out = excluded(None if not rates_exclude else patterns(rates_exclude), network, model)
     rates = fused_lwlr.calibrate(
         network.to(place),
         batches,
         lambda outputs, targets: cross_entropy(*next_tokens(outputs, targets), ignore_index=-1),
         steps=steps,
-        init=init,
+        init=False,
         progress=True,
         backend=backend.value,
     )
+    if left_out:
+        rates = rates.exclude(*left_out)
     typer.echo(str(rates))
     what = f"{model} on {source.name}, {steps} minibatches of {batch_size}"
     out.parent.mkdir(parents=True, exist_ok=True)

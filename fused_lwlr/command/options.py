@@ -19,8 +19,9 @@ Model = Annotated[
     str,
     typer.Option(
         help="resnet, vit, noshort or short (small ones of our own; the last two deep, without and with shortcuts), "
-        "a deep net such as resnet56, noshort110-nobn, vgg19 or densenet100-nobn, or timm:NAME for any model of timm; "
-        "of text gptN or postlnN, with N blocks, or hf:NAME of transformers; of pairs seq2seqN.",
+        "vitDEPTHxWIDTH such as vit6x64, a deep net such as resnet56, noshort110-nobn, vgg19 or densenet100-nobn, or "
+        "timm:NAME for any model of timm; of text gptN or postlnN, with N blocks, or hf:NAME of transformers; of pairs "
+        "seq2seqN.",
         metavar="NAME",
     ),
 ]

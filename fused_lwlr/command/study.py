@@ -18,7 +18,9 @@ Epochs = Annotated[
 ]
 Steps = Annotated[
     int | None,
-    typer.Option(help="Steps of a training, with text.", min=1, metavar="N", show_default="what the study has"),
+    typer.Option(
+        help="Steps of a training, in studies that count them.", min=1, metavar="N", show_default="what the study has"
+    ),
 ]
 Jobs = Annotated[
     int | None,
@@ -61,8 +63,8 @@ def study(
     data: Annotated[
         str | None,
         typer.Option(
-            help="digits, or a folder of images with one sub-folder per class; for studies of text python-docs, or "
-            "text:PATH.",
+            help="digits, fashion-mnist, idx:FOLDER, or a folder of images with one sub-folder per class; for "
+            "studies of text python-docs, or text:PATH.",
             metavar="NAME|PATH",
             show_default="digits or python-docs",
         ),
@@ -70,7 +72,8 @@ def study(
     model: Annotated[
         str | None,
         typer.Option(
-            help="resnet, vit, noshort, short, a deep one such as resnet56, noshort110-nobn or vgg19, or timm:NAME.",
+            help="resnet, vit, vit6x64, noshort, short, a deep one such as resnet56, noshort110-nobn or vgg19, or "
+            "timm:NAME.",
             metavar="NAME",
             show_default="the models of the study",
         ),
@@ -130,7 +133,12 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(name, total=len(wanted))
         count = jobs or (1 if place.type == "cuda" else os.cpu_count() or 1)
-        results = run(store, wanted, count, lambda job: progress.update(task, advance=1, description=job))
+        results: list[dict[str, Any]] = []
+        while wanted:
+            results += run(store, wanted, count, lambda job: progress.update(task, advance=1, description=job))
+            done = {result["name"] for result in results}
+            wanted = [job for job in found.more(settings, frame(results)) if job.name not in done]
+            progress.update(task, total=len(results) + len(wanted))
     report = found.report(settings, frame(results))
     console.print(Text(found.doc), soft_wrap=True)
     for table in report.tables:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,6 +12,7 @@ from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.folder import scan
+from fused_lwlr.data.idx import is_idx, open_idx
 from fused_lwlr.data.sources import Files, Noise, Pictures, Split, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
@@ -28,6 +29,7 @@ class Splits:
         example: what a batch is counted in: "images" here, "sequences" of a text.
         unit: what losses are averaged over and speed is counted in: "images" here, "tokens" of a text.
         tested: where the images for validation are from, if that is to be said.
+        plain: the images for training without augmentation; None where a loader does not give them.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Splits:
     channels: int
     image_size: int
     tested: str = ""
+    plain: Split | None = None
 
     example: ClassVar[str] = "images"
     unit: ClassVar[str] = "images"
@@ -55,7 +58,7 @@ class Splits:
 def open_data(
     source: str | Path,
     *,
-    image_size: int,
+    image_size: int | None,
     val_data: str | None = None,
     augmentation: str = "basic",
     corrupt: str = "refuse",
@@ -69,22 +72,26 @@ def open_data(
     std: tuple[float, ...] = tuple(RGB_STD.tolist()),
     synthetic: tuple[int, int, int] = IMAGENET,
 ) -> Splits:
-    """The data set "digits" or "synthetic", a folder of images as `fused_lwlr.data.folder.scan` has it, or tar files.
+    """The data set "digits", "synthetic" or "fashion-mnist", a folder of images (see `scan`), tar files, or IDX files.
 
     No image is read here, but names of files, and headers in tar files. Images are in RGB, and normalized by what loads
     batches; those of validation are resized to `test_size / crop_pct` on the shorter side, and their middle is cropped.
-    The digits (8 x 8 pixels, one channel) are only enlarged.
+    The digits (8 x 8 pixels, one channel) are only enlarged. Images of IDX files have one channel, and are normalized
+    by the mean and the standard deviation of the images for training.
 
     Args:
         source: "digits", "synthetic" (random images and classes, made when asked for), the path of a folder with
             `train/<class>/` and `val/<class>/` (or `validation/`, `test/`), or with the classes alone, or tar files,
-            `images-{000..146}.tar`, of WebDataset (see `fused_lwlr.data.tar_files`).
+            `images-{000..146}.tar`, of WebDataset (see `fused_lwlr.data.tar_files`), or "fashion-mnist" or
+            "idx:FOLDER", files in the IDX format (see `fused_lwlr.data.idx.open_idx`).
+        image_size: the side of the images in pixels; None, with the digits and IDX files, for the side that they have.
         val_data: with tar files, those for validation.
         augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area
             (`crop_scale` to 1) and aspect ratio (3/4 to 4/3), resized, and flipped half of the time. "strong": basic,
             and RandAugment with 2 layers and magnitude 10 (timm's rand-m10-n2, whose layers act half of the time).
             "three": basic, and the three-augment of DeiT III. Or basic, and a policy of timm such as "rand-m7-mstd0.5".
-            All but "none" need timm.
+            All but "none" need timm. Images of IDX files have "none" and "basic", which shifts an image by up to an
+            eighth of its side and flips it half of the time, without timm.
         corrupt: what to do about files that cannot be read. "refuse": raise ValueError where one is met. "skip": when
             training, put the next readable image in its place; in validation, leave it out (target -1).
         random_erasing: probability that a rectangle of a training image is replaced by noise, of 8 bits as the image.
@@ -102,17 +109,18 @@ def open_data(
         ValueError: it does not hold what it must, or an argument is out of range.
         ImportError: an augmentation is asked for and timm cannot be imported.
     """
-    needing = {"random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0)}
+    needing: dict[str, tuple[Any, Any]] = {"random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0)}
     needing["crop_scale"] = (crop_scale, 0.08)
     _check(image_size, augmentation, corrupt, random_erasing, crop_pct, synthetic, needing)
     if val_data is not None and not str(source).endswith(".tar"):
         raise ValueError(f"val_data={val_data!r} goes with tar files, but the data are {source}: leave it out")
-    if str(source) == "digits":
-        if augmentation != "none":
-            raise ValueError(f"augmentation={augmentation!r} is for photographs: the digits take augmentation='none'")
-        if test_size not in (None, image_size):
-            raise ValueError(f"test_size={test_size} is for photographs: the digits are tested at {image_size} pixels")
-        return Splits("digits", *digits(image_size), tuple("0123456789"), channels=1, image_size=image_size)
+    if str(source) == "digits" or is_idx(str(source)):
+        photographs = needing | {"interpolation": (interpolation, "bicubic"), "crop_pct": (crop_pct, 0.875)}
+        photographs["mean"] = torch.tensor(mean).tolist(), RGB_MEAN.tolist()
+        photographs["std"] = torch.tensor(std).tolist(), RGB_STD.tolist()
+        return _in_memory(str(source), image_size, augmentation, test_size, photographs)
+    if image_size is None:
+        raise ValueError("image_size=None is for the digits and IDX files: give the side of the images in pixels")
     train: Pictures
     val: Pictures
     tested = ""
@@ -135,19 +143,49 @@ def open_data(
     )  # fmt: skip
     test_size = test_size or image_size
     middle = validation_transform(test_size, crop_pct, interpolation)
+    plain, tests = (
+        Transformed(part, middle, test_size, skip=skip, replace=False, statistics=statistics) for part in (train, val)
+    )
     return Splits(
         name,
         Transformed(train, crop, image_size, skip=skip, replace=True, statistics=statistics),
-        Transformed(val, middle, test_size, skip=skip, replace=False, statistics=statistics),
+        tests,
         classes,
         channels=3,
         image_size=image_size,
         tested=tested,
+        plain=plain,
     )
 
 
+def _in_memory(
+    source: str,
+    image_size: int | None,
+    augmentation: str,
+    test_size: int | None,
+    photographs: dict[str, tuple[Any, Any]],
+) -> Splits:
+    """The digits, or IDX files; `photographs` has value and default of the options that do not act on them."""
+    for name, (value, default) in photographs.items():
+        if value != default:
+            raise ValueError(f"{name}={value} is for photographs: leave it out with data={source}")
+    if source == "digits":
+        if augmentation != "none":
+            raise ValueError(f"augmentation={augmentation!r} is for photographs: the digits take augmentation='none'")
+        side = image_size or 8
+        train, val = digits(side)
+        found = Splits("digits", train, val, tuple("0123456789"), channels=1, image_size=side, plain=train)
+    else:
+        idx = open_idx(source, image_size, augmentation)
+        side = idx.image_size
+        found = Splits(source, idx.train, idx.test, idx.classes, channels=1, image_size=side, plain=idx.plain)
+    if test_size not in (None, side):
+        raise ValueError(f"test_size={test_size} is for photographs: {source} is tested at {side} pixels")
+    return found
+
+
 def _check(
-    image_size: int,
+    image_size: int | None,
     augmentation: str,
     corrupt: str,
     random_erasing: float,
@@ -162,7 +200,7 @@ def _check(
         )
     if corrupt not in CORRUPT:
         raise ValueError(f"corrupt={corrupt!r} is unknown: choose from {', '.join(CORRUPT)}")
-    if image_size < 1:
+    if image_size is not None and image_size < 1:
         raise ValueError(f"image_size={image_size} is not positive: give the side of the images in pixels")
     if not 0 < crop_pct <= 1:
         raise ValueError(f"crop_pct={crop_pct} is not a fraction of the image: give more than 0 and at most 1")

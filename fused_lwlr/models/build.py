@@ -13,13 +13,13 @@ from fused_lwlr.models.densenet import densenet
 from fused_lwlr.models.gpt import ARGUMENTS, GPT
 from fused_lwlr.models.hub import language_model
 from fused_lwlr.models.seq2seq import Seq2Seq
-from fused_lwlr.models.small import NoShort, ResNet, Short, ViT
+from fused_lwlr.models.small import NoShort, ResNet, Short, ViT, vit
 from fused_lwlr.models.vgg import vgg
 
 HUB = "hf:"
 TEXT = re.compile(r"(gpt|postln|seq2seq)([1-9]\d*)")
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
-FAMILIES = (deepnet, vgg, densenet)
+FAMILIES = (vit, deepnet, vgg, densenet)
 """Functions of a name and sizes, which return None where the name is none of theirs."""
 
 
@@ -57,8 +57,8 @@ def build(
             if found is not None:
                 return found
         raise ValueError(
-            f"there is no model {name!r}: choose from {', '.join(MODELS)}, a deep one such as resnet56, vgg19-nobn or "
-            "densenet100, or timm:NAME (such as timm:resnet50)"
+            f"there is no model {name!r}: choose from {', '.join(MODELS)}, vit6x64, a deep one such as resnet56, "
+            "vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"
         )
     return MODELS[name](image_size=image_size, channels=channels, classes=classes)
 

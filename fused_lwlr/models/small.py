@@ -1,4 +1,6 @@
-"""A small ResNet, a small ViT, and a deep network without shortcuts and with."""
+"""A small ResNet, small ViTs, and a deep network without shortcuts and with."""
+
+import re
 
 import torch
 from torch import Tensor, nn
@@ -63,19 +65,27 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Four blocks of width 48 over at most 8 x 8 patches and a class token; for images of 8 to 64 pixels."""
+    """Blocks over about 8 x 8 patches and a class token; for images of 8 to 64 pixels.
 
-    def __init__(self, *, image_size: int, channels: int, classes: int) -> None:
+    Args:
+        depth: number of blocks.
+        width: features of a token, in heads of 16.
+        image_size, channels, classes: of the data. The side of a patch is the smallest divisor of `image_size` that is
+            at least an eighth of it, rounded down, and at least 2: 4 for 28 pixels.
+    """
+
+    def __init__(self, depth: int = 4, width: int = 48, *, image_size: int, channels: int, classes: int) -> None:
         super().__init__()
-        patch, width = max(2, image_size // 8), 48
-        if image_size % patch:
-            raise ValueError(
-                f"the small ViT cuts images into {patch} x {patch} patches: {image_size} is not a multiple of {patch}"
-            )
+        if depth < 1 or width < 16 or width % 16:
+            raise ValueError(f"a ViT of depth {depth} and width {width}: the width must be a multiple of 16")
+        sides = range(max(2, image_size // 8), image_size // 2 + 1)
+        patch = next((side for side in sides if image_size % side == 0), None)
+        if patch is None:
+            raise ValueError(f"a ViT cuts images into equal patches: image size {image_size} has no divisor for them")
         self.patch_embed = nn.Conv2d(channels, width, patch, patch)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.randn(1, 1 + (image_size // patch) ** 2, width) * 0.02)
-        self.blocks = nn.Sequential(*(Block(width, heads=3) for _ in range(4)))
+        self.blocks = nn.Sequential(*(Block(width, heads=width // 16) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
@@ -83,6 +93,16 @@ class ViT(nn.Module):
         patches = self.patch_embed(x).flatten(2).transpose(1, 2)  # (batch, patches, width)
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), patches], dim=1) + self.pos_embed
         return self.head(self.norm(self.blocks(x))[:, 0])  # type: ignore[no-any-return]
+
+
+def vit(name: str, **sizes: int) -> nn.Module | None:
+    """A ViT by its name, `vitDEPTHxWIDTH`; None for other names.
+
+    Args:
+        sizes: image_size, channels and classes.
+    """
+    found = re.fullmatch(r"vit(\d+)x(\d+)", name)
+    return None if found is None else ViT(int(found[1]), int(found[2]), **sizes)
 
 
 class NoShort(nn.Module):

@@ -74,6 +74,8 @@ class Study:
         name: on the command line.
         doc: a sentence: what is compared, and in which figure or table of which paper.
         jobs: the work, as settings have it.
+        more: the work that follows from results, by settings and a data frame as of `report`; jobs that have run are
+            left out, and it is asked again until none is new.
         report: tables, with the paper's own figures beside, and a picture. It gets a data frame of pandas with a row
             for each job, in their order: its name, parameters and values, of which None has become NaN among numbers.
         epochs: by default, or None where it counts steps. `quick` has 1.
@@ -89,6 +91,7 @@ class Study:
     doc: str
     jobs: Callable[[Settings], Sequence[Job]]
     report: Callable[[Settings, Any], Report]
+    more: Callable[[Settings, Any], Sequence[Job]] = lambda settings, results: ()
     epochs: int | None = 10
     steps: int | None = None
     data: str = "digits"

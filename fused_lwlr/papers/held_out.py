@@ -8,7 +8,8 @@ from fused_lwlr.data.sequences import Sequences
 from fused_lwlr.data.sources import Loaded, Split
 
 PART = 5
-"""One image in so many is held out."""
+MOST = 5000
+"""One image in `PART` is held out, but at most `MOST`."""
 
 
 class Selected(Split):
@@ -28,8 +29,8 @@ class Selected(Split):
 def hold_out(data: Splits | Text) -> tuple[Splits | Text, Split]:
     """Returns the data without the part that learning rates are chosen by, and this part.
 
-    For images it is a random fifth of the training images, the same for every seed of a training. It has the transform
-    of training images. For text it is the first half of the validation text.
+    For images it is a random fifth of the training images, at most 5,000, the same for every seed of a training, and
+    without augmentation. For text it is the first half of the validation text.
 
     Raises:
         ValueError: there are fewer than two sequences of validation text, or the data come from a loader with an order
@@ -43,5 +44,6 @@ def hold_out(data: Splits | Text) -> tuple[Splits | Text, Split]:
     if isinstance(data.train, Stream):
         raise ValueError(f"a part of {data.name} cannot be held out by index, to choose learning rates by")
     order = tuple(permutation(len(data.train), 0, 0).tolist())
-    count = len(order) // PART
-    return replace(data, train=Selected(data.train, order[count:])), Selected(data.train, order[:count])
+    count = min(len(order) // PART, MOST)
+    plain = data.plain or data.train
+    return replace(data, train=Selected(data.train, order[count:])), Selected(plain, order[:count])

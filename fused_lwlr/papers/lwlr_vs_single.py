@@ -6,7 +6,6 @@ from math import isfinite
 from statistics import mean, stdev
 from typing import Any
 
-from fused_lwlr import SGD, AdamW
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Report, Table, cell
@@ -15,8 +14,6 @@ from fused_lwlr.papers.tuning import best
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.setup import new_optimizer
-from fused_lwlr.training.trainer import Trainer
 
 MODELS = ("resnet", "vit")
 OPTIMIZERS = ("sgd", "adamw")
@@ -25,6 +22,12 @@ FACTORS = (1 / 9, 1 / 3, 1, 3, 9, 27)
 RATES = {"single": "single", "layerwise": "layer-wise", "spared": "layer-wise but tokens"}
 """The kinds of rates that are compared, and what tables call them. The last, of a ViT, has η = 1 for `TOKENS`."""
 TOKENS = ("cls_token", "pos_embed")
+FIELDS: dict[str, dict[str, Any]] = {
+    "single": {"rates": "single"},
+    "layerwise": {"rates": "layerwise"},
+    "spared": {"rates": "layerwise", "rates_exclude": TOKENS},
+}
+"""The fields of a recipe for each kind of rates."""
 COLORS = dict(zip(RATES.values(), ("0.45", "#d1495b", "#00798c"), strict=True))
 PRESETS = {"timm:resnet50": "resnet50", "timm:vit_small_patch16_224": "vit-s"}
 """The paper's models, which are trained by a preset of `fused-lwlr train`: with its rate, batch, warm-up and
@@ -59,14 +62,8 @@ def measure(model: str, optimizer: str, kind: str, factor: float, **common: Any)
 
     The paper's models have one rate, which needs no held-out images.
     """
-
-    def spared(trainer: Trainer) -> SGD | AdamW:
-        assert trainer.rates is not None, "layer-wise rates were calibrated"
-        return new_optimizer(trainer.recipe, trainer.model, trainer.rates.exclude(*TOKENS))
-
-    rates = "single" if kind == "single" else "layerwise"
-    recipe = _recipe(model, optimizer, factor, {"rates": rates, **common})
-    found = train(recipe, optimizer=spared if kind == "spared" else None, tuned=model not in PRESETS)
+    recipe = _recipe(model, optimizer, factor, {**FIELDS[kind], **common})
+    found = train(recipe, tuned=model not in PRESETS)
     return {"lr": recipe.lr, "val_loss": found.val_loss, **found.last}
 
 

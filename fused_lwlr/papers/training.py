@@ -64,6 +64,8 @@ class Trained:
 def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
     """The recipe of a study's training: its own fields, and those that `--set` gave.
 
+    Layer-wise rates are those of Algorithm 1, unless `fields` have `rates_exclude`.
+
     Args:
         training: fields by name, as text; they take the place of others.
         warmup: part of the training in which rates rise; None where `fields` have `warmup_epochs`.
@@ -72,7 +74,7 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
     Raises:
         ValueError: a field that a recipe has not, or that is out of bounds.
     """
-    own: dict[str, Any] = {"rates": "single"}
+    own: dict[str, Any] = {"rates": "single", "rates_exclude": ()}
     if warmup is not None:
         # with `steps` it is the part of `epochs` that counts
         epochs = fields.get("epochs", 1.0)

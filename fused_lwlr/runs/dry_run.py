@@ -23,7 +23,9 @@ from fused_lwlr.training.setup import by_decay, load_data
 from fused_lwlr.training.trainer import Trainer
 
 PROBE = 4
-"""Images of a pass that is measured on a CPU: the whole of a large one would take minutes."""
+"""The number of examples in a pass that is measured on a CPU, because a large pass takes minutes. Images smaller than
+`LARGE` pixels have a larger number, with the same number of pixels in the pass."""
+LARGE = 224
 GIB = 2**30
 SHARED = "/dev/shm"
 
@@ -39,7 +41,7 @@ def dry_run(recipe: Recipe, console: Console) -> None:
     with world_of(recipe.device) as world:
         data = load_data(recipe)
         trainer = Trainer(recipe, world, data)
-        probe = trainer.micro if world.device.type == "cuda" else min(trainer.micro, PROBE)
+        probe = _probe(trainer)
         if world.first:
             console.print(_steps(trainer))
         small = Trainer(_short(recipe, probe * world.size, probe), world, data)
@@ -57,6 +59,14 @@ def dry_run(recipe: Recipe, console: Console) -> None:
         if world.first:
             for table in tables:
                 console.print(table)
+
+
+def _probe(trainer: Trainer) -> int:
+    """Examples of the pass that is measured."""
+    if trainer.world.device.type == "cuda":
+        return trainer.micro
+    side = trainer.data.image_size if isinstance(trainer.data, Splits) else LARGE
+    return min(trainer.micro, max(PROBE, PROBE * LARGE**2 // side**2))
 
 
 def _short(recipe: Recipe, batch_size: int, micro_batch: int) -> Recipe:
@@ -212,12 +222,17 @@ def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
     _wait(small)
     stepping = rounds * probe / (time.perf_counter() - start)
     # the loader works during steps: the slower of both sets the pace
-    images = trainer.total * trainer.recipe.batch_size / trainer.world.size
-    hours, minutes = divmod(round(images / min(loading, stepping) / 60), 60)
+    # minutes for each step
+    minutes = trainer.recipe.batch_size / trainer.world.size / min(loading, stepping) / 60
+    hours, left = divmod(round(trainer.total * minutes), 60)
     rows = [
         (f"loader alone, {workers} workers", f"{loading:,.1f}"),
         (f"steps alone, passes of {probe} {data.example}", f"{stepping:,.1f}"),
-        (f"{trainer.total:,} steps at the lower of these, without validation", f"{hours} h {minutes:02} min"),
+        (
+            f"an epoch at the lower of these, {trainer.steps_per_epoch:,} steps",
+            f"{trainer.steps_per_epoch * minutes:,.1f} min",
+        ),
+        (f"{trainer.total:,} steps at the lower of these, without validation", f"{hours} h {left:02} min"),
     ]
     return _table(f"{data.example.capitalize()} a second of a process", ("", f"{data.example}/s"), rows)
 

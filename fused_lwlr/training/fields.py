@@ -11,6 +11,12 @@ def _split(value: Any) -> Any:
     return value.split(",") if isinstance(value, str) else value
 
 
+def patterns(value: Any) -> Any:
+    """Names and patterns; "none" stands for no pattern."""
+    value = _split(value)
+    return () if isinstance(value, (list, tuple)) and list(value) == ["none"] else value
+
+
 def _known_augmentation(value: str) -> str:
     if value not in ("none", "basic", "strong", "three") and not value.startswith("rand-"):
         raise ValueError("must be none, basic, strong, three, or a policy of timm such as rand-m7-mstd0.5")
@@ -26,6 +32,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Side = Annotated[int, Field(ge=4)]
 Pair = Annotated[tuple[Part, Part], BeforeValidator(_split)]
 Channels = Annotated[tuple[float, float, float], BeforeValidator(_split)]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(patterns)]
 Augmentation = Annotated[str, AfterValidator(_known_augmentation)]
 
 

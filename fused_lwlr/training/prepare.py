@@ -1,6 +1,6 @@
 """What happens to a new model before its first step: GradInit, and the calibration of layer-wise rates."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr import LayerRates, calibrate, gradinit_
-from fused_lwlr.layers import split_name
+from fused_lwlr.layers import layers_of, split_name
+from fused_lwlr.methods.lwlr.init import zero_tokens
+from fused_lwlr.patterns import find
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 
@@ -70,8 +72,36 @@ def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:
     return found
 
 
+def excluded(patterns: Sequence[str] | None, model: nn.Module, name: str) -> tuple[str, ...]:
+    """The layers that layer-wise rates leave out: layers that a pattern fits, or by default tokens that start at zero.
+
+    Args:
+        patterns: of `--rates-exclude`; None for class tokens and position embeddings that are zero.
+        model: with the weights that training starts from, not sharded.
+        name: of the model, for the message.
+
+    Raises:
+        ValueError: a pattern fits no layer.
+    """
+    if patterns is None:
+        return zero_tokens(model)
+    layers = [layer.name for layer in layers_of(model)]
+    known = dict.fromkeys([*layers, *(split_name(layer)[0] for layer in layers)])
+    for pattern in patterns:
+        find(pattern, known, "--rates-exclude", f"layer of {name}")
+    return tuple(patterns)
+
+
 def calibrated(
-    recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, world: World, steps: int, progress: bool
+    recipe: Recipe,
+    model: nn.Module,
+    batches: Pairs,
+    loss: Loss,
+    *,
+    world: World,
+    steps: int,
+    left_out: Sequence[str],
+    progress: bool,
 ) -> LayerRates | None:
     """The layer-wise rates of a recipe, calibrated at the weights that training starts from; None where it has none.
 
@@ -83,6 +113,7 @@ def calibrated(
         batches: passes of this process, `steps` times as many as make a step.
         loss: the loss of a pass, whose mean over the passes and processes of a step is the loss of the step.
         steps: minibatches to calibrate on.
+        left_out: what `excluded` returned.
         progress: show a progress bar.
     """
     if recipe.rates != "layerwise":
@@ -100,4 +131,6 @@ def calibrated(
             progress=progress and world.first,
             backend=recipe.backend,
         )
-    return LayerRates([replace(layer, name=layer.name.removeprefix("module.")) for layer in found.layers], found.steps)
+    rows = [replace(layer, name=layer.name.removeprefix("module.")) for layer in found.layers]
+    rates = LayerRates(rows, found.steps)
+    return rates.exclude(*left_out) if left_out else rates

@@ -17,6 +17,7 @@ PAPER: dict[str, Any] = {
     "warmup_epochs": 5.0,
     "micro_batch": 256,
     "rates": "layerwise",
+    "rates_exclude": (),
     "init": "lwlr",
 }
 STRONG: dict[str, Any] = {"augmentation": "strong", "mixup": 0.5, "epochs": 300.0}
@@ -109,7 +110,7 @@ NVIDIA: dict[str, Any] = {
 NESTEROV: dict[str, Any] = {
     **{**NVIDIA, "nesterov": True, "batch_size": 32768, "schedule": "polynomial", "warmup_epochs": 16.0},
 }
-LAYERWISE: dict[str, Any] = {"rates": "layerwise", "init": "lwlr"}
+LAYERWISE: dict[str, Any] = {"rates": "layerwise", "rates_exclude": None, "init": "lwlr"}
 
 
 class Preset(NamedTuple):
@@ -274,4 +275,6 @@ def _small(asked: Mapping[str, Any]) -> dict[str, Any]:
         fields["lr"] = learning_rate(str(asked.get("model", "resnet")), optimizer)
     with suppress(TypeError, ValueError):  # what is no number is refused as it was typed
         fields["warmup_epochs"] = float(asked.get("epochs", 20.0)) / 10
+    if asked.get("data") == "fashion-mnist":
+        fields["augmentation"] = "basic"
     return {**fields, "rates": "single"} if asked.get("scaling", "none") != "none" else fields

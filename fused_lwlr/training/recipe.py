@@ -19,6 +19,7 @@ from fused_lwlr.training.fields import (
     NotNegative,
     Pair,
     Part,
+    Patterns,
     Positive,
     Share,
     Side,
@@ -51,6 +52,7 @@ ONLY: dict[str, tuple[str, tuple[str, ...]]] = {
     "goal": ("scaling", ("elr",)),
     "trust_coefficient": ("scaling", ("lars", "larc")),
     "calibration_steps": ("rates", ("layerwise",)),
+    "rates_exclude": ("rates", ("layerwise",)),
     "power": ("schedule", ("polynomial",)),
     "step_epochs": ("schedule", ("step",)),
     "step_factor": ("schedule", ("step",)),
@@ -81,8 +83,9 @@ class Recipe:
 
     model: str = _model(
         "resnet",
-        "resnet, vit, resnet56, noshort110-nobn, vgg19, densenet100, ... (small ones of our own), or timm:NAME; of "
-        "text gptN or postlnN, with N blocks, or hf:NAME, of transformers and untrained; of pairs seq2seqN.",
+        "resnet, vit, vit6x64, resnet56, noshort110-nobn, vgg19, densenet100, ... (small ones of our own), or "
+        "timm:NAME; of text gptN or postlnN, with N blocks, or hf:NAME, of transformers and untrained; of pairs "
+        "seq2seqN.",
         metavar="NAME",
     )
     model_args: tuple[str, ...] = _model(
@@ -108,10 +111,12 @@ class Recipe:
 
     data: str = _data(
         "digits",
-        "Folder with train/ and val/ and a folder for each class in them, or digits (of scikit-learn), or tar files of "
-        "WebDataset, 'train-{000..146}.tar'. Text is python-docs (of the Python that runs), text:PATH, of a file or "
-        "a folder of *.txt, hf:NAME of the Hugging Face hub, or pairs:FILE, with SOURCE, tab, TARGET in each line.",
-        metavar="FOLDER|digits|FILES|python-docs|text:PATH|hf:NAME|pairs:FILE",
+        "Folder with train/ and val/ and a folder for each class in them, digits (of scikit-learn), fashion-mnist (of "
+        "Debian's package dataset-fashion-mnist, or of torchvision), idx:FOLDER, of files in the IDX format, or tar "
+        "files of WebDataset, 'train-{000..146}.tar'. Text is python-docs (of the Python that runs), text:PATH, of a "
+        "file or a folder of *.txt, hf:NAME of the Hugging Face hub, or pairs:FILE, with SOURCE, tab, TARGET in each "
+        "line.",
+        metavar="NAME|FOLDER|idx:FOLDER|FILES|text:PATH|hf:NAME|pairs:FILE",
     )
     context: Count = _data(64, "Tokens of a sequence of text; of pairs the most that a sentence has, with its end.")
     vocabulary: Literal["bytes", "characters"] = _data("bytes", "Tokens of text.")
@@ -128,12 +133,15 @@ class Recipe:
         "Function that opens the data with another loader (DALI, FFCV, ...), in place of open_data.",
         metavar="MODULE:FUNCTION",
     )
-    image_size: Side | None = _data(None, "Side of images in pixels.", shown="224 for timm, 8 for digits, else 64")
+    image_size: Side | None = _data(
+        None, "Side of images in pixels.", shown="224 for timm, 8 for digits, of IDX files their own, else 64"
+    )
     test_size: Side | None = _data(None, "Side of validation images in pixels.", shown="--image-size")
     augmentation: Augmentation = _data(
         "none",
-        "basic: random crops and flips; strong: RandAugment as well; three: the three-augment of DeiT III as well; "
-        "or a policy of timm, such as rand-m7-mstd0.5.",
+        "basic: random crops and flips (of IDX files: shifts and flips); strong: RandAugment as well; three: the "
+        "three-augment of DeiT III as well; or a policy of timm, such as rand-m7-mstd0.5.",
+        shown="none; basic with fashion-mnist",
         metavar="none|basic|strong|three|rand-...",
     )
     crop_scale: Share = _data(0.08, "Smallest part of an image that a random crop keeps.")
@@ -159,7 +167,7 @@ class Recipe:
     workers: Natural | None = _data(
         None,
         "Processes that load data, for each process that trains.",
-        shown="the cores of the machine by the processes that train on it, at most 8; none for digits and text",
+        shown="the cores of the machine by the processes that train on it, at most 8; none for data in memory and text",
     )
     prefetch: Count = _data(2, "Passes that each of them loads ahead; --dry-run shows the memory that this takes.")
 
@@ -210,6 +218,13 @@ class Recipe:
     )
     calibration_steps: Count | None = _optimizer(
         None, "With --rates layerwise: batches to measure multipliers on.", shown="an epoch, at most 100"
+    )
+    rates_exclude: Patterns | None = _optimizer(
+        None,
+        "With --rates layerwise: names of layers, or patterns with * and ?, whose rate is the single one (η = 1); may "
+        "be repeated. none leaves no layer out, as in the LWLR paper.",
+        shown="class token and position embedding, if they start at zero",
+        metavar="PATTERN",
     )
     layer_decay: Share | None = _optimizer(
         None, "Multiply the rate by this from each block to the one before it, to fine-tune."
@@ -330,11 +345,11 @@ class Recipe:
         return is_text(self.data)
 
     @property
-    def side(self) -> int:
-        """The side of images in pixels: what was asked for, or what suits models of timm, or the data."""
+    def side(self) -> int | None:
+        """The side of images in pixels: `image_size`, or a side for the model; None for the side that the data have."""
         if self.image_size is not None:
             return self.image_size
-        return 224 if self.model.startswith("timm:") else 8 if self.data == "digits" else 64
+        return 224 if self.model.startswith("timm:") else None if is_in_memory(self.data) else 64
 
     @property
     def has_pretrained_weights(self) -> bool:
@@ -390,6 +405,11 @@ def without_effect(values: Mapping[str, Any]) -> list[str]:
 def is_text(data: str) -> bool:
     """Whether data, by their name, are text."""
     return data == "python-docs" or data.startswith(("text:", "hf:", "pairs:"))
+
+
+def is_in_memory(data: str) -> bool:
+    """Whether data, by their name, are images that are loaded whole."""
+    return data in ("digits", "fashion-mnist") or data.startswith("idx:")
 
 
 def without_pretrained(recipe: Recipe) -> Recipe:

@@ -25,7 +25,7 @@ from fused_lwlr.data import (
 from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.buffer_averages import BufferAverages
 from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals
-from fused_lwlr.training.prepare import calibrated, gradinit, gradinit_batches, rates_of_file
+from fused_lwlr.training.prepare import calibrated, excluded, gradinit, gradinit_batches, rates_of_file
 from fused_lwlr.training.processes import World, spread, unsynchronized
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
@@ -116,11 +116,13 @@ class Trainer:
         if recipe.init == "gradinit":
             passes = self.pairs(gradinit_batches(recipe), alone=True)
             gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
+        left_out = excluded(recipe.rates_exclude, self.model, recipe.model)
         called = spread(self.model, recipe, self.world)
         steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
         self.rates = given or calibrated(
-            recipe, called, self._weighted(steps), self._weighted_loss, world=self.world, steps=steps, progress=progress
-        )
+            recipe, called, self._weighted(steps), self._weighted_loss, world=self.world, steps=steps,
+            left_out=left_out, progress=progress,
+        )  # fmt: skip
         self._start(called, optimizer)
 
     def adopt(self) -> None:

@@ -3,6 +3,7 @@ import subprocess
 import sys
 
 import pytest
+from idx_files import arrays, save
 
 from fused_lwlr import LayerRates
 from fused_lwlr.command.group import COMMANDS, command
@@ -14,10 +15,31 @@ PNG = b"\x89PNG\r\n\x1a\n"
     ("line", "texts"),
     [
         ("--help", ["calibrate", "train", "demo", "--version", "Start with fused-lwlr demo"]),
-        ("calibrate --help", ["Examples:", "--steps", "--no-init", "--plot", "one sub-folder per class", "synthetic"]),
+        (
+            "calibrate --help",
+            [
+                "Examples:",
+                "--steps",
+                "--no-init",
+                "--plot",
+                "folder per class",
+                "fashion-mnist",
+                "synthetic",
+                "--rates-exclude",
+            ],
+        ),
         (
             "train --help",
-            ["Examples:", "--rates", "--scaling", "--goal", "--preset", "1e-4 for sgd, 0.1 for adamw", "runs/train"],
+            [
+                "Examples:",
+                "--rates",
+                "--rates-exclude",
+                "--scaling",
+                "--goal",
+                "--preset",
+                "1e-4 for sgd, 0.1 for adamw",
+                "runs/train",
+            ],
         ),
         ("demo --help", ["--seeds", "--steps", "runs/demo"]),
         ("study --help", ["elr-fit", "--set", "amp=bf16"]),
@@ -46,6 +68,48 @@ def test_help_does_not_wait_for_torch_or_what_draws():
 
 def test_version(run):
     assert run("--version").output == "fused-lwlr 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "left_out"),
+    [
+        ("", ["cls_token", "pos_embed"]),
+        ("--rates-exclude none", []),
+        ("--rates-exclude pos_embed --rates-exclude head.*", ["pos_embed", "head.weight", "head.bias"]),
+        # the position embedding of this model does not start at zero
+        ("--no-init", ["cls_token"]),
+    ],
+)
+def test_calibrate_leaves_layers_out(run, tmp_path, options, left_out):
+    run("calibrate --model vit --steps 1 --device cpu --rates-exclude none --out all.json")
+    every = LayerRates.from_json(tmp_path / "all.json")
+    run(f"calibrate --model vit --steps 1 --device cpu {options}")
+    rates = LayerRates.from_json(tmp_path / "rates.json")
+    assert [layer.name for layer in rates.layers if layer.note == "excluded"] == left_out
+    if "--no-init" not in options:
+        assert dict(rates) == dict(every.exclude(*left_out) if left_out else every)
+    told = run("calibrate --model vit --steps 1 --device cpu --rates-exclude pos_embd", code=2).output
+    assert "--rates-exclude has 'pos_embd', which is not a layer of vit; did you mean 'pos_embed'?" in told
+
+
+def test_a_run_keeps_the_layers_that_it_left_out(run, tmp_path):
+    line = "train --model vit --calibration-steps 1 --epochs 0.1 --device cpu"
+    run(line)
+    assert LayerRates.from_json(tmp_path / "runs/train/rates.json")["pos_embed"] == 1
+    told = run(f"{line} --rates-exclude none", code=2).output
+    assert "--rates-exclude: null -> []" in told
+
+
+def test_idx_files_are_calibrated_on_and_trained_on(run, tmp_path):
+    save(tmp_path / "small", arrays())
+    data = "--data idx:small --device cpu"
+    assert "resnet on idx:small, 2 minibatches of 20" in run(f"calibrate {data} --batch-size 20 --steps 2").output
+    line = f"train {data} --epochs 1 --batch-size 20"
+    assert "test at step 3, epoch 1: top-1" in run(f"{line} --augmentation basic").output
+    wrong = run(f"{line} --augmentation strong --out other", code=2).output
+    assert "--augmentation strong is for photographs: --data idx:small takes none or basic" in wrong.replace("'", "")
+    absent = run("train --data idx:nowhere", code=2).output
+    assert "--data idx:nowhere: there is no folder nowhere" in absent
 
 
 def test_calibrate_then_train_with_its_rates(run, tmp_path):

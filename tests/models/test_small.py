@@ -64,6 +64,16 @@ def test_query_key_and_value_are_layers_of_the_vit():
     ]
 
 
+@pytest.mark.parametrize(("image_size", "patch"), [(8, 2), (16, 2), (28, 4), (32, 4), (64, 8), (9, 3)])
+def test_a_vit_of_another_depth_and_width(image_size, patch):
+    model = build("vit6x64", image_size=image_size, channels=1, classes=10)
+    assert len(model.blocks) == 6
+    assert model.patch_embed.weight.shape == (64, 1, patch, patch)
+    assert model.pos_embed.shape == (1, 1 + (image_size // patch) ** 2, 64)
+    assert {block.heads for block in model.blocks} == {4}
+    assert model(torch.randn(2, 1, image_size, image_size)).shape == (2, 10)
+
+
 def test_the_vit_sees_all_of_the_image_and_its_order():
     model = build("vit", image_size=8, channels=1, classes=10).eval()
     image = torch.randn(1, 1, 8, 8)
@@ -79,10 +89,11 @@ def test_the_vit_sees_all_of_the_image_and_its_order():
         (
             "resnt",
             8,
-            "no model 'resnt': choose from resnet, vit, noshort, short, a deep one such as resnet56, vgg19-nobn",
+            "no model 'resnt': choose from resnet, vit, noshort, short, vit6x64, a deep one such as resnet56, ",
         ),
         ("resnet", 3, "below 4"),
-        ("vit", 9, "not a multiple of 2"),
+        ("vit", 11, "image size 11 has no divisor"),
+        ("vit6x60", 28, "width 60: the width must be a multiple of 16"),
     ],
 )
 def test_errors_name_the_way_out(name, image_size, message):

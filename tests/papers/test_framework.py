@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,25 @@ def test_a_run_is_kept_and_not_run_again(monkeypatch):
     Path("run/jobs/x=20-seed1.json").unlink()
     assert command(chosen, monkeypatch).exit_code == 0
     assert toy.ran()[before:] == [(20, 1)]
+
+
+def test_work_that_follows_from_results(monkeypatch):
+    """It is asked for again until nothing is new, and is kept like other work."""
+
+    def more(settings, results):
+        most = int(results["sum"].max())
+        return [Job(f"x={x}-seed0", toy.add, {"x": x, "seed": 0}) for x in (most, min(most + 1, 44))]
+
+    chosen = replace(toy.study(), more=more)
+    assert command(chosen, monkeypatch, "--seeds", "3").exit_code == 0
+    followed = [(42, 0), (43, 0), (44, 0)]
+    assert toy.ran()[12:] == followed
+    content = json.loads(Path("run/results.json").read_text())
+    assert [job["values"]["sum"] for job in content["jobs"][12:]] == [42, 43, 44]
+    assert "| 44 | 44.0 | 7 |" in Path("run/table.md").read_text()
+    Path("run/jobs/x=43-seed0.json").unlink()
+    assert command(chosen, monkeypatch, "--seeds", "3").exit_code == 0
+    assert toy.ran()[12:] == [*followed, (43, 0)]
 
 
 def test_killed_run_goes_on():

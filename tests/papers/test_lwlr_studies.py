@@ -17,9 +17,9 @@ from fused_lwlr.papers import lwlr_t, lwlr_vs_single, methods
 from fused_lwlr.papers.lwlr_vs_single import RATES
 from fused_lwlr.papers.mlp import drawn, drawn_for_mup
 from fused_lwlr.papers.studies import find
-from fused_lwlr.papers.training import Trained
+from fused_lwlr.papers.training import Trained, train
 from fused_lwlr.training.recipe import Recipe
-from fused_lwlr.training.setup import new_model, new_optimizer
+from fused_lwlr.training.setup import new_model
 
 COMMON = {"data": "digits", "epochs": 1, "device": "cpu"}
 
@@ -87,15 +87,16 @@ def test_tokens_are_left_out_of_the_calibration(monkeypatch):
     """Where they have η = 1, and the other rates the mean that they have without them."""
     seen = []
 
-    def optimizer(recipe, model, rates):
-        seen.append(rates)
-        return new_optimizer(recipe, model, rates)
+    def kept(recipe, **options):
+        seen.append(train(recipe, **options))
+        return seen[-1]
 
-    monkeypatch.setattr(lwlr_vs_single, "new_optimizer", optimizer)
+    monkeypatch.setattr(lwlr_vs_single, "train", kept)
     of = {"model": "vit", "optimizer": "adamw", "factor": 1, "seed": 0, **COMMON}
     spared, layerwise = (lwlr_vs_single.measure(kind=kind, **of) for kind in ("spared", "layerwise"))
-    [rates] = seen
+    rates, printed = (found.rates for found in seen)
     assert rates["cls_token"] == rates["pos_embed"] == 1.0
+    assert max(printed["cls_token"], printed["pos_embed"]) < 1
     others = [layer for layer in rates.layers if layer.name not in ("cls_token", "pos_embed")]
     assert sum(x.eta * x.numel for x in others) == pytest.approx(sum(x.numel for x in others))
     assert spared["train_loss"] != layerwise["train_loss"]
@@ -105,11 +106,11 @@ def test_the_papers_models_have_one_rate(monkeypatch):
     """That of their preset, without images held out."""
     seen = {}
 
-    def train(recipe, *, tuned, optimizer):
+    def untrained(recipe, *, tuned):
         seen.update(recipe=recipe, tuned=tuned)
         return Trained(losses=[1.0], accuracies=[50.0])
 
-    monkeypatch.setattr(lwlr_vs_single, "train", train)
+    monkeypatch.setattr(lwlr_vs_single, "train", untrained)
     study = find("lwlr-vs-single")
     settings = study.settings(model="timm:vit_small_patch16_224", data="photos", epochs=300)
     jobs = study.jobs(settings)

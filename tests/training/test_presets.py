@@ -83,6 +83,11 @@ def command(tmp_path, monkeypatch):
     return command
 
 
+def cells(output):
+    """The rows of tables with two columns."""
+    return {row.split("│")[1].strip(): row.split("│")[2].strip() for row in output.splitlines() if row.count("│") == 3}
+
+
 def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
     line = f"train --preset resnet50-lars-lwlr --data {pictures} --image-size 32 --batch-size 16 --micro-batch 2 "
     line += "--lr 0.02 --warmup-epochs 5 --epochs 90 --momentum 0.9 --weight-decay 1e-4"
@@ -106,9 +111,7 @@ def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
         "steps alone, passes of 2 images",
     ):
         assert text in output, text
-    memory = {
-        row.split("│")[1].strip(): row.split("│")[2].strip() for row in output.splitlines() if row.count("│") == 3
-    }
+    memory = cells(output)
     of_weights = f"{4 * 23_514_179 / 2**30:.3f}"
     for name in ("weights", "gradients", "state of the optimizer", "average of the weights"):
         assert memory[name] == of_weights, name
@@ -118,6 +121,15 @@ def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
     hours, minutes = memory["90 steps at the lower of these, without validation"].removesuffix(" min").split(" h ")
     assert 60 * int(hours) + int(minutes) == pytest.approx(90 * 16 / min(speeds) / 60, abs=0.51)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_of_small_images_has_whole_passes_and_the_time_of_an_epoch(command):
+    found = cells(command("train --model resnet8x2 --batch-size 128 --device cpu --dry-run").output)
+    speeds = [
+        float(found[part].replace(",", "")) for part in ("loader alone, 0 workers", "steps alone, passes of 128 images")
+    ]
+    minutes = float(found["an epoch at the lower of these, 11 steps"].removesuffix(" min"))
+    assert minutes == pytest.approx(11 * 128 / min(speeds) / 60, abs=0.051)
 
 
 def test_saved_bytes_are_those_of_a_linear_layer():

@@ -54,6 +54,20 @@ def _kind(module: nn.Module, module_name: str, name: str, param: Tensor) -> Kind
     return None
 
 
+def zero_tokens(model: nn.Module) -> tuple[str, ...]:
+    """The names of class tokens, position embeddings and tables of relative positions whose elements are all zero."""
+    parameters = dict(model.named_parameters())
+    names = {id(param): name for name, param in parameters.items()}
+    found = set()
+    for path, module in model.named_modules():
+        for name, param in module.named_parameters(recurse=False):
+            embedding = isinstance(module, _EMBEDDINGS) and name == "weight"
+            called = path.rpartition(".")[2] if embedding else name
+            if _POSITIONS.search(called) or (_TOKENS.search(called) and not embedding):
+                found.add(names[id(param)])
+    return tuple(name for name in parameters if name in found and not parameters[name].detach().any())
+
+
 def fan_out(module: nn.Module, weight: Tensor) -> int:
     """Outputs that each input of a weight reaches: out_channels · kernel area ÷ groups, or out_features."""
     if isinstance(module, _EMBEDDINGS):

@@ -1,0 +1,87 @@
+"""The study of layer-wise rates on Fashion-MNIST, on small files."""
+
+import numpy as np
+import pandas
+import pytest
+from idx_files import arrays, save
+from test_lwlr_studies import quick, spread
+
+from fused_lwlr.papers import lwlr_fashion
+from fused_lwlr.papers.lwlr_fashion import ARMS, CONTROL, LRS
+from fused_lwlr.papers.studies import find
+from fused_lwlr.papers.training import Trained
+
+STUDY = find("lwlr-fashion")
+
+
+def results(losses, seeds=(0, 1)):
+    """Results of one arm: a loss for each learning rate, the same for all seeds."""
+    rows = [
+        {"arm": CONTROL, "lr": lr, "seed": seed, "val_loss": loss, "train_loss": loss, "test_accuracy": 1.0}
+        for lr, loss in losses.items()
+        for seed in seeds
+    ]
+    return pandas.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("losses", "wanted"),
+    {
+        (3.0, 2.0, 1.0): [(0.1, 0), (0.1, 1)],
+        (1.0, 2.0, 3.0): [(0.001, 0), (0.001, 1)],
+        (2.0, 1.0, 3.0): [(0.01, 2), (0.01, 3), (0.01, 4)],
+        # a rate at which a training diverged is not chosen
+        (2.0, 1.0, None): [(0.01, 2), (0.01, 3), (0.01, 4)],
+    }.items(),
+)
+def test_the_best_rate_is_inside_the_grid(losses, wanted):
+    found = STUDY.more(STUDY.settings(), results(dict(zip((0.003, 0.01, 0.03), losses, strict=True))))
+    assert [(job.parameters["lr"], job.parameters["seed"]) for job in found] == wanted
+
+
+def test_there_is_no_rate_beyond_the_last():
+    every = dict(zip(LRS, range(len(LRS), 0, -1), strict=True))
+    found = STUDY.more(STUDY.settings(), results(every))
+    assert [(job.parameters["lr"], job.parameters["seed"]) for job in found] == [(LRS[-1], seed) for seed in (2, 3, 4)]
+
+
+def test_what_each_arm_trains(monkeypatch):
+    recipes = {}
+
+    def untrained(recipe, *, tuned):
+        assert tuned
+        recipes[arm] = recipe
+        return Trained(losses=[1.0], accuracies=[50.0], val_loss=1.0)
+
+    monkeypatch.setattr(lwlr_fashion, "train", untrained)
+    jobs = STUDY.jobs(STUDY.settings())
+    assert len(jobs) == len(ARMS) * 3 * 2
+    for job in jobs:
+        arm = job.parameters["arm"]
+        assert job.function(**job.parameters)["test_accuracy"] == 50.0
+    kinds = [(recipe.init, recipe.rates, recipe.rates_exclude) for recipe in recipes.values()]
+    tokens = ("cls_token", "pos_embed")
+    assert kinds == [
+        ("model", "single", None), ("lwlr", "single", None), ("lwlr", "layerwise", ()), ("lwlr", "layerwise", tokens)
+    ]  # fmt: skip
+    assert {(recipe.optimizer, recipe.data, recipe.augmentation, recipe.steps) for recipe in recipes.values()} == {
+        ("sgd", "fashion-mnist", "basic", 200)
+    }
+
+
+def test_a_smoke_test(tmp_path):
+    save(tmp_path / "small", arrays(train=100))
+    (table, grid), jobs = quick("lwlr-fashion", tmp_path / "out", "--data", f"idx:{tmp_path / 'small'}")
+    assert len(jobs) == len(grid) * 2 == len(ARMS) * 2 * 2
+    chosen = {}
+    for row in table:
+        of = [job for job in jobs if job["parameters"]["arm"] == row["arm"]]
+        by_rate = {lr: [job["values"] for job in of if job["parameters"]["lr"] == lr] for lr in (0.003, 0.01)}
+        best = min(by_rate, key=lambda lr: np.mean([values["val_loss"] for values in by_rate[lr]]))
+        assert float(row["best lr"]) == best
+        chosen[row["arm"]] = [values["test_accuracy"] for values in by_rate[best]]
+        assert row["test accuracy %"] == spread(chosen[row["arm"]], 2)
+    for row in table:
+        gain = np.subtract(chosen[row["arm"]], chosen[CONTROL])
+        wanted = "" if row["arm"] == CONTROL else f"{np.mean(gain):+.2f} ± {np.std(gain, ddof=1):.2f}"
+        assert row.get("difference", "").strip() == wanted
