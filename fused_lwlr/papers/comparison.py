@@ -1,0 +1,62 @@
+"""Whether one way to train is better than another, by a paired t test over seeds."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf, isfinite, nan, sqrt
+from statistics import mean, stdev
+
+from scipy.stats import t
+
+from fused_lwlr.papers.tables import cell
+
+LEVEL = 0.05
+"""A difference is decided where p is below it."""
+COLUMNS = ("difference", "p", "n", "verdict")
+NOTE = (
+    f"difference: mean ± standard deviation over pairs of the same seed; p: two-sided paired t test over n pairs, not "
+    f"corrected for the number of comparisons; undecided: p ≥ {LEVEL:g}"
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A paired t test of differences, one for each seed.
+
+    Attributes:
+        n: number of pairs, without those in which a training diverged.
+        p: two-sided; NaN for fewer than two pairs, and where all differences are 0.
+        verdict: "helps", "hurts" or "undecided".
+    """
+
+    n: int
+    p: float
+    verdict: str
+
+    @classmethod
+    def of(cls, differences: Iterable[float], *, lower_is_better: bool = False) -> "Comparison":
+        """Compare; a difference is the value of a method minus the value of what it is compared with."""
+        finite = [value for value in differences if isfinite(value)]
+        n = len(finite)
+        if n < 2 or not any(finite):
+            return cls(n, nan, "undecided")
+        error = stdev(finite) / sqrt(n)
+        p = 2 * float(t.sf(abs(mean(finite)) / error if error else inf, n - 1))
+        if not p < LEVEL:
+            return cls(n, p, "undecided")
+        return cls(n, p, "helps" if (mean(finite) < 0) == lower_is_better else "hurts")
+
+    def __str__(self) -> str:
+        p = f"p = {p_text(self.p)}, ".replace("= <", "<") if isfinite(self.p) else ""
+        return f"{self.verdict} ({p}n = {self.n})"
+
+
+def p_text(p: float) -> str:
+    """p to two digits."""
+    return "-" if not isfinite(p) else "< 0.001" if p < 0.001 else f"{p:.2g}"
+
+
+def cells(differences: Iterable[float], form: str, *, lower_is_better: bool = False) -> list[str]:
+    """What a table has in `COLUMNS`."""
+    differences = list(differences)
+    found = Comparison.of(differences, lower_is_better=lower_is_better)
+    return [cell(differences, form), p_text(found.p), str(found.n), found.verdict]
