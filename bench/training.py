@@ -25,7 +25,8 @@ from bench.pictures import make
 from bench.rows import write
 from fused_lwlr import ELR, SGD, AdamW
 from fused_lwlr.data import Splits, open_data
-from fused_lwlr.runs.provenance import device_name, provenance
+from fused_lwlr.runs.provenance import provenance
+from fused_lwlr.training.environment import device_name
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe

@@ -10,7 +10,13 @@ from fused_lwlr.command import options as option
 from fused_lwlr.papers.studies import STUDIES
 
 Seeds = Annotated[
-    int | None, typer.Option(help="Seeds 0, 1, ...", min=1, metavar="N", show_default="what the study has")
+    int | None,
+    typer.Option(
+        help="Seeds 0, 1, ...; with more of them the same command runs only the new ones.",
+        min=1,
+        metavar="N",
+        show_default="what the study has",
+    ),
 ]
 Epochs = Annotated[
     int | None,
@@ -118,7 +124,7 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
 
     from fused_lwlr.papers import studies
     from fused_lwlr.papers.runner import run
-    from fused_lwlr.papers.store import Store, frame
+    from fused_lwlr.papers.store import Store, frame, save_report
     from fused_lwlr.papers.training import recipe_of
     from fused_lwlr.training.processes import pick_device
 
@@ -143,5 +149,5 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     console.print(Text(found.doc), soft_wrap=True)
     for table in report.tables:
         console.print(table.rich())
-    paths = store.save_report(report, results, str(place))
+    paths = [store.save_results(results), *save_report(out, name, report)]
     console.print(Text(f"Wrote {', '.join(map(str, paths))}."), soft_wrap=True)

@@ -261,6 +261,5 @@ STUDY = Study(
     jobs=jobs,
     report=report,
     epochs=60,
-    seeds=5,
     options=frozenset({"data", "epochs", "seeds"}),
 )

@@ -12,19 +12,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fused_lwlr.papers import elr_language, gradinit_language, lwlr_language
+from fused_lwlr.papers.comparison import Comparison
 from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
 from fused_lwlr.papers.language import Arm, train_from
-from fused_lwlr.papers.lwlr_vs_single import sign
 from fused_lwlr.papers.tables import Report, Table, cell
 
 EVERY = 20
 """Steps between two points of a curve."""
-VERDICTS = {
-    "−": "it helps",
-    "+": "it does not help",
-    "undecided": "undecided, within two standard errors",
-    "unknown": "of one seed",
-}
 COLORS = {"plain": "0.5", "usual": "#0072b2", "ours": "#d1495b"}
 
 
@@ -104,7 +98,9 @@ def sentence(results: Any, entry: Entry) -> str:
     best = min(trained, key=lambda name: mean(trained[name]))
     gains = [one - other for one, other in zip(ours, trained[best], strict=True)]
     place = f"{abs(mean(gains)):.3f} {'below' if mean(gains) < 0 else 'above'} {best}"
-    return f"{entry.task}: {entry.name} ends at {mean(ours):.3f}, {place}: {VERDICTS[sign(gains)]}."
+    return (
+        f"{entry.task}: {entry.name} ends at {mean(ours):.3f}, {place}: {Comparison.of(gains, lower_is_better=True)}."
+    )
 
 
 def draw(results: Any) -> Figure:
@@ -153,7 +149,6 @@ STUDY = Study(
     epochs=None,
     steps=200,
     data="python-docs",
-    seeds=3,
     least_seeds=1,
     options=TEXT_OPTIONS - {"data", "set"},
 )

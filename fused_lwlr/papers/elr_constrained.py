@@ -9,11 +9,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fused_lwlr.models.deep import NAME
+from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.from_he import from_he
 from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.papers.tuning import best
 
 MODEL = "noshort"
 WARMUP = 0.1
@@ -101,18 +103,15 @@ def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
 
 def report(settings: Settings, results: Any) -> Report:
     """The best rate of each setup, what warm-up and constraining bring, and all rates in the picture."""
-    best = top(results)
-    return Report([table(settings, results, best), _differences(best), _rates(results)], _draw(results, best))
+    chosen = top(results)
+    return Report([table(settings, results, chosen), _differences(chosen), _rates(results)], _draw(results, chosen))
 
 
 def top(results: Any) -> Any:
-    """Of each net, setup and warm-up, the rate at which accuracy is highest on average; what diverged has 0."""
-    results = results.assign(rate=[_rate(lr, goal) for lr, goal in zip(results.lr, results.goal, strict=True)])
-    mean = results.fillna({"test_accuracy": 0.0}).groupby(["model", "setup", "warmup", "rate"], sort=False)
-    best = mean.test_accuracy.mean().groupby(level=[0, 1, 2], sort=False).idxmax()
-    return results[
-        [r in set(best) for r in zip(results.model, results.setup, results.warmup, results.rate, strict=True)]
-    ]
+    """The results at the rate of each net, setup and warm-up with the highest mean accuracy and no divergence."""
+    rates = [_rate(lr, goal) for lr, goal in zip(results.lr, results.goal, strict=True)]
+    results = results.assign(rate=rates, error=-results.test_accuracy.astype(float))
+    return best(results, ["model", "setup", "warmup"], "error", "test_accuracy", rate="rate")
 
 
 def _rate(lr: float, goal: float | None) -> str:
@@ -155,16 +154,21 @@ def _differences(best: Any) -> Table:
         ours = groups.get((model, "constrained", False))
         if ours is not None and plain:
             strongest = max(plain, key=lambda of: of.test_accuracy.fillna(0.0).mean())
-            found = cell(minus(ours, strongest), "{:+.1f}")
+            found = comparison.cells(minus(ours, strongest), "{:+.1f}")
             said = "slightly above 0" if i else "+39.9"
-            rows.append([f"{model}: constrained, over the best of the others, no warm-up", found, said])
+            rows.append([f"{model}: constrained minus the best of the others, no warm-up", *found, said])
     for (model, setup, warm), of in groups.items():
         without = groups.get((model, setup, False))
         if warm and without is not None:
             said = "no gain" if setup == "constrained" else "above 0"
-            rows.append([f"{model}, {setup}: warm-up, over none", cell(minus(of, without), "{:+.1f}"), said])
-    notes = ["paper: Figure 8 and Sections 4.4 and 4.6; its own Figure 9 has +2.8 for warm-up with a constraint"]
-    return Table("differences of test accuracy in points", ["difference", "here", "paper"], rows, notes)
+            found = comparison.cells(minus(of, without), "{:+.1f}")
+            rows.append([f"{model}, {setup}: warm-up minus none", *found, said])
+    notes = [
+        comparison.NOTE,
+        "paper: Figure 8 and Sections 4.4 and 4.6; its own Figure 9 has +2.8 for warm-up with a constraint",
+    ]
+    columns = ["compared", *comparison.COLUMNS, "paper"]
+    return Table("differences of test accuracy in points", columns, rows, notes)
 
 
 def minus(one: Any, other: Any) -> Any:

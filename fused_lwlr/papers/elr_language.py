@@ -48,7 +48,7 @@ ARMS = [*(arm(setup, warmup) for setup in SETUPS for warmup in (False, True)), a
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """One for each setup, with warm-up and without."""
+    """Each setup at all its rates, with warm-up and without."""
     return language.jobs(settings, ARMS[4:6] if settings.quick else ARMS)
 
 
@@ -59,7 +59,7 @@ def report(settings: Settings, results: Any) -> Report:
         f"training; constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖",
         "paper: Figure 12, test perplexity on Multi30k, of a Transformer of 20 layers with more LayerNorms",
     ]
-    said = [PAPER.get((of["setup"], of["warm-up"]), "") for of in results.labels]
+    said = [PAPER.get((of["setup"], of["warm-up"]), "") for of in language.arms_of(results)]
     title = "post-LN Transformer: one effective learning rate in place of warm-up"
     return Report(
         language.tables(settings, results, title, {"paper: perplexity": said}, notes),

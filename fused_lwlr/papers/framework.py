@@ -95,7 +95,7 @@ class Study:
     epochs: int | None = 10
     steps: int | None = None
     data: str = "digits"
-    seeds: int = 3
+    seeds: int = 5
     least_seeds: int = 2
     options: frozenset[str] = OPTIONS
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr import SGD, gradinit_, metainit_
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.models.deep import kaiming_init_
+from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Report, Table, cell
@@ -178,9 +179,10 @@ def _differences(results: Any) -> Table:
         for init in [init for init in of.init.unique() if init != "kaiming"]:
             said = [float(paper[name][0].split()[0]) for name in (init, "kaiming") if name in paper]
             text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""
-            rows.append([model, LABELS[init], cell(first[init] - first.kaiming, "{:+.1f}"), text])
-    title = "accuracy after the first epoch over that from He's initialization, in points"
-    return Table(title, ["net", "initialization", "here", "paper"], rows, [], labels=2)
+            rows.append([model, LABELS[init], *comparison.cells(first[init] - first.kaiming, "{:+.1f}"), text])
+    title = "accuracy after the first epoch minus the accuracy from He's initialization, in points"
+    columns = ["net", "initialization", *comparison.COLUMNS, "paper"]
+    return Table(title, columns, rows, [comparison.NOTE], labels=2)
 
 
 def factors(results: Any) -> list[Any]:
@@ -231,5 +233,4 @@ STUDY = Study(
     jobs=jobs,
     report=report,
     epochs=6,
-    seeds=4,
 )

@@ -51,7 +51,7 @@ PAPER = {("AdamW", "plain"): "fails", ("AdamW", "warm-up"): "35.6 (RAdam)", ("Ad
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """One for each start and optimizer."""
+    """Each start and optimizer at all rates."""
     return language.jobs(settings, ARMS[: 3 if settings.quick else None])
 
 
@@ -63,7 +63,7 @@ def report(settings: Settings, results: Any) -> Report:
         "paper: Table 7, BLEU of a post-LN Transformer on IWSLT-14; fails: without warm-up it does not converge "
         "(Section 1)",
     ]
-    said = [PAPER.get((of["optimizer"], of["start"]), "") for of in results.labels]
+    said = [PAPER.get((of["optimizer"], of["start"]), "") for of in language.arms_of(results)]
     title = "post-LN Transformer: GradInit in place of warm-up"
     return Report(
         language.tables(settings, results, title, {"paper: BLEU": said}, notes),

@@ -1,11 +1,14 @@
 """Small Transformers on text: each way to train at the best of some learning rates.
 
-A rate is chosen by one seed, on the first half of the text that is held out; the second half is what is reported.
+A rate is chosen by the mean over seeds of the loss on the first half of the text that is held out; the second half is
+what is reported.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import isfinite
 from typing import Any
 
 import pandas
@@ -15,10 +18,12 @@ from torch import nn
 
 from fused_lwlr import SGD, AdamW, gradinit_
 from fused_lwlr.data.minibatches import minibatches
+from fused_lwlr.papers.comparison import COLUMNS, NOTE, cells
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.tables import Table, cell
 from fused_lwlr.papers.training import Trained, recipe_of, train
+from fused_lwlr.papers.tuning import best, mean_scores
 from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
@@ -26,7 +31,7 @@ RECIPE: dict[str, Any] = {"vocabulary": "characters", "batch_size": 16, "schedul
 """Of all trainings; rates fall linearly, and sequences have 64 characters."""
 WIDTH = "width=32"
 GRADINIT: dict[str, Any] = {"tau": 0.06, "relative_gamma": 0.8}
-HALF = 4
+GRADINIT_BATCH = 4
 """Sequences of each of the three minibatches that a step of GradInit takes."""
 TRAINS = 2.7
 """A loss half a nat below 3.2, which is that of predicting each character as often as it comes."""
@@ -50,35 +55,26 @@ class Arm:
 
     def job(self, settings: Settings, function: Callable[..., dict[str, Any]], **parameters: Any) -> Job:
         """A job for it, with more parameters."""
-        words = [*self.labels.values(), f"seed{parameters['seed']}" if "seed" in parameters else ""]
+        words = [*self.labels.values(), f"lr{parameters['lr']:g}", f"seed{parameters['seed']}"]
         name = "-".join(re.sub(r"[^\w.+-]+", "_", word) for word in words if word)
         quick = {"gradinit_steps": 2} if settings.quick else {}
         return Job(name, function, {"labels": self.labels, **settings.common, **self.fields, **quick, **parameters})
 
 
 def jobs(settings: Settings, arms: Sequence[Arm]) -> list[Job]:
-    """One for each arm: all its trainings."""
+    """Every arm at every rate of its grid."""
     return [
-        arm.job(settings, tuned, lrs=list(arm.lrs[: 2 if settings.quick else None]), seeds=settings.seeds)
+        arm.job(settings, measure, lr=lr, seed=seed)
         for arm in arms
+        for lr in arm.lrs[: 2 if settings.quick else None]
+        for seed in range(settings.seeds)
     ]
 
 
-def tuned(labels: dict[str, str], lrs: Sequence[float], seeds: int, **fields: Any) -> dict[str, Any]:
-    """Train at every rate with seed 0, and at that with the lowest validation loss with the other seeds as well.
-
-    Returns:
-        The rate, or None where all diverged; the test loss of every seed at it; and the grid: of each rate the losses
-        on validation and test, None where it diverged.
-    """
-    found = {lr: train_from(lr=lr, seed=0, **fields) for lr in lrs}
-    grid = [[lr, each.val_loss, each.test_loss] for lr, each in found.items()]
-    trained = {lr: each.val_loss for lr, each in found.items() if each.val_loss is not None}
-    if not trained:
-        return {"lr": None, "losses": [None], "grid": grid}
-    lr = min(trained, key=lambda lr: trained[lr])
-    others = (train_from(lr=lr, seed=seed, **fields) for seed in range(1, seeds))
-    return {"lr": lr, "losses": [found[lr].test_loss, *(each.test_loss for each in others)], "grid": grid}
+def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
+    """Train; the losses on both halves of the text that is held out, None where it diverged."""
+    found = train_from(**fields)
+    return {"val_loss": found.val_loss, "loss": found.test_loss}
 
 
 def train_from(
@@ -111,7 +107,7 @@ def train_from(
         elif start == "gradinit":
             # minibatches that training does not have in this order
             order: dict[str, Any] = {"device": trainer.world.device, "seed": recipe.seed + 1000}
-            batches = minibatches(trainer.data.train, HALF, steps=3 * gradinit_steps, **order)
+            batches = minibatches(trainer.data.train, GRADINIT_BATCH, steps=3 * gradinit_steps, **order)
             rule: Any = "sgd" if recipe.optimizer == "sgd" else "adam"
             gradinit_(model, batches, trainer.loss, optimizer=rule, lr=recipe.lr, steps=gradinit_steps, **GRADINIT)
         return new_optimizer(recipe, model, trainer.rates)
@@ -134,41 +130,73 @@ def xavier_(model: nn.Module) -> None:
 def tables(
     settings: Settings, results: Any, title: str, paper: Mapping[str, Sequence[str]], notes: Sequence[str]
 ) -> list[Table]:
-    """The loss of each arm at its best rate beside figures of a paper, and that of all rates.
+    """The loss of each arm at its best rate with figures of a paper, differences of arms, and the loss at all rates.
 
     Args:
+        results: a row for each training, as of `measure`.
         paper: by column, a cell for each arm.
     """
+    results = results.assign(arm=[", ".join(labels.values()) for labels in results.labels])
+    chosen = dict(list(best(results, ["arm"], outcome="loss").groupby("arm", sort=False)))
+    mean = mean_scores(results, ["arm", "lr"], outcome="loss")
     labels = list(results.labels[0])
-    said = list(zip(*paper.values(), strict=True))[: len(results)]
+    said = zip(*paper.values(), strict=True)
     rows = []
-    for of, cells in zip(results.itertuples(), said, strict=True):
-        trains = sum(val is not None and val < TRAINS for _, val, _ in of.grid)
-        ours = [f"{trains} of {len(of.grid)}", f"{of.lr:g}", cell(of.losses)]
-        rows.append([*of.labels.values(), *ours, *cells])
+    for (arm, of), figures in zip(chosen.items(), said, strict=True):
+        trains = (mean[arm] < TRAINS).sum()
+        ours = [f"{trains} of {len(mean[arm])}", f"{of.lr.iloc[0]:g}", cell(of.loss)]
+        rows.append([*of.labels.iloc[0].values(), *ours, *figures])
+    validated = (results.val_loss.notna() | results.loss.isna()).groupby([results.arm, results.lr]).sum().min()
     first = Table(
         title,
         [*labels, "rates that train", "best lr", "held-out loss", *paper],
         rows,
         [
             f"{settings.over}; loss in nats a character, of the second half of the text that is held out; each row at "
-            "its best learning rate, by the first half and seed 0",
-            f"rates that train: with seed 0 the loss gets below {TRAINS:g}; the frequencies of characters have 3.2",
+            f"its best learning rate, by the loss on the first half, {_seeds(validated)}",
+            f"rates that train: this loss gets below {TRAINS:g}; the frequencies of characters have 3.2",
             *notes,
         ],
         labels=len(labels),
     )
-    return [first, _grid(results, labels)]
+    return [first, _differences(chosen, labels), _grid(results, labels, validated)]
 
 
-def _grid(results: Any, labels: Sequence[str]) -> Table:
-    most = max(map(len, results.grid))
+def _seeds(count: int) -> str:
+    return f"mean over {count} seeds" if count > 1 else "seed 0"
+
+
+def arms_of(results: Any) -> list[dict[str, str]]:
+    """The labels of all arms, in order."""
+    found: list[dict[str, str]] = []
+    for labels in results.labels:
+        if labels not in found:
+            found.append(labels)
+    return found
+
+
+def _differences(chosen: Mapping[str, Any], labels: Sequence[str]) -> Table:
+    """Every two arms that differ in one label, seed by seed."""
     rows = []
-    for of in results.itertuples():
-        tried = [f"{lr:g}: {'diverged' if val is None else f'{val:.3f}'}" for lr, val, _ in of.grid]
-        rows.append([*of.labels.values(), *tried, *[""] * (most - len(tried))])
-    title = "all learning rates, each with the loss to choose by, seed 0"
-    return Table(title, [*labels, *["lr: loss"] * most], rows, labels=len(labels))
+    for before, after in combinations(chosen.values(), 2):
+        one, other = after.labels.iloc[0], before.labels.iloc[0]
+        differing = [name for name in labels if one[name] != other[name]]
+        if len(differing) == 1:
+            over = after.set_index("seed").loss.astype(float) - before.set_index("seed").loss.astype(float)
+            rows.append([*one.values(), other[differing[0]], *cells(over, "{:+.3f}", lower_is_better=True)])
+    columns = [*labels, "minus", *COLUMNS]
+    return Table("differences of the held-out loss at the best rates", columns, rows, [NOTE], labels=len(labels) + 1)
+
+
+def _grid(results: Any, labels: Sequence[str], validated: int) -> Table:
+    rows = []
+    for _, of in results.groupby("arm", sort=False):
+        tried = [f"{lr:g}: {cell(at.val_loss[~(at.val_loss.isna() & at.loss.notna())])}" for lr, at in of.groupby("lr")]
+        rows.append([*of.labels.iloc[0].values(), *tried])
+    most = max(map(len, rows))
+    title = f"all learning rates, each with the loss to choose by, {_seeds(validated)}"
+    columns = [*labels, *["lr: loss"] * (most - len(labels))]
+    return Table(title, columns, [row + [""] * (most - len(row)) for row in rows], labels=len(labels))
 
 
 def draw(results: Any, *, col: Sequence[str], hue: str, style: str | None = None, colors: dict[str, str]) -> Figure:
@@ -177,18 +205,17 @@ def draw(results: Any, *, col: Sequence[str], hue: str, style: str | None = None
         {
             **of.labels,
             "panel": ", ".join(filter(None, (of.labels[name] for name in col))),
-            "lr": lr,
-            "loss": DIVERGED if val is None else val,
+            "lr": of.lr,
+            "loss": of.val_loss if isfinite(of.loss) else DIVERGED,
         }
-        for of in results.itertuples()
-        for lr, val, _ in of.grid
+        for of in results.astype({"loss": float}).itertuples()
     ]
     options = {"style": style} if style else {}
     grid = bands(
         pandas.DataFrame(rows), x="lr", y="loss", col="panel", hue=hue, palette=colors, marker="o",
         facet_kws={"sharex": False}, **options,
     )  # fmt: skip
-    grid.set(xscale="log", ylim=(None, DIVERGED + 0.05)).set_axis_labels("learning rate", "held-out loss, seed 0")
+    grid.set(xscale="log", ylim=(None, DIVERGED + 0.05)).set_axis_labels("learning rate", "held-out loss")
     grid.tick_params(axis="x", which="minor", labelbottom=False)
     figure: Figure = grid.figure
     return figure

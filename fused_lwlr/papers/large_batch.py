@@ -9,10 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.held_out import PART
-from fused_lwlr.papers.lwlr_vs_single import sign
 from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.papers.tuning import best
@@ -62,19 +62,20 @@ def report(settings: Settings, results: Any) -> Report:
     accuracy = chosen.pivot(index="seed", columns=["batch_size", "arm"], values="test_accuracy").astype(float)
     for (batch, arm), of in chosen.groupby(["batch_size", "arm"], sort=False):
         values = [cell(of.train_loss, "{:.5f}"), cell(of.val_loss, "{:.3f}"), cell(of.test_accuracy, "{:.2f}")]
-        over = accuracy[batch, arm] - accuracy[batch, WITHOUT[arm]] if arm in WITHOUT else None
-        gain = ["", ""] if over is None else [cell(over, "{:+.2f}"), sign(over)]
+        gain = [""] * len(comparison.COLUMNS)
+        if arm in WITHOUT:
+            gain = comparison.cells(accuracy[batch, arm] - accuracy[batch, WITHOUT[arm]], "{:+.2f}")
         rows.append([f"{batch}", arm, f"{of.lr.iloc[0]:g}", *values, *gain])
     steps = settings.training.get("steps", results.steps.iloc[0])
     columns = ["batch", "optimizer", "best lr", "training loss", "held-out loss", "test accuracy %"]
-    columns += ["over SGD or AdamW", "sign"]
+    columns += comparison.COLUMNS
     notes = [
         f"{settings.model or MODEL}, {settings.data}, {steps} steps, of which a tenth are warm-up, then a cosine; mean "
         f"± standard deviation over {settings.seeds} seeds",
         f"best lr: of {results.groupby(['batch_size', 'arm']).lr.nunique().max()}, by the loss on held-out images, one "
         f"in {PART} for training; training loss: the mean of the last epoch",
-        "over SGD or AdamW: LARS over SGD and LAMB over AdamW, in points, paired by seed; the sign is undecided within "
-        "two standard errors of 0",
+        "difference: test accuracy of LARS minus SGD, and of LAMB minus AdamW, in points",
+        comparison.NOTE,
         "LARS has a trust coefficient of 0.02; weight decay is 1e-4 with SGD and LARS, 0.1 with AdamW and LAMB",
     ]
     tables = [Table("large batches, each optimizer at its best learning rate", columns, rows, notes, labels=2)]
@@ -105,6 +106,5 @@ STUDY = Study(
     "at its best learning rate.",
     jobs=jobs,
     report=report,
-    seeds=5,
     options=frozenset({"data", "model", "seeds", "set"}),
 )

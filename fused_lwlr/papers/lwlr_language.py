@@ -14,7 +14,6 @@ from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 MODEL = "gpt6"
 WARMUP = 0.1
-RATES = {"single": "single", "layerwise": "layer-wise"}
 STARTS = {"model": "PyTorch's", "lwlr": "LWLR's"}
 RATES = {"single": "single", "layerwise": "layer-wise"}
 CALIBRATION = 30
@@ -37,16 +36,16 @@ ARMS = [arm(optimizer, start, rates) for optimizer in LRS for start in STARTS fo
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """One for each optimizer, initialization and kind of rates."""
+    """Each optimizer, initialization and kind of rates at all learning rates."""
     return language.jobs(settings, ARMS[2:4] if settings.quick else ARMS)
 
 
 def report(settings: Settings, results: Any) -> Report:
     """Losses at the best rates, beside accuracies of the paper, and losses at all rates."""
     said = []
-    for of in results.itertuples():
-        shown = of.labels["initialization"] == STARTS["lwlr"]
-        said.append(f"{PAPER['vit', of.optimizer][of.labels['rates'] == RATES['layerwise']]:.2f}" if shown else "")
+    for of in language.arms_of(results):
+        shown = of["initialization"] == STARTS["lwlr"]
+        said.append(f"{PAPER['vit', of['optimizer']][of['rates'] == RATES['layerwise']]:.2f}" if shown else "")
     notes = [
         f"{MODEL}, a tenth of the training is warm-up; layer-wise: multipliers of {CALIBRATION} minibatches",
         "paper: Table 1, accuracy in % of ViT-S/16 on ImageNet, 300 epochs; it has no text",

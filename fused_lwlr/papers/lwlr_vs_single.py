@@ -1,11 +1,9 @@
 """Layer-wise rates against a single one (Initializing the Layer-wise Learning Rate, Table 1), each at its best rate."""
 
-from collections.abc import Iterable
 from itertools import product
-from math import isfinite
-from statistics import mean, stdev
 from typing import Any
 
+from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Report, Table, cell
@@ -75,16 +73,6 @@ def _recipe(model: str, optimizer: str, factor: float, common: dict[str, Any]) -
     return recipe_of(model=model, optimizer=optimizer, lr=lr, weight_decay=WEIGHT_DECAY[optimizer], **common)
 
 
-def sign(values: Iterable[float]) -> str:
-    """The sign of a mean that is two standard errors or more from 0, or that it is not."""
-    finite = [value for value in values if isfinite(value)]
-    if len(finite) < 2:
-        return "unknown"
-    if abs(mean(finite)) < 2 * stdev(finite) / len(finite) ** 0.5 or mean(finite) == 0:
-        return "undecided"
-    return "+" if mean(finite) > 0 else "−"
-
-
 def report(settings: Settings, results: Any) -> Report:
     """Accuracies at the best rates and what they differ by, paired by seed; all rates."""
     chosen = best(results, by=["model", "optimizer", "kind"])
@@ -102,22 +90,22 @@ def table(settings: Settings, chosen: Any) -> Table:
         for kind in [kind for kind in RATES if kind in arms and kind != "single"]:
             gain = arms[kind] - arms.single
             ours = [f"{cell(arms[arm], '{:.2f}')} at {at[arm]:g}" for arm in ("single", kind)]
-            said = [f"{paper[0]:.2f} → {paper[1]:.2f}", "+"] if paper and kind == "layerwise" else ["", ""]
-            rows.append([model, optimizer, RATES[kind], *ours, cell(gain, "{:+.2f}"), sign(gain), *said])
+            said = f"{paper[0]:.2f} → {paper[1]:.2f}" if paper and kind == "layerwise" else ""
+            rows.append([model, optimizer, RATES[kind], *ours, *comparison.cells(gain, "{:+.2f}"), said])
     own = set(chosen.model) & set(PRESETS)
     how = "the best of its grid by the loss on a fifth of the training images, which no training has"
     notes = [
-        f"{settings.over}; the difference is paired by seed, its sign undecided where it is within two standard "
-        "errors of 0",
+        settings.over,
+        comparison.NOTE,
         f"at: the learning rate of the arm, {'that of the preset' if own else how}",
         "paper: Table 1, a single rate → layer-wise ones, one run each: ResNet-50 after 90 epochs of ImageNet, and "
         "ViT-S/16 after 300; basic augmentation",
     ]
     if "spared" in set(chosen.kind):
-        notes.insert(2, f"but tokens: η = 1 for {' and '.join(TOKENS)}, which the calibration leaves out")
+        notes.insert(3, f"but tokens: η = 1 for {' and '.join(TOKENS)}, which the calibration leaves out")
     return Table(
         f"test accuracy in %: a single rate and layer-wise ones{'' if own else ', each at its best learning rate'}",
-        ["model", "optimizer", "rates", "single", "layer-wise", "difference", "sign", "paper", "paper's sign"],
+        ["model", "optimizer", "rates", "single", "layer-wise", *comparison.COLUMNS, "paper"],
         rows,
         notes,
         labels=3,

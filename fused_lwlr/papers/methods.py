@@ -5,7 +5,7 @@ Initializing the Layer-wise Learning Rate: training losses of Figure 7, beside t
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
 from typing import Any
 
 from torch import nn
@@ -17,6 +17,7 @@ from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.mlp import MLP, drawn, drawn_for_mup
 from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.papers.tuning import mean_scores
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 from fused_lwlr.training.setup import load_data
@@ -150,8 +151,7 @@ def for_mup(method: str, images: Splits, depth: int, width: int, seed: int) -> t
 
 def report(settings: Settings, results: Any) -> Report:
     """The best loss of each method and size, the rates that work, and losses over rates."""
-    # infinite as soon as one seed diverged
-    mean = results.fillna({"train_loss": inf}).groupby(["method", "size", "lr"], sort=False).train_loss.mean()
+    mean = mean_scores(results, ["method", "size", "lr"], "train_loss")
     sizes, grid = list(results["size"].unique()), results.groupby("method").lr.nunique().iloc[0]
     losses, usable, accuracies = [], [], []
     for method, of_method in results.groupby("method", sort=False):

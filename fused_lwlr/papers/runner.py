@@ -67,7 +67,7 @@ def _one_by_one(store: Store, jobs: Sequence[Job], on_job: Callable[[str], None]
     with _one_thread():
         for job in jobs:
             try:
-                _work(job, store.path(job))
+                _work(job, store.path(job), store.environment)
             except Exception as error:
                 failures.append((job.name, _keep(store.out, job.name, error)))
             else:
@@ -83,7 +83,9 @@ def _in_a_pool(
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, max(1, len(jobs))), context, initializer=_prepare)
     try:
-        futures: dict[Future[None], str] = {pool.submit(_work, job, store.path(job)): job.name for job in jobs}
+        futures: dict[Future[None], str] = {
+            pool.submit(_work, job, store.path(job), store.environment): job.name for job in jobs
+        }
         for future in as_completed(futures):
             name = futures[future]
             try:
@@ -102,11 +104,12 @@ def _in_a_pool(
     return failures
 
 
-def _work(job: Job, path: Path) -> None:
+def _work(job: Job, path: Path, environment: dict[str, Any]) -> None:
     start = time.perf_counter()
     values = job.function(**job.parameters)
     seconds = time.perf_counter() - start
-    write(path, {"name": job.name, "parameters": job.parameters, "values": finite(values), "seconds": seconds})
+    result = {"name": job.name, "parameters": job.parameters, "values": finite(values), "seconds": seconds}
+    write(path, result | {"environment": environment})
 
 
 def finite(values: Any) -> Any:

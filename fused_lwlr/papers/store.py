@@ -3,22 +3,26 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas
-import torch
 
 from fused_lwlr import files
 from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.tables import Report
+from fused_lwlr.training.environment import device_name, environment
+from fused_lwlr.training.processes import pick_device
 
-RESULT = {"name", "parameters", "values", "seconds"}
-"""What the file of a job has: the job, what came out, and the seconds that it took."""
+RESULT = {"name", "parameters", "values", "seconds", "environment"}
+"""The fields of a job's file: the job, its results, its time, and its environment."""
 
 
 class Store:
     """The folder `out`, made for these settings.
+
+    The number of seeds may differ from the one that its results are of: only new seeds run.
 
     Raises:
         ValueError: it holds results of other settings, or files that are not those of a study.
@@ -29,7 +33,7 @@ class Store:
         path = out / "settings.json"
         # without results there is nothing to mix up: a mistyped option can be put right
         if path.exists() and any(self.jobs.glob("*.json")):
-            changed = _changed(_read(path) | {"device": settings.device}, asdict(settings))
+            changed = _changed(_read(path) | {"device": settings.device, "seeds": settings.seeds}, asdict(settings))
             if changed:
                 raise ValueError(
                     f"{out} holds a run with other settings: {changed}; choose another folder (--out), or repeat its "
@@ -37,6 +41,11 @@ class Store:
                 )
         self.jobs.mkdir(parents=True, exist_ok=True)
         write(path, asdict(settings))
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """The environment of the jobs that this process runs: commit, versions, machine, device and start."""
+        return environment() | {"device": device_name(pick_device(self.settings.device))}
 
     def path(self, job: Job) -> Path:
         """Where the result of a job is."""
@@ -53,7 +62,7 @@ class Store:
             return None
         found = _read(path)
         if found.keys() != RESULT:
-            raise ValueError(f"{path} is not the result of a job: delete it to run the job anew")
+            raise ValueError(f"{path} is not the result of a job: delete it to run the job again")
         changed = _changed(found["parameters"], json.loads(json.dumps(job.parameters)))
         if changed:
             raise ValueError(f"{path} is of a job with other parameters: {changed}; choose another --out")
@@ -63,21 +72,40 @@ class Store:
         """The results of all jobs that have one, in the order of the jobs."""
         return [result for job in jobs if (result := self.load(job)) is not None]
 
-    def save_report(self, report: Report, results: Sequence[dict[str, Any]], device: str) -> list[Path]:
-        """Write results.json, table.md and the picture; returns where."""
-        paths = [self.out / "results.json", self.out / "table.md", self.out / f"{self.settings.study}.png"]
+    def save_results(self, results: Sequence[dict[str, Any]]) -> Path:
+        """Write results.json; returns where. Jobs have the index of the environment that they ran in."""
+        environments: list[dict[str, Any]] = []
+        lines = []
+        for result in results:
+            if result["environment"] not in environments:
+                environments.append(result["environment"])
+            lines.append(
+                json.dumps({**result, "environment": environments.index(result["environment"])}, allow_nan=False)
+            )
         about = {
             "settings": asdict(self.settings),
-            "torch": torch.__version__,
-            "device": device,
+            "environments": environments,
             "seconds": round(sum(result["seconds"] for result in results), 1),
         }
         # a line for each job
-        jobs = ",\n".join(f"  {json.dumps(result, allow_nan=False)}" for result in results)
-        files.replace_text(paths[0], f'{json.dumps(about, indent=1)[:-2]},\n "jobs": [\n{jobs}\n ]\n}}\n')
-        files.replace_text(paths[1], "\n".join(table.markdown() for table in report.tables))
-        report.figure.savefig(paths[2], dpi=100)
-        return paths
+        jobs = ",\n".join(f"  {line}" for line in lines)
+        path = self.out / "results.json"
+        files.replace_text(path, f'{json.dumps(about, indent=1)[:-2]},\n "jobs": [\n{jobs}\n ]\n}}\n')
+        return path
+
+
+def save_report(out: Path, name: str, report: Report) -> list[Path]:
+    """Write table.md and the picture of a study to a folder; returns where."""
+    paths = [out / "table.md", out / f"{name}.png"]
+    files.replace_text(paths[0], "\n".join(table.markdown() for table in report.tables))
+    report.figure.savefig(paths[1], dpi=100)
+    return paths
+
+
+def recorded(path: Path) -> tuple[Settings, Any]:
+    """The settings and the results, as of `frame`, that a results.json holds."""
+    content = _read(path)
+    return Settings(**content["settings"]), frame(content["jobs"])
 
 
 def frame(results: Sequence[dict[str, Any]]) -> Any:

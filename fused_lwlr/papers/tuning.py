@@ -5,15 +5,32 @@ from math import inf
 from typing import Any
 
 
-def best(results: Any, by: Sequence[str], score: str = "val_loss") -> Any:
-    """The results at the learning rate of each arm whose mean score over seeds is the lowest.
+def mean_scores(results: Any, by: Sequence[str], score: str = "val_loss", outcome: str = "train_loss") -> Any:
+    """The mean score over seeds, by arm and rate: infinite where one seed diverged.
 
     Args:
-        results: a data frame of pandas, with a row for each training and its rate in the column "lr".
-        by: columns that tell arms apart.
-        score: column that is not of the test images; NaN where a training diverged, which is the worst.
+        results: a data frame of pandas, with a row for each training.
+        by: columns that tell arms and rates apart.
+        score: column that is not of the test data; NaN where nothing was held out, which does not count.
+        outcome: column that is NaN where a training diverged.
     """
-    mean = results.astype({score: float}).fillna({score: inf}).groupby([*by, "lr"], sort=False)[score].mean()
+    scores = results[score].astype(float).mask(results[outcome].isna(), inf)
+    return results.assign(**{score: scores}).groupby(list(by), sort=False)[score].mean()
+
+
+def best(
+    results: Any, by: Sequence[str], score: str = "val_loss", outcome: str = "train_loss", rate: str = "lr"
+) -> Any:
+    """The results at the learning rate of each arm whose mean score over seeds is the lowest.
+
+    A rate at which a single seed diverges is the best of none but rates at which one diverges too.
+
+    Args:
+        results, score, outcome: as of `mean_scores`.
+        by: columns that tell arms apart.
+        rate: column with the learning rate.
+    """
+    mean = mean_scores(results, [*by, rate], score, outcome).fillna(inf)
     chosen = set(mean.groupby(level=list(range(len(by))), sort=False).idxmin())
-    rows = results[[*by, "lr"]].itertuples(index=False, name=None)
+    rows = results[[*by, rate]].itertuples(index=False, name=None)
     return results[[row in chosen for row in rows]]

@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from fused_lwlr.data import open_data
+from fused_lwlr.data import MicroBatch, open_data
 from fused_lwlr.data.augment import training_transform, validation_transform
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, normalized
 from fused_lwlr.data.randomness import globals_restored, seed_globals, sequence
+from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.setup import load_data
 
 
 def photo(width, height):
@@ -117,3 +119,22 @@ def test_importing_imports_no_extras():
 def test_no_two_places_draw_the_same(other):
     draws = [tuple(sequence(use, *where).generate_state(4)) for use in range(4) for where in ((1, 4, 1), other)]
     assert len(set(draws)) == 8
+
+
+@pytest.mark.parametrize("scale", [0.08, 0.5])
+def test_a_crop_has_the_part_of_the_area_that_a_recipe_asks_for(scale, tmp_path, timm):
+    """Red is the column and green the row of a pixel: their ranges over a crop tell its sides."""
+    side = 240
+    row, column = np.mgrid[:side, :side].astype(np.uint8)
+    for split in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / split).mkdir(parents=True)
+        Image.fromarray(np.stack([column, row, row], axis=-1)).save(tmp_path / split / "0.png")
+    recipe = Recipe(data=str(tmp_path), augmentation="basic", crop_scale=scale, image_size=side, device="cpu")
+    train = load_data(recipe).train
+    parts = []
+    for step in range(60):
+        pixels = train[MicroBatch(0, step, 0, 0, (0,))].inputs[0].double()
+        columns, rows = (channel.max() - channel.min() for channel in pixels[:2])
+        parts.append(float(columns * rows) / (side - 1) ** 2)
+    assert scale - 0.02 < min(parts) < scale + 0.15
+    assert max(parts) > 0.8

@@ -50,6 +50,24 @@ def test_a_wide_network_is_its_own_mean(layers, alpha):
     assert_allclose(losses, expected, rtol=0.02)
 
 
+@pytest.mark.parametrize("steps", [3, 8])
+def test_three_layers_are_the_mean_over_the_angle_of_u_and_teacher(steps):
+    """In three dimensions the cosine of two random unit vectors is uniform; matrices are trained at each."""
+    a, b, identity = 0.9, 1.3, np.eye(3)
+    cosines, weights = np.polynomial.legendre.leggauss(100)
+    losses = []
+    for cosine in cosines:
+        first, second, last = identity, identity, identity[:, :1]
+        teacher = np.array([[cosine], [math.sqrt(1 - cosine**2)], [0.0]])
+        for _ in range(steps):
+            residual = first @ second @ last / 3**0.5 - teacher
+            to_first, to_second = residual @ (second @ last).T / 3**0.5, first.T @ residual @ last.T / 3**0.5
+            first, second = first - a * to_first, second - b * to_second
+        losses.append(np.square(first @ second @ last / 3**0.5 - teacher).sum())
+    found = balance.full_gradient_loss(a, b, 3, steps, layers=3)
+    assert found == pytest.approx(weights @ losses / 2, rel=1e-10)
+
+
 @pytest.mark.parametrize("h", [2, 100, 10_000])
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 1.5])
 def test_one_full_step_by_hand(h, alpha):

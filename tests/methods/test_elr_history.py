@@ -67,6 +67,28 @@ def test_what_is_recorded(name, closure):
     assert history.summary()["elr_spread"] == pytest.approx(np.mean(spread), rel=1e-3)
 
 
+class Twice(torch.optim.SGD):
+    """Calls the closure a second time at the same weights, and steps with the second gradient."""
+
+    def step(self, closure):
+        closure()
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_closure_that_is_called_twice_has_one_record_of_its_last_call(every):
+    model = net()
+    optimizer = Twice(model.parameters(), lr=0.1)
+    recorder = ELRRecorder(model, every=every).watch(optimizer)
+    expected = []
+    for _ in range(STEPS):
+        before = [model[i].weight.detach().norm().item() for i in (0, 2)]
+        optimizer.step(lambda: backward(model))
+        expected.append([model[i].weight.grad.norm().item() / norm for i, norm in zip((0, 2), before, strict=True)])
+    assert recorder.history.steps == tuple(range(0, STEPS, every))
+    assert_allclose(recorder.history.elr, expected[::every], rtol=1e-5)
+
+
 def test_the_same_as_layer_stats():
     model = net()
     optimizer = OPTIMIZERS["elr"](model)

@@ -147,6 +147,20 @@ def test_blockwise_of_separate_and_of_torch_projections():
     assert [torchs[name] for name in ("self_attn.out_proj.weight", "linear1.weight", "norm2.bias")] == [4, 6, 1]
 
 
+@pytest.mark.parametrize("name", ["w1", "w2", "w3", "fc1", "lin2", "linear1", "c_fc", "gate_proj", "wi", "wi_1"])
+def test_blockwise_of_a_feed_forward_layer_by_its_own_name(name):
+    """In a block without a module whose name says feed-forward, as in Meta's Llama."""
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for own in ("wq", "wv", name):
+                self.add_module(own, nn.Linear(4, 4))
+
+    found = multipliers.blockwise(nn.ModuleDict({"layers": nn.ModuleList([Plain()])}))
+    assert [found[f"layers.0.{own}.weight"] for own in ("wq", "wv", name)] == [8, 4, 6]
+
+
 @pytest.mark.parametrize("kind", ["LlamaConfig", "BertConfig"])
 def test_blockwise_of_transformers(kind, third_party):
     """Every layer of the blocks has a kind."""

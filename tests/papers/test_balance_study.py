@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from test_lwlr_studies import quick, spread
 
 from fused_lwlr import balance
@@ -17,7 +18,7 @@ def printed(one, two, h):
 
 
 def test_study(tmp_path):
-    (losses, equal, schedule), _ = quick("balance", tmp_path, "--epochs", "3")
+    (losses, equal, schedule), jobs = quick("balance", tmp_path, "--epochs", "3")
     rate = 40**1.5
     assert losses[1]["paper's formula"] == f"{printed(1.3 * rate, 0.7 * rate, 40):.4f}"
     trained = [balance.simulate(40, 1.3 * rate, 0.7 * rate, 2, seed) for seed in (0, 1)]
@@ -26,6 +27,11 @@ def test_study(tmp_path):
     assert (equal[0]["1 step"], equal[-1]["1 step"], equal[-1]["2 steps"]) == ("no", "no", "yes")
     assert [row["net"] for row in schedule] == ["linear net", "ReLU net"]
     assert float(schedule[0]["at last"].split()[0]) < float(schedule[0]["rates apart at first"].split()[0])
+    for row in schedule:
+        runs = [job["values"][row["net"]] for job in jobs if "schedule_seed" in job["parameters"]]
+        assert len(runs) == 2
+        ratios = np.array([run["loss"][2] for run in runs]) / [run["plain_loss"][2] for run in runs]
+        assert row["loss / at a single rate"] == f"{ratios.mean():.3g} ± {ratios.std(ddof=1):.3g}"
 
 
 def test_width_from_which_equal_rates_are_a_local_minimum():
@@ -55,6 +61,27 @@ def test_curvature():
         raise ValueError("chaotic")
 
     assert curvature(chaotic, 1.0) is None
+
+
+def test_the_loss_at_a_single_rate_is_of_plain_gradient_descent():
+    """The linear network by hand: the larger of ‖W₁‖ and ‖W₂‖ gets the lower rate, in the ratio of the norms."""
+    found = schedule(steps=3, schedule_seed=1, data="digits")["linear net"]
+    torch.manual_seed(1)
+    orthogonal = torch.nn.init.orthogonal_
+    start = [2 * orthogonal(torch.empty(12, 12)), orthogonal(torch.empty(12, 12)) / 2]
+    teacher = 6 * orthogonal(torch.empty(12, 12))
+    for name, factors in (
+        ("plain_loss", lambda norms: (1.0, 1.0)),
+        ("loss", lambda norms: 2 * norms.flip(0) / norms.sum()),
+    ):
+        one, two = (weight.clone() for weight in start)
+        losses = []
+        for _ in range(3):
+            residual = one @ two - teacher
+            losses.append(residual.square().sum().item() / 2)
+            first, second = factors(torch.stack([one.norm(), two.norm()]))
+            one, two = one - 0.02 * first * residual @ two.T, two - 0.02 * second * one.T @ residual
+        assert found[name] == pytest.approx(losses, rel=1e-4), name
 
 
 def test_rates_are_apart_at_first_and_come_together():

@@ -80,7 +80,7 @@ def test_constrained(tmp_path):
     assert best[4]["test accuracy %"] == spread(found, 1)
     assert (best[4]["paper: Figure 8"], best[0]["paper: Figure 8"]) == ("73.9", "34.0 at most")
     change = [of["constrained", 0.1, seed]["test_accuracy"] - found[seed] for seed in (0, 1)]
-    assert differences[-1]["here"] == f"{np.mean(change):+.1f} ± {np.std(change, ddof=1):.1f}"
+    assert differences[-1]["difference"] == f"{np.mean(change):+.1f} ± {np.std(change, ddof=1):.1f}"
     assert len(rates) == 3
 
 
@@ -109,12 +109,12 @@ def test_best_rate():
     same = {"model": "net", "setup": "neither", "warmup": 0.0, "goal": None}
     results = pandas.DataFrame([
         {"lr": lr, "seed": seed, "test_accuracy": accuracy, **same}
-        for lr, accuracies in ((0.1, (50.0, 60.0)), (0.3, (90.0, None)), (1.0, (None, None)))
+        for lr, accuracies in ((0.1, (40.0, 30.0)), (0.3, (90.0, None)), (1.0, (None, None)))
         for seed, accuracy in enumerate(accuracies)
     ])  # fmt: skip
     assert set(top(results).lr) == {0.1}
     found = minus(results[results.lr == 0.3], results[results.lr == 0.1]).tolist()
-    assert found == pytest.approx([40.0, np.nan], nan_ok=True)
+    assert found == pytest.approx([50.0, np.nan], nan_ok=True)
 
 
 def test_statements():

@@ -2,16 +2,21 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 import toy
 from typer.testing import CliRunner
 
+import fused_lwlr
 from fused_lwlr.command.main import app
 from fused_lwlr.papers import studies
 from fused_lwlr.papers.framework import Job
@@ -19,6 +24,7 @@ from fused_lwlr.papers.runner import JobError, run
 from fused_lwlr.papers.store import Store
 from fused_lwlr.papers.studies import STUDIES, find
 from fused_lwlr.papers.tables import Table, cell
+from fused_lwlr.training.environment import git_state
 
 
 @pytest.fixture(autouse=True)
@@ -40,16 +46,16 @@ def test_a_run_is_kept_and_not_run_again(monkeypatch):
     chosen = toy.study()
     result = command(chosen, monkeypatch)
     assert result.exit_code == 0, result.output
-    assert toy.ran() == [(x, seed) for x in (10, 20, 30, 40) for seed in range(3)]
+    assert toy.ran() == [(x, seed) for x in (10, 20, 30, 40) for seed in range(5)]
     content = json.loads(Path("run/results.json").read_text())
-    assert [job["values"] for job in content["jobs"][:3]] == [{"sum": 10 + seed, "infinite": None} for seed in range(3)]
+    assert [job["values"] for job in content["jobs"][:5]] == [{"sum": 10 + seed, "infinite": None} for seed in range(5)]
     assert content["settings"]["epochs"] == 3
     lines = Path("run/table.md").read_text().splitlines()
     assert lines[2:6] == [
         "| x | sum | paper |",
         "| --- | ---: | ---: |",
-        "| 10 | 11.0 ± 1.0 | 7 |",
-        "| 20 | 21.0 ± 1.0 | 7 |",
+        "| 10 | 12.0 ± 1.6 | 7 |",
+        "| 20 | 22.0 ± 1.6 | 7 |",
     ]
     assert Path("run/toy.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     before = len(toy.ran())
@@ -75,6 +81,35 @@ def test_work_that_follows_from_results(monkeypatch):
     Path("run/jobs/x=43-seed0.json").unlink()
     assert command(chosen, monkeypatch, "--seeds", "3").exit_code == 0
     assert toy.ran()[12:] == [*followed, (43, 0)]
+
+
+def test_more_seeds_run_alone(monkeypatch):
+    """The same command with more seeds runs the new ones, and with fewer none; results say in which start they ran."""
+    chosen = toy.study()
+    assert command(chosen, monkeypatch, "--seeds", "2").exit_code == 0
+    before = len(toy.ran())
+    # a later start, on another version
+    monkeypatch.setattr("fused_lwlr.training.environment.platform.python_version", lambda: "4.0")
+    assert command(chosen, monkeypatch, "--seeds", "3").exit_code == 0
+    assert toy.ran()[before:] == [(x, 2) for x in (10, 20, 30, 40)]
+    content = json.loads(Path("run/results.json").read_text())
+    assert content["settings"]["seeds"] == 3
+    versions = [content["environments"][job["environment"]]["versions"]["python"] for job in content["jobs"]]
+    assert versions == [".".join(map(str, sys.version_info[:3]))] * 2 + ["4.0"] + versions[:3] * 3
+    assert command(chosen, monkeypatch, "--seeds", "2").exit_code == 0
+    assert len(toy.ran()) == before + 4
+    assert "| 10 | 10.5 ± 0.7 | 7 |" in Path("run/table.md").read_text()
+
+
+def test_results_say_what_they_ran_on(monkeypatch):
+    assert command(toy.study(), monkeypatch, "--device", "cpu").exit_code == 0
+    [found] = json.loads(Path("run/results.json").read_text())["environments"]
+    assert found["git"]["commit"] == git_state(Path(fused_lwlr.__file__).parent)[0]
+    assert found["versions"]["python"] == platform.python_version()
+    expected = {"fused_lwlr": fused_lwlr.__version__, "torch": torch.__version__, "triton": metadata.version("triton")}
+    assert found["versions"] | expected == found["versions"]
+    assert found["device"] == "cpu"
+    assert datetime.now(timezone.utc) - datetime.fromisoformat(found["started"]) < timedelta(minutes=5)
 
 
 def test_killed_run_goes_on():
@@ -121,7 +156,7 @@ def test_a_failure_is_named_and_the_others_are_kept(monkeypatch):
     ("first", "second", "changed"),
     [
         ({"epochs": 5}, {"epochs": 6}, "epochs 5 -> 6"),
-        ({}, {"seeds": 3, "data": "photos"}, "seeds 2 -> 3, data digits -> photos"),
+        ({}, {"seeds": 3, "data": "photos"}, "data digits -> photos"),
         ({}, {"quick": True}, "epochs 3 -> 1, quick False -> True"),
     ],
 )
@@ -139,7 +174,10 @@ def test_other_settings_are_refused(first, second, changed):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"name": "x=10-seed0", "parameters": {"x": 1, "seed": 0}, "values": {}, "seconds": 0}, "x 1 -> 10"),
+        (
+            {"name": "x=10-seed0", "parameters": {"x": 1, "seed": 0}, "values": {}, "seconds": 0, "environment": {}},
+            "x 1 -> 10",
+        ),
         ({"name": "x=10-seed0"}, "is not the result of a job: delete it"),
         ("{", "is not JSON .*: delete it"),
         ([1], "is not a file of a study"),

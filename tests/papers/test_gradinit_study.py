@@ -20,7 +20,7 @@ def test_study(tmp_path):
     of = {(p["init"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
     assert accuracy[0]["first epoch %"] == spread([of["kaiming", seed]["first"] for seed in (0, 1)], 1)
     gain = [of["metainit", seed]["first"] - of["kaiming", seed]["first"] for seed in (0, 1)]
-    assert differences[0]["here"] == f"{np.mean(gain):+.1f} ± {np.std(gain, ddof=1):.1f}"
+    assert differences[0]["difference"] == f"{np.mean(gain):+.1f} ± {np.std(gain, ddof=1):.1f}"
     assert differences[0]["paper"] == "+1.4"
     assert of["kaiming", 0]["before"] == of["kaiming", 0]["after"] == of["gradinit", 0]["before"]
     # three steps of Adam on the scales are much the same with the gradient divided by its norm

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
+from scipy.stats import ttest_rel
 from test_lwlr_studies import quick
 from torch.nn.functional import cross_entropy
 
@@ -14,10 +15,9 @@ from fused_lwlr.data import open_text, train_batches, val_batches
 from fused_lwlr.data.sampler import MicroBatchSampler
 from fused_lwlr.models.gpt import GPT
 from fused_lwlr.papers import demo, language
-from fused_lwlr.papers.language import train_from, tuned, xavier_
+from fused_lwlr.papers.language import train_from, xavier_
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.tables import cell
-from fused_lwlr.papers.training import Trained
 
 CPU = torch.device("cpu")
 SETTINGS = {"model": "postln1", "data": "python-docs", "steps": 3, "device": "cpu"}
@@ -57,33 +57,56 @@ def losses_of(model, text):
     return tuple(losses[at][kept[at]].mean().item() for at in (slice(half), slice(half, len(text.val))))
 
 
-def trainings(monkeypatch, losses):
-    """Stand-ins whose (validation, test) losses depend on rate and seed; and what was trained."""
-    ran = []
-
-    def stand_in(*, lr, seed, **fields):
-        ran.append((lr, seed))
-        val, test = losses[lr]
-        return Trained(curve=[(1, test + seed)], val_loss=val, problem=None if val is not None else "diverged")
-
-    monkeypatch.setattr(language, "train_from", stand_in)
-    return ran
+def results_of(losses):
+    """A data frame of two arms, "a" and "b": by arm and rate, (validation, test) losses of each seed."""
+    rows = [
+        {"labels": {"start": arm}, "lr": lr, "seed": seed, "val_loss": val, "loss": test}
+        for arm, of in losses.items() for lr, seeds in of.items() for seed, (val, test) in enumerate(seeds)
+    ]  # fmt: skip
+    return pandas.DataFrame(rows)
 
 
-def test_the_rate_is_chosen_by_validation_and_not_by_what_is_reported(monkeypatch):
-    ran = trainings(monkeypatch, {0.1: (2.0, 5.0), 0.2: (2.1, 1.0), 0.4: (None, 0.5)})
-    found = tuned({}, [0.1, 0.2, 0.4], seeds=3)
-    assert found == {
-        "lr": 0.1,
-        "losses": [5.0, 6.0, 7.0],
-        "grid": [[0.1, 2.0, 5.0], [0.2, 2.1, 1.0], [0.4, None, None]],
-    }
-    assert ran == [(0.1, 0), (0.2, 0), (0.4, 0), (0.1, 1), (0.1, 2)]
+def tables_of(losses):
+    settings = find("gradinit-language").settings(seeds=2)
+    tables = language.tables(settings, results_of(losses), "title", {"paper": ["", ""]}, [])
+    return [[dict(zip(table.columns, row, strict=True)) for row in table.rows] for table in tables]
 
 
-def test_where_all_diverge_there_is_no_rate(monkeypatch):
-    trainings(monkeypatch, {0.1: (None, 5.0)})
-    assert tuned({}, [0.1], seeds=3) == {"lr": None, "losses": [None], "grid": [[0.1, None, None]]}
+NONE = (None, None)
+
+
+@pytest.mark.parametrize(
+    ("losses", "rate", "loss", "trains"),
+    [
+        # the mean over seeds of the validation loss decides, not the reported loss
+        ({0.1: [(2.0, 5.0), (2.2, 6.0)], 0.2: [(1.9, 1.0), (2.4, 1.0)]}, "0.1", "5.500 ± 0.707", "2 of 2"),
+        # a rate at which a seed diverged is not the best
+        ({0.1: [(3.0, 5.0), (3.0, 5.0)], 0.2: [(1.0, 1.0), NONE]}, "0.1", "5.000 ± 0.000", "0 of 2"),
+        ({0.1: [NONE, NONE]}, "0.1", "2 of 2 diverged", "0 of 1"),
+        # a seed that was trained without validation chooses nothing, and is reported
+        ({0.1: [(2.0, 5.0), (None, 6.0)], 0.2: [(2.1, 1.0)]}, "0.1", "5.500 ± 0.707", "2 of 2"),
+    ],
+)
+def test_how_a_rate_is_chosen(losses, rate, loss, trains):
+    best, _, _ = tables_of({"a": losses, "b": {0.3: [(1.0, 1.0), (1.0, 1.0)]}})
+    assert [best[0][column] for column in ("best lr", "held-out loss", "rates that train")] == [rate, loss, trains]
+
+
+def test_every_rate_is_trained_with_every_seed():
+    study = find("lwlr-language")
+    trained = [(job.parameters["lr"], job.parameters["seed"]) for job in study.jobs(study.settings(seeds=2))]
+    assert trained[:10] == [(lr, seed) for lr in (0.15, 0.3, 0.6, 1.2, 2.4) for seed in (0, 1)]
+
+
+def test_arms_are_compared_at_their_best_rates_seed_by_seed():
+    a = {0.1: [(2.0, 2.0), (2.0, 2.1), (2.0, 2.2)], 0.2: [(2.5, 1.0)] * 3}
+    b = {0.4: [(1.0, 1.50), (1.0, 1.61), (1.0, 1.69)]}
+    _, [row], _ = tables_of({"a": a, "b": b})
+    expected = ttest_rel([1.50, 1.61, 1.69], [2.0, 2.1, 2.2]).pvalue
+    assert row == {
+        "start": "b", "minus": "a", "difference": "-0.500 ± 0.010", "p": "< 0.001", "n": "3", "verdict": "helps"
+    }  # fmt: skip
+    assert expected < 0.001
 
 
 def test_a_training_that_diverges_has_no_losses():
@@ -101,14 +124,19 @@ def test_a_training_that_diverges_has_no_losses():
     ],
 )
 def test_study(tmp_path, name, column, values):
-    (best, grid), jobs = quick(name, tmp_path, "--set", "calibration_steps=2")
+    (best, differences, grid), jobs = quick(name, tmp_path, "--set", "calibration_steps=2")
     assert [row[column] for row in best] == values
-    for row, shown, job in zip(best, grid, jobs, strict=True):
-        tried = {f"{lr:g}": f"{val:.3f}" for lr, val, _ in job["values"]["grid"]}
-        assert row["best lr"] == min(tried, key=tried.get)
-        assert row["held-out loss"] == cell(job["values"]["losses"])
-        assert len(job["values"]["losses"]) == 2
-        assert shown["lr: loss"] == ": ".join(list(tried.items())[-1])
+    assert len(jobs) == len(best) * 2 * 2  # two rates, two seeds
+    for i, (row, shown) in enumerate(zip(best, grid, strict=True)):
+        of = {}
+        for job in jobs[4 * i : 4 * i + 4]:
+            of.setdefault(f"{job['parameters']['lr']:g}", []).append(job["values"])
+        means = {lr: sum(values["val_loss"] for values in each) for lr, each in of.items()}
+        assert row["best lr"] == min(means, key=means.get)
+        assert row["held-out loss"] == cell(values["loss"] for values in of[row["best lr"]])
+        lr, values = list(of.items())[-1]
+        assert shown["lr: loss"] == f"{lr}: {cell(each['val_loss'] for each in values)}"
+    assert [row["n"] for row in differences] == ["2"] * len(differences)
     assert len({row["held-out loss"] for row in best}) == len(best), "no two ways to train are the same"
 
 
@@ -141,18 +169,17 @@ RECORDED = Path(__file__).parents[2] / "bench" / "results" / "studies"
 
 @pytest.mark.parametrize("entry", demo.ENTRIES, ids=lambda entry: f"{entry.task}-{entry.name}")
 def test_rates_of_the_demo_are_the_best_of_recorded_grids(entry):
-    found = []
+    mean = {}
     for name in ("gradinit-language", "elr-language", "lwlr-language"):
         results = json.loads((RECORDED / name / "results.json").read_text())
         expected = {**entry.arm.fields, "steps": demo.STUDY.steps, "data": demo.STUDY.data}
-        found += [
-            job["values"] for job in results["jobs"] if job["parameters"] | expected == job["parameters"]
-            and job["parameters"]["labels"] == entry.arm.labels
-        ]  # fmt: skip
-    [values] = found
-    losses = {lr: val for lr, val, _ in values["grid"] if val is not None}
-    assert entry.lr == values["lr"] == min(losses, key=losses.get)
-    lrs = [lr for lr, _, _ in values["grid"]]
+        for job in results["jobs"]:
+            parameters, values = job["parameters"], job["values"]
+            validated = values["val_loss"] is not None or values["loss"] is None
+            if parameters | expected == parameters and parameters["labels"] == entry.arm.labels and validated:
+                mean.setdefault(parameters["lr"], []).append(values["val_loss"] or math.inf)
+    lrs = {lr: sum(of) / len(of) for lr, of in mean.items()}
+    assert entry.lr == min(lrs, key=lrs.get)
     assert min(lrs) < entry.lr < max(lrs), "the best rate is at the edge of its grid"
 
 
@@ -167,10 +194,10 @@ def of_demo(entries, losses):
 @pytest.mark.parametrize(
     ("losses", "said"),
     [
-        ([1.80, 1.81, 1.79], "GradInit ends at 1.800, 0.150 below warm-up: it helps."),
-        ([2.10, 2.11, 2.09], "GradInit ends at 2.100, 0.150 above warm-up: it does not help."),
-        ([1.80, 2.11, 1.91], "GradInit ends at 1.940, 0.010 below warm-up: undecided, within two standard errors."),
-        ([1.80], "GradInit ends at 1.800, 0.150 below warm-up: of one seed."),
+        ([1.80, 1.81, 1.79], "GradInit ends at 1.800, 0.150 below warm-up: helps (p < 0.001, n = 3)."),
+        ([2.10, 2.11, 2.09], "GradInit ends at 2.100, 0.150 above warm-up: hurts (p < 0.001, n = 3)."),
+        ([1.80, 2.11, 1.91], "GradInit ends at 1.940, 0.010 below warm-up: undecided (p = 0.92, n = 3)."),
+        ([1.80], "GradInit ends at 1.800, 0.150 below warm-up: undecided (n = 1)."),
         ([1.80, float("nan"), 1.79], "GradInit diverges."),
     ],
 )

@@ -95,14 +95,15 @@ NAN = math.nan
         ({0.1: [1.0, 1.0], 0.3: [1.5, 0.6]}, 0.1),
         ({0.1: [2.0, 2.0], 0.3: [0.1, NAN]}, 0.1),  # one seed diverged
         ({0.1: [NAN, NAN], 0.3: [2.0, 2.0]}, 0.3),
+        ({0.1: [NAN, 0.1], 0.3: [None, 2.0]}, 0.3),  # one seed was not validated
         ({0.1: [None, None]}, 0.1),  # nothing was held out
     ],
 )
 def test_best(losses, rate):
     """Another arm, at another best rate, changes nothing."""
-    rows = [("a", lr, i, loss) for lr, of in losses.items() for i, loss in enumerate(of)]
-    other = [("b", lr, i, 1 / lr) for lr in (0.1, 0.3, 1.0) for i in range(2)]
-    results = pandas.DataFrame(rows + other, columns=["arm", "lr", "seed", "val_loss"])
+    rows = [("a", lr, i, loss, NAN if loss is NAN else 1.0) for lr, of in losses.items() for i, loss in enumerate(of)]
+    other = [("b", lr, i, 1 / lr, 1.0) for lr in (0.1, 0.3, 1.0) for i in range(2)]
+    results = pandas.DataFrame(rows + other, columns=["arm", "lr", "seed", "val_loss", "train_loss"])
     found = best(results, by=["arm"])
     assert [(row.arm, row.lr, row.seed) for row in found.itertuples()] == [
         ("a", rate, 0), ("a", rate, 1), ("b", 1.0, 0), ("b", 1.0, 1),
@@ -125,7 +126,8 @@ def test_large_batch(tmp_path):
         assert row["test accuracy %"] == spread([v["test_accuracy"] for v in values], 2)
     for row, other in ((table[1], "SGD"), (table[3], "AdamW")):
         over = tested[row["optimizer"]] - tested[other]
-        assert row["over SGD or AdamW"] == f"{over.mean():+.2f} ± {over.std(ddof=1):.2f}"
+        assert row["difference"] == f"{over.mean():+.2f} ± {over.std(ddof=1):.2f}"
+        assert row["n"] == "2"
     assert len(grid) == len(of) / 2
     assert len({value["train_loss"] for value in of.values()}) == len(of)
 

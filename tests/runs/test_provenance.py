@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import fused_lwlr
-from fused_lwlr.runs import provenance
-from fused_lwlr.runs.provenance import git_state, read_starts, record_facts, record_start
+from fused_lwlr.runs.provenance import read_starts, record_facts, record_start
+from fused_lwlr.training import environment
+from fused_lwlr.training.environment import git_state
 
 CPU = torch.device("cpu")
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=b"]
@@ -33,8 +34,8 @@ def test_what_ran(tmp_path, monkeypatch):
 
 
 def test_a_package_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr(provenance, "PACKAGES", ("numpy", "no-such-package-of-ours"))
-    assert provenance.provenance({}, seed=0)["versions"]["no-such-package-of-ours"] is None
+    monkeypatch.setattr(environment, "PACKAGES", ("numpy", "no-such-package-of-ours"))
+    assert environment.environment()["versions"]["no-such-package-of-ours"] is None
 
 
 def test_a_resumed_run_has_an_entry_for_each_start(tmp_path):

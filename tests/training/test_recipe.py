@@ -73,22 +73,38 @@ def test_rates_follow_the_batch_size(preset, batch, lr):
     assert resolve(preset, {"batch_size": batch}).peak_lr == pytest.approx(lr, rel=1e-12)
 
 
-# MLPerf's table, as its logs have it: batch, lr, warm-up, weight decay, momentum, decay steps
-@pytest.mark.parametrize("row", mlperf.TABLE, ids=lambda row: str(row.batch_size))
-def test_lars_has_the_numbers_of_mlperf(row):
+# Typed from mlcommons/logging, mlperf_logging/rcp_checker/training_4.0.0/rcps_resnet.json: BS, and of "opt_..."
+# base_learning_rate, learning_rate_warmup_epochs, weight_decay, momentum, learning_rate_decay_steps
+REFERENCES = [
+    (1632, 7.4, 2, 0.00005, 0.9, 27476), (3264, 10.5, 2, 0.00005, 0.9, 14523), (4096, 10, 5, 0.0002, 0.9, 13137),
+    (8192, 17, 5, 0.0002, 0.9, 6095), (13056, 12.8, 9, 0.000025, 0.9, 4710), (32768, 21.2, 16, 0.000025, 0.94, 2267),
+    (49152, 19.405, 24, 0.0001, 0.951807, 1846), (58880, 23.246, 29, 0.0001, 0.951807, 1785),
+    (65536, 24.699, 31, 0.0001, 0.951807, 1133), (67840, 24.699, 31, 0.0001, 0.951807, 1133),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: str(reference[0]))
+def test_lars_has_the_numbers_of_mlperf(reference):
     notes = []
-    recipe = resolve("resnet50-lars", {"batch_size": row.batch_size}, note=notes.append)
-    assert (recipe.peak_lr, recipe.warmup_epochs, recipe.weight_decay, recipe.momentum) == tuple(row[1:5])
+    batch, lr, warmup_epochs, decay, momentum, decay_steps = reference
+    recipe = resolve("resnet50-lars", {"batch_size": batch}, note=notes.append)
+    assert (recipe.peak_lr, recipe.warmup_epochs, recipe.weight_decay, recipe.momentum) == (
+        lr, warmup_epochs, decay, momentum,
+    )  # fmt: skip
     assert (recipe.schedule, recipe.power, recipe.min_lr) == ("polynomial", 2.0, 1e-4)
     assert (recipe.trust_coefficient, recipe.label_smoothing, recipe.lr_in_momentum) == (0.001, 0.1, True)
     # an epoch of the training leaves out the last images, and one of the reference does not
-    warmup, per_epoch = round(row.warmup_epochs * 1_281_167 / row.batch_size), 1_281_167 // row.batch_size
+    warmup, per_epoch = round(warmup_epochs * 1_281_167 / batch), 1_281_167 // batch
     assert warmup_steps(recipe, per_epoch) == warmup
-    assert total_steps(recipe, per_epoch) == warmup + row.decay_steps
+    assert total_steps(recipe, per_epoch) == warmup + decay_steps
     assert notes == [
-        f"The training has the steps of MLPerf on ImageNet, {warmup + row.decay_steps:,} with {warmup:,} of warm-up: "
+        f"The training has the steps of MLPerf on ImageNet, {warmup + decay_steps:,} with {warmup:,} of warm-up: "
         "with other images give --epochs."
     ]
+
+
+def test_the_table_of_mlperf_has_its_references_alone():
+    assert [row.batch_size for row in mlperf.TABLE] == [batch for batch, *_ in REFERENCES]
 
 
 def test_the_length_of_a_training_with_lars_may_be_given():

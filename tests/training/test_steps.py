@@ -2,13 +2,16 @@
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fused_lwlr.data import open_data
+from fused_lwlr.training.loop import Loop
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
+from fused_lwlr.training.records import Interval
 from fused_lwlr.training.trainer import Trainer
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -37,6 +40,23 @@ def test_the_scale_of_the_loss_falls_until_steps_are_taken(data):
         assert trainer.scaler.get_scale() == scales[-1] * (0.5 if overflown else 1.0)
     assert scales[0] == 65536.0
     assert set(moved) == {False, True}
+
+
+def test_the_norm_that_is_recorded_is_of_the_gradients_of_the_last_step(data, monkeypatch):
+    """The norm is of all layers. A record has two steps."""
+    norms, records = [], []
+    update = Trainer.update
+
+    def measured(self):
+        norms.append(torch.cat([param.grad.flatten() for param in self.model.parameters()]).norm().item())
+        update(self)
+
+    monkeypatch.setattr(Trainer, "update", measured)
+    trainer = Trainer(dataclasses.replace(BASE, scaling="lars", steps=4), ALONE, data)
+    trainer.prepare()
+    Loop(trainer, lambda after: [SimpleNamespace(add=records.append)], every=2).train()
+    found = [record.grad_norm for record in records if isinstance(record, Interval)]
+    assert found == pytest.approx(norms[1::2], rel=1e-5)
 
 
 def test_dropout_follows_from_seed_step_and_pass(data):

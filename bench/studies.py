@@ -1,0 +1,26 @@
+"""Write the tables and pictures of recorded studies from their recorded results; nothing is trained.
+
+python -m bench.studies            # of all
+python -m bench.studies NAME ...   # of some
+"""
+
+import argparse
+from pathlib import Path
+
+from fused_lwlr.papers.store import recorded, save_report
+from fused_lwlr.papers.studies import STUDIES, find
+
+RECORDED = Path(__file__).parent / "results" / "studies"
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(STUDIES)}")
+    for name in parser.parse_args().names or sorted(path.name for path in RECORDED.iterdir()):
+        report = find(name).report(*recorded(RECORDED / name / "results.json"))
+        print(f"Wrote {', '.join(map(str, save_report(RECORDED / name, name, report)))}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What runs: versions, the state of the sources, and the machine."""
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fused_lwlr
+from fused_lwlr.data.fingerprint import digest
+
+PACKAGES = ("triton", "timm", "torchvision", "transformers", "tokenizers", "datasets", "numpy")
+
+
+def environment() -> dict[str, Any]:
+    """What this process runs on: values of JSON, None for what is not installed or cannot be known."""
+    commit, dirty = git_state(Path(fused_lwlr.__file__).parent)
+    return {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            "fused_lwlr": fused_lwlr.__version__,
+            "sources of fused_lwlr": sources(Path(fused_lwlr.__file__).parent),
+            "torch": str(torch.__version__),
+            "cuda": torch.version.cuda,
+            **{name: _version(name) for name in PACKAGES},
+        },
+        "git": {"commit": commit, "dirty": dirty},
+        "host": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
+    }
+
+
+def sources(folder: Path) -> str:
+    """A text that differs where the sources of a package differ, also without version control."""
+    paths = [Path(root, name) for root, _, names in os.walk(folder, followlinks=True) for name in names]
+    found = sorted(path for path in paths if path.suffix in (".py", ".c"))
+    return digest(*(part for path in found for part in (path.relative_to(folder), path.read_bytes())))
+
+
+def git_state(folder: Path) -> tuple[str | None, bool | None]:
+    """The commit that the sources in a folder are of, and whether they differ from it.
+
+    None and None where they are not under version control, as in site-packages, also if that is in a checkout of
+    something else, and where git cannot be asked.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")
+        # kernels are beside the package, reached through a link
+        sources = [str(folder), *(str(path.resolve()) for path in folder.glob("kernels"))]
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", *sources))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def device_name(device: torch.device) -> str:
+    """What a device is called by its maker; "cpu" for the CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
