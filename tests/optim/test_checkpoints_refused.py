@@ -1,4 +1,4 @@
-"""State dicts that are corrupt or of something else are refused whole: by name, with nothing changed."""
+"""Corrupt or foreign state dicts are refused with a message that names the entry, and nothing is changed."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def trained(name, device, backend="torch", **options):
 
 
 def refused(optimizer, named, checkpoint, message, error=ValueError):
-    """Nothing is changed, not even replaced by its like, and the optimizer goes on as one that was never asked."""
+    """The refusal changes nothing and replaces no object, and the optimizer continues as if it had not been called."""
     other, others = deepcopy((optimizer, named))
     before, kept = snapshot(optimizer, named), dict(vars(optimizer))
     tensors = [value for state in optimizer.state.values() for value in state.values()]
