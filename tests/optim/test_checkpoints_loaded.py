@@ -196,7 +196,7 @@ def test_dtypes(name, nonfinite, dtype, saved, device):
 
 @every_case
 def test_memory_is_laid_out_as_the_optimizer_would(name, backend, device):
-    """State has the parameter's strides, or dense strides if the parameter has gaps; the dict's strides do not count."""
+    """State has the parameter's strides, or dense strides if the parameter has gaps; the dict's strides are ignored."""
     memory = uniform((4, 10), torch.float32, device)
     named = [
         ("image", uniform((2, 3, 4, 5), torch.float32, device).to(memory_format=torch.channels_last)),
