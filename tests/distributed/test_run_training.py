@@ -229,7 +229,7 @@ def counting(whole, calls):
 
 
 def test_gradients_of_shards_are_reduced_once_a_step():
-    """The same number of collectives collectives as with one pass, in which gradients have to be reduced to their shards as well."""
+    """The same number of collectives as with one pass, in which gradients are also reduced to their shards."""
     found = []
     for passes in (1, 2):
         recipe = dataclasses.replace(BASE, rates="single", fsdp=True, micro_batch=24 // passes)
