@@ -1,4 +1,4 @@
-"""What is no checkpoint, or one of something else, is refused by name, and nothing changes."""
+"""Files that are not checkpoints, or belong to another run, are refused by name, and nothing changes."""
 
 from collections import defaultdict
 from pathlib import Path
