@@ -1,4 +1,4 @@
-"""Batches of other loaders: what they are asked for, how they go on, and what is refused."""
+"""Batches of other loaders: the calls to a loader, resumption, and refusals."""
 
 import pytest
 import torch

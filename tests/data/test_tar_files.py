@@ -1,4 +1,4 @@
-"""Tar files of WebDataset: what a folder of the same images gives, bit for bit, in any order and by any worker."""
+"""Tar files of WebDataset equal a folder of the same images, bit for bit, in any order and from any worker."""
 
 import io
 import tarfile
