@@ -1,4 +1,4 @@
-"""Studies: jobs that are kept as they finish, runs that go on after a kill, and what is refused."""
+"""Studies: finished jobs are stored, killed runs resume, and changed settings are refused."""
 
 import json
 import os
@@ -57,8 +57,8 @@ def test_a_run_is_kept_and_not_run_again(monkeypatch):
     assert toy.ran()[before:] == [(20, 1)]
 
 
-def test_killed_run_goes_on():
-    """The process is killed with one job underway: the worker ends too, and only what was not finished runs again."""
+def test_killed_run_resumes():
+    """The process is killed with one job underway: the worker ends too, and only unfinished jobs run again."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     killed = subprocess.run([sys.executable, toy.__file__, "run"], env=environment, capture_output=True, check=False)
     assert killed.returncode == -9, killed.stderr
@@ -78,7 +78,7 @@ def test_killed_run_goes_on():
 
 def alive(pid):
     try:
-        # a zombie has ended, whether or not anyone has asked
+        # a zombie has ended, even if its parent has not waited for it
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
@@ -106,7 +106,7 @@ def test_a_failure_is_named_and_the_others_are_kept(monkeypatch):
     ],
 )
 def test_other_settings_are_refused(first, second, changed):
-    # of what has no results yet they may be put right
+    # a study without results accepts corrected settings
     start(toy.study(), **second)
     store, jobs = start(toy.study(), **first)
     run(store, jobs[:1], workers=1)
