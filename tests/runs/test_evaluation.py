@@ -1,4 +1,4 @@
-"""--eval-only: what a run's own validation said, of a folder that stays as it is, or of a model as it comes."""
+"""--eval-only: repeats a run's validation without changing its folder, or validates a model with other weights."""
 
 import dataclasses
 import re

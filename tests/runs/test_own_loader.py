@@ -1,4 +1,4 @@
-"""A run with --loader: trained on what that makes, which is said to lose the bits if its order is its own."""
+"""A run with --loader trains on the batches of that loader; a warning says if its order is not reproducible."""
 
 import dataclasses
 import os

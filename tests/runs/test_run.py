@@ -1,4 +1,4 @@
-"""A run in its folder: killed anywhere it goes on to the same bits; another configuration or model is refused."""
+"""A run in its folder: killed at any point it resumes bit-identically; another configuration or model is refused."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ RUNS = [
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    """Reports have tests of their own, and take as long as a run here."""
+    """Reports are tested elsewhere, and take as long as a run here."""
     monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
 
 
@@ -166,7 +166,7 @@ def test_a_run_does_not_go_on_with_other_data_of_the_same_number(change, tmp_pat
     changed(tmp_path / "data")
     with pytest.raises(ValueError, match=rf"of a run with other options:\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
         running.run(recipe)
-    # a run of a version that had no fingerprints
+    # a run of an older version without fingerprints
     [path] = (tmp_path / "runs/train/checkpoints").glob("*2.pt")
     saved = torch.load(path, weights_only=True)
     del saved["config"][loop.FINGERPRINT]
@@ -193,7 +193,7 @@ def test_other_code_is_told(straight, tmp_path, capfd):
 
 
 def test_a_run_has_the_rates_of_a_file_that_is_gone(straight, tmp_path):
-    """It continues without the file to the same bits, and is refused with other rates in the file."""
+    """Without the file it continues bit-identically, and it is refused if the file has other rates."""
     folder, path = tmp_path / "run", tmp_path / "rates.json"
     shutil.copy(straight(RUNS[0]) / "rates.json", path)
     recipe = dataclasses.replace(BASE, rates=str(path), out=str(tmp_path / "whole"))
