@@ -1,4 +1,4 @@
-"""What is typed wrongly is answered by one line, in the words of the command line."""
+"""A wrong command line is answered by one line, in terms of the command line."""
 
 import errno
 import os
@@ -98,7 +98,7 @@ WRONG = [
     ("study elr-language --data digits", "--data digits is images: elr-language is of text"),
     ("study elr-language --epochs 2", "--epochs 2 has no meaning for elr-language: leave it out"),
     ("study lwlr-vs-single --steps 2", "--steps 2 has no meaning for lwlr-vs-single: leave it out"),
-    # options and commands that there are not
+    # unknown options and commands
     ("train --learning-rate 1", "there is no option --learning-rate: did you mean --lr?"),
     ("train --epoch 3", "there is no option --epoch: did you mean --epochs?"),
     ("train --plot x.png", "there is no option --plot: it is one of fused-lwlr calibrate"),
@@ -150,7 +150,7 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("line", ["--goal 0.1", "--data nowhere"])
 def test_processes_of_torchrun_tell_an_error_once(line, tmp_path):
-    """It is found before the processes form a group, or after that."""
+    """The error is found before or after the processes form a group."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "fused_lwlr", "train", "--device", "cpu", *line.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
