@@ -1,4 +1,4 @@
-"""The studies elr-spread and elr-constrained: smoke tests through the command, and comparisons with training by hand."""
+"""The studies elr-spread and elr-constrained: smoke tests through the command, and comparisons with manual training."""
 
 import numpy as np
 import pandas
