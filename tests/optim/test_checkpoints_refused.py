@@ -172,7 +172,7 @@ def test_a_part_of_the_moments(backend, missing, device):
 def test_another_kind_of_optimizer(name, other, device):
     optimizer, named = trained(name, device)
     missing = "'(momentum|dampening)'" if name == "sgd" else "'(betas|eps)'"
-    refused(optimizer, named, trained(other, device)[0].state_dict(), f"has no {missing}: it is of another kind")
+    refused(optimizer, named, trained(other, device)[0].state_dict(), f"has no {missing}: it belongs to another kind")
 
 
 @every_name

@@ -121,10 +121,10 @@ def test_what_changes_no_bit_may_change(straight, tmp_path):
 def test_another_configuration_is_refused_with_what_differs(change, line, straight, tmp_path):
     folder = shutil.copytree(straight(RUNS[0]), tmp_path / "run")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="is of a run with other options") as refused:
+    with pytest.raises(ValueError, match="belongs to a run with other options") as refused:
         running.run(dataclasses.replace(RUNS[0], out=str(folder), **change))
     assert f"  {line}\n" in str(refused.value)
-    assert "Repeat its options to go on with it, or choose another folder (--out)" in str(refused.value)
+    assert "Repeat its options to resume it, or choose another folder (--out)" in str(refused.value)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -164,7 +164,7 @@ def test_a_run_does_not_go_on_with_other_data_of_the_same_number(change, tmp_pat
     assert start["config"][loop.FINGERPRINT] == load_data(recipe).fingerprint
     assert running.run(recipe) == 0
     changed(tmp_path / "data")
-    with pytest.raises(ValueError, match=rf"of a run with other options:\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
+    with pytest.raises(ValueError, match=rf"a run with other options:\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
         running.run(recipe)
     # a run of an older version without fingerprints
     [path] = (tmp_path / "runs/train/checkpoints").glob("*2.pt")

@@ -38,7 +38,7 @@ def test_code_in_a_file_is_not_run(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Checkpoints(tmp_path).save(1, **run)
     torch.save({**files.read_tensors(path), "state": Malicious()}, path)
-    with pytest.raises(ValueError, match="no checkpoint that is whole"):
+    with pytest.raises(ValueError, match="no complete checkpoint"):
         Checkpoints(tmp_path).restore(**run)
     assert not Path("marker").exists()
     torch.load(path, weights_only=False)
@@ -73,7 +73,7 @@ REFUSED = {
     "order": (run_of(network(), reordered), "parameter group 0 differs in the order of its parameters"),
     "kind": (
         run_of(network(), OURS["adamw"], **OPTIONS["adamw"]),
-        r"step-000000001.pt does not fit the optimizer: .*has no '(betas|eps)': it is of another kind",
+        r"step-000000001.pt does not fit the optimizer: .*has no '(betas|eps)': it belongs to another kind",
     ),
 }
 
