@@ -1,4 +1,4 @@
-"""ELR and LAMB by our kernels in two launches, one for norms and one for updates: what the queue is compared with."""
+"""ELR and LAMB by our kernels in two launches, one for norms and one for updates, as a baseline for the queue."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from fused_lwlr.scaling import Scaling
 
 
 class TwoLaunches:
-    """A step whose first launch writes nothing and whose second takes the factors that the first found.
+    """A step whose first launch writes nothing, and whose second one uses the factors that the first one found.
 
     Args:
         named: parameters with gradients.
         lr: the learning rate.
         rule: "sgd" or "adamw".
-        scaling: what the norms are for.
+        scaling: the formula that uses the norms.
     """
 
     def __init__(self, named: Any, lr: float, rule: str, scaling: Scaling):
@@ -55,6 +55,6 @@ class TwoLaunches:
     def _launch(self, scale: Any, *, write: bool) -> Any:
         grads: list[Any] = [param.grad for param in self._named]
         self.table.accept_gradients(grads)
-        # with 0 steps taken the momentum of SGD is the gradient
+        # after 0 steps the momentum of SGD is the gradient
         self.table.taken = np.full(len(grads), self._taken, dtype=np.float32)
         return self._backend.step(self._rule, self.table, [self._hyper], scale, write=write)
