@@ -1,4 +1,4 @@
-"""What exactly ran: `run.json` in the folder of a run, with an entry for each start."""
+"""Provenance of a run: `run.json` in its folder, with an entry for each start."""
 
 import json
 import os
@@ -26,13 +26,13 @@ PACKAGES = ("triton", "timm", "torchvision", "transformers", "tokenizers", "data
 def record_start(
     folder: str | Path, config: Mapping[str, Any], *, seed: int, device: torch.device, steps: int | None = None
 ) -> dict[str, Any]:
-    """Add an entry to `run.json` in the folder of a run, which is made if need be. All ranks call it.
+    """Add an entry to `run.json` in the folder of a run, which is made if it does not exist. All ranks call it.
 
     Args:
-        folder: of the run.
-        config: values of JSON.
-        seed: what randomness was drawn from.
-        device: what this rank computes on.
+        folder: folder of the run.
+        config: JSON values.
+        seed: seed of all random numbers.
+        device: device of this rank.
         steps: optimizer steps of the whole run, for the report.
 
     Returns:
@@ -40,7 +40,7 @@ def record_start(
 
     Raises:
         OSError: it cannot be written.
-        ValueError: there is a `run.json` that is not one, or `config` holds what JSON does not have.
+        ValueError: an existing `run.json` is invalid, or `config` holds values that JSON lacks.
     """
     group = process_group()
     devices = gathered(device_name(device), group)
@@ -57,15 +57,15 @@ def record_start(
 def record_facts(folder: str | Path, **facts: Any) -> None:
     """Add facts to the last entry of `run.json`, such as how the run ended. All ranks call it.
 
-    The report knows `end` ("finished", or what else ended it), `end_step` and `peak_memory_bytes`.
+    The report knows `end` ("finished", or another reason), `end_step` and `peak_memory_bytes`.
 
     Args:
         folder: of the run.
-        facts: values of JSON.
+        facts: JSON values.
 
     Raises:
         OSError: it cannot be written.
-        ValueError: there is no entry to add them to, or a fact is no value of JSON.
+        ValueError: there is no entry to add them to, or a fact is not a JSON value.
     """
 
     def record() -> None:
@@ -82,7 +82,7 @@ def read_starts(folder: str | Path) -> list[dict[str, Any]]:
     """The entries of `run.json`, the last start last; none if there is no such file.
 
     Raises:
-        ValueError: the file is not one that was written here.
+        ValueError: the file was not written by this function.
     """
     path = Path(folder) / "run.json"
     if not path.exists():
@@ -100,14 +100,14 @@ def code_changes(folder: str | Path) -> list[str]:
     """A line for each version and each state of the sources that differs between the last two starts of a run.
 
     Raises:
-        ValueError: as of `read_starts`.
+        ValueError: as in `read_starts`.
     """
     before, now = ([{}, *read_starts(folder)])[-2:]
     return difference(*({name: start.get(name, {}) for name in ("versions", "git")} for start in (before, now)))
 
 
 def provenance(config: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
-    """What this process runs: values of JSON, None for what is not installed or cannot be known."""
+    """The software of this process: JSON values, None if a package is not installed or a value is unknown."""
     commit, dirty = git_state(Path(fused_lwlr.__file__).parent)
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -135,10 +135,10 @@ def sources(folder: Path) -> str:
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit that the sources in a folder are of, and whether they differ from it.
+    """The commit of the sources in a folder, and whether they differ from it.
 
-    None and None where they are not under version control, as in site-packages, also if that is in a checkout of
-    something else, and where git cannot be asked.
+    Returns (None, None) if the sources are not under version control, as in site-packages, even within a checkout of
+    another project, or if git does not answer.
     """
 
     def git(*arguments: str) -> str:
@@ -147,7 +147,7 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")
-        # kernels are beside the package, reached through a link
+        # the kernels are in a folder next to the package, reached through a link
         sources = [str(folder), *(str(path.resolve()) for path in folder.glob("kernels"))]
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", *sources))
     except (OSError, subprocess.SubprocessError):
@@ -155,7 +155,7 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called by its maker; "cpu" for the CPU."""
+    """The maker's name of a device; "cpu" for the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

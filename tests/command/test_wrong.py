@@ -33,7 +33,7 @@ WRONG = [
     ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
     ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-vs-single, "),
-    ("report nowhere", "nowhere holds no run: there is no run.json in it"),
+    ("report nowhere", "nowhere holds no run, since it has no run.json"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),
     (

@@ -162,7 +162,7 @@ def test_numbers_that_are_not_finite(tmp_path):
 
 def test_a_folder_without_a_run(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(FileNotFoundError, match=r"holds no run: there is no run.json in it"):
+        with pytest.raises(FileNotFoundError, match=r"holds no run, since it has no run.json"):
             write_report(folder)
     fill(tmp_path)
     (tmp_path / "layers.jsonl").write_text("nonsense\n")

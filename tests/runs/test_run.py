@@ -249,7 +249,7 @@ def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     with ExitStack() as held:
         running._lock(tmp_path, held)
-        with pytest.raises(ValueError, match=rf"process {os.getpid()} is at work in"):
+        with pytest.raises(ValueError, match=rf"process {os.getpid()} is training in"):
             running.run(dataclasses.replace(BASE, out=str(tmp_path)))
         assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     assert not list(tmp_path.iterdir())
