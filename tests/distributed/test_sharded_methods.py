@@ -180,7 +180,7 @@ def test_weight_rescaling():
             mine, other = (optimizer.state[r] for optimizer, r in zip(optimizers, (p, q), strict=True))
             torch.testing.assert_close(full(mine["momentum_buffer"]), other["momentum_buffer"], rtol=1e-9, atol=1e-9)
     assert max(full(p.detach()).norm() for p in layers[0].weights) < 1.1
-    with pytest.raises(ValueError, match="model is sharded over processes: call scale_invariant before that"):
+    with pytest.raises(ValueError, match="model is sharded over processes: call scale_invariant before sharding"):
         scale_invariant(sharded, batch, cross_entropy)
 
 

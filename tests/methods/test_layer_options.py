@@ -184,7 +184,7 @@ WRONG = [
         lambda: multipliers.completep(Net(8, 2), nn.ModuleDict({"blocks": nn.ModuleList([Block(8), Block(8)])})),
         "base= must have the parameters of the model, but it lacks",
     ),
-    (lambda: multipliers.mup(Net(8, 2), Net(8, 2), "sgd", eps=1e-8), "decay= and eps= are of AdamW"),
+    (lambda: multipliers.mup(Net(8, 2), Net(8, 2), "sgd", eps=1e-8), "decay= and eps= are for AdamW"),
 ]
 
 

@@ -74,7 +74,7 @@ def test_exclude_is_a_calibration_without_the_layers(patterns, excluded):
     """Against `from_gradients` on the other layers alone; the mean over all parameters is 1."""
     rates = fused()
     if excluded is None:
-        with pytest.raises(ValueError, match=r"exclude has '\*\.weight', 'head\.bias', which leaves no measured layer"):
+        with pytest.raises(ValueError, match=r"exclude has '\*\.weight', 'head\.bias', so no measured layer is left"):
             rates.exclude(*patterns)
         return
     found = rates.exclude(*patterns)

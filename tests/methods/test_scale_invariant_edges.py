@@ -17,7 +17,7 @@ def test_reasons():
     model, *_ = build("dense")
     result = scale_invariant(model, data(), cross_entropy)
     assert result.reasons == {
-        "grow1.weight": "a bias or running statistics would follow its scale by no one power",
+        "grow1.weight": "a bias or running statistics do not change by a single power of its scale",
         "head.weight": "it is not perpendicular to its gradient",
     }
     model, *_ = build("unknown_state")
