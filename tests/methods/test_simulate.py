@@ -246,7 +246,7 @@ WRONG = [
     (lambda: simulate.residual_profile(3, 0), "skip=0 must be at least 1"),
     (lambda: simulate.warmup(0.1, 3, 4), "nor the warm-up longer"),
     (lambda: simulate.cosine(-0.1, 3), "lr=-0.1 must be finite"),
-    (lambda: simulate.one_cycle(0.1, 3, pct_start=2), "pct_start=2 must be a part"),
+    (lambda: simulate.one_cycle(0.1, 3, pct_start=2), "pct_start=2 must be a fraction"),
     (lambda: simulate.one_cycle(0.1, 3, div_factor=0), "div_factor=0 must be above 0"),
 ]
 
