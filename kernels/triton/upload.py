@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 CAPTURES = 8
-"""Captures in CUDA graphs that there is memory for before the next step outside of any."""
+"""Most captures in CUDA graphs before the next step without a capture, which allocates memory for more."""
 
 
 class Upload:
@@ -37,7 +37,7 @@ class Upload:
         """
         host, now = self._tensor, self.host.tobytes()
         if capturing:
-            # also where an older copy is equal: lists of the same work may be other tensors by now
+            # also if an older copy is equal: lists of the same work may be other tensors by now
             self._used.append(used)
             self.device.copy_(self._captured_copy(host), non_blocking=True)
         elif self._captured or now != self._sent:
@@ -51,7 +51,7 @@ class Upload:
             self._spares = list(pinned.unbind())
 
     def _captured_copy(self, host: Tensor) -> Tensor:
-        """Returns the host's copy in memory that stays as it is for as long as a graph copies from it."""
+        """Returns a copy of the host's values in memory that does not change while a graph copies from it."""
         if not (self._captured and torch.equal(self._captured[-1], host)):
             if not self._spares:
                 raise RuntimeError(
