@@ -43,7 +43,7 @@ cautious_decay = compiled(cautious)
 
 @triton.jit
 def number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl.constexpr):
-    """A number of a hyper row. If the row holds an address, it is read from there, in double precision if bit 0 is set."""
+    """A number of a hyper row. If the row holds an address, it is read there, in double precision if bit 0 is set."""
     value = tl.load(hyper + INDEX)
     if ON_DEVICE:
         at = tl.load((hyper + ADDRESS).to(tl.pointer_type(tl.int64)))

@@ -63,8 +63,8 @@ def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *
     """Returns the order of the norms (kind 0) and updates (kind 1) of rows in the queue: 2 · row + kind, int64.
 
     Rows are put into groups, in their order. The norms of the next group come between the norms of a group and its
-    updates, so that no program waits for the last norms of a row; and a cache that holds two groups
-    still has the data of norms when updates read it again. A group ends before its norms would read more than `window` bytes,
+    updates, so that no program waits for the last norms of a row. A cache that holds two groups still has the data of
+    norms when updates read it again. A group ends before its norms would read more than `window` bytes,
     but not before it has items for half of the programs.
 
     Args:
