@@ -30,7 +30,7 @@ class Columns:
 
     @property
     def grad_norm(self) -> Tensor:
-        """‖g‖₂ of each layer, where g is `.grad` as it is stored."""
+        """‖g‖₂ of each layer, where g is the stored `.grad`."""
         return self._column("sq_sum").sqrt()
 
     @property
@@ -148,7 +148,7 @@ class StatisticsPass:
             _Kept([self._layers[i] for i in members], ops.pick(self._backend, device, dtype, addressable=addressable))
             for (device, dtype, _, addressable), members in kinds.items()
         ]
-        # here and not at every call: to index with a list is to upload it, and to wait for that
+        # here and not in every call, since indexing with a list uploads it and waits
         places = torch.tensor([i for members in kinds.values() for i in members], device="cpu")
         ordered, order = places.sort()
         device = self._kept[0].table.columns["param"][0].device
@@ -168,7 +168,7 @@ class _Kept:
         local_rows = [local_row(row, self._params[row.tensor]) for row in rows]
         self.table = Table({"param": params, "grad": grads}, local_rows)
         self._forms = forms_of(params, sliced=any(row.stop is not None for row in rows))
-        # where kernels cannot reach a tensor, addresses tell nothing
+        # for tensors that kernels cannot reach, addresses are meaningless
         found = self._take_snapshot() if all_addressable((*params, *grads)) else None
         self._fixed = None if found is None else found.fixed
 
