@@ -41,7 +41,7 @@ def local_row(row: Row, tensor: Tensor) -> Row:
     """The local part of a row of a tensor, as a row of the local tensor; it may be empty.
 
     Raises:
-        ValueError: the row is a slice of a tensor whose first dimension is sharded twice: its local part is not a range.
+        ValueError: the row is a slice of a tensor whose first dimension is sharded twice: local parts are no ranges.
     """
     if row.stop is None or not is_distributed(tensor):
         return row

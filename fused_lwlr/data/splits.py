@@ -25,9 +25,9 @@ class Splits:
     """A data set: images of `channels` x `image_size` x `image_size` pixels, and the names of their classes.
 
     Attributes:
-        example: what a batch is counted in: "images" here, "sequences" of a text.
-        unit: what losses are averaged over and speed is counted in: "images" here, "tokens" of a text.
-        tested: where the images for validation are from, if that is to be said.
+        example: the unit of a batch: "images" here, "sequences" for text.
+        unit: the unit of mean losses and of speed: "images" here, "tokens" for text.
+        tested: the source of the images for validation, if the user should know.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Splits:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What a model must fit."""
+        """Sizes that a model must fit."""
         return {"image_size": self.image_size, "channels": self.channels}
 
     @cached_property
@@ -69,38 +69,38 @@ def open_data(
     std: tuple[float, ...] = tuple(RGB_STD.tolist()),
     synthetic: tuple[int, int, int] = IMAGENET,
 ) -> Splits:
-    """The data set "digits" or "synthetic", a folder of images as `fused_lwlr.data.folder.scan` has it, or tar files.
+    """The data set "digits" or "synthetic", a folder of images for `fused_lwlr.data.folder.scan`, or tar files.
 
-    No image is read here, but names of files, and headers in tar files. Images are in RGB, and normalized by what loads
-    batches; those of validation are resized to `test_size / crop_pct` on the shorter side, and their middle is cropped.
+    This only reads names of files, and headers in tar files. Images are in RGB, and normalized by the loader
+    of batches; validation images are resized to `test_size / crop_pct` on the shorter side, and cropped to the middle.
     The digits (8 x 8 pixels, one channel) are only enlarged.
 
     Args:
         source: "digits", "synthetic" (random images and classes, made when asked for), the path of a folder with
             `train/<class>/` and `val/<class>/` (or `validation/`, `test/`), or with the classes alone, or tar files,
             `images-{000..146}.tar`, of WebDataset (see `fused_lwlr.data.tar_files`).
-        val_data: with tar files, those for validation.
+        val_data: tar files for validation, with tar files.
         augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area
             (`crop_scale` to 1) and aspect ratio (3/4 to 4/3), resized, and flipped half of the time. "strong": basic,
             and RandAugment with 2 layers and magnitude 10 (timm's rand-m10-n2, whose layers act half of the time).
             "three": basic, and the three-augment of DeiT III. Or basic, and a policy of timm such as "rand-m7-mstd0.5".
             All but "none" need timm.
-        corrupt: what to do about files that cannot be read. "refuse": raise ValueError where one is met. "skip": when
-            training, put the next readable image in its place; in validation, leave it out (target -1).
-        random_erasing: probability that a rectangle of a training image is replaced by noise, of 8 bits as the image.
-        crop_scale: the smallest part of an image's area that a random crop has.
-        color_jitter: brightness, contrast and saturation of training images change by up to this part.
-        interpolation: "bicubic", "bilinear", or "random", which draws one of both for each training image and takes
+        corrupt: what to do about files that cannot be read. "refuse": raise ValueError for such a file. "skip": in
+            training, replace it by the next readable image; in validation, leave it out (target -1).
+        random_erasing: probability that a rectangle of a training image is replaced by noise, of 8 bits like the image.
+        crop_scale: the smallest fraction of an image's area for a random crop.
+        color_jitter: brightness, contrast and saturation of training images change by up to this fraction.
+        interpolation: "bicubic", "bilinear", or "random", which draws one of both for each training image and uses
             bilinear for validation.
-        crop_pct: the part of a side that validation keeps.
-        test_size: side of the images for validation; that of training by default.
-        mean, std: of the three channels, counted from 0 to 1; by default those of ImageNet.
-        synthetic: images for training and for validation, and classes, of "synthetic"; by default those of ImageNet.
+        crop_pct: the fraction of a side that validation keeps.
+        test_size: side of the images for validation; the training size by default.
+        mean, std: of the three channels, on a scale from 0 to 1; ImageNet's by default.
+        synthetic: images for training and for validation, and classes, of "synthetic"; ImageNet's by default.
 
     Raises:
-        FileNotFoundError: there is no such folder or file.
-        ValueError: it does not hold what it must, or an argument is out of range.
-        ImportError: an augmentation is asked for and timm cannot be imported.
+        FileNotFoundError: the folder or file does not exist.
+        ValueError: its contents are incomplete, or an argument is out of range.
+        ImportError: an augmentation is given and timm cannot be imported.
     """
     needing = {"random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0)}
     needing["crop_scale"] = (crop_scale, 0.08)
@@ -170,8 +170,8 @@ def _check(
         raise ValueError(f"random_erasing={random_erasing} is not a probability: give 0 to 1")
     for name, (value, default) in needing.items():
         if value != default and augmentation == "none":
-            raise ValueError(f"{name}={value} needs augmentation='basic' or another, which it is part of")
+            raise ValueError(f"{name}={value} needs augmentation='basic' or another, since it is part of these")
     if needing["color_jitter"][0] and augmentation not in ("none", "basic", "three"):
-        raise ValueError("color_jitter goes with augmentation='basic' or 'three': beside RandAugment timm has none")
+        raise ValueError("color_jitter needs augmentation='basic' or 'three': timm has none with RandAugment")
     if min(synthetic) < 1 or synthetic[2] < 2:
         raise ValueError(f"synthetic={synthetic} is too few: give images for training, for validation, and 2 classes")

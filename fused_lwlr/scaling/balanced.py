@@ -21,7 +21,7 @@ class BalancedLR(Scaling):
     equal.
 
     Norms come from the step before, so no gradient or weight is read more often. One more launch measures them in the
-    first step, after a weight was changed from outside (its version counter changes), and in every step of a CUDA graph.
+    first step, after a weight was changed from outside (by its version counter), and in every step of a CUDA graph.
     An edit through `.data` is not detected. A layer is included in a step if it has a gradient and its weight is not
     zero. The factor acts on weight decay like the learning rate, with SGD and with AdamW.
 

@@ -25,9 +25,9 @@ WRONG = [
     ),
     (
         "calibrate --data nowhere",
-        "--data nowhere is no folder of images: give one, digits, synthetic, tar files, or text as python-docs, ",
+        "--data nowhere is not a folder of images: give one, digits, synthetic, tar files, or text as python-docs, ",
     ),
-    ("train --data out", "--data out is no folder of images: give one, digits, synthetic, tar files, or text as"),
+    ("train --data out", "--data out is not a folder of images: give one, digits, synthetic, tar files, or text as"),
     ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
     ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
     ("calibrate --device toaster", "--device toaster cannot be used here"),
@@ -57,7 +57,7 @@ WRONG = [
     # text
     ("train --data text:nowhere.txt --model gpt2", "there is no file or folder nowhere.txt: give the path of a text"),
     ("train --data text:empty.txt --model gpt2", "empty.txt is empty: give a text"),
-    ("train --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes, less the"),
+    ("train --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes, without"),
     ("calibrate --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes"),
     (
         "train --data text:short.txt --context 8 --model gpt2",
@@ -84,7 +84,7 @@ WRONG = [
         "--tokenizer a.json and --vocabulary characters exclude each other: give one",
     ),
     ("train --data text:short.txt --val-data a.tsv", "--val-data is for images or pairs, not --data text:short.txt"),
-    ("train --data pairs:short.txt --model seq2seq1", "line 1 of short.txt has not one tab: give SOURCE, a tab and"),
+    ("train --data pairs:short.txt --model seq2seq1", "line 1 of short.txt needs exactly one tab: give SOURCE, a tab,"),
     (
         "train --data pairs:two.tsv --batch-size 1 --model gpt2",
         "--model gpt2 is not for pairs: give seq2seqN with N blocks a side",

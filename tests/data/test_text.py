@@ -196,7 +196,7 @@ def test_python_without_its_reference(monkeypatch):
         return whole(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(FileNotFoundError, match=r"pydoc_data/topics.py of Python, which this installation has not"):
+    with pytest.raises(FileNotFoundError, match=r"pydoc_data/topics.py of Python, which this installation lacks"):
         open_text("python-docs", context=8)
 
 
