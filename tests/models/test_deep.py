@@ -126,11 +126,11 @@ def test_normalizations(norm, parameters):
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [
-        ("resnet21", 8, "depth 21 .* must be 6 n"),
+        ("resnet21", 8, "depth 21 must be 6 n"),
         ("noshort20", 2, "image size 2 is below 4"),
         ("resnet8x0", 8, "width 0"),
         ("vgg19x0", 8, "width 0"),
-        ("densenet99", 8, "depth 99 .* must be 6 n"),
+        ("densenet99", 8, "depth 99 must be 6 n"),
         ("densenet40x0", 8, "growth 0"),
         ("densenet40", 2, "image size 2 is below 4"),
         ("vgg16", 8, "no model 'vgg16'"),
