@@ -102,7 +102,7 @@ WRONG = [
     ("train --learning-rate 1", "there is no option --learning-rate: did you mean --lr?"),
     ("train --epoch 3", "there is no option --epoch: did you mean --epochs?"),
     ("train --plot x.png", "there is no option --plot: it is one of fused-lwlr calibrate"),
-    ("train --resume", "there is no option --resume: the same command again goes on where the run was"),
+    ("train --resume", "there is no option --resume: repeat the same command to resume the run"),
     ("demo --colour red", "there is no option --colour: fused-lwlr demo --help lists them"),
     ("trian", "there is no command trian: did you mean train?"),
     ("balance", "there is no command balance: it is fused-lwlr study balance now"),
