@@ -1,1 +1,1 @@
-"""What is measured: `python -m bench`, see README.md in this folder."""
+"""The benchmarks: `python -m bench`, see README.md in this folder."""

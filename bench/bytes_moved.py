@@ -19,7 +19,7 @@ def recorded() -> Iterator[Counter[str]]:
     counted: Counter[str] = Counter()
 
     def launch(kernel: Any, items: Any, args: Any) -> None:
-        # before the launch, after which other norms are known
+        # before the launch, which changes the set of known norms
         memory, cached = moved(kernel.device_table, kernel.meta, items.cpu().numpy())
         real(kernel, items, args)
         counted.update({"launches": int(len(items) > 0), "bytes": memory, "cached": cached})
@@ -38,7 +38,7 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
 
     Args:
         table: the device table.
-        meta: what the kernel is compiled for.
+        meta: the kernel's compile-time arguments.
         items: the work, int32 [n, 2].
     """
     worked_on = np.isin(np.arange(table.rows), items[:, 0])
@@ -63,10 +63,10 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
 
 
 def read_soon(items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray, window: int) -> np.ndarray:
-    """Returns, for each row, whether what its norm items read is still in L2 when its update items read it again.
+    """Returns, for each row, whether the bytes read by its norm items are still in L2 when its update items read them.
 
-    That is if norms read at most twice the window in between. What updates move is not counted: it is the first to be
-    evicted.
+    This holds if norms read at most twice the window in between. Bytes moved by updates are not counted: they are the
+    first to be evicted.
 
     Args:
         items: of the queue.

@@ -1,7 +1,7 @@
-"""One case of the throughput bench: contestants that take turns, and what came out for each.
+"""One case of the throughput bench: contestants are timed in turns, with a result for each.
 
-They are alive together; each has weights of its own, gradients are shared by those that leave them as they are. Where
-memory is short they come in batches, with torch's fused step and our plain one in every batch.
+They are in memory together; each has separate weights, and contestants that do not change gradients share them. If
+memory is short they run in batches, with torch's fused step and our plain one in every batch.
 """
 
 import statistics
@@ -23,13 +23,13 @@ LR = 1e-4
 COLUMNS = {"sgd": 3, "adamw": 4, "statistics": 2}
 """Weights, gradients and state of a rule."""
 TEMPORARY = 3
-"""Columns that a step of torch's multi-tensor calls needs for a while."""
+"""Temporary columns of a step with torch's multi-tensor calls."""
 FEWEST = 5
 """Rounds after which a case may run out of time."""
 
 
 class Case(NamedTuple):
-    """What is compared with one another."""
+    """Contestants are compared within a case."""
 
     name: str
     shapes: Shapes
@@ -38,11 +38,11 @@ class Case(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What else is done in a case.
+    """Optional measurements of a case.
 
     Attributes:
         profile: whether kernels are counted by the profiler.
-        captured: methods of which a graph is made.
+        captured: methods that are also captured in a graph.
     """
 
     profile: bool
@@ -89,7 +89,7 @@ class Entry:
         return None
 
     def restore(self) -> None:
-        """Undo what a step did to the gradients; not timed."""
+        """Restore the gradients after a step; not timed."""
         if self.contestant.mutates:
             grads: list[Any] = [param.grad for _, param in self.named]
             torch._foreach_copy_(grads, list(self._kept))
@@ -114,9 +114,9 @@ class Entry:
         self.restore()
 
     def capture(self) -> None:
-        """Take a graph of a step, instead of what was there."""
+        """Capture a graph of a step, and replace the optimizer."""
         self.optimizer = None
-        # where a graph reads and writes, it must be alive: the optimizer is kept beside it
+        # a graph uses the optimizer's memory: keep the optimizer alive as long as the graph
         self.optimizer = self._made(capturable=self._clock.graphs)
         self.replay = self._clock.graph(self.optimizer.step)
 
@@ -142,9 +142,9 @@ def counted(entry: Entry) -> tuple[float, float] | None:
 
 
 def batches(case: Case, entrants: Sequence[Contestant], free: int) -> Iterator[list[Contestant]]:
-    """As many contestants at a time as fit into memory, with the first two in every batch."""
+    """The largest number of contestants that fit into memory together, with the first two in every batch."""
     column = numel(case.shapes) * DTYPES[case.dtype].itemsize
-    # two sets of gradients and what is there for a while are needed once; a contestant may have gradients of its own
+    # two sets of gradients and temporary memory are shared; a contestant may have separate gradients
     room = 0.85 * free - (2 + TEMPORARY) * column
     most = max(3, int(room // (COLUMNS[case.rule] * column)))
     if most >= len(entrants):
@@ -158,13 +158,13 @@ def batches(case: Case, entrants: Sequence[Contestant], free: int) -> Iterator[l
 def run_case(
     case: Case, entrants: Sequence[Contestant], clock: Clock, deadline: float, rounds: int, options: "Options"
 ) -> list[dict[str, Any]]:
-    """One row for each contestant: medians in seconds and their spreads, or why it was not timed."""
+    """One row for each contestant: medians in seconds and their spreads, or the reason why it was not timed."""
     groups = list(batches(case, entrants, clock.free_bytes()))
     rows: dict[str, dict[str, Any]] = {}
     for turn, batch in enumerate(groups):
         now = time.monotonic()
         end = now + max(deadline - now, 0.0) / (len(groups) - turn)
-        # in a function of its own, so that nothing of a batch is left when the next is made
+        # in a separate function, so that all memory of a batch is freed before the next one
         for row in _run_batch(case, batch, clock, end, rounds, options):
             rows.setdefault(f"{row['method']} {row['who']}", row)
     return list(rows.values())
@@ -180,7 +180,7 @@ def _run_batch(
     entries: list[Entry] = []
     left_out: list[tuple[Contestant, str]] = []
     for contestant in batch:
-        # the two that all are compared with in any case
+        # the two baselines of all comparisons in any case
         if time.monotonic() > end and len(entries) >= 2:
             left_out.append((contestant, "no time left"))
             continue
@@ -188,7 +188,7 @@ def _run_batch(
             entries.append(Entry(contestant, case, grads, moved, clock))
         except Exception as raised:
             left_out.append((contestant, failure(raised)))
-    # of the time that is left, two thirds for steps and one for replays
+    # two thirds of the remaining time for steps, and one for replays
     now = time.monotonic()
     _rounds(entries, Entry.sample, rounds, now + (end - now) * 2 / 3)
     extras = []
@@ -211,7 +211,7 @@ def _run_batch(
     measured = [entry.contestant for entry in entries if entry.failure is None]
     first = rows[0]["wall"] if measured[:1] == list(batch[:1]) else None
     for row in rows:
-        # of the same batch, so that what drifts between batches drops out
+        # relative to the same batch, so that a drift between batches cancels
         row["of_first"] = None if first is None else row["wall"] / first
     return rows + [{**_head(case, contestant), "skipped": why} for contestant, why in left_out]
 

@@ -1,4 +1,4 @@
-"""Everything that this machine can measure, by one command; on a GPU alone with --gpu."""
+"""Runs all measurements that this machine supports by one command; on a GPU, only with --gpu."""
 
 import argparse
 import datetime
@@ -28,7 +28,7 @@ from fused_lwlr.kernels import constants
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-# in processes of their own
+# in separate processes
 HOST = {"CUDA_VISIBLE_DEVICES": ""}
 COMPILE = {"TRITON_DEFAULT_FP_FUSION": "0"}
 SECTIONS: dict[str, dict[str, str]] = {
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
             written = 0
 
             def keep(result: dict[str, Any]) -> None:
-                # figures wait until the end: they would take of the time for measuring
+                # figures are made at the end: they would use time for measuring
                 nonlocal written
                 results["gpu"] = result
                 save_json(results, out, stem)
@@ -142,15 +142,15 @@ def _commit() -> str:
     head = git("rev-parse", "HEAD")
     if not head:
         return "unknown: no git checkout"
-    # results that were written by an earlier run change nothing
+    # results of an earlier run must not change anything
     return f"{head} with changes" if git("status", "--porcelain", "--", ".", ":!bench/results") else head
 
 
 def _lines(section: str, quick: bool) -> Iterator[dict[str, Any]]:
-    """What a section prints, as it comes.
+    """Yields the output of a section, line by line.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the section failed.
     """
     command = [sys.executable, "-m", f"bench.{section}", "--json", *(QUICK.get(section, []) if quick else [])]
     environment = {**os.environ, **SECTIONS[section]}
@@ -162,7 +162,7 @@ def _lines(section: str, quick: bool) -> Iterator[dict[str, Any]]:
 
 
 def save_json(results: dict[str, Any], out: Path, stem: str) -> Path:
-    """Write what there is so far."""
+    """Write the results so far."""
     path = out / f"bench-{stem}.json"
     path.write_text(json.dumps(results, indent=1) + "\n")
     return path

@@ -1,4 +1,4 @@
-"""What the throughput bench asks of a device. `CpuClock` answers on any machine, so that the bench can be run."""
+"""Measurements of a device for the throughput bench. `CpuClock` runs on any machine, to test the bench itself."""
 
 import ctypes
 import gc
@@ -26,7 +26,7 @@ class Clock(Protocol):
 
     device: torch.device
     timed: str
-    """What `device_seconds` is the time of."""
+    """The quantity that `device_seconds` measures."""
     graphs: bool
     """Whether `graph` captures, for which optimizers have to be made `capturable`."""
 
@@ -40,16 +40,16 @@ class Clock(Protocol):
         """Between the first and the last kernel of a call, L2 flushed before or not; `host` is its time on the host."""
 
     def graph(self, call: Call) -> Call:
-        """What replays a call that was captured once."""
+        """Returns a function that replays a call, which is captured once."""
 
     def launches(self, call: Call) -> dict[str, int]:
         """Kernels and copies of a call."""
 
     def profiled(self, call: Call) -> None:
-        """Lets a profiler that is told when to begin see a call, L2 flushed before, and nothing else."""
+        """Lets an external profiler see only this call, with L2 flushed before."""
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
-        """What a call returns, and the memory that it takes at most beyond what was taken before."""
+        """The result of a call, and its peak memory above the memory in use before."""
 
     def free_bytes(self) -> int:
         """Memory that is left."""
@@ -129,7 +129,7 @@ class CudaClock:
         return start.elapsed_time(end) * 1e-3
 
     def graph(self, call: Call) -> Call:
-        # steps before the capture, and the first replay, make what is made once
+        # steps before the capture, and the first replay, run one-time initializations
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -180,7 +180,7 @@ class CudaClock:
 
 
 class CpuClock:
-    """The clock of the host in place of the device's: for a look at the bench itself, not at speed."""
+    """The clock of the host instead of the device's: to test the bench itself, not speed."""
 
     timed = "host clock"
     graphs = False

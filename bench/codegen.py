@@ -1,4 +1,4 @@
-"""What the kernels compile to, without a GPU: registers, spills and the width of memory accesses.
+"""The compiled code of the kernels, without a GPU: registers, spills and the width of memory accesses.
 
     python -m bench.codegen [--json] [TARGET[:DTYPE,...] ...]
 
@@ -50,7 +50,7 @@ def line(found: dict[str, Any]) -> str:
 
 
 def chosen(specs: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of target and dtype from "sm_90" or "sm_90:fp32,bf16"; all of them when there is none.
+    """Pairs of target and dtype from "sm_90" or "sm_90:fp32,bf16"; all pairs if the list is empty.
 
     Raises:
         ValueError: an unknown target or dtype.
@@ -68,7 +68,7 @@ def chosen(specs: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """Compile, and print what came out."""
+    """Compile, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("targets", nargs="*", metavar="TARGET[:DTYPE,...]", help=f"of {', '.join(TARGETS)}; all")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")

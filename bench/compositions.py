@@ -1,4 +1,4 @@
-"""ELR, LARS and statistics as one writes them with torch's multi-tensor calls, as few of them as there can be."""
+"""ELR, LARS and statistics written with as few of torch's multi-tensor calls as possible."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from bench import reference as numbers
 
 
 class _Scaled:
-    """Scaled gradients, and torch's fused SGD on them; `.grad` stays as it is.
+    """Scaled gradients, and torch's fused SGD on them; `.grad` does not change.
 
-    Factors are read back once: a list of numbers keeps the scaling to few launches, where one of tensors on the device
-    takes a launch for each.
+    Factors are read back once: with a list of numbers the scaling needs few launches, while tensors on the device need
+    one launch each.
     """
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], lr: float, decay: float):
@@ -63,7 +63,7 @@ class ForeachLARS(_Scaled):
 
 
 class ForeachNorms:
-    """Σ|g|, ‖g‖, max|g| and ‖w‖ of every tensor, by four calls; what else the statistics hold is left out."""
+    """Σ|g|, ‖g‖, max|g| and ‖w‖ of every tensor, by four calls; the other statistics are left out."""
 
     def __init__(self, named: list[tuple[str, nn.Parameter]]):
         self._params: list[Tensor] = [param for _, param in named]

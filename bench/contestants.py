@@ -1,4 +1,4 @@
-"""Who is timed: our optimizers, torch.optim's three implementations, and compositions of torch's multi-tensor calls."""
+"""Contestants: our optimizers, torch.optim's three implementations, and compositions of torch's multi-tensor calls."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ METHODS = {
     "adamw": ("plain", "multipliers", "ELR", "LAMB", "clip"),
     "statistics": ("statistics",),
 }
-"""Rule -> what is done besides it."""
+"""Rule -> methods of a step."""
 ALL: dict[str, Any] = {"select": everything}
 SCALINGS: dict[str, Any] = {
     "ELR": fused_lwlr.ELR(numbers.GOAL, numbers.ELR_EPS, **ALL),
@@ -34,14 +34,14 @@ SCALINGS: dict[str, Any] = {
 
 
 class Contestant(NamedTuple):
-    """One way to take a step.
+    """An implementation of a step.
 
     Attributes:
         rule, method: a key and an entry of `METHODS`.
-        who: "ours", or whose it is.
+        who: "ours", or the name of the library.
         build: (named parameters, lr, capturable) -> an object with `step()`.
-        passes: how often an element is read or written in a step, by what the implementation does; None where nobody
-            counted. Ours is counted by the launcher.
+        passes: how often a step reads or writes an element, from the implementation; None if unknown. For ours the
+            launcher counts.
         graph: whether a step can be captured in a CUDA graph.
         mutates: whether a step changes `.grad`.
     """
@@ -56,12 +56,12 @@ class Contestant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As in the report."""
+        """The name in the report."""
         return f"{self.rule} {self.method}, {self.who}" if self.rule != "statistics" else f"statistics, {self.who}"
 
 
 def options_of(rule: str) -> dict[str, Any]:
-    """What ours and torch.optim's take, besides lr."""
+    """Options for our optimizers and torch.optim's, without lr."""
     if rule == "sgd":
         return {"momentum": numbers.MOMENTUM, "weight_decay": numbers.DECAY["sgd"]}
     return {"betas": numbers.BETAS, "eps": numbers.EPS, "weight_decay": numbers.DECAY["adamw"]}
@@ -126,14 +126,14 @@ def _two_launches(rule: str, method: str) -> Callable[[Named, float, bool], Any]
 
 
 TWO = "ours, two launches"
-"""Norms and updates apart, beside the queue."""
-# of foreach, for-loop: weight decay added to a copy 3, momentum 2 + 3, parameter 3; AdamW: decay 2, lerp 3, v 2 + 3,
+"""Norms and updates in separate launches, to compare with the queue."""
+# foreach and for-loop: weight decay added to a copy 3, momentum 2 + 3, parameter 3; AdamW: decay 2, lerp 3, v 2 + 3,
 # √v 2, two of the denominator 2 + 2, parameter 4
 PASSES = {("sgd", "fused"): 5, ("sgd", "foreach"): 11, ("adamw", "fused"): 7, ("adamw", "foreach"): 20}
 
 
 def contestants() -> list[Contestant]:
-    """Ours and torch's, those that ratios are taken to first."""
+    """Ours and torch's; the baselines of ratios come first."""
     found = []
     for rule in ("sgd", "adamw"):
         fused, foreach = PASSES[rule, "fused"], PASSES[rule, "foreach"]

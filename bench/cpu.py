@@ -2,7 +2,7 @@
 
     python -m bench.cpu [--quick] [--json]
 
-Contestants of a set take turns. Beside milliseconds there are ratios to torch's fused step (of
+Contestants of a set are timed in turns. Results are milliseconds, ratios to torch's fused step (for
 statistics, to the `_foreach_norm` calls for the same numbers) and to our own plain step, and the percentage of the copy
 bandwidth that was measured in the same rounds.
 """
@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 def chosen() -> list[Contestant]:
-    """Who is timed, if it is right."""
+    """The contestants whose results are correct."""
     found = []
     for contestant in (*contestants(), *peers()[0]):
         again = contestant.who == "torch foreach" and contestant.method == "plain"
@@ -51,7 +51,7 @@ def measure(name: str, shapes: Shapes, threads: int, every: list[Contestant], ro
     """Times all contestants on one set of shapes."""
     torch.set_num_threads(threads)
     repeats = max(1, 10**6 // numel(shapes))
-    # weights of their own: norms that a step leaves for the next one hold while nobody else changes the weights
+    # separate weights: the norms that a step keeps for the next one are valid only while no other contestant steps
     steps = [contestant.build(parameters(shapes, torch.float32, CPU, 1e-4), 1e-6, False) for contestant in every]
     seconds: list[list[float]] = [[] for _ in steps]
     for step in steps:

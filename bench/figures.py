@@ -12,7 +12,7 @@ SHOWN = (("multipliers", "ours"), ("plain", "torch fused"), ("plain", "torch for
 
 
 def throughput(gpu: dict[str, Any], path: Path) -> None:
-    """Percent of copy bandwidth that steps reach, by parameter set; those that fit into L2 may pass 100."""
+    """Percent of copy bandwidth that steps reach, by parameter set; sets that fit into L2 may exceed 100."""
     rows = [row for row in gpu["rows"] if "skipped" not in row and row["dtype"] == "fp32"]
     bandwidth = max(gpu["copy_bytes_per_second"])
     figure, axes = plt.subplots(1, 2, figsize=(12, 4), sharey=True, layout="constrained")

@@ -1,4 +1,4 @@
-"""What is timed must be right first: two steps of a contestant beside the float64 reference."""
+"""Contestants are checked before they are timed: two steps against the float64 reference."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from bench.contestants import Contestant, Named
 # above any block, below one, of one element, and of no multiple of a vector
 SHAPES = [(70, 65), (7,), (1,), (3, 5, 3, 3), (128, 8)]
 LR = {"sgd": 0.1, "adamw": 0.05}
-# of a weight below 2: rounding of the few operations of two steps; half precision also rounds what is stored
+# for weights below 2: rounding of the few operations of two steps; half precision also rounds stored values
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4 * 2**-7, torch.float16: 4 * 2**-10}
 
 
@@ -26,7 +26,7 @@ def parameters(shapes: Any, dtype: torch.dtype, device: torch.device, scale: flo
 
 
 def error_of(contestant: Contestant, dtype: torch.dtype, device: torch.device) -> float:
-    """The largest absolute difference of a weight from the reference after two steps; of statistics, relative."""
+    """The largest absolute error of a weight after two steps; for statistics, the largest relative error."""
     torch.manual_seed(0)
     named = parameters(SHAPES, dtype, device)
     grads = [param.grad.clone() for _, param in named if param.grad is not None]
@@ -46,7 +46,7 @@ def error_of(contestant: Contestant, dtype: torch.dtype, device: torch.device) -
 
 
 def _statistics_error(found: Tensor, weights: list[Tensor], grads: list[Tensor]) -> float:
-    """Of Σ|g|, ‖g‖, max|g|, ‖w‖, which both contestants find."""
+    """Error of Σ|g|, ‖g‖, max|g|, ‖w‖, which both contestants compute."""
     expected = torch.stack([torch.stack([g.abs().sum(), g.norm(), g.abs().max()]) for g in grads])
     expected = torch.cat((expected, torch.stack([w.norm() for w in weights])[:, None]), dim=1)
     if found.shape[-1] == 6:
@@ -62,7 +62,7 @@ def failure(raised: Exception) -> str:
 
 
 def refusal(contestant: Contestant, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why a contestant is not timed: it fails, or is wrong; None if it is right."""
+    """The reason why a contestant is not timed: it fails, or is wrong; None if it is correct."""
     try:
         error = error_of(contestant, dtype, device)
     except Exception as raised:

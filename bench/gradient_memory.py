@@ -1,9 +1,9 @@
-"""Memory that gradients take, with steps after backward and in it: of a Transformer of 12 blocks, on the CPU.
+"""Memory of gradients, with steps after backward and during it: a Transformer of 12 blocks, on the CPU.
 
     python -m bench.gradient_memory
 
-Every line comes from a process of its own, which takes three steps of AdamW. `.grad`: the most bytes of gradients that
-parameters held at once, looked at whenever a gradient was made. Resident: the most memory that the process ever had.
+Every line comes from a separate process, which takes three steps of AdamW. `.grad`: the most bytes of gradients that
+parameters held at once, checked whenever a gradient was made. Resident: the peak memory of the process.
 """
 
 import resource

@@ -1,11 +1,11 @@
-"""Benchmarks over time: one CSV of what was measured, by device, versions and commit.
+"""Benchmarks over time: one CSV of results, by device, versions and commit.
 
     python -m bench.history                          # draw the history
     python -m bench.history BEFORE AFTER             # compare two commits
     python -m bench.history --add bench/results      # append results: JSON files, or a folder of them (bench-*.json)
 
-A row is one contestant in one case: host time of a step in µs, and its GPU time (L2 flushed) where there is a GPU.
-Results that are there already are not added again.
+A row is one contestant in one case: host time of a step in µs, and its GPU time (L2 flushed) if there is a GPU.
+Results that are in the file already are not added again.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def rows_of(results: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The rows of a JSON file of `python -m bench`.
 
     Raises:
-        ValueError: it is of a quick run, or not of a commit.
+        ValueError: the run was quick, or has no commit.
     """
     about = results["about"]
     if about["settings"] != "full":
@@ -69,12 +69,12 @@ def add(path: Path, results: dict[str, Any]) -> int:
 
 
 def compare(rows: pd.DataFrame, before: str, after: str) -> pd.DataFrame:
-    """What took how long at two commits, on the same device with the same versions.
+    """Times at two commits, on the same device with the same versions.
 
-    Of a commit that was measured more than once, the last counts.
+    If a commit was measured more than once, the last measurement counts.
 
     Raises:
-        ValueError: a commit was not measured, or the two were not measured alike.
+        ValueError: a commit was not measured, or the two have no common measurement.
     """
     key = [*MACHINE, "case", "who"]
     halves = []

@@ -1,11 +1,11 @@
-"""Host time of `step()`: everything but the kernel, which is replaced by nothing.
+"""Host time of `step()` without the kernel, whose launch is replaced by an empty function.
 
     python -m bench.host [--json]
 
-Same tiny tensors, one thread, ours and torch.optim's in turns; runs on any machine. The rate is changed before every
-step, as by a scheduler. A step with a rate for every tensor needs as many param groups in torch.optim, and multipliers
-in ours. Gradients are kept, or new in every step, or only some have one: layers of four tensors are left out at random,
-one in twenty, other ones in every step.
+The same tiny tensors and one thread, ours and torch.optim's in turns; runs on any machine. The rate is changed before
+every step, as by a scheduler. For a rate for every tensor, torch.optim has a param group for each, and ours has
+multipliers. Gradients are kept, or new in every step, or some are missing: layers of four tensors are left out at
+random, one in twenty, and others in every step.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROUNDS, STEPS = 15, 20
 COUNTS = (16, 161, 2000)
 GRADIENTS = ("kept", "new", "some")
 FEW = 200
-"""Tensors at most of which some are left out: of more it would take minutes."""
+"""Largest number of tensors for the case with missing gradients: more tensors would take minutes."""
 LAYER, LEFT_OUT = 4, 0.05
 OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}, "AdamW": {"lr": 1e-3}}
 OURS: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ class Snapshots:
 
 
 def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Snapshots]:
-    """One for each of `COLUMNS`, all of the same parameters: where those are in memory decides much of the time."""
+    """One optimizer for each of `COLUMNS`, all over the same parameters, whose addresses affect the time much."""
     options, named = OPTIONS[name], parameters(count)
     params = [param for _, param in named]
     multipliers = {layer: 0.5 for layer, _ in named}
@@ -91,7 +91,7 @@ def seconds(optimizer: torch.optim.Optimizer | Snapshots, gradients: str, steps:
     params = [param for group in optimizer.param_groups for param in group["params"]]
     kept = [param.grad for param in params]
     if gradients == "some":
-        # torch's fused SGD cannot take the first gradient of a parameter after that of another
+        # torch's fused SGD cannot handle a parameter whose first gradient comes after another parameter's
         optimizer.step()
     times = []
     for _ in range(steps):
@@ -116,8 +116,8 @@ def seconds(optimizer: torch.optim.Optimizer | Snapshots, gradients: str, steps:
 def rows(counts: tuple[int, ...] = COUNTS, rounds: int = ROUNDS, steps: int = STEPS) -> Iterator[dict[str, Any]]:
     """Seconds for each optimizer, number of tensors, and kind of gradients.
 
-    What else runs on a machine slows it down by up to a factor of two, for seconds: so of torch's fused step the least
-    over the rounds, and of the others as many times that as the median over rounds of what they take beside it.
+    Other work on a machine slows it down by up to a factor of two, for seconds. So for torch's fused step this is the
+    minimum over rounds, and for the others that minimum times the median over rounds of their ratio to the fused step.
     """
     for name in OPTIONS:
         for count in counts:
@@ -134,7 +134,7 @@ def rows(counts: tuple[int, ...] = COUNTS, rounds: int = ROUNDS, steps: int = ST
 
 
 def main() -> None:
-    """Print every row as soon as it is there."""
+    """Print every row when it is measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")

@@ -1,10 +1,10 @@
-"""Images a second that one core loads: decoded, augmented, and handed to the process that trains.
+"""Images per second that one core loads: decoded, augmented, and sent to the training process.
 
     python -m bench.loader                                  # photographs of scikit-learn, 520 x 350 pixels on average
     python -m bench.loader --data imagenet/ --augmentation strong
 
-The cores are those of the worker, by the time that it computes: other work on the machine does not count. What is left
-to the process that trains is said beside; normalization is part of it, which a GPU does where there is one.
+The time is the worker's CPU time, so that other work on the machine does not count. The training process's own time
+is a second number; it includes normalization, done by the GPU if one exists.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from fused_lwlr.extras import import_beside_torchvision
 
 
 def measure(data: str, augmentation: str, *, size: int, batch: int, batches: int) -> tuple[float, float, int]:
-    """Images for each second of the worker, and of this process; bytes of a batch on the way between them."""
+    """Images for each second of the worker, and of this process; bytes of a batch sent between them."""
     images = open_data(data, image_size=size, augmentation=augmentation).train
     order = MicroBatchSampler(len(images), seed=0, batch_size=batch, micro_batch=batch, steps=batches)
     sent = images[next(iter(order))].inputs

@@ -20,13 +20,13 @@ BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
 class Job(NamedTuple):
-    """What to compile.
+    """A kernel to compile.
 
     Attributes:
         kernel: a Triton function.
         meta: its compile-time arguments.
-        types: the types of its other arguments, int32 where not said; pointers are multiples of 16.
-        registers: of a thread at most, on NVIDIA's; None leaves them to the compiler.
+        types: the types of its other arguments, int32 unless listed; pointers are multiples of 16.
+        registers: maximum for a thread on NVIDIA GPUs; None leaves the number to the compiler.
     """
 
     kernel: Any
@@ -36,18 +36,18 @@ class Job(NamedTuple):
 
 
 def reports(jobs: Iterable[Job], target: GPUTarget, threads: int = constants.THREADS) -> list[dict[str, Any]]:
-    """What some kernels compile to.
+    """Properties of the compiled code of some kernels.
 
     Args:
         jobs: kernels.
-        target: what to compile for.
+        target: the GPU to compile for.
         threads: of a program.
 
     Returns:
-        For each of them registers: of a thread. spilled: bytes of a thread's memory. resident: programs that a
-        multiprocessor holds by their registers. loads, stores: bits of an access -> how many such accesses of global
-        memory there are. divisions: 64-bit integer divisions and remainders. And on NVIDIA's: phases: loads of 128 bits
-        that are under way when the first of them is used, for one batch of loads after the other. instructions: from
+        For each kernel, registers: of a thread. spilled: bytes of a thread's memory. resident: programs that fit on a
+        multiprocessor by their registers. loads, stores: bits of an access -> number of such accesses of global
+        memory. divisions: 64-bit integer divisions and remainders. Also on NVIDIA GPUs, phases: loads of 128 bits
+        that are in flight when the first of them is used, for one batch of loads after the other. instructions: from
         the first to the last access of 128 bits. barriers: of a program's threads.
     """
     warps = threads // target.warp_size
@@ -84,9 +84,10 @@ def _compiled(job: Job, target: GPUTarget, warps: int) -> Any:
 
 
 def _divisions(code: str) -> int:
-    """64-bit divisions and remainders, other than by a power of two, which are shifts.
+    """64-bit divisions and remainders, except by a power of two, which are shifts.
 
-    Of LLVM's language: the machine has none, and a compiler writes a call or a hundred instructions for each.
+    Counted in LLVM's language: the machine has no such instruction, and a compiler writes a call or a hundred
+    instructions for each.
     """
     divisors = re.findall(r"\b[us](?:div|rem)(?: exact)? i64 [^,\n]+, (%?[\w.]+)", code)
     return sum(not (divisor.isdigit() and int(divisor).bit_count() == 1) for divisor in divisors)
@@ -95,7 +96,7 @@ def _divisions(code: str) -> int:
 def residents(registers: int, warps: int, backend: str) -> int:
     """Programs that a multiprocessor holds at once, by their registers alone.
 
-    65,536 registers and 64 warps of 32 threads, registers of a thread in eights; of gfx942 four units, each with 512
+    65,536 registers and 64 warps of 32 threads, registers of a thread in eights; on gfx942 four units, each with 512
     registers for each of 64 lanes and 8 warps (CUDA C++ Programming Guide, Compute Capabilities; AMD CDNA 3 ISA).
     """
     rounded = -(-registers // 8) * 8
@@ -128,14 +129,14 @@ def _nvidia(cubins: Sequence[bytes], arch: int) -> list[dict[str, Any]]:
 
 
 def phases(listing: str) -> list[int]:
-    """Loads of 128 bits that are under way when one of them is first used, in the order of a listing of NVIDIA's."""
+    """Loads of 128 bits that are in flight when one of them is first used, in the order of an NVIDIA listing."""
     found, waiting, count = [], set[int](), 0
     for line in listing.splitlines():
         instruction = re.match(r"(?:@!?U?P\w+ )?(\S+) (.*?);", line.strip())
         if instruction is None:
             continue
         name, operands = instruction[1], instruction[2].split(",")
-        # the first operand is written, but of these it is an address
+        # the first operand is written, except in stores and atomics, where it is an address
         read = operands if name.startswith(("ST", "ATOM", "RED")) else operands[1:]
         used = {
             int(first) + i
@@ -153,7 +154,7 @@ def phases(listing: str) -> list[int]:
 
 
 def _disassembled(codes: Sequence[bytes], arch: int) -> list[str]:
-    """A listing of each, from one call: to start, the disassembler takes longer than for all that we have."""
+    """A listing of each, from one call, since starting the disassembler takes longer than its work."""
     ends = list(accumulate(map(len, codes)))
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(b"".join(codes))
@@ -189,12 +190,12 @@ def _amd(code: str) -> dict[str, Any]:
 def _number(pattern: str, code: str) -> int:
     found = re.search(pattern, code)
     if found is None:
-        raise ValueError(f"no {pattern!r} in what the compiler says: its format has changed")
+        raise ValueError(f"no {pattern!r} in the compiler's output: its format has changed")
     return int(found[1])
 
 
 def _widths(mnemonics: list[str]) -> dict[int, int]:
-    """Bits that each access moves -> how many there are."""
+    """Bits of an access -> number of such accesses."""
     counts: dict[int, int] = {}
     for mnemonic in mnemonics:
         wide = re.search(r"\.(128|64)\b|dwordx(\d)", mnemonic)

@@ -1,4 +1,4 @@
-"""Predicts the time of a step on a GPU that is not at hand. Nothing here is a measurement.
+"""Predicts the time of a step on a GPU that is not available. Nothing here is a measurement.
 
     python -m bench.model [--json] [--set NAME ...] [--dtype fp32|bf16] [--passes N] [--window MIB]
 
@@ -31,10 +31,9 @@ STEPS = {
     "AdamW": ("adamw", None, 4, 3),
     "AdamW, LAMB": ("adamw", "direction", 4, 3),
 }
-"""Step -> variant of the plain kernel, what its norms are of, columns that an update reads, and columns that it writes.
-"""
+"""Step -> variant of the plain kernel, target of its norms, columns that an update reads, and columns it writes."""
 TARGET_RATIOS = {"SGD, ELR": 1.25, "AdamW, LAMB": 1.5}
-"""Step -> predicted time as a multiple of the plain step's that is aimed at, on ResNet-50 and ViT-S/16."""
+"""Step -> target for the predicted time, as a multiple of the plain step's, on ResNet-50 and ViT-S/16."""
 PREDICTED = ("ResNet-50", "ViT-S/16", "ViT-L/16", "decoder 1.3B")
 
 
@@ -42,8 +41,8 @@ PREDICTED = ("ResNet-50", "ViT-S/16", "ViT-L/16", "decoder 1.3B")
 def code_of(step: str, dtype: str) -> tuple[Code, Code]:
     """Returns the code of the plain step and of the queue, compiled for sm_90.
 
-    An update or a direction of the queue is taken to have as many instructions as the plain step, and the norm of a
-    gradient to have none to speak of.
+    Assumes that an update or a direction of the queue has as many instructions as the plain step, and that the norm of
+    a gradient has a negligible number.
     """
     name, target, reads, _ = STEPS[step]
     queued = name if target is None else f"{name}, ELR"
@@ -135,7 +134,7 @@ def predict(name: str, step: str, dtype: str, device: Device, sizes: constants.S
     tiles = int(-(-numel.max() // sizes.queue_tile))
     time = seconds(items, code, device, tiles, queued=True)
     apart = [[item for item in items if item.norms is norms] for norms in (True, False)]
-    # nothing that the first launch reads is still in L2 in the second
+    # L2 keeps no data of the first launch for the second
     apart[1] = [item._replace(memory=item.memory + item.cached, cached=0.0) for item in apart[1]]
     two = device.launch + sum(seconds(part, code, device, tiles, queued=True) for part in apart)
     return {**found, "seconds": time, "floor": floor, "of_plain": time / base, "two_launches": two}
@@ -165,7 +164,7 @@ HEAD = f"{'set':13} {'dtype':5} {'step':12} {'predicted µs':>9} {'% copy':>6} {
 
 
 def main() -> None:
-    """Predict, and print what came out."""
+    """Predict, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--set", action="append", choices=SETS, help="again for each; four by default")
     parser.add_argument("--dtype", action="append", choices=("fp32", "bf16"), help="again for each; both by default")

@@ -19,7 +19,7 @@ MARKER = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds what pages may link to."""
+    """Adds the files that pages may link to."""
     for path in sorted(path for path in RESULTS.rglob("*") if path.suffix in (".csv", ".md", ".png", ".txt")):
         uri = f"results/{path.relative_to(RESULTS).as_posix()}"
         files.append(File.generated(config, uri, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV))
@@ -27,13 +27,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Puts tables in the place of their markers, makes pictures links to their full size, and finds results."""
+    """Replaces markers by tables, makes pictures links to their full size, and finds results."""
     markdown = MARKER.sub(lambda match: tables(match[1]), markdown)
     return PICTURE.sub(r"[![\1](\2)](\2)", markdown).replace("](../bench/results/", "](results/")
 
 
 def tables(name: str) -> str:
-    """The Markdown that stands for a marker.
+    """The Markdown for a marker.
 
     Raises:
         ValueError: there are no results of this name.
@@ -47,19 +47,19 @@ def tables(name: str) -> str:
 
 
 def measured() -> dict[str, Any]:
-    """The results of `make bench` on the machine that figures of this repository come from."""
+    """The results of `make bench` on the machine of this repository's figures."""
     return json.loads((RESULTS / "bench-amd-epyc.json").read_text(encoding="utf-8"))
 
 
 def about() -> Iterator[str]:
-    """Where and with what the figures were measured."""
+    """Device, versions and date of the measurements."""
     facts = measured()["about"]
     versions = ", ".join(f"{name} {facts[name]}" for name in ("python", "torch", "triton"))
     yield f"Measured on an {facts['device']} with {versions}, on {facts['date'][:10]}."
 
 
 def host() -> Iterator[str]:
-    """Host time of a step, ours beside torch's fused step in one group and in a group for each tensor."""
+    """Host time of a step: ours, and torch's fused step with one group and with a group for each tensor."""
     gradients = {"kept": "same memory", "new": "new in each step", "some": "5 % of tensors have none"}
     yield from _table(
         ("optimizer", "tensors", "gradients", "ours µs", "with ELR µs", "with LARS µs",
@@ -82,11 +82,11 @@ CPU_STEPS = (
     ("AdamW with clipping", "adamw clip, ours", "adamw clip, torch fused"),
     ("statistics of all layers", "statistics, ours", "statistics, foreach"),
 )
-"""What a step is called, ours, and the fastest other implementation."""
+"""Name of a step, our contestant, and the fastest other implementation."""
 
 
 def cpu() -> Iterator[str]:
-    """Steps on a CPU: what they take, and how many times as long others take."""
+    """Times of steps on a CPU, and ratios of other implementations to ours."""
     found: dict[tuple[str, int], dict[str, float]] = {}
     for row in measured()["cpu"]:
         found.setdefault((row["set"], row["threads"]), {})[row["step"]] = row["seconds"]

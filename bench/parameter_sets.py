@@ -23,7 +23,7 @@ NETWORKS = {
     "Swin-T": "swin_tiny_patch4_window7_224",
     "ViT-L/16": "vit_large_patch16_224",
 }
-"""Name -> that of timm."""
+"""Name -> timm's name."""
 
 
 def decoder(layers: int = 24, width: int = 2048, vocabulary: int = 50257, context: int = 2048) -> Shapes:
@@ -36,7 +36,7 @@ def decoder(layers: int = 24, width: int = 2048, vocabulary: int = 50257, contex
 
 
 def tiny(count: int) -> Shapes:
-    """Tensors of 64 elements, as of many small layers."""
+    """Tensors of 64 elements, as in a model of many small layers."""
     return [(8, 8)] * count
 
 

@@ -39,7 +39,7 @@ PEERS: dict[str, list[tuple[str, str, str, str, str, dict[str, Any]]]] = {
 
 
 def peers() -> tuple[list[Contestant], dict[str, str]]:
-    """Contestants of what is installed, and package -> why it is not among them."""
+    """Contestants from the installed packages, and package -> the reason why it is missing."""
     found, absent = [], {}
     for package, rows in PEERS.items():
         if importlib.util.find_spec(package) is None:
@@ -48,7 +48,7 @@ def peers() -> tuple[list[Contestant], dict[str, str]]:
         try:
             modules = {row[3]: import_beside_torchvision(row[3]) for row in rows}
         except (ImportError, RuntimeError) as error:
-            # as of a package that was built for another torch: said in the report
+            # for example a package that was built for another torch; the report names it
             absent[package] = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
         for rule, method, who, module, name, options in rows:

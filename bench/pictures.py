@@ -1,10 +1,10 @@
-"""Make a folder of real pictures, of a few classes that a network can learn, where no data set is at hand.
+"""Make a folder of real pictures, with a few classes that a network can learn, for machines without a data set.
 
     python bench/pictures.py FOLDER [--classes 4] [--images 64]
 
 A class is a region of a photograph, an image a random crop of it, as a JPEG: train/<class>/ and val/<class>/. The
-photographs are the two that scikit-learn ships, and those that scikit-image ships where it is installed; nothing is
-downloaded. Training and validation images overlap: accuracy on them says that a recipe runs, and no more. The same
+photographs are the two that scikit-learn ships, and, if it is installed, the photographs of scikit-image; nothing is
+downloaded. Training and validation images overlap: accuracy on them only shows that a recipe runs. The same
 arguments give the same files.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-# of those inside the package; others of skimage.data are downloaded when asked for
+# photographs inside the package; others of skimage.data are downloaded on request
 SCIKIT_IMAGE = (
     "astronaut",
     "brick",
@@ -40,7 +40,7 @@ def photographs() -> dict[str, Any]:
     found = {
         name: Image.fromarray(p) for name, p in zip(("temple", "flower"), load_sample_images().images, strict=True)
     }
-    spec = importlib.util.find_spec("skimage")  # importing it would need all that it depends on
+    spec = importlib.util.find_spec("skimage")  # importing it would need all its dependencies
     for root in (spec.submodule_search_locations or ()) if spec is not None else ():
         for name in SCIKIT_IMAGE:
             for file in (Path(root) / "data").glob(f"{name}.*"):
@@ -50,10 +50,10 @@ def photographs() -> dict[str, Any]:
 
 
 def regions(classes: int) -> dict[str, Any]:
-    """That many parts of photographs, by name: whole ones, or the cells of a grid over each.
+    """`classes` parts of photographs, by name: whole photographs, or the cells of a grid over each.
 
     Raises:
-        ValueError: there are not as many regions of a fair size.
+        ValueError: not enough regions of a sufficient size.
     """
     photos = photographs()
     rows = columns = 1
@@ -66,7 +66,7 @@ def regions(classes: int) -> dict[str, Any]:
     chosen = {f"{name}-{row}{column}": (name, row, column) for row, column, name in itertools.islice(grid, classes)}
     if min(min(photo.width // columns, photo.height // rows) for photo in photos.values()) < SMALLEST:
         raise ValueError(
-            f"classes={classes}: {len(photos)} photographs cannot be cut into so many; give fewer, or install "
+            f"classes={classes}: {len(photos)} photographs are too small for this number; give fewer, or install "
             "scikit-image, which has more photographs"
         )
     return {key: _cell(photos[name], row, column, rows, columns) for key, (name, row, column) in chosen.items()}
@@ -79,12 +79,12 @@ def _cell(photo: Any, row: int, column: int, rows: int, columns: int) -> Any:
 
 
 def make(folder: Path, *, classes: int = 4, images: int = 64) -> Path:
-    """Write the folder, which appears when it is whole.
+    """Write the folder, which appears when it is complete.
 
     Args:
         folder: a new folder.
         classes: 2 or more.
-        images: of each class for training; a quarter as many are for validation, and one at least.
+        images: number for each class for training; validation has a quarter of it, at least one.
 
     Raises:
         ValueError: the folder exists, or a number is out of range.

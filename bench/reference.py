@@ -1,4 +1,4 @@
-"""One step of every method in float64, a tensor at a time, written down from the formulas: what is timed must do this.
+"""One step of every method in float64, a tensor at a time, from the formulas: contestants must agree with it.
 
 SGD: torch.optim.SGD with momentum; AdamW: Decoupled Weight Decay Regularization, Algorithm 2; ELR: Spreads in Effective
 Learning Rates, Eq. 14; LARS: Large Batch Training of Convolutional Networks, Algorithm 1; LAMB: Large Batch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 MOMENTUM, BETAS, EPS = 0.9, (0.9, 0.999), 1e-8
 DECAY = {"sgd": 1e-4, "adamw": 1e-2}
-# of which none makes two methods the same: ELR of a direction with a goal of 1 is LAMB
+# these numbers keep all methods different: ELR of a direction with a goal of 1 would be LAMB
 GOAL, ELR_EPS = 0.5, 1e-5
 TRUST, LARS_EPS = 0.1, 1e-8
 MAX_NORM = 1.0
@@ -39,7 +39,7 @@ def _sgd(method: str, lr: float, w: Tensor, g: Tensor, memory: dict[str, Tensor]
         trust = TRUST * w.norm() / (g.norm() + decay * w.norm() + LARS_EPS)
         factor = float(trust) if method == "LARS" else min(float(trust) / lr, 1.0)
     d = factor * (g + decay * w)
-    # the first step takes the gradient as it is
+    # the first step uses the gradient itself
     memory["momentum"] = MOMENTUM * memory["momentum"] + d if "momentum" in memory else d.clone()
     w -= lr * memory["momentum"]
 

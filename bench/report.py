@@ -15,7 +15,7 @@ STEP_HEAD = (
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The whole report; what was skipped is said first, and again where it would stand."""
+    """The whole report; skipped sections are listed first, and again at their position."""
     about = results["about"]
     lines = ["# Bench", ""]
     lines += [f"- {name}: {value}" for name, value in about.items()]

@@ -1,8 +1,8 @@
-"""Host time and table memory against the number of tensors, and against that of parameters.
+"""Host time and table memory against the number of tensors, and against the number of parameters.
 
     python -m bench.scaling [--json]
 
-Launches are replaced by nothing, so that tensors may be of memory that nobody touches: a billion parameters take none.
+Launches are replaced by an empty function, and memory that is never touched costs nothing: a billion parameters fit.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def optimizer_of(sizes: list[int], scaling: Any) -> torch.optim.Optimizer:
 
 
 def table_bytes(optimizer: Any) -> int:
-    """Bytes of device memory that an optimizer holds besides parameters, gradients and state."""
+    """Bytes of device memory that an optimizer holds, without parameters, gradients and state."""
     own = {p.untyped_storage().data_ptr() for group in optimizer.param_groups for p in group["params"]}
     tables = [plan.table for plan in optimizer._plans.plans]
     found: dict[int, int] = {}
@@ -75,7 +75,7 @@ def measure(sizes: list[int], scaling: Any) -> dict[str, float]:
 
 def rows() -> Iterator[dict[str, Any]]:
     """Both sweeps: tensors of 64 elements, and 100 tensors that share a number of parameters."""
-    # what is built or loaded once for all
+    # objects that are built or loaded once for all
     measure([64], None)
     for name, scaling in SCALINGS.items():
         for count in TENSORS:
@@ -85,7 +85,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Print every row as soon as it is there."""
+    """Print every row when it is measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     options = parser.parse_args()

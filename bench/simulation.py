@@ -20,8 +20,8 @@ class Device(NamedTuple):
         clock: cycles a second.
         copy: bytes that a copy reads and writes a second.
         l2: bytes that hits in L2 read a second.
-        kept: bytes that L2 holds of what norms read, while updates stream through it.
-        memory_latency, l2_latency: seconds of a load that nothing else delays.
+        kept: bytes read by norms that L2 holds while updates stream through it.
+        memory_latency, l2_latency: seconds of a load without contention.
         ticket: seconds of an atomic whose result all threads of a program get.
         block_start: seconds until a program of a grid runs.
         launch: seconds between the end of one kernel and the start of the next.
@@ -41,7 +41,7 @@ class Device(NamedTuple):
 
 
 class Code(NamedTuple):
-    """What matters of a compiled kernel.
+    """The properties of a compiled kernel that affect its time.
 
     Attributes:
         resident: programs of a multiprocessor.
@@ -60,9 +60,9 @@ class Item(NamedTuple):
 
     Attributes:
         row: its row.
-        norms: whether it is for norms, of which the row's updates wait.
+        norms: whether it is for norms, which the row's updates wait for.
         memory, cached, written: bytes read from memory, read from L2, and written.
-        blocks: blocks of elements, each of which waits for its loads.
+        blocks: blocks of elements; each block waits for its loads.
     """
 
     row: int
@@ -79,9 +79,9 @@ def seconds(items: Sequence[Item], code: Code, device: Device, tiles: int, *, qu
     Args:
         items: in the order in which programs take them.
         code: of the kernel.
-        device: what it runs on.
+        device: the GPU to simulate.
         tiles: the largest number of partial sums of a row.
-        queued: whether programs take tickets; else each item has a program of its own.
+        queued: whether programs take tickets; otherwise each item has a separate program.
 
     Raises:
         RuntimeError: the items wait for one another.

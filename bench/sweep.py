@@ -1,12 +1,12 @@
-"""Finds launch constants for a device: times each of a list of candidates, in a process of its own.
+"""Finds launch constants for a device: times each of a list of candidates in a separate process.
 
     python -m bench.sweep [--set NAME] [--seconds N] [--rehearsal]
 
-A trial sets constants before the kernels are imported, so that everything that depends on them does, and works on
+A trial sets constants before the kernels are imported, so that all derived values follow, and works on
 copies that are restored before every sample: nothing is tuned on live parameters. Each trial is a fork of a process
 that has imported PyTorch and Triton and has not used the GPU, and is killed after a minute. Writes GPU times with L2
-flushed, and prints the fastest for each step; what is better by more than its spread on several sets belongs into
-kernels/constants.py, with device, date and figures in `MEASURED`.
+flushed, and prints the fastest for each step; constants that are better by more than their spread on several sets
+belong into kernels/constants.py, with device, date and figures in `MEASURED`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from fused_lwlr.kernels.constants import LEAST_RESIDENT
 LIMIT = 60.0
 """Seconds of a trial at most."""
 SAMPLES = 15
-# names of constants -> what is tried; blocks and threads together, for 16 bytes a thread and more in single precision
+# names of constants -> candidates; blocks and threads together, for 16 bytes a thread and more in single precision
 GEOMETRY = [
     {"GPU": {"step_block": block, "block": block}, "THREADS": threads}
     for block, threads in ((1024, 128), (2048, 128), (2048, 256), (512, 128), (1024, 256))
@@ -57,7 +57,7 @@ def candidates() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for step, geometry in itertools.product((*STEPS, *QUEUED, "statistics"), GEOMETRY[1:]):
         yield step, "fp32", geometry
     for step, more in itertools.product((*QUEUED, "statistics"), (-1, 2)):
-        # of which fewer or more registers follow
+        # fewer or more registers follow from these
         yield (
             step,
             "fp32",
@@ -68,10 +68,10 @@ def candidates() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def apply(changes: dict[str, Any]) -> None:
-    """Set constants, in a process that has not imported the kernels.
+    """Set constants, before the kernels are imported.
 
     Raises:
-        RuntimeError: it has.
+        RuntimeError: the kernels are imported already.
         AttributeError: no such constant.
     """
     from fused_lwlr.kernels import constants
@@ -97,7 +97,7 @@ def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str
     optimizer = contestant.build(named, 1e-4, False)
     for _ in range(3):
         optimizer.step()
-    # by copy_, which leaves addresses as they are
+    # by copy_, which keeps addresses
     live = [param.data for _, param in named]
     live += [s for entry in getattr(optimizer, "state", {}).values() for s in entry.values() if torch.is_tensor(s)]
     copies = [tensor.clone() for tensor in live]
@@ -106,7 +106,7 @@ def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str
     for _ in range(SAMPLES):
         for tensor, copy in zip(live, copies, strict=True):
             tensor.copy_(copy)
-        # one that notices that weights were restored, so that the timed one carries its norms as usual
+        # this step detects the restored weights, so that the timed one carries its norms as usual
         optimizer.step()
         seconds.append(clock.device_seconds(optimizer.step, flush=True, host=host))
     low, middle, high = statistics.quantiles(seconds, n=4)
@@ -122,7 +122,7 @@ def forked(limit: float, *arguments: Any) -> dict[str, Any]:
         try:
             sender.send(trial(*arguments))
         except BaseException as error:
-            # constants that a device cannot run are an answer too
+            # constants that a device cannot run are a valid result too
             sender.send({"failed": traceback.format_exception_only(error)[-1].strip()})
 
     process = context.Process(target=child, daemon=True)

@@ -1,4 +1,4 @@
-"""What was aimed at, beside what was measured: met, missed with its figure, or not measured."""
+"""Targets and measured values: met, missed with its figure, or not measured."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ class Target(NamedTuple):
     """One bound.
 
     Attributes:
-        what: what is bounded.
+        what: the bounded quantity.
         limit: the bound.
-        least: whether values must be at least that, not at most.
-        values: results -> labelled values, of which the worst counts.
-        predicted: the same of `bench.model`, shown where nothing was measured.
+        least: whether `limit` is a lower bound.
+        values: results -> labelled values; the worst one counts.
+        predicted: the same from `bench.model`, shown if there is no measurement.
     """
 
     what: str
@@ -27,7 +27,7 @@ class Target(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A target and what became of it."""
+    """A target and its result."""
 
     what: str
     limit: str
@@ -48,7 +48,7 @@ def _bandwidth(results: dict[str, Any]) -> float:
 def _ratios(
     rule: str, method: str, to: tuple[str, str], key: str, where: Callable[[dict[str, Any]], bool]
 ) -> Callable[[dict[str, Any]], Found]:
-    """Of our step to another's (its method, its name), wherever both were timed."""
+    """Ratios of our step to another step (its method, its name), in each case where both were timed."""
 
     def values(results: dict[str, Any]) -> Found:
         rows = _gpu(results)
@@ -116,7 +116,7 @@ def _host(optimizer: str, counts: tuple[int, ...], who: str = "ours") -> Callabl
 
 
 def _cpu(*pairs: tuple[str, str], tiny: bool = False) -> Callable[[dict[str, Any]], Found]:
-    """Of a step on the CPU to another, in each set and with each number of threads."""
+    """Ratios of a step on the CPU to another, in each set and with each number of threads."""
 
     def values(results: dict[str, Any]) -> Found:
         rows = results.get("cpu") or ()
@@ -131,7 +131,7 @@ def _cpu(*pairs: tuple[str, str], tiny: bool = False) -> Callable[[dict[str, Any
 
 
 def _predicted(step: str) -> Callable[[dict[str, Any]], Found]:
-    """Of a step to the plain one, by the model."""
+    """Ratios of a step to the plain step, predicted by the model."""
 
     def values(results: dict[str, Any]) -> Found:
         for row in results.get("model") or ():

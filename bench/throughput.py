@@ -2,7 +2,7 @@
 
     python -m bench --gpu [--quick]
 
-A contestant is timed only after it was found right.
+A contestant is timed only if its results are correct.
 """
 
 import time
@@ -17,11 +17,11 @@ from bench.parameter_sets import shapes_of
 from bench.peers import peers
 
 ROUNDS = 25
-"""Samples of each contestant at most."""
+"""Most samples of each contestant."""
 
 
 class Budget:
-    """Seconds for all cases; each may take twice its share of what is left."""
+    """Seconds for all cases; each may take twice its share of the remaining time."""
 
     def __init__(self, seconds: float, cases: int):
         self._end = time.monotonic() + seconds
@@ -36,12 +36,12 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether no time is left."""
+        """Whether no time remains."""
         return time.monotonic() >= self._end
 
 
 def cases_of(sets: Sequence[str], dtypes: Sequence[str]) -> list[Case]:
-    """All cases, those that the targets speak of first."""
+    """All cases; cases of the targets come first."""
     return [
         Case(name, shapes_of(name), dtype, rule)
         for dtype in dtypes
@@ -61,23 +61,23 @@ def run(
     save: Callable[[dict[str, Any]], None] = lambda result: None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Gate, copy bandwidth, and every case within a budget of time.
+    """Run the checks, the copy bandwidth, and every case within a budget of time.
 
     Args:
         clock: of the device.
-        cases: what to time.
+        cases: the cases to time.
         seconds: for everything.
-        rounds: samples of each contestant at most.
+        rounds: most samples of each contestant.
         copied: bytes of the buffer whose copy gives the bandwidth.
         quick: leaves out torch's for-loop and graphs of all but plain steps, and counts kernels of one set only.
         save: called with the result so far after every case.
-        tell: called with what is done next.
+        tell: called with the next activity.
     """
     start = time.monotonic()
     others, absent = peers()
     entrants = [c for c in (*contestants(), *others) if not (quick and c.who == "torch for-loop")]
     refused = {}
-    # of each dtype by itself: a release may be wrong in one only
+    # each dtype separately: a release may be wrong in one only
     for dtype in dict.fromkeys(case.dtype for case in cases):
         for contestant in entrants:
             tell(f"is it right? {contestant.name}, {dtype}")
@@ -98,7 +98,7 @@ def run(
             continue
         tell(f"{number + 1}/{len(cases)} {label}")
         right = [c for c in entrants if c.rule == case.rule and f"{c.name} {case.dtype}" not in refused]
-        # kernels are as many in every dtype
+        # the number of kernels is the same in every dtype
         key = (case.rule if quick else case.name, case.rule)
         options = Options(profile=key not in profiled, captured=captured)
         profiled.add(key)

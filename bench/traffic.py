@@ -1,4 +1,4 @@
-"""Bytes and launches of a step, counted from the items of its launches, beside the fewest that there can be.
+"""Bytes and launches of a step, counted from the items of its launches, and the smallest possible numbers.
 
     python -m bench.traffic [--json | FILE]
 
@@ -37,11 +37,11 @@ MOMENTUM = {"momentum": 0.9}
 AVERAGE = {"ema": 0.999}
 EXACT = {"master_weights": True, "state_dtype": torch.float32}
 GRADIENT = [ELR(0.1), LARS(), LARC(), NormalizedGradient(), NormalizedGradientAdaptive(), ClipByLayer(0.5)]
-"""Scalings by norms of the gradient, with SGD; with AdamW, ELR is by that of the direction."""
+"""Scalings by norms of the gradient, with SGD; with AdamW, ELR uses norms of the direction."""
 
 
 class Row(NamedTuple):
-    """What one kind of step moves for each parameter.
+    """Bytes for each parameter that one kind of step moves.
 
     Attributes:
         memory: bytes from and to memory.
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Options as they are written."""
+        """Options in the form of the table."""
         said = []
         for name, value in self.options.items():
             shown = "..." if name in ("layers", "rescale_weights") else str(value).removeprefix("torch.")
@@ -123,10 +123,10 @@ ROWS = _rows()
 
 
 def count(row: Row, device: torch.device) -> tuple[tuple[float, float, int], float]:
-    """(memory, again, launches) of a step that is not the first, and its floor, in bytes for each parameter.
+    """(memory, again, launches) of a step after the first one, and its floor, in bytes for each parameter.
 
-    The floor: every column that the step needs read once, and all but the gradient written once; of half precision
-    beside exact weights the parameter need only be written.
+    The floor: every column that the step needs is read once, and all but the gradient are written once; half-precision
+    parameters with exact weights only need to be written.
     """
     torch.manual_seed(0)
     named = parameters(SHAPES, DTYPES[row.dtype], device)
@@ -167,7 +167,7 @@ def table(rows: Iterable[tuple[Row, float]]) -> str:
         "",
         "Bytes for each parameter, counted from the items of a step that is not the first. Written by",
         "`python -m bench.traffic`, and asserted row by row by `tests/benchmarks/test_traffic.py`. The floor is every",
-        "column read once, and all but the gradient written once. What is read again comes from L2, for layers whose",
+        "column read once, and all but the gradient written once. Repeated reads come from L2, for layers whose",
         "norms read up to 19 MiB.",
         "",
         "| step | dtype | memory | floor | ratio | again, from L2 | launches |",

@@ -1,10 +1,10 @@
-"""What an optimizer is of a training with large batches: images a second, and its share of a step, beside torch's.
+"""The cost of an optimizer in a training with large batches: images a second, and its share of a step.
 
     python -m bench.training            # a GPU: ResNet-50 and ViT-S/16 at 224 x 224, batches of 4k to 32k, 6 minutes
     python -m bench.training --quick    # any machine: two small models, to see that it runs
 
-A step is all forward and backward passes of a batch, accumulated, and one update. Optimizers take turns. Images are
-random ones that lie on the device, so that the loader has no part; the last rows load pictures from files.
+A step is all forward and backward passes of a batch, accumulated, and one update. Optimizers are timed in turns. Images
+are random and on the device, so that no loader is involved; the last rows load pictures from files.
 """
 
 import argparse
@@ -126,7 +126,7 @@ def _now(device: torch.device) -> float:
 
 
 def measure(quick: bool, show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-    """All rows; each is shown when it is there."""
+    """All rows; each is shown when it is measured."""
     rows = []
     side = 32 if quick else 224
     fixed: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""ELR and LAMB by our kernels in two launches, one for norms and one for updates: what the queue is compared with."""
+"""ELR and LAMB by our kernels in two launches, one for norms and one for updates, as a baseline for the queue."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from fused_lwlr.scaling import Scaling
 
 
 class TwoLaunches:
-    """A step whose first launch writes nothing and whose second takes the factors that the first found.
+    """A step whose first launch writes nothing, and whose second one uses the factors that the first one found.
 
     Args:
         named: parameters with gradients.
         lr: the learning rate.
         rule: "sgd" or "adamw".
-        scaling: what the norms are for.
+        scaling: the formula that uses the norms.
     """
 
     def __init__(self, named: Any, lr: float, rule: str, scaling: Scaling):

@@ -64,7 +64,7 @@ class Variant(NamedTuple):
 
     @property
     def registers(self) -> int:
-        """Those that it is launched with at most, for each thread."""
+        """Most registers for each thread of a launch."""
         return constants.most_registers(self.least_resident)
 
 
@@ -98,7 +98,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
         meta |= {"BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers}
         made[name] = (rule, meta)
         yield Variant(name, plain(rule), update.step_kernel, meta)
-    # of param groups with different rates
+    # for param groups with different rates
     own = dict.fromkeys(("shared_lr", "shared_c1", "shared_c2"))
     rule, meta = made["adamw"]
     if dtype == tl.float32:

@@ -1,4 +1,4 @@
-"""Steps that do all but launch: on a CPU kernels would take all the time."""
+"""Steps without kernel launches: on a CPU the kernels would take all the time."""
 
 import importlib
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands in for a launch."""
+    """Replaces a launch."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Layer-wise learning rates, and fused optimizers that apply them in one launch.
 
-torch is imported when the first name is used: `fused-lwlr --help`, which lies below this package, does without.
+torch is imported when the first name is used: `fused-lwlr --help` does not need it.
 """
 
 import importlib

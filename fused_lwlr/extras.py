@@ -7,11 +7,11 @@ import torch
 
 
 def import_beside_torchvision(name: str) -> ModuleType:
-    """Import a package that imports torchvision, also if that was built for another torch.
+    """Import a package that imports torchvision, also if torchvision was built for another torch.
 
-    The torchvision of a package index is often built for GPUs: beside a torch for CPUs its compiled operators do not
-    load, and its import fails since it registers shapes for them. It gets their schemas; none of them is called by
-    models of timm or by transforms of images.
+    The torchvision of a package index is often built for GPUs: with a torch for CPUs its compiled operators do not
+    load, and its import fails since it registers shapes for them. This function defines their schemas; models of timm
+    and transforms of images do not call these operators.
     """
     try:
         importlib.import_module("torchvision")
@@ -30,7 +30,7 @@ def import_extra(name: str, extra: str | None = None) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        # not ModuleNotFoundError, which is shown as a bug
+        # not ModuleNotFoundError, which the command line shows as a bug
         raise ImportError(f"{name} is not installed: {_install(extra or name)}") from error
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and tensors that are read without running code from the file."""
+"""Files that are complete or absent, and tensors that are read without running code from the file."""
 
 import errno
 import os
@@ -11,14 +11,14 @@ import torch
 
 
 def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Put a file in the place of `path`: after a crash or a loss of power there is the old one or the new one, whole.
+    """Replace the file `path`: after a crash or a power loss either the old or the new file exists completely.
 
     Args:
-        path: in a folder that exists; the new file is written beside it under the suffix `.partial`.
-        write: writes the content to the file that it is given.
+        path: in a folder that exists; the new file is first written with the suffix `.partial`.
+        write: writes the content to the given file.
 
     Raises:
-        OSError: it cannot be written, as on a full disk; `path` is as it was, and nothing is left beside it.
+        OSError: it cannot be written, as on a full disk; `path` does not change, and no partial file remains.
     """
     partial = path.with_suffix(".partial")
     try:
@@ -28,14 +28,14 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
-        # what it takes up may be what the disk lacks
+        # the partial file may use the space that the disk lacks
         partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder outlive a loss of power."""
+    """Make the names in a folder survive a power loss."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -50,22 +50,22 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def read_tensors(path: Path) -> Any:
-    """What `torch.save` wrote to a file, in the memory of the CPU; code in it is not run.
+    """The content of a file by `torch.save`, in the memory of the CPU; code in it is not run.
 
     Raises:
         OSError: it cannot be opened or read, which does not show whether it is damaged.
-        ValueError: it is damaged, or another kind of file; the message is the reason alone, in one line.
+        ValueError: it is damaged, or another kind of file; the message is only the reason, in one line.
     """
     with path.open("rb") as file:
         try:
-            # torch.load does not look at the checksums that torch.save writes: changed bits would be changed weights
+            # torch.load ignores the checksums that torch.save writes, so changed bits would change weights
             with zipfile.ZipFile(file) as archive:
                 damaged = archive.testzip()
             if damaged is not None:
-                raise ValueError(f"its part {damaged} is not what was written")
+                raise ValueError(f"the checksum of its part {damaged} is wrong")
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)
-        # a damaged file makes for errors of any kind
+        # a damaged file can raise any error
         except Exception as error:
             disk = _of_disk(error)
             if disk is not None:
@@ -74,9 +74,9 @@ def read_tensors(path: Path) -> Any:
 
 
 def _of_disk(error: BaseException | None) -> OSError | None:
-    """The error of the system that another error follows from; zipfile replaces it by BadZipFile."""
+    """The system's error that caused another error; zipfile replaces it by BadZipFile."""
     while error is not None:
-        # EINVAL is a seek to a place before the file, to which a damaged one leads
+        # EINVAL is a seek before the start of the file, which a damaged file can cause
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             return error
         error = error.__context__

@@ -40,7 +40,7 @@ class Layer:
 
 
 def split_name(name: str) -> tuple[str, int, int | None]:
-    """Splits the name of a layer into parameter name, start and stop; stop is None for a whole parameter."""
+    """Splits the name of a layer into parameter name, start and stop; whole parameters have no stop (None)."""
     match = _SLICE.fullmatch(name)
     return (match["name"], int(match["start"]), int(match["stop"])) if match else (name, 0, None)
 
@@ -48,10 +48,10 @@ def split_name(name: str) -> tuple[str, int, int | None]:
 def layers_of(model: nn.Module) -> list[Layer]:
     """Returns the layers of a model in the order of its parameters; query, key and value are separate layers.
 
-    Fused projections are those of `torch.nn.MultiheadAttention`, linear layers named "qkv" (as in timm) whose output
-    size is divisible by three, and linear layers named "c_attn" (as in GPT-2) whose output size is three times their
-    input size. A `Conv1D` of transformers is one layer: its weight is (inputs, outputs), so parts of its outputs are
-    not contiguous.
+    Fused projections are the projections of `torch.nn.MultiheadAttention`, linear layers named "qkv" (as in timm) whose
+    output size is divisible by three, and linear layers named "c_attn" (as in GPT-2) whose output size is three times
+    their input size. A `Conv1D` of transformers is one layer: its weight is (inputs, outputs), so parts of its outputs
+    are not contiguous.
     """
     reshard(model)
     fused = {name for name, module in fused_qkv(model) if fan_dims(module) == (1, 0)}
@@ -67,7 +67,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def fused_qkv(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The parameters of query, key and value projections that are one, and their modules."""
+    """The parameters of fused query, key and value projections, and their modules."""
     for prefix, module in model.named_modules():
         dot, name = f"{prefix}." if prefix else "", prefix.rpartition(".")[2]
         if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
@@ -79,7 +79,7 @@ def fused_qkv(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def fan_dims(module: nn.Module) -> tuple[int, int]:
-    """The dimensions of a module's weight that are its inputs and its outputs, in groups those of a group."""
+    """The dimensions of a module's weight that are its inputs and its outputs; with groups, of one group."""
     return (0, 1) if isinstance(module, _ConvTransposeNd) or is_conv1d(module) else (1, 0)
 
 

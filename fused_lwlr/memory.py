@@ -1,4 +1,4 @@
-"""Where the elements of tensors are in memory: what must hold before a kernel follows their addresses."""
+"""The memory of tensors: conditions for kernels that access tensors by address."""
 
 import sys
 import warnings
@@ -15,7 +15,7 @@ from fused_lwlr.shards import PLAIN
 def is_addressable(tensor: Tensor) -> bool:
     """Returns whether a kernel can read and write a tensor through its data pointer. An empty tensor needs none.
 
-    False for a tensor without memory of its own: a wrapper subclass (`TwoTensor`, quantized weights), a `FakeTensor`,
+    False for a tensor without its own memory: a wrapper subclass (`TwoTensor`, quantized weights), a `FakeTensor`,
     a meta tensor, or a tensor within a `torch.func` transform.
     """
     if type(tensor) in PLAIN:
@@ -40,7 +40,7 @@ def is_freed(tensor: Tensor) -> bool:
 def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
     """Returns the indices of two tensors that share an element, or None.
 
-    Both indices are the same if two elements of one tensor share memory. Tensors without an address share none.
+    Both indices are the same if two elements of one tensor share memory. Tensors without an address share no element.
     """
     spans = []
     for i, tensor in enumerate(tensors):
@@ -49,13 +49,13 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
         if _overlaps_itself(tensor):
             return i, i
         spans.append((*_span(tensor), i))
-    # sorted by where they begin, a tensor can overlap only those that begin before it and have not ended yet
+    # sorted by start, a tensor can only overlap tensors that begin before it and have not ended yet
     spans.sort()
     begun: list[tuple[int, int]] = []
     for start, stop, i in spans:
         begun = [(end, j) for end, j in begun if end > start]
         for _, j in begun:
-            # spans may interleave, as columns of a matrix do
+            # spans may interleave, as for columns of a matrix
             if np.shares_memory(_outline(tensors[i]), _outline(tensors[j])):
                 return j, i
         begun.append((stop, i))
@@ -64,7 +64,7 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
 
 def _has_address(tensor: Tensor) -> bool:
     try:
-        # without memory the data pointer is the offset, so ask for where the storage begins
+        # without memory the data pointer is the offset, so check the address of the storage
         return tensor.numel() == 0 or tensor.data_ptr() != tensor.storage_offset() * tensor.element_size()
     except RuntimeError:
         return False
@@ -81,7 +81,7 @@ def _overlaps_itself(tensor: Tensor) -> bool:
         reach += stride * (size - 1)
     else:
         return False
-    # the strides do not tell, so compare the offsets of all elements
+    # the strides are not enough, so compare the offsets of all elements
     offsets: Any = np.zeros((), dtype=np.int64)
     for stride, size in dims:
         offsets = np.add.outer(offsets, stride * np.arange(size))
@@ -95,7 +95,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 class _Outline:
-    """The place of a tensor for NumPy, which does not touch its memory."""
+    """The address and strides of a tensor for NumPy, which does not access its memory."""
 
     def __init__(self, tensor: Tensor):
         itemsize = tensor.element_size()
@@ -114,7 +114,7 @@ def _outline(tensor: Tensor) -> Any:
 
 def is_fake(tensor: Tensor) -> bool:
     """Returns whether a tensor has a shape and a device, but no values: whether it is a `FakeTensor`."""
-    # not imported before there are any
+    # without fake tensors the module is not imported
     module = sys.modules.get("torch._subclasses.fake_tensor")
     return module is not None and isinstance(tensor, module.FakeTensor)
 

@@ -18,7 +18,7 @@ _LABELS = frozenset({"label", "labels", "target", "targets"})
 
 
 def check_batch(batch: Any) -> None:
-    """Raise ValueError unless a minibatch is of a kind that `loss_of` accepts."""
+    """Raise ValueError unless `loss_of` accepts a minibatch."""
     pair = isinstance(batch, (tuple, list)) and len(batch) == 2
     if pair or isinstance(batch, Mapping) or _holds_ids(_alone(batch)):
         return
@@ -34,11 +34,11 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
     - A pair (inputs, targets): `loss_fn(model(inputs), targets)`.
     - A mapping: `loss_fn(model(**batch), batch)`. Entries named "label", "labels", "target" or "targets" go to the
       model only if its `forward` has a parameter of that name or `**kwargs`.
-    - An integer tensor of token ids, or a list or tuple with nothing else in it, as a `TensorDataset` of ids makes:
+    - An integer tensor of token ids, or a list or tuple with only this tensor, as from a `TensorDataset` of ids:
       `loss_fn(model(ids), ids)`. `loss_fn` shifts them to get the next tokens.
 
     Raises:
-        ValueError: the minibatch is of another kind.
+        ValueError: the minibatch has another type.
     """
     check_batch(batch)
     batch = to_device(batch, device)
@@ -52,12 +52,12 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
 
 
 def _alone(batch: Any) -> Any:
-    """The only item of a list or tuple; anything else as it is."""
+    """The only item of a list or tuple; other values are returned unchanged."""
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
 
 
 def _holds_ids(batch: Any) -> bool:
-    # a tensor of another kind is more likely one half of a pair
+    # a tensor of another dtype is more likely one half of a pair
     return isinstance(batch, Tensor) and not (
         batch.is_floating_point() or batch.is_complex() or batch.dtype == torch.bool
     )

@@ -12,7 +12,7 @@ from fused_lwlr.kernels import reference
 
 Backend = Literal["auto", "triton", "torch"]
 WORTH_A_WARNING = 1_000_000
-"""Elements of tensors of which the reference takes so long that its user should know."""
+"""Elements of tensors from which on the reference is so slow that it warns."""
 
 
 def check_backend(backend: str) -> None:
@@ -27,11 +27,11 @@ def pick(
     """The module that holds the operations for tensors of one kind.
 
     "auto" takes Triton kernels on GPUs and CPUs, and the reference elsewhere, for float64 and for tensors that kernels
-    cannot address. If kernels cannot be compiled for this CPU it takes the reference, and warns where that costs time.
+    cannot address. If kernels cannot be compiled for this CPU it takes the reference, and warns if that is slow.
 
     Args:
         addressable: whether kernels can read and write all tensors, see `fused_lwlr.memory`.
-        elements: of all tensors.
+        elements: number of elements of all tensors.
 
     Raises:
         ImportError: Triton is asked for, or the tensors are on a GPU, and it is not installed.
@@ -72,7 +72,7 @@ def pick(
 
 @cache
 def _problem_on_cpu() -> str | None:
-    """Why "auto" does not take Triton kernels on this CPU; empty if nobody needs to know, None if it does."""
+    """Why "auto" does not take Triton kernels on this CPU; "" for a reason that needs no warning, None if it does."""
     try:
         triton = importlib.import_module("fused_lwlr.kernels.triton")
     except ModuleNotFoundError:

@@ -6,26 +6,26 @@ from fnmatch import fnmatchcase
 
 
 def split_patterns(patterns: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Patterns that select, and, without their leading `!`, patterns that leave out."""
+    """Patterns that select, and patterns that exclude, without their leading `!`."""
     patterns = list(patterns)
     return [p for p in patterns if not p.startswith("!")], [p[1:] for p in patterns if p.startswith("!")]
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name is one of `patterns`, or fits one by its `*` and `?`; a slice also by its parameter's name."""
+    """Whether a name is one of `patterns`, or matches one with `*` and `?`; a slice also by its parameter's name."""
     names = {name, name.rpartition("[")[0] if name.endswith("]") else name}
     return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
 
 def find(pattern: str, known: Collection[str], argument: str, owner: str) -> list[str]:
-    """Returns the known names that a pattern fits.
+    """Returns the known names that match a pattern.
 
     Args:
-        argument: what the pattern was given as, for the message.
-        owner: what a name should be one of, for the message.
+        argument: the argument with the pattern, for the message.
+        owner: the kind of known names, for the message.
 
     Raises:
-        ValueError: it fits none.
+        ValueError: no name matches.
     """
     # a name before a pattern: names with brackets are patterns of other names, and there may be thousands
     found = [pattern] if pattern in known else [name for name in known if matches(name, [pattern])]

@@ -1,6 +1,6 @@
-"""Parameters whose elements lie on several processes: the part that is here, and sums over all parts.
+"""Parameters that are sharded over several processes: the local part, and sums over all parts.
 
-Such a parameter is a DTensor, as `torch.distributed.fsdp.fully_shard` and tensor parallelism make them.
+Such a parameter is a DTensor, as made by `torch.distributed.fsdp.fully_shard` and tensor parallelism.
 """
 
 import sys
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from fused_lwlr.kernels import Row
 
 PLAIN = (nn.Parameter, Tensor)
-"""Types of tensors that are not distributed, which is told sooner by type."""
+"""Types of tensors that are not distributed; the type is checked first, since this is fast."""
 
 
 def is_distributed(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor, of whatever placements."""
+    """Whether a tensor is a DTensor, with any placements."""
     return type(tensor) not in PLAIN and hasattr(tensor, "_local_tensor")
 
 
 def reshard(model: nn.Module) -> None:
-    """Give modules under `fully_shard` their shards as parameters again, where a forward pass left them whole."""
+    """Give modules under `fully_shard` their shards as parameters again, if a forward pass left them whole."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
     from torch.distributed.fsdp import FSDPModule
@@ -33,15 +33,15 @@ def reshard(model: nn.Module) -> None:
 
 
 def local(tensor: Any) -> Any:
-    """The part of a tensor that this process holds: the memory itself, no copy. None has none."""
+    """The part of a tensor that this process holds: the memory itself, no copy. None for None."""
     return tensor if type(tensor) in PLAIN else getattr(tensor, "_local_tensor", tensor)
 
 
 def local_row(row: Row, tensor: Tensor) -> Row:
-    """What this process holds of a row of a tensor, as a row of the local part; it may be empty.
+    """The local part of a row of a tensor, as a row of the local tensor; it may be empty.
 
     Raises:
-        ValueError: part of a tensor whose first dimension is sharded twice, so that local parts are no ranges of it.
+        ValueError: the row is a slice of a tensor whose first dimension is sharded twice: local parts are no ranges.
     """
     if row.stop is None or not is_distributed(tensor):
         return row
@@ -64,10 +64,10 @@ class Completion:
     """Turns sums over the local parts of some rows into sums over whole layers.
 
     One all-reduce of one table for each dimension of a device mesh along which a parameter is sharded: for
-    `fully_shard` that is one. All processes must have the same rows in the same order.
+    `fully_shard` there is one. All processes must have the same rows in the same order.
 
     Args:
-        held: for each row, the tensor that it is of, and what this process holds of it.
+        held: for each row, its tensor, and its local part.
         device: of the sums.
     """
 
@@ -81,7 +81,7 @@ class Completion:
                     along.setdefault((mesh, dim), [False] * len(tensors))[i] = True
         empty = [row.start == row.stop or local(tensor).numel() == 0 for tensor, row in held]
         self._empty = torch.tensor(empty, device=device)[:, None] if any(empty) else None
-        # rows that are not sharded along a dimension keep what every process has of them
+        # rows that are not sharded along a dimension keep their values
         self._along = [
             (mesh.get_group(dim), None if all(rows) else torch.tensor(rows, device=device)[:, None])
             for (mesh, dim), rows in along.items()
@@ -89,7 +89,7 @@ class Completion:
 
     @property
     def needed(self) -> bool:
-        """Whether any row is not whole."""
+        """Whether any row is sharded."""
         return bool(self._along)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class Completion:
         return self._complete(values, torch.distributed.ReduceOp.MAX)
 
     def _complete(self, values: Tensor, operation: Any) -> Tensor:
-        # an empty row has nothing to add, whatever was found of it
+        # an empty row adds nothing, so ignore its values
         values = values.clone() if self._empty is None else torch.where(self._empty, 0.0, values)
         for group, rows in self._along:
             total = values if rows is None else torch.where(rows, values, 0.0)
@@ -111,6 +111,6 @@ class Completion:
 
 
 def completion_of(held: Sequence[tuple[Tensor, Row]], device: torch.device) -> Completion | None:
-    """What completes sums over these rows, or None if every one of them is whole."""
+    """The `Completion` for these rows, or None if no row is sharded."""
     completion = Completion(held, device) if any(is_distributed(tensor) for tensor, _ in held) else None
     return completion if completion is not None and completion.needed else None

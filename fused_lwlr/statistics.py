@@ -30,7 +30,7 @@ class Columns:
 
     @property
     def grad_norm(self) -> Tensor:
-        """‖g‖₂ of each layer, where g is `.grad` as it is stored."""
+        """‖g‖₂ of each layer, where g is the stored `.grad`."""
         return self._column("sq_sum").sqrt()
 
     @property
@@ -148,7 +148,7 @@ class StatisticsPass:
             _Kept([self._layers[i] for i in members], ops.pick(self._backend, device, dtype, addressable=addressable))
             for (device, dtype, _, addressable), members in kinds.items()
         ]
-        # here and not at every call: to index with a list is to upload it, and to wait for that
+        # here and not in every call, since indexing with a list uploads it and waits
         places = torch.tensor([i for members in kinds.values() for i in members], device="cpu")
         ordered, order = places.sort()
         device = self._kept[0].table.columns["param"][0].device

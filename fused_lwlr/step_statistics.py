@@ -15,12 +15,12 @@ class StepStatistics(Columns):
     """Statistics of one step for every layer that had a gradient. They stay on the device until they are read.
 
     Attributes:
-        names: the names of the layers, in the order of the optimizer's parameters. Parameters without names are called
-            by their param group and position, such as `0.3`.
+        names: the names of the layers, in the order of the optimizer's parameters. A parameter without a name has
+            its param group and position as its name, such as `0.3`.
         constrained: for each layer, whether the scaling acts on it.
         values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio. With
-            layers on spheres (`Hyperball`, `ELR(retract="sphere")`) [layers, 8]: also Σd², ⟨w, d⟩ and ‖Δw‖². Σw² is
-            then that of the exact weights.
+            layers on spheres (`Hyperball`, `ELR(retract="sphere")`) [layers, 8]: also Σd², ⟨w, d⟩ and ‖Δw‖². Σw² then
+            uses the exact weights.
     """
 
     names: tuple[str, ...]

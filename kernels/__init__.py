@@ -1,7 +1,7 @@
 """Multi-tensor operations over a `Table`: the readable reference and its Triton twin.
 
 Imported as `fused_lwlr.kernels` only. `reference` and `triton` hold the same functions with the same
-signatures and docstrings; neither imports the other, and neither knows of `torch.optim`.
+signatures and docstrings; neither imports the other, and neither uses `torch.optim`.
 """
 
 if __name__ == "fused_lwlr.kernels":
@@ -26,7 +26,7 @@ if __name__ == "fused_lwlr.kernels":
         "Table",
     ]
 else:
-    # a bare `import kernels` must not fail: transformers tries it, to see which version of another project is installed
+    # a bare `import kernels` must not fail: transformers tries it, to find the version of another project
     __path__.clear()
 
     def __getattr__(name: str) -> object:

@@ -1,11 +1,11 @@
 """Launch constants of the Triton kernels, in one place and without Triton.
 
-One value serves every family of GPUs, except where a family needs another to move 128 bits a thread at a time.
-None of them was measured on a GPU yet: they come from generated code (`python -m bench.codegen`), which shows the
-width of accesses, registers and spills, and from data sheets (L2 of an A100 40 MB, H100 50 MB, B200 126 MB). `python -m
-bench.sweep` times others on a device, each in a process of its own that sets them before the kernels are imported, and
-on copies that are restored before each trial; kernels that work in place are never autotuned. What is measured belongs
-into `MEASURED`.
+All families of GPUs share a value, except if a family needs another to move 128 bits a thread at a time.
+They come from generated code (`python -m bench.codegen`), which shows the
+width of accesses, registers and spills, and from data sheets (L2 of an A100 40 MB, H100 50 MB, B200 126 MB). They were
+not measured on a GPU yet. `python -m bench.sweep` times other values on a device, each in a separate process that sets
+them before the kernels are imported, on copies that are restored before each trial; kernels that work in place are
+never autotuned. Measured constants belong into `MEASURED`.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 MEASURED: dict[str, str] = {}
-"""Name of a device -> date and figures that the constants come from there. Empty: nothing was measured."""
+"""Name of a device -> date and figures that the constants come from. Empty: no constant was measured on a GPU."""
 
 THREADS = 128
 """Threads of a program. With 1,024 elements a block has 8 for each: 16 bytes in half precision, 32 in single."""
@@ -22,7 +22,7 @@ LANES = 64 if torch.version.hip else 32
 WARPS = THREADS // LANES
 
 PER_PROCESSOR = 8
-"""Programs of the queue that are started for each multiprocessor: those that do not fit find an empty queue later."""
+"""Programs of the queue started for each multiprocessor: programs that do not fit start later, on an empty queue."""
 
 
 class Sizes(NamedTuple):
@@ -61,17 +61,17 @@ GPU = Sizes(
     step_block=1024, block=1024, queue_passes=4, queue_slots=1024, statistics_passes=16, at_once=4,
     statistics_slots=128, window=19 << 20,
 )  # fmt: skip
-"""The window: of an L2 of 40 MB and up twice as much is counted on."""
+"""The window. Two windows must fit into L2, which has at least 40 MB."""
 if torch.version.hip:
-    # a release writes all of L2 back there: fewer of them
+    # a release writes all of L2 back there: larger items need fewer
     GPU = GPU._replace(queue_passes=16)
 CPU = Sizes(
     step_block=16384, block=128, queue_passes=256, queue_slots=32, statistics_passes=128, at_once=1,
     statistics_slots=32, window=2 << 20,
 )  # fmt: skip
-"""Accumulators of 128 elements stay in the first cache, and two windows in the last; the window is that of one thread.
+"""Accumulators of 128 elements stay in the first cache, and two windows in the last; the window belongs to one thread.
 Measured with `python -m bench.cpu` on an AMD EPYC. AdamW with LAMB on ResNet-50, in tiles of 65,536: one thread
-takes 20.0 ms with this window and 23.6 without any, two threads 22.9 with it and 13.9 without. Larger tiles are faster
+takes 20.0 ms with this window and 23.6 without one, two threads 22.9 with it and 13.9 without. Larger tiles are faster
 by up to a tenth, and less exact: a lane adds up one element of each block in single precision."""
 GRAIN = 1 << 16
 """Elements of a table that are worth a second thread of a CPU."""
@@ -95,10 +95,10 @@ def least_resident(kernel: str, states: int = 0) -> int:
 
 
 def most_registers(resident: int) -> int:
-    """Returns the most registers of a thread with which a multiprocessor of NVIDIA's holds these programs.
+    """Returns the most registers of a thread with which a multiprocessor of NVIDIA GPUs holds these programs.
 
-    In eights, for compilers. Left to themselves they take more (Triton 3.6 for AdamW with ELR 141, a program less), or
-    save some that are not short: by keeping scalars in memory, or by loading columns one after the other.
+    A multiple of eight, for compilers. Without a limit they take more (Triton 3.6 for AdamW with ELR 141, a program
+    less), or save registers without need: by keeping scalars in memory, or by loading columns one after the other.
 
     Args:
         resident: programs with blocks of 1,024 elements.

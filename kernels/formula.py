@@ -1,7 +1,7 @@
-"""The names that formulas are written in, besides operators: they run as PyTorch, and are compiled by Triton.
+"""The functions that formulas may use, with operators: they run as PyTorch, and Triton compiles them.
 
-The formula of a scaling turns norms into one factor; that of a rule turns a weight, a gradient and state into new
-values. A formula is written once; each backend gives these names its own meaning.
+The formula of a scaling turns norms into one factor; the formula of a rule turns a weight, a gradient and state into
+new values. A formula is written once; each backend implements these names.
 """
 
 from typing import Any
@@ -66,5 +66,5 @@ def option(options: Any, index: int) -> Any:
 
 
 def double_option(options: Any, index: int) -> Any:
-    """A number in double precision, which is the sum of the two at an index and after it."""
+    """A number in double precision: the sum of the numbers at an index and after it."""
     return options[index] + options[index + 1]

@@ -1,4 +1,4 @@
-"""Arguments of a step besides its rule: a factor for each row, and decisions that all rows share."""
+"""Arguments of a step in addition to its rule: a factor for each row, and decisions for all rows."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ ScaleTarget = Literal["gradient", "decayed", "direction"]
 STEP_STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "scale")
 """Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor."""
 SPHERE_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
-"""Columns where the `Scale` has spheres: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
+"""Columns if the `Scale` has spheres: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", "grad_abs_sum", "dot")
 """Arguments of a formula, which may also name direction_norm and its own numbers."""
 OF_DIRECTION = ("direction_norm", "dot")
@@ -22,14 +22,14 @@ class Scale(NamedTuple):
     """One factor for each row with `Row.scaled`, from statistics of this step; 1 for the other rows.
 
     Attributes:
-        formula: (any of these, by name) -> factor, written in operators and the names of `kernels.formula`.
-            norm: the ℓ2 norm of the target, see there.
-            weight_norm: ‖w‖ before the step. lr: with the row's multiplier. weight_decay: that the step applies.
+        formula: (any of these, by name) -> factor, from operators and the names of `kernels.formula`.
+            norm: the ℓ2 norm of `target`.
+            weight_norm: ‖w‖ before the step. lr: with the row's multiplier. weight_decay: λ of the step.
             grad_norm, grad_abs_sum: ‖g‖ and Σ|g| of the clipped gradient.
             direction_norm, dot: ‖d‖ and ⟨w, d⟩ of the direction, if that is the target.
             Every name in `numbers`.
-        target: the factor multiplies it, and `norm` is its norm. "gradient": the gradient, clipped, before
-            any weight decay. "decayed": the gradient with coupled weight decay added, by the norm without.
+        target: the quantity that the factor multiplies, and whose norm is `norm`. "gradient": the gradient, clipped,
+            before any weight decay. "decayed": the gradient with coupled weight decay added, by the norm without it.
             "direction": all that lr multiplies, decay included, by its own norm.
         numbers: name -> number.
         sphere: whether each of these rows stays on a sphere, w ← ρ · (w − lr · s · d) with ρ so that ‖w‖ is the radius
@@ -78,7 +78,7 @@ class Factors(NamedTuple):
 
 
 class Balance(NamedTuple):
-    """A factor on the learning rate of each row with `Row.scaled`, from ‖w‖ of all of them before the step.
+    """A factor on the learning rate of each row with `Row.scaled`, from ‖w‖ of all these rows before the step.
 
         (L / ‖w_i‖) / Σ_j (1 / ‖w_j‖)
 
@@ -96,15 +96,15 @@ class Gate(NamedTuple):
     """Decisions for all rows at once. Tensors are on the table's device, and are read there.
 
     Attributes:
-        totals: float64 [5], from what `totals` returned for every table of the step: Σg², the number of non-finite
+        totals: float64 [5], the sums over all tables of the results of `totals`: Σg², the number of non-finite
             gradient elements, max Σw² over the rows with `Row.counts_for_max_norm`, and Σ 1 / ‖w‖ and the number of
-            terms over the rows with `Row.scaled`, a gradient and a weight that is not zero. None if nothing asks for
-            them; the last two may be missing where no `Balance` does.
+            terms over the rows with `Row.scaled`, a gradient and a weight that is not zero. None if no option needs
+            them; the last two may be missing without a `Balance`.
         max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
-        skip: whether one non-finite gradient element is enough for nothing to be written.
-        grad_scale: float32 of one element, what the gradients are too large by: all that is said of gradients, in
-            statistics and totals too, is of gradients divided by it.
-        found_inf: float32 of one element: unless it is 0, nothing is written.
+        skip: whether one non-finite gradient element prevents all writes.
+        grad_scale: float32 of one element, the loss scale: gradients are divided by it
+            everywhere, in statistics and totals too.
+        found_inf: float32 of one element: a value other than 0 prevents all writes.
     """
 
     totals: Tensor | None = None

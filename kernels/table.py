@@ -29,13 +29,13 @@ class Gradients(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Elements `start:stop` along the first dimension of tensor number `tensor`; all of it if `stop` is None.
+    """Elements `start:stop` along the first dimension of tensor number `tensor`; the whole tensor without `stop`.
 
     Attributes:
         multiplier: the learning-rate multiplier η.
         scaled: whether a `Scale` acts on this row.
-        power: p of the division by Ŵᵖ that ends the step, where Ŵ is the largest ‖w‖ of the rows that count for it; 0
-            for no division. The momentum buffer is divided, too.
+        power: p of the division by Ŵᵖ that ends the step, where Ŵ is the largest ‖w‖ of rows with
+            `counts_for_max_norm`; 0 for no division. The momentum buffer is divided, too.
         counts_for_max_norm: whether ‖w‖ of this row counts for Ŵ. Its power is not 0 then.
         hyper: the index of its hyper row when its parameter has a gradient.
     """
@@ -54,22 +54,22 @@ class Table:
     """Parameters with their gradients and state, cut into rows.
 
     Args:
-        columns: name -> one tensor for each parameter, in one order. `"param"` and `"grad"` are always there. State
+        columns: name -> one tensor for each parameter, in the same order. `"param"` and `"grad"` are required. State
             columns have the names of `optimizer.state`; they hold None where a parameter has no such state, or are left
             out. All tensors of a column share one dtype, and all columns share one device. "step" holds the number of
             steps taken, float32 of no dimension, where the device counts them. "master_weight" holds the float32
             weights that parameters are rounded from. "ema" holds the moving averages of the weights. "radius" holds for
-            each row of a parameter the radius of its sphere, float32 [rows of the parameter], where it has spheres.
+            each row of a parameter the radius of its sphere, float32 [rows of the parameter], if it has spheres.
         rows: contiguous slices of parameters, each with its learning-rate multiplier; by default one row for each
             parameter. All rows of a parameter are adjacent.
-        grad_dtype: the dtype of gradients; by default that of the first gradient, or of the parameters.
+        grad_dtype: the dtype of gradients; by default the dtype of the first gradient, or of the parameters.
 
-    A row whose parameter has no gradient is not stepped: its step count and its average stay. It is only divided by Ŵᵖ
-    if its power is not 0; its hyper row must say lr 0 then. Everything but the gradients must stay where it is.
+    A row whose parameter has no gradient is not stepped: its step count and its average do not change. It is only
+    divided by Ŵᵖ if its power is not 0; its hyper row must have lr = 0 then. Only the gradients may move in memory.
 
     Attributes:
         columns: name -> tensors.
-        gradients: where the gradients are. The same object for as long as it is equal.
+        gradients: addresses and forms of the gradients. Remains the same object while it is equal.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         cache: what the backend keeps for this table from step to step.
@@ -95,7 +95,7 @@ class Table:
         self.gradients = Gradients(present, array("q", addresses_of(grads)).tobytes(), forms_of(grads))
 
     def accept_gradients(self, grads: Sequence[Any], addresses: Sequence[int] | None = None) -> bool:
-        """Takes the gradients of the next step.
+        """Sets the gradients of the next step.
 
         Args:
             grads: the gradient of each parameter, or None.
@@ -196,5 +196,5 @@ def _address(tensor: Tensor) -> int:
             warnings.simplefilter("ignore")
             return tensor.data_ptr()
     except RuntimeError:
-        # sparse tensors have none, and tensors within a transform of torch.func
+        # sparse tensors have no data pointer, nor have tensors within a transform of torch.func
         return 0

@@ -1,4 +1,4 @@
-"""What the tests of optimizers run over: rules, backends and scalings."""
+"""Parameter lists for the optimizer tests: rules, backends and scalings."""
 
 import pytest
 import torch
@@ -28,12 +28,12 @@ nan_arithmetic = pytest.mark.filterwarnings("ignore:invalid value encountered:Ru
 overflow = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
 ALL = {"select": everything}
-# one of each kind
+# one instance of each class
 SCALINGS = [
     ELR(0.1), LARS(), LARC(), NormalizedGradient(), NormalizedGradientAdaptive(), ClipByLayer(0.5), LAMB(),
     Hyperball(), UpdateFloor(0.35),
 ]  # fmt: skip
-# and with all of their numbers, for every layer
+# and with every option set, for every layer
 VARIANTS = [
     ELR(0.1, **ALL), ELR(0.3, eps=0.5, **ALL), LARS(**ALL), LARS(0.5, eps=0.1, **ALL), LARC(0.02, **ALL),
     LARC(0.05, **ALL), NormalizedGradient(), NormalizedGradientAdaptive(**ALL), ClipByLayer(1.0), LAMB(**ALL),
@@ -56,7 +56,7 @@ def over(scalings):
 every_scaling = over(SCALINGS)
 
 
-# parameters as a model has them
+# parameters as in a model
 LAYERS = [
     ("conv.weight", (4, 3)), ("conv.bias", (4,)), ("norm.weight", (4,)), ("head.weight", (2, 4)), ("temperature", ())
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where kernels run: on the GPU where there is one, else natively on the CPU, or in Triton's interpreter if asked."""
+"""The device of the kernels: the GPU if one exists, else natively on the CPU, or Triton's interpreter on request."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ if importlib.util.find_spec("hypothesis") is not None:
     settings.register_profile("short", max_examples=100, derandomize=True, deadline=None)
     settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
-# the networks here are tiny: threads that wait for one another take longer than one, the more so beside other workers
+# the networks here are tiny: threads cost more than they save, especially with other workers running
 torch.set_num_threads(1)
 
 
@@ -32,7 +32,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def torchs_bits(monkeypatch):
-    """Lets backend="auto" take the PyTorch reference on CPUs, which computes the same bits as torch.optim."""
+    """Makes backend="auto" choose the PyTorch reference on CPUs, which computes the same bits as torch.optim."""
     monkeypatch.setattr("fused_lwlr.ops._problem_on_cpu", lambda: "")
 
 

@@ -1,4 +1,4 @@
-"""Twins that live through the same random operations: an optimizer of ours, and torch's single-tensor one."""
+"""Twins that run the same random operations: our optimizer, and torch's single-tensor one."""
 
 import json
 from copy import deepcopy
@@ -24,7 +24,7 @@ def _own_options(group):
 
 
 def _by_layers(cls):
-    """An optimizer that does what the entries of `layers` in its groups say, each parameter as a group of its own."""
+    """An optimizer that applies the `layers` entries of its groups by making each parameter a separate group."""
 
     def step(self):
         groups, self.param_groups = self.param_groups, []
@@ -54,8 +54,8 @@ OURS = {**ALL, "lr in momentum": ALL["sgd"], "hyperball": ALL["sgd"]}
 PLAIN = {**TORCH, "lion": PlainLion, "lr in momentum": PlainLRInMomentum, "hyperball": PlainHyperball}
 PLAIN = {name: _by_layers(cls) for name, cls in PLAIN.items()}
 OPTIONS_OF_LAYERS = {"adamw": [{"betas": (0.5, 0.9), "eps": 1e-3}], "lion": [{"lr": 0.5, "betas": (0.3, 0.5)}]}
-"""What a layer may have besides multipliers."""
-# what a state dict of another optimizer must have, too
+"""Options of a layer other than multipliers."""
+# options that a state dict of another optimizer must also have
 ALWAYS = {"lr in momentum": {"momentum": 0.9, "lr_in_momentum": True}, "hyperball": {"scaling": Hyperball()}}
 SHAPES = [(3,), (2, 3), (), (2, 2, 2, 2), (0,)]
 HALF = (torch.float16, torch.bfloat16)
@@ -83,8 +83,8 @@ def _first(grad, value):
     return torch.where(place == 0, value, grad)
 
 
-# what the next gradient of a parameter is made of. Squares of the huge ones are within float32, of the overflowing
-# ones beyond it, whichever way one multiplies
+# the next gradient of a parameter, from a random one and the old one. Squares of "huge" fit in float32 and squares of
+# "overflowing" do not, in any order of multiplication
 GRADIENTS = {
     "uniform": lambda g, old: g,
     "none": lambda g, old: None,
@@ -116,7 +116,7 @@ REPLACED = {
 
 
 class Twins:
-    """Every operation is done to both sides; `check` compares all there is."""
+    """Runs every operation on both sides; `check` compares all results."""
 
     def __init__(self, name, backend, options, shapes, device, named, ema, layers=None):
         self.name, self.backend, self.options, self.device = name, backend, options, device
@@ -183,7 +183,7 @@ class Twins:
         self._settle()
 
     def reload_into_new(self):
-        """Built with other options: those of the dict count."""
+        """The new optimizers have other options; the options of the dict replace them."""
         dicts = [saved(optimizer.state_dict()) for optimizer, _ in self._both()]
         self.ours, self.torchs = self._optimizers({"lr": 0.7, "weight_decay": 0.3})
         for (optimizer, _), state_dict in zip(self._both(), dicts, strict=True):
@@ -191,7 +191,7 @@ class Twins:
         self._settle()
 
     def exchange(self):
-        """Each goes on with the state of the other."""
+        """Each optimizer continues with the state of the other."""
         mine, theirs = (saved(optimizer.state_dict()) for optimizer, _ in self._both())
         self.ours.load_state_dict(theirs)
         self.torchs.load_state_dict(mine)
@@ -219,13 +219,13 @@ class Twins:
             optimizer.state.clear()
 
     def replace_state(self):
-        """By other tensors, in the same dictionaries."""
+        """Puts new tensors into the same dictionaries."""
         for optimizer, _ in self._both():
             for state in optimizer.state.values():
                 state.update({key: value * 0.5 for key, value in state.items() if key != "step"})
 
     def cast(self, dtype):
-        """As torch needs it: the state follows when it is loaded."""
+        """State is converted when it is loaded, as torch requires."""
         if dtype == torch.float64 and self.backend == "triton":
             return
         for optimizer, params in self._both():
@@ -236,7 +236,7 @@ class Twins:
         self._settle()
 
     def _settle(self):
-        # the dicts of ours say None, with which torch may choose another implementation
+        # our dicts say None, which lets torch choose another implementation
         for group in self.torchs.param_groups:
             group["foreach"] = False
 
@@ -257,7 +257,7 @@ class Twins:
             self._check_average(p, average, moved)
 
     def _check_average(self, p, before, moved):
-        """Of the weight as it is stored now, in single precision at least; as it was, without a step."""
+        """The average uses the weight as stored, in at least float32; without a step it does not change."""
         average = self.ours.state.get(p, {}).get("ema")
         assert not moved or (average is not None) == (self.ema is not None)
         if average is None:
@@ -269,7 +269,7 @@ class Twins:
         assert (close | ~before.isfinite() | ~w.isfinite()).all()
 
     def _step_wide(self):
-        """What half precision means: torch's step of float32 copies, rounded once."""
+        """Defines half precision: torch's step on float32 copies, rounded once."""
         wide = [(key, nn.Parameter(q.detach().float())) for key, q in self.expected]
         narrow, self.expected, kept = self.expected, wide, self.torchs
         self.torchs = self._optimizers(self.options)[1]
@@ -287,7 +287,7 @@ class Twins:
 
     @staticmethod
     def _sizes(p, state):
-        """The magnitude of what goes into each element of a step."""
+        """The magnitude of the terms of each element of a step."""
         terms = [p, *([p.grad] if p.grad is not None else [])]
         terms += [value for key, value in state.items() if key not in ("step", "ema")]
         return sum(torch.nan_to_num(t.detach().double().abs(), 0.0, 0.0, 0.0) for t in terms) + 1
@@ -296,7 +296,7 @@ class Twins:
         before = getattr(self, "_before", [])
         for i, (p, q) in enumerate(self._pairs()):
             mine, theirs = self.ours.state.get(p, {}), self.torchs.state.get(q, {})
-            # torch carries averages along
+            # torch keeps averages unchanged
             keys = mine.keys() - {"ema"}
             assert keys == theirs.keys() - {"ema"}
             assert p.stride() == q.stride()
@@ -325,7 +325,7 @@ class Twins:
         assert ((a - b).abs() <= 4 * single * sizes + rounding * b.abs()).all()
 
     def _adopt(self):
-        """Torch's side takes the values of ours, so that each step is compared by itself."""
+        """Copies our values to torch's side, so that each step is compared separately."""
         with torch.no_grad():
             for p, q in self._pairs():
                 q.data.copy_(p)

@@ -1,4 +1,4 @@
-"""CUDA graphs of steps: real ones on a GPU; elsewhere one that records launches and copies, and repeats them."""
+"""CUDA graphs of steps: real graphs on a GPU; elsewhere an object that records and repeats launches and copies."""
 
 import importlib
 import weakref
@@ -16,7 +16,7 @@ HAS_GPU = torch.cuda.is_available()
 
 
 class Recording:
-    """What a graph is made of, held as a graph holds it: by address, so that nothing stays alive for it."""
+    """The recorded calls, held by weak references: like a graph, which holds only addresses."""
 
     def __init__(self):
         self.calls = []
@@ -42,7 +42,7 @@ def _recorded(function):
     launch, copy = LAUNCHING[0].launch, torch.Tensor.copy_
 
     def copy_(self, source, non_blocking=False):
-        # what the host copies from its memory to its memory is done at once, in a capture too
+        # copies between host tensors run immediately, also during a capture
         if non_blocking or self.is_floating_point():
             recording.add(copy, self, source)
             return self
@@ -63,19 +63,19 @@ def _recorded(function):
 def _captured(function):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        # torch warns of a graph of nothing, which one is whose capture is refused
+        # torch warns about an empty graph, which a refused capture leaves
         torch.zeros(1, device="cuda")
         function()
     return graph
 
 
 def capture(function):
-    """A graph of what a function launches, which is not run."""
+    """Captures the launches of a function without running them."""
     return _captured(function) if HAS_GPU else _recorded(function)
 
 
 def static_gradients(*twins):
-    """New values in the memory of the gradients that are there."""
+    """New values in the memory of the existing gradients."""
     kept = [[param.grad for _, param in named] for named in twins]
     gradients(*twins)
     for named, grads in zip(twins, kept, strict=True):

@@ -12,8 +12,8 @@ from torch import nn
 
 pytest.importorskip("expecttest", reason="torch's optimizer harness needs expecttest")
 
-# importing it forbids `torch.backends.x = ...` to the whole process, other tests included; in later versions of torch
-# an object that does not hold its globals stands for the module
+# importing it disables `torch.backends.x = ...` to the whole process, other tests included; in later versions of torch
+# an object without these globals replaces the module
 _FLAG, _globals = "__allow_nonbracketed_mutation_flag", torch.backends.flags_frozen.__globals__
 _kept = _globals[_FLAG]
 from torch.testing._internal.common_optimizers import optim_db  # noqa: E402
@@ -22,12 +22,12 @@ _globals[_FLAG] = _kept
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-# it tells optimizers apart by the name of their class
+# it distinguishes optimizers by the name of their class
 INFO = {name: next(info for info in optim_db if info.name == cls.__name__) for name, cls in OURS.items()}
 
 
 def _inputs(name):
-    """Test id -> options. Those of a GPU: also tensors for every number; on a CPU without capturable."""
+    """Maps test ids to options. On a GPU numbers may be tensors; on a CPU `capturable` is removed."""
     found = {}
     for entry in INFO[name].optim_inputs_func(device="cuda"):
         options = dict(entry.kwargs)
@@ -42,7 +42,7 @@ _INPUTS = {name: _inputs(name) for name in OURS}
 
 
 def options_of(name, desc):
-    """Fresh ones for each optimizer: they hold tensors."""
+    """New options for each optimizer, since options may hold tensors."""
     return deepcopy(_INPUTS[name][desc])
 
 
@@ -58,13 +58,13 @@ def ours_of(name, params, backend, **options):
 
 
 def pair_of(name, desc, params, expected, backend):
-    """Ours and torch's single-tensor optimizer, which share neither parameters nor tensors of options."""
+    """Our optimizer and torch's single-tensor one, without shared parameters or option tensors."""
     ours = ours_of(name, params, backend, **options_of(name, desc))
     return ours, TORCH[name](expected, **options_of(name, desc), foreach=False)
 
 
 def check_of(name, desc, backend, steps):
-    """Bit for bit where it is the same arithmetic. torch's AdamW computes with numbers of the device in float32."""
+    """Bit for bit if both use the same arithmetic. torch's AdamW uses float32 for numbers on the device."""
     options = options_of(name, desc)
     numbers = (options.get("lr"), *options.get("betas", ()))
     on_device = name == "adamw" and (options.get("capturable", False) or any(map(torch.is_tensor, numbers)))
@@ -72,7 +72,7 @@ def check_of(name, desc, backend, steps):
 
 
 class Regression:
-    """The mean of (W x + b)² of a weight and a bias that are contiguous or not, for closures."""
+    """The mean of (W x + b)² for a contiguous or non-contiguous weight and bias, for closures."""
 
     def __init__(self, dtype=torch.float32, contiguous=True, device=DEVICE):
         weight, bias = uniform((10, 5, 2), dtype, device), uniform((10, 2), dtype, device)

@@ -1,6 +1,6 @@
-"""Programs of one launch that take turns, as on a GPU, under Triton's interpreter, which runs them one after another.
+"""Programs of one launch that alternate as on a GPU, under Triton's interpreter, which runs one after another.
 
-At every atomic operation the next program to go on is drawn at random: programs overlap, wait for one another and
+At every atomic operation the next program to run is drawn at random: programs overlap, wait for one another and
 finish in any order. A deadlock shows as too many turns.
 """
 
@@ -15,7 +15,7 @@ LIMIT = 200_000
 
 
 class Turns:
-    """Hands one turn around among threads, one for each program."""
+    """Gives the turn to one of several threads at a time, one thread for each program."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -41,7 +41,7 @@ class Turns:
             raise self.error
 
     def turn(self):
-        """Let another program go on, perhaps, and wait for the next turn."""
+        """Lets another program run with some probability, and waits for the next turn."""
         me = self.current
         self.taken += 1
         if self.taken > LIMIT:
@@ -74,7 +74,7 @@ class Turns:
 
 @contextmanager
 def interleaved(monkeypatch, seed):
-    """Kernels launched inside run with their programs taking turns; yields what counts them."""
+    """Kernels launched within run with alternating programs; yields their counters."""
     turns = Turns(seed)
     builder = interpreter.interpreter_builder
     make, atomic = interpreter.GridExecutor.__init__, builder.create_atomic_rmw
@@ -93,10 +93,10 @@ def interleaved(monkeypatch, seed):
 
 
 class _Collected:
-    """A kernel whose programs are put off until the last is there, and then run by turns."""
+    """A kernel that collects its programs until the last one is launched, and then runs them in turns."""
 
     def __init__(self, fn, count, turns):
-        # what the interpreter asks of a function
+        # attributes that the interpreter reads from a function
         self.__signature__, self.__annotations__ = inspect.signature(fn), fn.__annotations__
         self.__globals__, self.__name__ = fn.__globals__, fn.__name__
         self._fn, self._count, self._turns = fn, count, turns

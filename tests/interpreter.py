@@ -1,6 +1,6 @@
-"""Triton's interpreter as the tests need it: rounding as GPUs do, integers that overflow told, in a sixth of the time.
+"""Adapts Triton's interpreter for the tests: GPU rounding, reported integer overflows, and a sixth of the time.
 
-What it makes anew for every operation or call, though it is always the same, is kept here: nothing else is changed.
+Objects that the interpreter rebuilds for every operation or call without need are cached; nothing else changes.
 """
 
 import math
@@ -27,7 +27,7 @@ def adapt() -> None:
 
 
 def round_to_nearest() -> None:
-    """float32 to bfloat16 as every GPU does; of itself it cuts off."""
+    """Round float32 to bfloat16 like every GPU; the interpreter truncates by default."""
     cast = InterpreterBuilder.cast_impl
 
     def rounding(self, source, dtype):
@@ -40,7 +40,7 @@ def round_to_nearest() -> None:
 
 
 def reduce_in_halves() -> None:
-    """Reductions by a function of ours in halves, as compilers do; of itself it adds one element after the other."""
+    """Reduce by a function of ours in halves, like compilers; by default the interpreter adds one element at a time."""
 
     def reduce(self, inputs):
         lanes = [tensor.handle.data for tensor in inputs]
@@ -60,7 +60,7 @@ def reduce_in_halves() -> None:
 
 
 def tell_overflows() -> None:
-    """Sums and products of integers of less than 64 bits: of itself it computes whether they fit, and tells nobody."""
+    """Report overflows of integers below 64 bits: the interpreter detects them but does not report them."""
     operations = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
     def check(self, lhs, rhs, operation):
@@ -74,14 +74,14 @@ def tell_overflows() -> None:
 
 
 def replace_language_once() -> None:
-    """Functions of the language are replaced for good, not in every call of every function, and put back after it."""
-    # all that is replaced for a function that sees these two
+    """Replace functions of the language once, instead of in every call of every function."""
+    # all replacements for a function that uses these two
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
 
 
 def look_up_types_once() -> None:
-    """numpy's dtypes, of which a table is made for each look into it."""
+    """Cache numpy's dtypes, which the interpreter looks up in a new table each time."""
     look_up, known = interpreter._get_np_dtype, {}
 
     def np_dtype(dtype):
@@ -94,7 +94,7 @@ def look_up_types_once() -> None:
 
 
 def share_types() -> None:
-    """Types of blocks, and the type in which two others are computed; equal ones are mostly the same object."""
+    """Cache types of blocks, and the result type of two others; equal types are mostly the same object."""
     equal, known = tl.dtype.__eq__, {}
 
     def block_type(dtype, shape):
@@ -110,7 +110,7 @@ def share_types() -> None:
 
 
 def share_shapes() -> None:
-    """A tensor's shape and number of elements, as constants of the language; what has the same is not broadcast."""
+    """Cache a tensor's shape and number of elements as constants; tensors of equal shape are not broadcast."""
 
     @cache
     def constants(shape):

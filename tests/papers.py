@@ -1,4 +1,4 @@
-"""Steps with scalings as the papers write them: one layer, in float64, nothing shared with the library."""
+"""Steps with scalings as the papers define them: one layer, in float64, without code of the library."""
 
 import math
 from typing import Any
@@ -129,9 +129,9 @@ RULES = {"sgd": sgd, "adamw": adamw}
 
 
 class Paper:
-    """An optimizer over float64 copies of named parameters; each has its own options.
+    """An optimizer over float64 copies of named parameters; each has separate options.
 
-    `scaling` acts on those that it selects.
+    `scaling` applies to the parameters that it selects.
     """
 
     def __init__(self, name: str, scaling: Any, named: Named, options: list[dict[str, Any]]):
@@ -155,7 +155,7 @@ class Paper:
         return RULES[name](None, w, g, state, **options)
 
     def take(self, optimizer: torch.optim.Optimizer, named: Named) -> None:
-        """Go on from the parameters and state of an optimizer, as they were rounded."""
+        """Continue from the rounded parameters and state of an optimizer."""
         for i, (_, p) in enumerate(named):
             self.weights[i] = p.detach().double()
             self.states[i] = {

@@ -1,17 +1,17 @@
-"""SGD whose matrices stay on spheres, one tensor at a time, as the paper has it (arXiv:2606.16899)."""
+"""SGD whose matrices stay on spheres, one tensor at a time, as in the paper (arXiv:2606.16899)."""
 
 import torch
 from torch import Tensor
 
 
 def norm(x: Tensor) -> Tensor:
-    """From squares in single precision, which may overflow; infinite then."""
+    """The norm from squares in single precision; infinite if these overflow."""
     x = x if x.dtype == torch.float64 else x.float()
     return x.square().sum(dtype=torch.float64).sqrt()
 
 
 class PlainHyperball(torch.optim.SGD):
-    """Has the state of ours; its radii stay float32."""
+    """Has the same state as our optimizer; its radii stay float32."""
 
     def __init__(self, params, *, scaling=None, **options):
         super().__init__(params, **options)
@@ -51,7 +51,7 @@ class PlainHyperball(torch.optim.SGD):
             w.sub_(lr * u)
             return
         moved = w.double() - lr * radius / norm(u) * u.double()
-        # what is not finite stays where it is: the others are not scaled by it
+        # elements that are not finite do not change the scale of the others
         if norm(u).isfinite() and norm(moved) > 0:
             moved = moved * (radius / norm(moved))
         w.copy_(moved)

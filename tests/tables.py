@@ -51,7 +51,7 @@ SHAPES = [(), (0,), (1,), (7,), (3, 5), (1023,), (1024,), (1025,), (2, 3, 500)]
 
 
 def change_sizes(monkeypatch: Any, **changes: int) -> None:
-    """Divides work in another way."""
+    """Changes how work is divided among programs."""
     for name in ("GPU", "CPU"):
         monkeypatch.setattr(launch, name, getattr(launch, name)._replace(**changes))
 
@@ -68,7 +68,7 @@ def make(
     rows: Sequence[Row] | None = None,
     absent: Callable[[str, int], bool] = lambda name, tensor: False,
 ) -> Table:
-    """Numbers in [-1, 1] for every column of an operation, second moments in [0, 1]; `absent` ones are None."""
+    """Numbers in [-1, 1] for every column of an operation, second moments in [0, 1]; None where `absent` is true."""
     columns: dict[str, list[Tensor | None]] = {}
     for name in COLUMNS[operation]:
         column = [uniform(shape, dtype, device) for shape in shapes]

@@ -1,4 +1,4 @@
-"""What is installed, and what importing it needs."""
+"""The contents of the wheel, and the imports that it needs."""
 
 import subprocess
 import sys
@@ -20,8 +20,8 @@ def test_kernels_is_no_package_of_its_own(code):
     assert "ImportError: this package is fused_lwlr.kernels, but it was imported as 'kernels'" in result.stderr
 
 
-def test_kernels_of_another_project_are_looked_for():
-    """As transformers does: what it finds in our checkout has no version, and no modules."""
+def test_our_kernels_folder_is_not_an_installed_package():
+    """transformers searches for a package `kernels`; in our checkout it must find no version and no modules."""
     result = python(
         "import importlib.util, kernels; print(getattr(kernels, '__version__', None))\n"
         "print(importlib.util.find_spec('kernels.triton'))"
@@ -30,7 +30,7 @@ def test_kernels_of_another_project_are_looked_for():
 
 
 def test_import_without_triton():
-    """The package and its reference backend; asking for the other says what to install."""
+    """The package and its reference backend work; asking for the other backend names the package to install."""
     result = python(
         "import sys; sys.modules['triton'] = None\n"
         "import fused_lwlr, torch\n"
@@ -66,7 +66,7 @@ def test_wheel_holds_one_package(tmp_path):
 
 
 def _copy(target):
-    """The sources that a wheel is made of: building in place would leave files behind."""
+    """Copies the sources of a wheel, since building in place would leave files behind."""
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     if not files:
         pytest.skip("not a git checkout")

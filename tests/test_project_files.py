@@ -1,4 +1,4 @@
-"""What the project says of itself to GitHub: continuous integration, issue forms, how to cite it."""
+"""The project's files for GitHub: continuous integration, issue forms, citation."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def jobs():
 
 
 def commands(job):
-    """What a job runs, once for each row of its matrix."""
+    """Yields the commands of a job, once for each row of its matrix."""
     matrix = job.get("strategy", {}).get("matrix", {})
     rows = matrix.get("include") or [{"triton": triton} for triton in matrix.get("triton", [""])]
     for row in rows:
@@ -46,7 +46,7 @@ def test_ci_tests_the_versions_that_the_makefile_installs(jobs):
     for name in ("torch", "torchvision"):
         (version,) = re.findall(rf"^{name.upper()} \?= (\S+)", makefile, re.MULTILINE)
         assert version in {row[name] for row in rows}
-    # the oldest that the package allows
+    # the oldest version that the package allows
     oldest = re.findall(r"requires-python = \">=(\S+)\"|\"torch>=(\d+\.\d+)\"", (ROOT / "pyproject.toml").read_text())
     (python, _), (_, torch) = oldest
     assert any(row["python"] == python and row["torch"].startswith(torch) for row in rows)

@@ -1,4 +1,4 @@
-"""How far apart two right answers may be. Values in these tests are drawn from [-1, 1] and stay below 2."""
+"""Tolerances between two correct results. Values in these tests are drawn from [-1, 1] and stay below 2."""
 
 import torch
 from torch import Tensor
@@ -7,17 +7,17 @@ from torch.testing import assert_close
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)}
 
 TOLERANCE = {
-    # four operations on numbers below 2, of which one side contracts some to a fused multiply-add: half an
+    # four operations on numbers below 2; one side contracts some of them to a fused multiply-add: half an
     # ulp of 2, that is one EPS, for each; the relative part is for sums of squares and the like, above 2
     torch.float32: {"rtol": 2 * EPS[torch.float32], "atol": 4 * EPS[torch.float32]},
-    # computed as float32 and rounded once: where the two sides fall on either side of a tie, one ulp
+    # computed in float32 and rounded once: one ulp if the two sides round a tie differently
     torch.bfloat16: {"rtol": EPS[torch.bfloat16], "atol": 4 * EPS[torch.float32]},
     torch.float16: {"rtol": EPS[torch.float16], "atol": 4 * EPS[torch.float32]},
     torch.float64: {"rtol": 2 * EPS[torch.float64], "atol": 4 * EPS[torch.float64]},
 }
 
-# of the sum of the magnitudes of the terms: 16 passes over a tile and a tree of 10 levels round 27 times by
-# half an EPS, in whatever order; beyond a tile it is double precision
+# times the sum of the magnitudes of the terms: 16 passes over a tile and a tree of 10 levels round 27 times by
+# half an EPS, in any order; sums over tiles are in double precision
 STATISTICS = 16 * EPS[torch.float32]
 
 

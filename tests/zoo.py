@@ -56,7 +56,7 @@ def depthwise():
 
 
 class Twice(nn.Module):
-    """One convolution that is applied twice before a norm, which makes exponents 1 and 2 of its bias."""
+    """One convolution that is applied twice before a norm, so its bias has exponents 1 and 2."""
 
     def __init__(self, bias):
         super().__init__()
@@ -112,7 +112,7 @@ def group_instance_layer():
 
 
 def tied():
-    """One weight in two convolutions with a norm each; another one that a norm follows at one of two places."""
+    """One weight in two convolutions, each with a norm; another weight has a norm after one of its two uses."""
     model = Net(
         lambda m, x: logits(m, m.d(relu(m.bn3(m.c(relu(m.bn2(m.b(relu(m.bn1(m.a(x))))))))))),
         a=conv(3, 3),
@@ -143,7 +143,7 @@ def dropout():
 
 
 class Standardized(nn.Conv2d):
-    """Normalizes its weight and not its output, which its bias must not follow."""
+    """Normalizes its weight but not its output, so its bias must not be scaled."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -165,7 +165,7 @@ def standardized():
 
 
 class Unknown(nn.Module):
-    """A batch normalization with running statistics of its own make."""
+    """A custom batch normalization with running statistics."""
 
     def __init__(self, width):
         super().__init__()

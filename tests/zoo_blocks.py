@@ -1,4 +1,4 @@
-"""Networks of blocks with shortcuts: residual ones, transformers, dense ones.
+"""Networks of blocks with shortcuts: residual networks, transformers, dense networks.
 
 Each gives a model, its scale-invariant weights, exponents of biases and exponents of running statistics.
 """
@@ -35,7 +35,7 @@ class PreActivation(nn.Module):
 
 
 def pre_activation():
-    """Stem and conv2 add up to what every norm sees: all of them together are invariant, but none is by itself."""
+    """Every norm sees the sum of stem and conv2: all of them together are invariant, but none is alone."""
     model = Net(
         lambda m, x: logits(m, relu(m.bn(m.blocks(m.stem(x))))),
         stem=conv(3, 8),
@@ -47,12 +47,12 @@ def pre_activation():
 
 
 def vit():
-    # queries and keys meet in a softmax, and all others add up with what is not theirs
+    # a softmax multiplies queries with keys, and every other layer adds to the outputs of other layers
     return ViT(image_size=8, channels=3, classes=4), [], {}, {}
 
 
 class Attention(nn.Module):
-    """Queries and keys are normalized on each head; values are not."""
+    """Queries and keys are normalized in each head; values are not."""
 
     def __init__(self, width, heads, norm):
         super().__init__()
@@ -93,7 +93,7 @@ class Scaled(nn.Module):
 
 
 def small_branches():
-    """No branch is seen in the outputs, but in the gradients."""
+    """The branches do not change the outputs, but have gradients."""
     model = Net(
         lambda m, x: logits(m, m.blocks(m.norm(m.stem(x)))),
         stem=conv(3, 6, bias=True),
@@ -106,10 +106,10 @@ def small_branches():
 
 
 def dense():
-    """DenseNet: norms over concatenated features are only partly reached by a layer.
+    """DenseNet: norms over concatenated features receive only part of their input from a layer.
 
-    The first norm sees the image as well and cannot be corrected; in the second block all that it and the
-    third see comes from layers that are scaled together.
+    The first norm also sees the image and cannot be corrected; in the second block, the whole input of the first and
+    the third norm comes from layers that are scaled together.
     """
 
     def forward(m, x):

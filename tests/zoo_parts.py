@@ -1,4 +1,4 @@
-"""What the networks of the zoo are made of, what they are given, and how what is found in them is compared."""
+"""Parts of the zoo's networks, their inputs, and comparison of the results."""
 
 import torch
 from torch import nn
@@ -42,7 +42,7 @@ def data(size=16, dtype=torch.float32, image=8):
 
 
 def found(model, result):
-    """Names of what is in a result, and exponents by name."""
+    """Names of the layers in a result, and exponents by name."""
     params = {param: name for name, param in model.named_parameters()}
     modules = {module: name for name, module in model.named_modules()}
     assert [params[weight] for weight in result.weights] == list(result.names)

@@ -1,4 +1,4 @@
-"""The group of commands: help that fits a narrow terminal, and errors as one line in the words of the command line."""
+"""The group of commands: help that fits a narrow terminal, and errors as one line in terms of the command line."""
 
 import difflib
 import errno
@@ -23,7 +23,7 @@ COMMANDS = {
     "report": ("report", "Write the report of a run, as one HTML file."),
     "study": ("study", "Reproduce a figure or table of a paper."),
 }
-"""Name -> the module that has a function of this name, imported when it is asked for; and what it does."""
+"""Name -> the module with the function of this name, imported on use; and its description."""
 
 EXTRA_CLI = {
     "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow", "pydantic": "pydantic",
@@ -33,7 +33,7 @@ GIVE_WAY = 3
 """Seconds that other processes of a machine wait before they show an error, so that a common one is shown once."""
 INSTALL = "pip install '.[cli]' in the folder of the sources of fused_lwlr"
 UsageError: Any = typer.BadParameter.__mro__[1]
-"""Of click, or of the copy of it that newer versions of typer bring."""
+"""The class of click, or of its copy in newer versions of typer."""
 
 OTHER_WORDS = {
     "--arch": "--model",
@@ -43,17 +43,17 @@ OTHER_WORDS = {
     "--learning-rate": "--lr",
     "--wd": "--weight-decay",
 }
-"""What other programs call an option."""
+"""Names of an option in other programs."""
 GONE = {
-    "--resume": "the same command again goes on where the run was",
+    "--resume": "repeat the same command to resume the run",
     "balance": "it is fused-lwlr study balance now",
     "elr": "it is fused-lwlr study elr-fit, and fused-lwlr study elr-simulation, now",
 }
-"""What is not, or no longer, an option or a command, and what there is instead."""
+"""Missing or former options and commands, and their replacements."""
 
 
 class Command(TyperCommand):
-    """A command whose help has its options under their headings."""
+    """A command whose help shows options under headings."""
 
     def sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
         """Returns heading -> its options, each with its help."""
@@ -85,8 +85,8 @@ def command(name: str) -> Any:
 class Group(TyperGroup):
     """All commands.
 
-    What the user can put right is shown as one line, with exit code 2, and a training that diverged with 1. Anything
-    else is a bug, and keeps its traceback.
+    Errors that the user can correct are shown as one line, with exit code 2, and a diverged training with 1. Any
+    other error is a bug, and keeps its traceback.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -110,11 +110,11 @@ class Group(TyperGroup):
             typed = args[0] if args else options.get("args")
             message, code = self._told(error, sys.argv[1:] if typed is None else typed)
             if os.environ.get("LOCAL_RANK", "0") != "0":
-                # the first process of the machine may have the same error, and then torchrun ends this one
+                # the first process of the machine may show the same error, and then torchrun ends this process
                 time.sleep(GIVE_WAY)
             Console(stderr=True).print(Text(f"Error: {message}", style="red"), soft_wrap=True)
         if os.environ.get("WORLD_SIZE", "1") != "1":
-            # threads of gloo may abort one of several processes while Python takes it down
+            # threads of gloo may abort one of several processes while Python shuts down
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -143,7 +143,7 @@ class Group(TyperGroup):
         raise error
 
     def _options(self) -> dict[str, tuple[str, list[str]]]:
-        """Parameters of all commands: what the user types for them, and the commands that have it."""
+        """Parameters of all commands: their spelling on the command line, and the commands that have them."""
         found: dict[str, tuple[str, list[str]]] = {}
         for name in COMMANDS:
             for param in command(name).params:
@@ -152,7 +152,7 @@ class Group(TyperGroup):
         return found
 
     def _in_options(self, message: str) -> str:
-        """A message of the library, which says batch_size=0, with --batch-size 0."""
+        """A message of the library with command-line spelling: --batch-size 0 instead of batch_size=0."""
         options = {name: typed for name, (typed, _) in self._options().items()}
         names = "|".join(sorted(options, key=len, reverse=True))
         spaced = "|".join(name for name in options if "_" in name)
@@ -160,7 +160,7 @@ class Group(TyperGroup):
             rf"(?<![\w.-])(?<!--set )({names})='?([^\s,;:')]+)'?", lambda m: f"{options[m[1]]} {m[2]}", message
         )
         message = re.sub(rf"(?<![\w./'-])({spaced})\b", lambda m: options[m[1]], message)
-        # the line for a field; a message may begin with a path that is called as an option is
+        # the line for a field; a message may begin with a path that has the name of an option
         return re.sub(rf"(\n  )({names})(?=[ :])", lambda m: m[1] + options[m[2]], message)
 
     def _usage(self, error: Any, words: Sequence[str]) -> str:

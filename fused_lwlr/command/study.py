@@ -48,7 +48,7 @@ def demo(
     quick: Quick = False,
     device: option.Device = "auto",
 ) -> None:
-    """Show what the methods are for: small Transformers on text, in minutes.
+    """Show the effect of the methods: small Transformers on text, in minutes.
 
     Trains on the documentation that comes with Python: a post-LN Transformer
     with AdamW, plain, with warm-up, and from GradInit; one with SGD, plain,
@@ -103,9 +103,9 @@ def study(
     """Reproduce a figure or table of a paper.
 
     At the size of this machine. Runs the trainings of the study with several seeds, then prints a table of
-    mean ± standard deviation with the paper's own figures beside, and draws a
-    picture. Each result is written as it comes: after an interruption the same
-    command goes on where it was.
+    mean ± standard deviation with the paper's figures, and draws a
+    picture. Each result is written immediately: after an interruption the same
+    command continues.
 
     Examples:
 
@@ -132,7 +132,7 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
     found = studies.find(name)
     settings = found.settings(**chosen)
     place = pick_device(settings.device)
-    recipe_of(**settings.common)  # what it refuses, every training would
+    recipe_of(**settings.common)  # every training would refuse the same options
     wanted = found.jobs(settings)
     store = Store(out, settings)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "jobs", TimeElapsedColumn())

@@ -13,14 +13,14 @@ from fused_lwlr.training.recipe import FIELDS, Recipe
 def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> int:
     """Train a model, small or of ImageNet's size.
 
-    Without a preset it trains a small model in a minute. A preset is a whole
+    Without a preset it trains a small model in a minute. A preset is the complete
     recipe of a paper or a reference (--presets lists them with their sources);
-    --config replaces its parts, and options replace those of both. With another
+    --config replaces single fields, and options replace both. With another
     --batch-size the learning rate of most presets is scaled; the others say so.
 
-    The run folder (--out) has checkpoints, metrics and a report. The same
-    command again goes on where the run was, to the same bits; an option that
-    changes the training is refused. Under torchrun all processes train.
+    The run folder (--out) has checkpoints, metrics and a report. Repeat the
+    command to resume the run bit-identically; an option that changes the
+    training is refused. Under torchrun all processes train.
 
     Examples:
 
@@ -69,12 +69,12 @@ def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool
 
 
 def _parameter(name: str, hint: Any) -> inspect.Parameter:
-    """An option for a field: None where it is not given, and else a string, which the recipe reads, or a flag."""
+    """An option for a field: None if it is not given, otherwise a string, which the recipe reads, or a flag."""
     default, extra = FIELDS[name].default, FIELDS[name].json_schema_extra
     kind = next(kind for kind in _alternatives(hint) if kind is not type(None))
     several = kind == tuple[str, ...]
     if default in (None, ()) or default is False:
-        shown: Any = False  # a flag that is off needs no word
+        shown: Any = False  # a flag that is off shows no default
     else:
         shown = ",".join(f"{x:g}" for x in default) if isinstance(default, tuple) else str(default)
     option = typer.Option(
@@ -126,6 +126,6 @@ def _signature() -> list[inspect.Parameter]:
     ]
 
 
-# what typer reads
+# the attributes that typer reads
 train.__signature__ = inspect.Signature(_signature())  # type: ignore[attr-defined]
 train.__annotations__ = {parameter.name: parameter.annotation for parameter in _signature()}

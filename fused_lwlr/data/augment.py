@@ -1,4 +1,4 @@
-"""From a picture to pixels: random crops and the like for training, the middle of it for validation."""
+"""From a picture to pixels: random crops and other augmentation for training, a central crop for validation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,14 +28,14 @@ def training_transform(
     mean: Tensor = RGB_MEAN,
     std: Tensor = RGB_STD,
 ) -> Transform:
-    """What a training image goes through; with `augmentation` other than "none" it draws random numbers.
+    """The transform of training images; with `augmentation` other than "none" it draws random numbers.
 
     Args:
         augmentation, image_size, random_erasing, crop_scale, color_jitter, interpolation: as for `open_data`.
-        mean, std: of the channels, what noise of random erasing is drawn by.
+        mean, std: of the channels, for the noise of random erasing.
 
     Raises:
-        ImportError: an augmentation is asked for and timm cannot be imported.
+        ImportError: an augmentation is given and timm cannot be imported.
     """
     if augmentation == "none":
         return partial(_central, image_size=image_size, resample=_resample(interpolation))
@@ -47,8 +47,8 @@ def training_transform(
         color_jitter=color_jitter or None,
         auto_augment=POLICIES.get(augmentation, augmentation),
         interpolation=interpolation,
-        mean=tuple(mean.tolist()),  # what RandAugment fills with
-        use_prefetcher=True,  # leaves normalization to whoever gets the pixels
+        mean=tuple(mean.tolist()),  # RandAugment fills with this color
+        use_prefetcher=True,  # leaves normalization to the caller
     )
     if not random_erasing:
         return transform
@@ -63,14 +63,14 @@ def validation_transform(image_size: int, crop_pct: float, interpolation: str = 
 
 
 def _resample(interpolation: str) -> Any:
-    """Pillow's constant; of "random", which is for training, bilinear."""
-    from PIL import Image  # if it is not installed, then better known here than in a worker
+    """Pillow's constant; bilinear for "random", which is for training."""
+    from PIL import Image  # imported here, so that a missing package is found before workers start
 
     return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
 
 
 def _erased(image: Any, transform: Transform, erase: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor) -> Tensor:
-    """A rectangle of normal noise, as timm draws it, in pixels: rounded, and cut off at 0 and 255."""
+    """A rectangle of normal noise, as timm draws it, in pixels: rounded, and clamped to 0 and 255."""
     pixels = transform(image)
     noise = erase(torch.full(pixels.shape, torch.nan))
     at = ~noise.isnan()

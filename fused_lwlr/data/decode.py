@@ -1,4 +1,4 @@
-"""Files of images as tensors: decoded, cropped to the middle, and what normalizes them."""
+"""Files of images as tensors: decoded, cropped to the middle, and normalized."""
 
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -7,21 +7,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# of ImageNet, what models for photographs are commonly given
+# mean and standard deviation of ImageNet, which models for photographs commonly use
 RGB_MEAN, RGB_STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 
 
 def open_rgb(file: str | Path | BinaryIO, name: str | None = None) -> Any:
-    """An image of Pillow in RGB, with 8 bits a channel, and turned as its EXIF data say.
+    """An image of Pillow in RGB, with 8 bits a channel, and rotated according to its EXIF data.
 
-    Of 16 bits the upper 8 are kept; transparency is dropped; of an animation the first picture is taken.
+    16 bits are reduced to the upper 8; transparency is dropped; an animation gives its first picture.
 
     Args:
-        file: the file, or where it is.
-        name: what errors call it; by default where it is.
+        file: the file, or its path.
+        name: its name in errors; by default its path.
 
     Raises:
-        ValueError: the file is no image that can be read.
+        ValueError: the file is not a readable image.
     """
     from PIL import Image, ImageOps
 
@@ -31,12 +31,12 @@ def open_rgb(file: str | Path | BinaryIO, name: str | None = None) -> Any:
             ImageOps.exif_transpose(image, in_place=True)
             found = _eight_bits(image, image.format)
             return found if found.mode == "RGB" else found.convert("RGB")
-    except Exception as error:  # decoders of Pillow that are fed with garbage raise nearly anything
+    except Exception as error:  # decoders of Pillow raise nearly any error for garbage
         raise ValueError(f"cannot read the image {name or file}: {error}") from error
 
 
 def _eight_bits(image: Any, file_format: str | None) -> Any:
-    """An image of integers of 16 bits with 8; others as they are. Pillow would clip them, to white."""
+    """An image of 16-bit integers with 8 bits; other images unchanged. Pillow would clip 16 bits to white."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and file_format == "PNG"):
@@ -59,13 +59,13 @@ def pixels_of(image: Any) -> Tensor:
 
 
 def normalized(pixels: Tensor, mean: Tensor = RGB_MEAN, std: Tensor = RGB_STD) -> Tensor:
-    """Images of (..., 3, height, width) as float32 with mean 0 and deviation 1, on their device.
+    """Images of shape (..., 3, height, width) as float32 with mean 0 and deviation 1, on their device.
 
     Args:
         pixels: uint8.
-        mean, std: of the pixels of each channel, which are counted from 0 to 1; by default those of ImageNet.
+        mean, std: of the pixels of each channel, on a scale from 0 to 1; ImageNet's by default.
     """
-    # a copy that blocks would have the host wait for all that the GPU has to do
+    # a blocking copy would make the host wait for all queued work of the GPU
     mean, std = (channels.to(pixels.device, non_blocking=True)[:, None, None] for channels in (mean, std))
     # the operations of torchvision's ToTensor and Normalize, in their order: the bits are the same
     return pixels.contiguous().float().div_(255).sub_(mean).div_(std)

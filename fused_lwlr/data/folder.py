@@ -1,4 +1,4 @@
-"""The files of a folder of images, by class: what is there, in an order that depends on names alone."""
+"""The files of a folder of images, by class, in an order that only depends on names."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Listing:
     """Paths of images for training and for testing, a list for each of the classes, which are sorted by name.
 
     Attributes:
-        tested: where the images for testing are from.
+        tested: the source of the images for testing.
     """
 
     classes: tuple[str, ...]
@@ -32,17 +32,17 @@ class Listing:
 
 
 def scan(path: Path) -> Listing:
-    """The images of a folder that holds a sub-folder for each class, or `train/` and `val/` with those inside.
+    """The images of a folder that holds a sub-folder for each class, or `train/` and `val/` with such sub-folders.
 
-    `validation/` or `test/` may take the place of `val/`; of `val/` and `test/` the first is taken. Without any of them
+    `validation/` or `test/` may replace `val/`; `val/` is preferred to `test/`. Without any of them
     every fifth image of a class is for testing. Images may lie in sub-folders of a class; names
-    that begin with a dot are left out. No file is opened, nor asked for anything but its name.
+    that begin with a dot are left out. No file is opened, and only names are read.
 
     Args:
         path: the folder.
 
     Raises:
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: the folder does not exist.
         ValueError: it is a file, or cannot be listed, or does not hold images of at least two classes, each of them
             for training and for testing.
     """
@@ -51,7 +51,7 @@ def scan(path: Path) -> Listing:
             raise ValueError(
                 f"data={path} is a file: give the folder that holds one sub-folder of images for each class"
             )
-        raise FileNotFoundError(f"data={path} is no folder of images: give one, {KINDS}")
+        raise FileNotFoundError(f"data={path} is not a folder of images: give one, {KINDS}")
     root = path / "train" if (path / "train").is_dir() else path
     classes = _folders(root)
     if len(classes) < 2:
@@ -64,7 +64,7 @@ def scan(path: Path) -> Listing:
         train, test = [[f for i, f in enumerate(of) if i % 5 != 4] for of in files], [of[4::5] for of in files]
         if not any(test):
             raise ValueError(
-                f"{root} has no class of five images, of which one would be for testing: add images, or train/ and val/"
+                f"{root} has no class of five images, so no image is left for testing: add images, or train/ and val/"
             )
         return Listing(tuple(classes), train, test, f"every fifth image of each class in {root}")
     theirs = set(_folders(val))
@@ -92,7 +92,7 @@ def _folders(root: Path) -> list[str]:
 
 
 def _images(root: Path, classes: list[str]) -> list[list[str]]:
-    # on a disk of the network a listing is mostly waiting
+    # on a network disk, listing is mostly waiting
     with ThreadPoolExecutor(16) as pool:
         files = list(pool.map(lambda name: list(_walk(os.path.join(root, name))), classes))
     for name, found in zip(classes, files, strict=True):

@@ -9,19 +9,19 @@ from fused_lwlr.extras import import_extra
 HUB = "hf:"
 COLUMN = "text"
 VALIDATION = ("validation", "test")
-"""Names of splits for validation, the first that there is."""
+"""Names of splits for validation; the first existing one is used."""
 
 
 def open_documents(source: str) -> list[Any]:
-    """The training split of a data set, and the split for validation where it has one.
+    """The training split of a data set, and the split for validation if it has one.
 
     Args:
-        source: "hf:OWNER/NAME" or "hf:OWNER/NAME/CONFIG" of the hub; "hf:FOLDER" of files that `load_dataset` reads, or
-            of what `save_to_disk` wrote.
+        source: "hf:OWNER/NAME" or "hf:OWNER/NAME/CONFIG" of the hub; "hf:FOLDER" with files for `load_dataset`, or
+            with the result of `save_to_disk`.
 
     Raises:
         ImportError: the package is not installed.
-        FileNotFoundError: there is no such data set, or the hub cannot be reached.
+        FileNotFoundError: the data set does not exist, or the hub cannot be reached.
         ValueError: it has no training split, or no column of text.
     """
     datasets = import_extra("datasets", "hf")

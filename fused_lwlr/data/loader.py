@@ -37,18 +37,18 @@ def train_batches(
 ) -> Iterator[Batch]:
     """The micro-batches of a run, in the order of the sampler.
 
-    Pixels travel as uint8, and are normalized on the device. The bits of a batch depend neither on the number of
+    Pixels are sent as uint8, and are normalized on the device. The bits of a batch depend neither on the number of
     workers nor on the step that the sampler begins with. Workers start at the first `next()` and end with the iterator.
 
     Args:
         images: of `Splits.train`.
-        sampler: which images, over the whole run; made for `len(images)`.
-        device: where batches go; from pinned memory, and without waiting, where it is a GPU.
+        sampler: the images of each batch over the whole run; made for `len(images)`.
+        device: the device of batches; copies to a GPU come from pinned memory and do not wait.
         workers: processes that load; 0 loads in this one.
         prefetch: micro-batches that each worker is ahead.
 
     Raises:
-        ValueError: an argument is out of range; or, from the iterator, an image cannot be read and is not to be
+        ValueError: an argument is out of range; or, from the iterator, an image cannot be read and must not be
             skipped.
     """
     if sampler.count != len(images):
@@ -70,13 +70,13 @@ def val_batches(
 ) -> Iterator[Batch]:
     """The batches of one process that goes through its part of a validation set once, in order.
 
-    Every process gets as many batches, each of `batch_size`: what is missing at the end is padded, with target -1. So
-    sums over images whose target is at least 0 are exact, once added up over the processes.
+    Every process gets the same number of batches, each of `batch_size`: the end is padded with target -1. So
+    sums over images whose target is at least 0, added over the processes, are exact.
 
     Args:
         images: of `Splits.val`.
         batch_size: images of a forward pass of one process.
-        device: where batches go.
+        device: the device of batches.
         workers: processes that load; 0 loads in this one.
         prefetch: batches that each worker is ahead.
         world_size: processes.
@@ -97,7 +97,7 @@ def val_batches(
 
 
 def bytes_ahead(images: Split, *, batch_size: int, workers: int, prefetch: int) -> int:
-    """The most memory of the host that batches take at a time: those that are ready or being made, and one in use.
+    """The peak memory of batches on the host: batches that are ready or being made, and one in use.
 
     Args:
         images, batch_size, workers, prefetch: as for `val_batches`.
@@ -108,7 +108,7 @@ def bytes_ahead(images: Split, *, batch_size: int, workers: int, prefetch: int) 
 
 
 def loader_throughput(images: Split, *, batch_size: int, workers: int, batches: int = 20, seed: int = 0) -> float:
-    """Images a second that can be loaded, with nothing done with them.
+    """Images a second that can be loaded, without using them.
 
     The clock starts when every worker has delivered its first batch, and the workers do not run out of work before it
     stops.
@@ -121,7 +121,7 @@ def loader_throughput(images: Split, *, batch_size: int, workers: int, batches: 
         seed: of order and augmentation.
 
     Raises:
-        ValueError: an argument is out of range, or an image cannot be read and is not to be skipped.
+        ValueError: an argument is out of range, or an image cannot be read and must not be skipped.
     """
     if batches < 1:
         raise ValueError(f"batches={batches} is not positive: give 1 or more")
@@ -156,7 +156,7 @@ def _batches(
         prefetch_factor=prefetch if workers else None,
         pin_memory=gpu,
         worker_init_fn=_leave_signals_to_the_trainer if workers else None,
-        # of its own: DataLoader would draw from torch's global one
+        # a separate generator, since DataLoader would draw from torch's global one
         generator=torch.Generator(),
     )
     return _on_device(images, loader, device)
@@ -166,7 +166,7 @@ def _on_device(images: Split, loader: DataLoader[Loaded], device: torch.device) 
     for loaded in loader:
         if loaded.error is not None:
             raise ValueError(loaded.error)
-        skipped = tuple(loaded.skipped)  # of which pinning makes a list
+        skipped = tuple(loaded.skipped)  # pinning turns it into a list
         yield _ready(images, loaded.inputs, loaded.targets, skipped, device)
 
 
@@ -182,12 +182,12 @@ def _as_it_is(loaded: Any) -> Any:
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    """A run that is told to stop ends its step and saves: not without its workers, who are often told as well."""
+    """Ignores signals in workers: a run that is stopped ends its step and saves, and needs its workers for that."""
     if not hasattr(signal, "sigwaitinfo"):  # only systems where signals reach more than one process have it
         return
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    # SIGTERM is how the trainer itself ends a worker as it exits, and would wait for one that ignores it
+    # the trainer itself ends workers with SIGTERM when it exits, and would wait for a worker that ignores it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_with_the_trainer, daemon=True).start()
 

@@ -8,7 +8,7 @@ from fused_lwlr.extras import import_timm
 
 
 class Mixing:
-    """Mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899) by timm, each image with the one as far from the end.
+    """Mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899) by timm, each image with the one at the mirrored position.
 
     The random numbers of a micro-batch follow from (seed, step, rank, micro). One that is split differently is mixed
     differently, since images are mixed within it.
@@ -54,7 +54,7 @@ class Mixing:
     def __call__(
         self, inputs: Tensor, targets: Tensor, *, step: int, rank: int = 0, micro: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Mixed images, which are those given, changed in place, and probabilities of (images, classes), float32.
+        """The given images, mixed in place, and probabilities of shape (images, classes), float32.
 
         Args:
             inputs: (images, channels, height, width), of a floating-point dtype; an even number of images.
@@ -75,12 +75,12 @@ class Mixing:
 
 
 def mixed_cross_entropy(outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
-    """Cross entropy, averaged over images, of classes or of the probabilities that `Mixing` returns.
+    """Cross entropy, averaged over images, for classes or for the probabilities that `Mixing` returns.
 
     Args:
         outputs: (images, classes), logits.
-        targets: (images,), int64, of which -1 does not count; or (images, classes), of a floating-point dtype.
-        smoothing: label smoothing of classes; probabilities have theirs already, and it is not applied to them.
+        targets: (images,), int64, where -1 does not count; or (images, classes), of a floating-point dtype.
+        smoothing: label smoothing of classes; not applied to probabilities, which are smoothed already.
     """
     if targets.is_floating_point():
         return functional.cross_entropy(outputs, targets.to(outputs.dtype))
@@ -90,12 +90,12 @@ def mixed_cross_entropy(outputs: Tensor, targets: Tensor, *, smoothing: float = 
 def mixed_binary_cross_entropy(
     outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0, threshold: float | None = None
 ) -> Tensor:
-    """Binary cross entropy of each class for itself, averaged over classes and images (ResNet strikes back).
+    """Binary cross entropy of each class, averaged over classes and images (ResNet strikes back).
 
     Args:
         outputs: (images, classes), logits.
         targets, smoothing: as for `mixed_cross_entropy`.
-        threshold: targets above it are 1, and others 0; None leaves them as they are.
+        threshold: targets above it are 1, and others 0; None does not change them.
     """
     if not targets.is_floating_point():
         classes = outputs.shape[1]

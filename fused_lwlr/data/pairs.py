@@ -1,4 +1,4 @@
-"""Pairs of sentences for a model that translates: a source, and the target that is to be made of it."""
+"""Pairs of sentences for a translation model: a source and its target."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from fused_lwlr.data.vocabulary import BYTES, Tokenizer, characters
 PAIRS = "pairs:"
 PAD, BEGIN, END = range(3)
 SPECIAL = ("<pad>", "<begin>", "<end>")
-"""Tokens before those of the vocabulary: what fills up a row, what a target begins with, and how sentences end."""
+"""Tokens before the vocabulary: padding, the begin of a target, and the end of a sentence."""
 
 Lines = list[tuple[str, str]]
 
@@ -36,8 +36,8 @@ class Sentences:
 class PairSplit(Split):
     """Pairs from number `begin` up to `end`, each filled up to `context` tokens a side.
 
-    Inputs are (pairs, 2, context), int64: the source, and BEGIN with the target after it but for its END. Targets,
-    (pairs, context), are the target with its END, and -1 after that.
+    Inputs are (pairs, 2, context), int64: the source, and BEGIN with the target after it, without its END. Targets,
+    (pairs, context), are the target with its END, and -1 after it.
     """
 
     def __init__(self, source: Sentences, target: Sentences, begin: int, end: int, context: int) -> None:
@@ -68,8 +68,8 @@ def read_pairs(path: str) -> Lines:
     """The pairs in a file with a source, a tab and a target in each line, or "SOURCES,TARGETS", two files by line.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is no pair, the files have different numbers of lines, or they are not UTF-8.
+        FileNotFoundError: the file does not exist.
+        ValueError: a line is not a pair, the files have different numbers of lines, or they are not UTF-8.
     """
     if not Path(path).is_file() and "," in path:
         first, _, second = path.partition(",")
@@ -81,7 +81,7 @@ def read_pairs(path: str) -> Lines:
     for number, line in enumerate(_lines(path), start=1):
         source, tab, target = line.partition("\t")
         if not tab or "\t" in target:
-            raise ValueError(f"line {number} of {path} has not one tab: give SOURCE, a tab and TARGET in each line")
+            raise ValueError(f"line {number} of {path} needs exactly one tab: give SOURCE, a tab, TARGET in each line")
         found.append((source, target))
     return found
 
@@ -90,7 +90,7 @@ def _lines(path: str) -> list[str]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}: give pairs:FILE.tsv or pairs:SOURCES,TARGETS")
     try:
-        # not splitlines, which takes more for ends of lines
+        # not splitlines, which splits at more characters
         return Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error.reason}): convert it") from error
@@ -124,20 +124,20 @@ def open_pairs(
     """Pairs for training and for validation, and the names of their tokens.
 
     Args:
-        source: "pairs:" and what `read_pairs` takes.
+        source: "pairs:" and an argument of `read_pairs`.
         context: the most tokens of a side, its END included.
         vocabulary, tokenizer: as for `open_text`.
-        val_data: what `read_pairs` takes; None for the last pairs of `source`.
-        share: the part that these are.
+        val_data: an argument of `read_pairs`; None for the last pairs of `source`.
+        share: the fraction of these last pairs.
 
     Raises:
-        FileNotFoundError, ValueError: as of `read_pairs`; or a sentence is longer than `context`.
+        FileNotFoundError, ValueError: as in `read_pairs`; or a sentence is longer than `context`.
     """
     pairs = read_pairs(source.removeprefix(PAIRS))
     held_out = read_pairs(val_data.removeprefix(PAIRS)) if val_data is not None else []
     cut = len(pairs) if held_out else len(pairs) - max(1, int(share * len(pairs)))
     if not cut:
-        raise ValueError(f"{source} has {len(pairs)} pair: give more, some of which are for validation")
+        raise ValueError(f"{source} has {len(pairs)} pair: give more, since validation needs some")
     pairs += held_out
     sources, targets, classes = encoded(pairs, vocabulary, tokenizer)
     longest = int(max(sources.lengths.max(), targets.lengths.max()))

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of where they are used, not of what was drawn before."""
+"""Random numbers that depend on the place of their use, not on earlier draws."""
 
 import random
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ ORDER, IMAGE, SYNTHETIC, MIXING, DROPOUT, SHIFT = range(6)
 
 def sequence(use: int, seed: int, *where: int) -> np.random.SeedSequence:
     """The seeds for one use, at one place such as (epoch, index); all of them at least 0."""
-    # not one tuple of entropy, in which (1,) and (1, 0) would be the same
+    # not one tuple of entropy, in which (1,) and (1, 0) would be equal
     return np.random.SeedSequence(seed, spawn_key=(use, *where))
 
 
 def seed_globals(source: np.random.SeedSequence) -> None:
     """Seed Python's, numpy's and torch's global generators, which timm and torchvision draw from.
 
-    The generators of a GPU are left alone, unlike by `torch.manual_seed`.
+    Unlike `torch.manual_seed`, this does not change the generators of a GPU.
     """
     words = source.generate_state(8)  # uint32
     random.seed(words[:4].tobytes())
@@ -30,7 +30,7 @@ def seed_globals(source: np.random.SeedSequence) -> None:
 
 @contextmanager
 def globals_restored() -> Iterator[None]:
-    """Leave the three global generators as they were found."""
+    """Restore the three global generators on exit."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -41,6 +41,6 @@ def globals_restored() -> Iterator[None]:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what numpy cannot hash: ValueError."""
+    """Raise ValueError for a seed that numpy cannot hash."""
     if seed < 0:
         raise ValueError(f"seed={seed} is negative: give 0 or more")

@@ -1,4 +1,4 @@
-"""Which images go into which step, process and forward pass."""
+"""The images of each step, process and forward pass."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,8 +14,8 @@ class MicroBatch(NamedTuple):
 
     seed: int
     epoch: int
-    step: int  # of the optimizer, from 0 over the whole run
-    micro: int  # of the step's forward passes in this process, from 0
+    step: int  # step of the optimizer, from 0 over the whole run
+    micro: int  # number among the step's forward passes in this process, from 0
     indices: tuple[int, ...]  # into the data set; -1 is padding
     copies: tuple[int, ...] = ()  # the number of each copy of an image, from 0; empty without copies
 
@@ -23,12 +23,12 @@ class MicroBatch(NamedTuple):
 class MicroBatchSampler(Sampler[MicroBatch]):
     """The micro-batches of one process, in order: `micro_batches` for each optimizer step.
 
-    Every epoch is a permutation of the images that follows from (seed, epoch), cut into steps of `batch_size`; what is
-    left over at its end, too little for a step, is left out. A step has the same images in the same order, however
-    it is split: pass k of process r gets those from (k · world_size + r) · micro_batch on.
+    Every epoch is a permutation of the images that follows from (seed, epoch), cut into steps of `batch_size`; images
+    at its end that do not fill a step are left out. A step has the same images in the same order for every
+    split: pass k of process r gets the images from (k · world_size + r) · micro_batch on.
 
-    With `repeats`, repeated augmentation (arXiv:1901.09335): each image of the permutation is there so many times in a
-    row, and an epoch has as many steps as without, so that it sees a part of the images. In a batch all first copies
+    With `repeats`, repeated augmentation (arXiv:1901.09335): each image of the permutation comes several times in a
+    row, and an epoch has the same number of steps, so it sees a part of the images. In a batch all first copies
     come before the second ones, so that processes get different copies.
 
     Args:
@@ -39,8 +39,8 @@ class MicroBatchSampler(Sampler[MicroBatch]):
         world_size: processes.
         rank: of this process, from 0.
         repeats: copies of an image.
-        start_step: the first step to be made; those before were made already.
-        steps: of the whole run, those before `start_step` included.
+        start_step: the first step; earlier steps were made already.
+        steps: number of steps of the whole run, including steps before `start_step`.
 
     Raises:
         ValueError: the batch is larger than the data set or cannot be split evenly, or an argument is out of range.
@@ -99,12 +99,12 @@ class MicroBatchSampler(Sampler[MicroBatch]):
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The order of the images in an epoch."""
-    # RandomState, unlike numpy's Generator, is promised to draw the same in every version: a run may be resumed later
+    # RandomState, unlike numpy's Generator, draws the same numbers in every version: a run may be resumed later
     return np.random.RandomState(np.random.MT19937(sequence(ORDER, seed, epoch))).permutation(count)
 
 
 def padded_shard(count: int, *, batch_size: int, world_size: int, rank: int) -> Iterator[MicroBatch]:
-    """The batches of one process that go through a data set once, in order; padded, so that all have as many."""
+    """The batches of one process that go through a data set once, in order; padded to the same number everywhere."""
     for begin in range(rank * batch_size, count + -count % (batch_size * world_size), batch_size * world_size):
         indices = tuple(i if i < count else -1 for i in range(begin, begin + batch_size))
         yield MicroBatch(0, 0, begin // (batch_size * world_size), 0, indices)

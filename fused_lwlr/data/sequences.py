@@ -39,9 +39,9 @@ class InMemory:
 
 
 class MappedFiles:
-    """The integers in files one after another, mapped to memory where they are read.
+    """The integers in files one after another, memory-mapped when they are read.
 
-    They are mapped anew each time: a map that stays is copied whole into workers that are not forked.
+    They are mapped for each read: a permanent map would be copied completely into workers that are not forked.
 
     Args:
         paths: the files.
@@ -94,7 +94,7 @@ class Sequences(Split):
         return digest(self.begin, self.end, *(self.tokens.read(start, start + self.context) for start in starts))
 
     def halves(self) -> "tuple[Sequences, Sequences]":
-        """The sequences of the first half and those of the second, with the same cuts; of validation only."""
+        """The sequences of the first and of the second half, with the same cuts; only for validation."""
         middle = self.begin + self.count // 2 * self.context
         ends = (self.begin, middle + 1), (middle, self.end)
         first, second = (Sequences(self.tokens, *each, self.context, shifted=False) for each in ends)
@@ -105,7 +105,7 @@ class Sequences(Split):
         targets = torch.full_like(inputs, -1)
         shift = 0
         if self.shifted:
-            # what the sequences of an epoch leave over: at the beginning, the end, or both
+            # the tokens that the sequences of an epoch leave over: at the beginning, the end, or both
             left = self.end - self.begin - 1 - self.count * self.context
             shift = int(sequence(SHIFT, wanted.seed, wanted.epoch).generate_state(1)[0]) % (left + 1)
         for at, index in enumerate(wanted.indices):

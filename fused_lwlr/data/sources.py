@@ -1,4 +1,4 @@
-"""Where images come from: files, numbers made from an index, or the digits; each item is a whole micro-batch."""
+"""Sources of images: files, numbers made from an index, or the digits; each item is a whole micro-batch."""
 
 import os
 import warnings
@@ -16,12 +16,12 @@ from fused_lwlr.data.fingerprint import digest, sample
 from fused_lwlr.data.randomness import IMAGE, SYNTHETIC, globals_restored, seed_globals, sequence
 from fused_lwlr.data.sampler import MicroBatch
 
-# so many files in a row that cannot be read are no matter of single files
+# this many consecutive failures mean that the disk fails, not single files
 HOPELESS = 100
 
 
 class Loaded(NamedTuple):
-    """A micro-batch on the host, or why there is none: what a worker raises would come with its traceback."""
+    """A micro-batch on the host, or an error message: an exception of a worker would include its traceback."""
 
     inputs: Tensor  # (images, channels, image_size, image_size), uint8 to be normalized, or float32
     targets: Tensor  # (images,), int64; -1 where there is no image
@@ -30,10 +30,10 @@ class Loaded(NamedTuple):
 
 
 class Split(Dataset[Loaded]):
-    """A split of a data set: `len()` examples, images or sequences of text, loaded by the micro-batch.
+    """A split of a data set: `len()` examples, images or sequences of text, loaded in micro-batches.
 
     Attributes:
-        statistics: mean and standard deviation of the channels, by which pixels of uint8 are to be normalized.
+        statistics: mean and standard deviation of the channels, for the normalization of uint8 pixels.
     """
 
     statistics: tuple[Tensor, Tensor] = (RGB_MEAN, RGB_STD)
@@ -45,7 +45,7 @@ class Split(Dataset[Loaded]):
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """A text that differs where the examples differ, as far as that is found in a second; here by their number."""
+        """A text that differs where the examples differ, as far as a second allows; here from their number."""
         return digest(len(self))
 
 
@@ -58,17 +58,17 @@ class Pictures(Protocol):
         """The class of an image."""
 
     def path(self, index: int) -> str:
-        """Where it is."""
+        """Its path or name."""
 
     def open(self, index: int) -> Any:
-        """The image, of Pillow and in RGB; ValueError where it cannot be read."""
+        """The image, of Pillow and in RGB; ValueError if it cannot be read."""
 
     def fingerprint(self) -> str:
-        """As of `Split`."""
+        """As in `Split`."""
 
 
 class Files:
-    """Image files: paths in one block of bytes, since a million strings would be copied into every worker in time."""
+    """Image files: paths in one block of bytes, since every worker would eventually copy a million strings."""
 
     def __init__(self, files: Sequence[Sequence[str]]) -> None:
         encoded = [os.fsencode(file) for of_class in files for file in of_class]
@@ -130,11 +130,11 @@ class Transformed(Split):
     """Pictures through a transform, whose random numbers follow from (seed, epoch, index) and the number of the copy.
 
     Args:
-        pictures: where the images come from.
-        transform: to uint8 of (3, image_size, image_size).
-        skip: leave out what cannot be read, rather than fail.
-        replace: put the next readable image in its place, as training does; without, its target is -1.
-        statistics: as of `Split`.
+        pictures: the source of the images.
+        transform: to uint8 of shape (3, image_size, image_size).
+        skip: leave out unreadable images instead of failing.
+        replace: replace it by the next readable image, as in training; otherwise its target is -1.
+        statistics: as in `Split`.
     """
 
     def __init__(
@@ -158,13 +158,13 @@ class Transformed(Split):
         return self.pictures.fingerprint()
 
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
-        # channels last in memory, as decoders have them: to move them is left to the device
+        # channels last in memory, as from decoders: the device changes the order
         inputs = torch.zeros(len(wanted.indices), self.image_size, self.image_size, 3, dtype=torch.uint8)
         inputs = inputs.permute(0, 3, 1, 2)
         targets = torch.full((len(wanted.indices),), -1)
         skipped: list[str] = []
         with globals_restored(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="PIL")  # of metadata, and of images that are merely large
+            warnings.filterwarnings("ignore", module="PIL")  # about metadata and large images
             for at, index in enumerate(wanted.indices):
                 try:
                     found, image = self._open(index, skipped)
@@ -177,7 +177,7 @@ class Transformed(Split):
         return Loaded(inputs, targets, tuple(skipped), None)
 
     def _open(self, index: int, skipped: list[str]) -> tuple[int, Any]:
-        """An image and where it was found; None for padding, and for what cannot be read and is not replaced."""
+        """An image and its index; None for padding, and for an unreadable image that is not replaced."""
         if index < 0:
             return index, None
         for found in range(index, index + HOPELESS):

@@ -46,7 +46,7 @@ class Splits:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What a model must fit."""
+        """Sizes that a model must fit."""
         return {"image_size": self.image_size, "channels": self.channels}
 
     @cached_property
@@ -99,15 +99,15 @@ def open_data(
         color_jitter: brightness, contrast and saturation of training images change by up to this part.
         interpolation: "bicubic", "bilinear", or "random", which draws one of both for each training image and takes
             bilinear for validation.
-        crop_pct: the part of a side that validation keeps.
-        test_size: side of the images for validation; that of training by default.
-        mean, std: of the three channels, counted from 0 to 1; by default those of ImageNet.
-        synthetic: images for training and for validation, and classes, of "synthetic"; by default those of ImageNet.
+        crop_pct: the fraction of a side that validation keeps.
+        test_size: side of the images for validation; the training size by default.
+        mean, std: of the three channels, on a scale from 0 to 1; ImageNet's by default.
+        synthetic: images for training and for validation, and classes, of "synthetic"; ImageNet's by default.
 
     Raises:
-        FileNotFoundError: there is no such folder or file.
-        ValueError: it does not hold what it must, or an argument is out of range.
-        ImportError: an augmentation is asked for and timm cannot be imported.
+        FileNotFoundError: the folder or file does not exist.
+        ValueError: its contents are incomplete, or an argument is out of range.
+        ImportError: an augmentation is given and timm cannot be imported.
     """
     needing: dict[str, tuple[Any, Any]] = {"random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0)}
     needing["crop_scale"] = (crop_scale, 0.08)
@@ -208,8 +208,8 @@ def _check(
         raise ValueError(f"random_erasing={random_erasing} is not a probability: give 0 to 1")
     for name, (value, default) in needing.items():
         if value != default and augmentation == "none":
-            raise ValueError(f"{name}={value} needs augmentation='basic' or another, which it is part of")
+            raise ValueError(f"{name}={value} needs augmentation='basic' or another, since it is part of these")
     if needing["color_jitter"][0] and augmentation not in ("none", "basic", "three"):
-        raise ValueError("color_jitter goes with augmentation='basic' or 'three': beside RandAugment timm has none")
+        raise ValueError("color_jitter needs augmentation='basic' or 'three': timm has none with RandAugment")
     if min(synthetic) < 1 or synthetic[2] < 2:
         raise ValueError(f"synthetic={synthetic} is too few: give images for training, for validation, and 2 classes")

@@ -1,4 +1,4 @@
-"""Batches from a loader of another library: DALI, FFCV, WebDataset, or one of your own."""
+"""Batches from a loader of another library: DALI, FFCV, WebDataset, or your own loader."""
 
 import importlib
 import os
@@ -16,14 +16,14 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Part(NamedTuple):
-    """The batches that a process asks a stream for.
+    """The batches that a process requests from a stream.
 
     Attributes:
         batch_size: images of each.
-        start: batches that it has had since the run began; 0 in validation.
+        start: batches that it has received since the run began; 0 in validation.
         seed: of the run; 0 in validation.
-        rank, world_size: number of the process, and of how many.
-        device: where the batches are used; they may be elsewhere.
+        rank, world_size: number of the process, and number of processes.
+        device: where the batches are used; the stream may give them on another device.
         workers: processes that may load, for this one.
     """
 
@@ -37,14 +37,14 @@ class Part(NamedTuple):
 
 
 class Stream(Split):
-    """A split of a data set that another loader cuts into batches, in an order of its own.
+    """A split of a data set that another loader cuts into batches, in its own order.
 
     Args:
         count: images of the split, of all processes together.
-        batches: the batches of a `Part`, each of `inputs`, (images, channels, image_size, image_size), float32 as the
-            model takes them, or uint8 that are to be normalized, and `targets`, (images,), int64. In training each has
-            as many images as asked for; where the batches end, as after an epoch, they are asked for anew, from where
-            they ended. In validation a process gets its part of the images once; those with target -1 do not count.
+        batches: the batches of a `Part`, each of `inputs`, (images, channels, image_size, image_size), float32 as
+            inputs of the model, or uint8 to be normalized, and `targets`, (images,), int64. In training each has the
+            requested number of images; when the batches end, as after an epoch, the function is called again from there
+            on. In validation a process gets its part of the images once; images with target -1 do not count.
     """
 
     def __init__(self, count: int, batches: Callable[[Part], Iterable[Pair]]) -> None:
@@ -57,10 +57,10 @@ class Stream(Split):
         raise TypeError("images of a stream come in its own order, and not by index")
 
     def train(self, sampler: MicroBatchSampler, device: torch.device, workers: int) -> Iterator[Pair]:
-        """As many batches as the sampler has, of its size.
+        """The number of batches of the sampler, in its size.
 
         Raises:
-            ValueError: a batch is of another size, or there are none.
+            ValueError: a batch has another size, or the loader is empty.
         """
         made, end = (step * sampler.micro_batches for step in (sampler.start_step, sampler.steps))
         while made < end:
@@ -71,8 +71,8 @@ class Stream(Split):
             for inputs, targets in self.batches(part):
                 if not len(inputs) == len(targets) == sampler.micro_batch:
                     raise ValueError(
-                        f"the loader made a batch of {len(inputs)} images and {len(targets)} targets, where "
-                        f"{sampler.micro_batch} were asked for: have it leave out a last batch that is smaller"
+                        f"the loader made a batch of {len(inputs)} images and {len(targets)} targets, not "
+                        f"{sampler.micro_batch}: make it leave out a smaller last batch"
                     )
                 yield inputs, targets
                 made += 1
@@ -83,10 +83,10 @@ class Stream(Split):
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """A function by `module:function`; the module may be a file of the current folder.
+    """The function `module:function`; the module may be a file in the current folder.
 
     Raises:
-        ValueError: there is none, or the module cannot be imported.
+        ValueError: the function does not exist, or the module cannot be imported.
     """
     module, colon, function = name.partition(":")
     if not colon or not module or not function.isidentifier():

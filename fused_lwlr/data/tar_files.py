@@ -1,4 +1,4 @@
-"""Images in tar files, as WebDataset has them: `0012.jpg` beside `0012.cls`, which holds the number of its class."""
+"""Images in tar files, in WebDataset's form: `0012.jpg` and `0012.cls`, which holds the number of its class."""
 
 import io
 import os
@@ -16,13 +16,13 @@ from fused_lwlr.data.sources import Files
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 DIGITS = 20
-"""Bytes of a file of a class, with the white space in it."""
+"""Most bytes of a class file, with white space."""
 CLASSES = 100_000
-"""Classes that a data set may have with fewer images: empty ones up to a number that is a mistake fill the memory."""
+"""Most classes of a data set with fewer images: a wrong class number would fill the memory with empty classes."""
 
 
 class Member(NamedTuple):
-    """An image in a tar file: its name there, and where its bytes are."""
+    """An image in a tar file: its name there, and the position of its bytes."""
 
     shard: str
     name: str
@@ -31,7 +31,7 @@ class Member(NamedTuple):
 
 
 class Members(Files):
-    """Images in tar files, each read from where it is, in any order."""
+    """Images in tar files, each read separately, in any order."""
 
     def __init__(self, members: Sequence[Sequence[Member]]) -> None:
         super().__init__([[os.path.join(member.shard, member.name) for member in of_class] for of_class in members])
@@ -62,17 +62,17 @@ def scan_shards(data: str, val_data: str | None) -> tuple[tuple[str, ...], list[
 
     Args:
         data: a tar file, or a pattern of several: `shards-{000..146}.tar`.
-        val_data: the same for testing; without, every fifth image of a class is for testing.
+        val_data: the same for testing; without it, every fifth image of a class is for testing.
 
     Raises:
         FileNotFoundError: one of the files does not exist.
-        ValueError: one is no tar file, an image has no class, or there are not two classes with images of both kinds.
+        ValueError: a file is no tar file, an image has no class, or fewer than two classes have both kinds of images.
     """
     found = _by_class(data)
     if val_data is None:
         train, test = [[m for i, m in enumerate(of) if i % 5 != 4] for of in found], [of[4::5] for of in found]
         if not any(test):
-            raise ValueError(f"{data} has no class of five images, of which one would be for testing: give val_data")
+            raise ValueError(f"{data} has no class of five images, so no image is left for testing: give val_data")
     else:
         train, test = found, _by_class(val_data)
         if len(test) > len(train):
@@ -84,7 +84,7 @@ def scan_shards(data: str, val_data: str | None) -> tuple[tuple[str, ...], list[
 
 
 def expand(pattern: str) -> list[str]:
-    """The names that a pattern stands for: `a-{08..10}.tar` for a-08.tar, a-09.tar and a-10.tar.
+    """The names that a pattern expands to: `a-{08..10}.tar` for a-08.tar, a-09.tar and a-10.tar.
 
     Raises:
         ValueError: a range goes backward.
@@ -102,7 +102,7 @@ def expand(pattern: str) -> list[str]:
 def _by_class(pattern: str) -> list[list[Member]]:
     members = [found for shard in expand(pattern) for found in sorted(_members(shard))]
     if not members:
-        raise ValueError(f"{pattern} holds no images ({', '.join(sorted(EXTENSIONS))}), each beside its class (.cls)")
+        raise ValueError(f"{pattern} holds no images ({', '.join(sorted(EXTENSIONS))}) with their classes (.cls)")
     target, member = max(members, key=lambda found: found[0])
     if target >= max(CLASSES, len(members)):
         raise ValueError(

@@ -19,7 +19,7 @@ from fused_lwlr.data.sources import Split
 from fused_lwlr.data.vocabulary import BYTES, Tokenizer, characters
 
 VALIDATION = 0.08
-"""Part of a text that is for validation: its end."""
+"""Fraction of a text for validation, at its end."""
 PYTHON_DOCS = "python-docs"
 FILES = "text:"
 VOCABULARIES = ("bytes", "characters")
@@ -40,7 +40,7 @@ class Text:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What a model must fit."""
+        """Sizes that a model must fit."""
         return {"context": self.context}
 
     @cached_property
@@ -51,7 +51,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Pairs(Text):
-    """Pairs of a source and a target, of at most `context` tokens each. The tokens that count are those of targets."""
+    """Pairs of a source and a target, of at most `context` tokens each. Only tokens of targets are counted."""
 
     example: ClassVar[str] = "pairs"
 
@@ -70,24 +70,24 @@ def open_text(
 ) -> Text:
     """A text whose last 8 % are for validation.
 
-    Bytes of files, and tokens of a tokenizer, are mapped to memory, so that files may be larger than it. Characters
-    are kept in memory, in one or two bytes each where there are at most 65,536 different ones, and so are pairs.
+    Bytes of files, and tokens of a tokenizer, are memory-mapped, so that files may be larger than memory. Characters
+    are kept in memory, in one or two bytes each for up to 65,536 different ones, and so are pairs.
 
     Args:
         source: "python-docs", the reference of the language that comes with Python; "text:PATH" of a file or a
             folder, whose files `*.txt` follow one another in the order of their paths; "hf:NAME", a data set of the
-            package datasets, whose own split for validation is taken where it has one (see `hub.open_documents`); or
+            package datasets, whose split for validation is used if it has one (see `hub.open_documents`); or
             "pairs:FILE" for translation (see `pairs.read_pairs`).
-        context: tokens of a sequence; the most that a sentence of a pair has, with one for its end.
-        vocabulary: "bytes", of which there are 256, or "characters", those that the whole text has, which is UTF-8.
-        tokenizer: a file, a folder or a name (see `Tokenizer`), in place of a vocabulary.
-        val_data: pairs for validation, in place of the last ones.
+        context: tokens of a sequence; the most for a sentence of a pair, with one for its end.
+        vocabulary: "bytes" (256 tokens), or "characters" (the distinct characters of the UTF-8 text).
+        tokenizer: a file, a folder or a name (see `Tokenizer`), instead of a vocabulary.
+        val_data: pairs for validation, instead of the last ones.
 
     Raises:
-        FileNotFoundError: there is no such file, folder or data set, or Python's reference is missing.
+        FileNotFoundError: the file, folder or data set does not exist, or Python's reference is missing.
         ImportError: "hf:NAME" or a tokenizer, and their packages are not installed.
-        ValueError: the text is too short, or not UTF-8; a sentence is longer than `context`; or there is no such
-            tokenizer.
+        ValueError: the text is too short, or not UTF-8; a sentence is longer than `context`; or the tokenizer does
+            not exist.
     """
     if context < 1:
         raise ValueError(f"context={context} is not positive: give the tokens of a sequence")
@@ -110,16 +110,16 @@ def open_text(
     if not len(sequences) or not len(tested):
         kind = "tokens" if tokenizer is not None else vocabulary
         raise ValueError(
-            f"context={context} is too much for {name}: its {sum(map(len, parts))} {kind}, less the part for "
-            "validation, must be twice as many at least; give a longer text, or a shorter context"
+            f"context={context} is too much for {name}: its {sum(map(len, parts))} {kind}, without the part for "
+            "validation, must be at least twice as many; give a longer text, or a shorter context"
         )
     return Text(name, sequences, tested, classes, context)
 
 
 def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, list[Tokens], tuple[str, ...]]:
-    """The name of a text, its tokens, those for validation apart where they are, and the names of these."""
+    """The name of a text, its tokens, separate validation tokens if they exist, and the names of the tokens."""
     name = source
-    # documents, and a key that differs where they do
+    # documents, and a key that differs if they differ
     parts: list[tuple[Callable[[], Iterator[str]], str]]
     if source.startswith(HUB):
         if tokenizer is None:
@@ -144,9 +144,9 @@ def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, l
 
 
 def next_tokens(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Predictions in a row: logits of (..., classes) as (predictions, classes), and targets of (...) likewise.
+    """Flattens predictions: logits of (..., classes) to (predictions, classes), and targets of (...) likewise.
 
-    Those of images, (images, classes), stay as they are, and so do targets that are probabilities.
+    Logits of images, (images, classes), and targets that are probabilities do not change.
     """
     return outputs.flatten(0, -2), targets if targets.is_floating_point() else targets.flatten()
 
@@ -156,8 +156,8 @@ def _python_docs() -> str:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise FileNotFoundError(
-            "data='python-docs' is the file pydoc_data/topics.py of Python, which this installation has not: install "
-            "all of Python, or give a text of your own (text:FILE)"
+            "data='python-docs' is the file pydoc_data/topics.py of Python, which this installation lacks: install "
+            "all of Python, or give your own text (text:FILE)"
         ) from error
     return "\n\n".join(topics[name] for name in sorted(topics))
 
@@ -177,7 +177,7 @@ def _paths(path: Path) -> list[Path]:
 
 
 def _decoded(paths: Sequence[Path]) -> Iterator[str]:
-    """The text of files in parts of about 16 KiB, which end with lines, so that a tokenizer sees whole words."""
+    """The text of files in parts of about 16 KiB that end at line ends, so that a tokenizer sees whole words."""
     for path in paths:
         try:
             with path.open(encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""From text to the numbers of its tokens: bytes, characters, or those of a trained tokenizer."""
+"""From text to the numbers of its tokens: bytes, characters, or tokens of a trained tokenizer."""
 
 import hashlib
 import os
@@ -15,14 +15,14 @@ from fused_lwlr.extras import import_extra
 
 CODE_POINTS = 0x110000
 TOGETHER = 256
-"""Documents that a tokenizer is given at a time, which it spreads over the cores."""
+"""Documents for one call of a tokenizer, which distributes them over the cores."""
 
 BYTES = tuple(repr(bytes([number])) for number in range(256))
-"""Names of the tokens where they are bytes."""
+"""Names of byte tokens."""
 
 
 def characters(chunks: Callable[[], Iterator[str]]) -> tuple[InMemory, tuple[str, ...]]:
-    """The characters of a text by their numbers, and what they are; in two passes, the first of which finds them."""
+    """The characters of a text as numbers, and their names; the first of two passes finds the distinct characters."""
     count, present = 0, np.zeros(CODE_POINTS, bool)
     for chunk in chunks():
         count += len(chunk)
@@ -49,7 +49,7 @@ class Tokenizer:
 
     Raises:
         ImportError: the package is not installed.
-        ValueError: there is no such tokenizer, or the hub cannot be reached.
+        ValueError: the tokenizer does not exist, or the hub cannot be reached.
     """
 
     def __init__(self, name: str) -> None:
@@ -57,7 +57,7 @@ class Tokenizer:
         path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
         try:
             self.inner: Any = package.from_file(str(path)) if path.is_file() else package.from_pretrained(name)
-        except Exception as error:  # the package has no errors of its own
+        except Exception as error:  # the package raises plain exceptions
             reason = str(error).partition("\n")[0]
             raise ValueError(
                 f"tokenizer={name} cannot be loaded: give a file tokenizer.json, a folder with one, or a name of the "
@@ -82,8 +82,8 @@ class Tokenizer:
         It is in the folder fused_lwlr of the user's cache, XDG_CACHE_HOME or ~/.cache, where it may be deleted.
 
         Args:
-            documents: not asked for where there is the file.
-            key: differs where they do.
+            documents: not read if the file exists.
+            key: differs if they differ.
         """
         from filelock import FileLock  # comes with tokenizers
 

@@ -1,4 +1,4 @@
-"""A model by its name: the small ones, deep ones, those of text, and all of timm."""
+"""Models by name: small ones, deep ones, models of text, and all models of timm."""
 
 import difflib
 import re
@@ -27,20 +27,20 @@ def build(
     name: str, *, classes: int, image_size: int = 0, channels: int = 0, context: int | None = None,
     pairs: bool = False, **arguments: Any,
 ) -> nn.Module:  # fmt: skip
-    """A new model: one of `MODELS`, one that `FAMILIES` know, or "timm:NAME" for a model of timm.
+    """A new model: a name in `MODELS`, a name of one of the `FAMILIES`, or "timm:NAME" for a model of timm.
 
     For text it is gptN, postlnN, or "hf:NAME" for a model of transformers (see `language_model`); for pairs seq2seqN.
 
     Args:
-        classes: of images, or different tokens.
+        classes: number of classes, or of different tokens.
         image_size, channels: of images.
         context: tokens of a sequence; None for a model of images.
         pairs: sequences are pairs of a source and a target.
         arguments: for a model of timm, such as drop_path_rate=0.1, or of text, such as width=128 (see `GPT`).
 
     Raises:
-        ValueError: there is no such model, or it cannot take images of this size or these arguments.
-        ImportError: a model of timm or transformers is asked for, which cannot be imported.
+        ValueError: the model does not exist, or does not accept images of this size or these arguments.
+        ImportError: the model needs timm or transformers, which cannot be imported.
     """
     if context is not None:
         return _of_text(name, context, classes, pairs, arguments)

@@ -14,7 +14,7 @@ TOY = re.compile(r"toynet(\d+)x(\d+)")
 
 
 class DeepBlock(nn.Module):
-    """Two 3 x 3 convolutions, each with a normalization, and perhaps a shortcut that pads with zeros."""
+    """Two 3 x 3 convolutions, each with a normalization, and an optional shortcut that pads with zeros."""
 
     def __init__(self, width_in: int, width: int, *, shortcut: bool, norm: str) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class DeepNet(nn.Module):
     Args:
         depth: layers with weights, 6 n + 2 for n blocks a stage.
         width: channels of the first stage; 16 in the paper.
-        shortcuts: whether blocks have them.
-        norm: "" for batch normalization, "-noaffine" for one without parameters, "-nobn" for biases in its place.
-        image_size, channels, classes: of the data.
+        shortcuts: whether blocks have shortcuts.
+        norm: "" for batch normalization, "-noaffine" for one without parameters, "-nobn" for biases instead.
+        image_size, channels, classes: sizes of the data.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class DeepNet(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 8 or depth % 6 != 2:
-            raise ValueError(f"depth {depth} of a net in three stages must be 6 n + 2: 20, 32, 56 and 110 are")
+            raise ValueError(f"depth {depth} must be 6 n + 2 for three stages: for example 20, 32, 56 or 110")
         if width < 1:
             raise ValueError(f"width {width} must be at least 1")
         if image_size < 4:
@@ -73,8 +73,8 @@ class DeepNet(nn.Module):
 class ToyNet(nn.Module):
     """Convolutions of one width, each with batch normalization without parameters and ReLU, and a linear head.
 
-    The net that the model of effective learning rates is compared with (Spreads in ELR, Appendix C): there is nothing
-    but convolutions that could be learned.
+    The net for comparisons with the model of effective learning rates (Spreads in ELR, Appendix C): only convolutions
+    have parameters that are learned.
 
     Weights of convolutions are normally distributed with variance 2 / fan_in (He).
     """
@@ -94,10 +94,10 @@ class ToyNet(nn.Module):
 
 
 def deepnet(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module | None:
-    """The net of that name, such as resnet56, noshort110, noshort32x8, noshort20-nobn or toynet50x16; or None.
+    """The net with this name, such as resnet56, noshort110, noshort32x8, noshort20-nobn or toynet50x16; or None.
 
     Raises:
-        ValueError: a depth that is not 6 n + 2, or images below 4 pixels.
+        ValueError: the depth is not 6 n + 2, or images are below 4 pixels.
     """
     toy = TOY.fullmatch(name)
     if toy is not None:
@@ -122,5 +122,5 @@ def kaiming_init_(model: nn.Module) -> None:
 
 
 def normalization(width: int, norm: str) -> nn.Module:
-    """Batch normalization, or with "-noaffine" one without parameters, or with "-nobn" none."""
+    """Batch normalization, without parameters for "-noaffine"; nothing for "-nobn"."""
     return nn.Identity() if norm == "-nobn" else nn.BatchNorm2d(width, affine=norm == "")

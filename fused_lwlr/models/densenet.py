@@ -30,23 +30,23 @@ class DenseNet(nn.Module):
     """A convolution, three blocks of dense layers with transitions between them, and a linear head.
 
     DenseNet-BC (Huang et al., 2017): bottlenecks of four times the growth, and transitions that halve channels and
-    sides. That of GradInit, Table 10, has depth 100 and growth 12.
+    sides. GradInit's, in Table 10, has depth 100 and growth 12.
 
     Weights are drawn by `kaiming_init_`.
 
     Args:
         depth: layers with weights, 6 n + 4 for n dense layers a block.
-        growth: channels that a dense layer adds.
-        norm: "" for batch normalization, "-nobn" for biases in its place.
-        image_size, channels, classes: of the data.
+        growth: channels added by a dense layer.
+        norm: "" for batch normalization, "-nobn" for biases instead.
+        image_size, channels, classes: sizes of the data.
     """
 
     def __init__(self, depth: int, growth: int, norm: str, *, image_size: int, channels: int, classes: int) -> None:
         super().__init__()
         if depth < 10 or depth % 6 != 4:
-            raise ValueError(f"depth {depth} of a DenseNet in three blocks must be 6 n + 4: 40 and 100 are")
+            raise ValueError(f"depth {depth} must be 6 n + 4 for three blocks: for example 40 or 100")
         if growth < 1:
-            raise ValueError(f"growth {growth} of a DenseNet must be at least 1")
+            raise ValueError(f"growth {growth} must be at least 1")
         if image_size < 4:
             raise ValueError(f"a DenseNet in three blocks halves its images twice: image size {image_size} is below 4")
         width = 2 * growth
@@ -69,10 +69,10 @@ class DenseNet(nn.Module):
 
 
 def densenet(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module | None:
-    """The net of that name: densenet100, densenet100-nobn, or of another growth such as densenet100x4; or None.
+    """The net with this name: densenet100, densenet100-nobn, or of another growth such as densenet100x4; or None.
 
     Raises:
-        ValueError: a depth that is not 6 n + 4, or images below 4 pixels.
+        ValueError: the depth is not 6 n + 4, or images are below 4 pixels.
     """
     found = NAME.fullmatch(name)
     if found is None:

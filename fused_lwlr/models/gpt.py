@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from fused_lwlr.models.blocks import Block, options_of
 
 ARGUMENTS = {"width": int, "heads": int, "hidden": int, "tied": bool, "fused": bool, "dropout": float, "layernorm": str}
-"""What a model takes besides its depth, and of which type."""
+"""Further arguments of a model, and their types."""
 
 
 class GPT(nn.Module):
@@ -22,14 +22,14 @@ class GPT(nn.Module):
         post: the original order, "post-LN"; otherwise "pre-LN", with one more normalization at the end.
         context: the most tokens of a sequence.
         classes: number of different tokens.
-        width: of the embeddings.
-        heads: of attention, which divide the width.
+        width: width of the embeddings.
+        heads: number of attention heads, which divides the width.
         hidden: width between the layers of the perceptron; four times the width by default.
         tied: the head has the weight of the token embedding.
         fused: query, key and value are one projection.
         layernorm: "usual", or "every": a normalization after each layer of the perceptron, before its activation, and
-            after that of attention as well (Spreads in Effective Learning Rates, Appendix C).
-        dropout: of each branch, when training.
+            after the attention's layer as well (Spreads in Effective Learning Rates, Appendix C).
+        dropout: dropout of each branch, in training.
     """
 
     def __init__(

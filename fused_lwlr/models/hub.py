@@ -1,4 +1,4 @@
-"""Language models of transformers, built from a configuration alone: no weights are loaded."""
+"""Language models of transformers, built from a configuration, without loading weights."""
 
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,19 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_
 def language_model(name: str, *, context: int, classes: int, arguments: dict[str, Any]) -> nn.Module:
     """A causal language model with new weights, which takes (batch, tokens), int64, and returns logits.
 
-    Conv1D of transformers, a linear layer whose weight is transposed, becomes nn.Linear of the same name, of which
-    query, key and value can be told apart (see `layers_of`).
+    Conv1D of transformers, a linear layer whose weight is transposed, becomes nn.Linear of the same name, in which
+    query, key and value can be separated (see `layers_of`).
 
     Args:
         name: a type of model that transformers has, such as gpt2, with its default configuration; a folder with
-            config.json, or that file; or a name of the Hugging Face hub, of which the configuration is fetched.
+            config.json, or this file; or a name of the Hugging Face hub, whose configuration is downloaded.
         context: tokens of a sequence.
         classes: number of different tokens.
         arguments: fields of the configuration.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: there is no such configuration, it is not that of a causal language model, has no such field, or
+        ValueError: the configuration does not exist, is not for a causal language model, lacks a field, or
             has fewer positions than `context`.
     """
     import_extra("transformers", "hf")
@@ -47,7 +47,7 @@ def language_model(name: str, *, context: int, classes: int, arguments: dict[str
 
 
 def _config(transformers: Any, name: str, arguments: dict[str, Any], classes: int) -> Any:
-    # special tokens are those of another vocabulary
+    # special tokens belong to another vocabulary
     fields = {**arguments, "vocab_size": classes, "use_cache": False, **dict.fromkeys(SPECIAL)}
     known = not Path(name).exists() and name in transformers.CONFIG_MAPPING
     try:
@@ -60,13 +60,13 @@ def _config(transformers: Any, name: str, arguments: dict[str, Any], classes: in
     for field in arguments:
         if not hasattr(found, field):
             raise ValueError(f"hf:{name} does not take {field}: its configuration has no such field")
-    # sizes that follow from others follow from the new ones, where the configuration is the default one
+    # in a default configuration, dependent sizes follow from the new sizes
     return type(found)(**fields) if known else type(found).from_dict({**found.to_dict(), **fields})
 
 
 @torch.no_grad()
 def linear_(model: nn.Module, transposed: type[nn.Module]) -> None:
-    """Put nn.Linear in the place of modules that compute x @ weight + bias."""
+    """Replace modules that compute x @ weight + bias by nn.Linear."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, transposed):
@@ -84,7 +84,7 @@ def _logits(model: nn.Module, inputs: Any, outputs: Any) -> Tensor:
 
 @torch.no_grad()
 def _check_causal(model: nn.Module, name: str, tokens: int) -> None:
-    """Refuse a model that sees the tokens that it is to predict."""
+    """Refuse a model that sees the tokens that it must predict."""
     model.eval()
     one, other = torch.zeros(2, 1, tokens, dtype=torch.int64)
     other[0, -1] = 1
@@ -92,6 +92,6 @@ def _check_causal(model: nn.Module, name: str, tokens: int) -> None:
     model.train()
     if not torch.allclose(before, after, rtol=1e-4, atol=1e-5):
         raise ValueError(
-            f"model={name} sees the tokens that it is to predict: give another, or model_args is_decoder=True where it "
-            "has such a field"
+            f"model={name} sees the tokens that it must predict: give another model, or model_args "
+            "is_decoder=True if it has this field"
         )

@@ -8,28 +8,28 @@ from fused_lwlr.models.deep import kaiming_init_, normalization
 
 NAME = re.compile(r"vgg19(?:x(\d+))?(-nobn)?")
 STAGES = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))
-"""Channels, as multiples of the width of the first stage, and convolutions."""
+"""Channels, as multiples of the width of the first stage, and number of convolutions."""
 
 
 class VGG19(nn.Module):
     """Sixteen 3 x 3 convolutions in five stages, each stage followed by max pooling, and a linear head.
 
-    The variant for CIFAR-10 (GradInit, Appendix A): one linear layer in the place of three. It halves images of 32
-    pixels to one. Of smaller images the first stages are not pooled, so that all stages keep what a pixel has beside
-    it: with 8 pixels the third stage is the first with pooling.
+    The variant for CIFAR-10 (GradInit, Appendix A): one linear layer instead of three. It halves images of 32
+    pixels to one. For smaller images the first stages have no pooling, so that all stages keep more than one
+    pixel: with 8 pixels the third stage is the first with pooling.
 
     Weights are drawn by `kaiming_init_`.
 
     Args:
         width: channels of the first stage; 64 in the paper.
-        norm: "" for batch normalization, "-nobn" for biases in its place.
-        image_size, channels, classes: of the data.
+        norm: "" for batch normalization, "-nobn" for biases instead.
+        image_size, channels, classes: sizes of the data.
     """
 
     def __init__(self, width: int, norm: str, *, image_size: int, channels: int, classes: int) -> None:
         super().__init__()
         if width < 1:
-            raise ValueError(f"width {width} of VGG-19 must be at least 1")
+            raise ValueError(f"width {width} must be at least 1")
         pooled = min(len(STAGES), image_size.bit_length() - 1)  # stages, the last ones
         layers: list[nn.Module] = []
         last = channels
@@ -49,7 +49,7 @@ class VGG19(nn.Module):
 
 
 def vgg(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module | None:
-    """The net of that name: vgg19, vgg19-nobn, or of another width such as vgg19x16; or None."""
+    """The net with this name: vgg19, vgg19-nobn, or of another width such as vgg19x16; or None."""
     found = NAME.fullmatch(name)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Moving averages of the weights: where they begin, and how they take the weights' place for an evaluation."""
+"""Moving averages of the weights: initial values, and an exchange with the weights for an evaluation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,10 +37,10 @@ def average_dtype(param: Tensor) -> torch.dtype:
 
 
 def averages_of(groups: Sequence[dict[str, Any]], states: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]]:
-    """Returns the parameters that have an average, with it.
+    """Returns the parameters that have an average, each with its average.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: no parameter has an average.
     """
     pairs = [
         (param, states[param][EMA])
@@ -57,7 +57,7 @@ def averages_of(groups: Sequence[dict[str, Any]], states: Mapping[Any, Any]) -> 
 
 @contextmanager
 def exchanged(pairs: Sequence[tuple[Tensor, Tensor]], model: nn.Module | None) -> Iterator[None]:
-    """Puts averages in the place of their parameters, see `FusedOptimizer.averaged`."""
+    """Replaces parameters by their averages within the context, see `FusedOptimizer.averaged`."""
     params = [param for param, _ in pairs]
     trained = [local(param).detach().clone() for param in params]
     if model is not None:
@@ -75,5 +75,5 @@ def exchanged(pairs: Sequence[tuple[Tensor, Tensor]], model: nn.Module | None) -
 def _put(params: list[Tensor], values: list[Tensor]) -> None:
     for param, value in zip(params, values, strict=True):
         local(param).copy_(value)
-    # of a DTensor only the local part knows
+    # a write to the local part does not increment the DTensor's version counter
     increment_version([param for param in params if is_distributed(param)])

@@ -41,9 +41,9 @@ class Buckets(Protocol):
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """Mixin in front of a `torch.optim` class: its options, state keys and errors, with a step of our own.
+    """Mixin in front of a `torch.optim` class: its options, state keys and errors, with another step.
 
-    A subclass names its rule.
+    A subclass sets `rule`.
 
     Args:
         foreach, differentiable: must not be True.
@@ -51,16 +51,16 @@ class FusedOptimizer(torch.optim.Optimizer):
         capturable: allows `step()` to be captured in a CUDA graph, after a first step without one. Every replay reads
             lr and weight_decay that are tensors on the GPU. Step counts are on the device, as `state["step"]`.
         layers: options of single layers: a mapping from names of parameters, of slices of them ("qkv.weight[0:64]") or
-            patterns with `*` and `?`. A value is a multiplier η of lr, such as `fused_lwlr.calibrate` returns
+            patterns with `*` and `?`. A value is a multiplier η of lr, as `fused_lwlr.calibrate` returns
             (Initializing the Layer-wise Learning Rate, Eq. 2), or a dict of options: "lr" and "weight_decay" multiply
             the group's, "betas" and "eps" replace the group's, and "corrected_decay": True multiplies the decay by
             lr / max_lr, where the option max_lr of a param group is by default the lr that it is made with. If several
-            keys fit a layer, their options are merged in the order of the mapping, and the last of each counts. A list
-            of mappings is read as one. Parameters need names (`model.named_parameters()`). The options are part of
-            `state_dict()`. A param group may have its own.
+            keys match a layer, their options are merged in the order of the mapping, and the last of each counts. A
+            list of mappings acts like one mapping. Parameters need names (`model.named_parameters()`). The options are
+            part of `state_dict()`. A param group may override it.
         scaling: computes one factor for each layer from norms of this step, such as `ELR`, `LARS` or `LAMB`. The step
             is still one launch.
-        clip_global_norm: the largest norm of all gradients together. The step is that after
+        clip_global_norm: the largest norm of all gradients together. The step equals a step after
             `torch.nn.utils.clip_grad_norm_`, but `.grad` does not change. It costs a launch that reads the gradients.
         nonfinite: what happens with a NaN or infinite gradient. "propagate" uses it, as torch.optim does. "skip" skips
             the step on the device: no parameter, state or step count changes. "raise" skips the step, and raises an
@@ -70,11 +70,11 @@ class FusedOptimizer(torch.optim.Optimizer):
             e ← e + (1 − ema) · (w − e), from the weight before the first step on. It is kept in `state["ema"]`, in
             float32 for half precision too, and follows the exact weight with `master_weights`. It is an option of the
             param group that may change in every step, for example for a warm-up: `group["ema"] = min(0.999, (1 + t) /
-            (10 + t))` (in a CUDA graph it is that of the capture). Setting it to None drops the average; a number after
+            (10 + t))` (a CUDA graph keeps its value). Setting it to None drops the average; a number after
             that starts again from the current weight. A parameter that is not stepped, because it has no gradient or
             the step is skipped, keeps its average. See `averaged()`.
-        cautious_decay: applies weight decay only to elements that it does not move against the step, which are those
-            whose weight and direction do not differ in sign (Cautious Weight Decay, arXiv 2510.12402). For AdamW and
+        cautious_decay: applies weight decay only to elements where it does not act against the step: where the
+            signs of weight and direction do not differ (Cautious Weight Decay, arXiv 2510.12402). For AdamW and
             Lion.
         master_weights: keeps the exact weights of half-precision parameters in float32, as `state["master_weight"]`,
             and steps these. An element of the parameter that was changed from outside replaces its exact weight.
@@ -89,15 +89,15 @@ class FusedOptimizer(torch.optim.Optimizer):
             implementation.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a layer that is not a parameter.
+        ValueError: an argument is out of range or not supported, or a layer is not a parameter.
     """
 
     rule: Rule
     """The update rule."""
     optional_state: str | None
-    """The option of a param group that the last state column of the rule goes with; None if all are always there."""
+    """The option of a param group that enables the last state column of the rule; None if all columns always exist."""
     options: StepOptions
-    """The options that stay as they are constructed."""
+    """The options that do not change after construction."""
     holds_averages: bool = False
     """Whether parameters hold their averages now, within `averaged()`."""
     _plans: Plans | None = None
@@ -117,12 +117,12 @@ class FusedOptimizer(torch.optim.Optimizer):
         rescale_weights: ScaleInvariant | Literal[False] = False,
         lr_in_momentum: bool = False,
     ) -> dict[str, Any]:
-        """Takes the options that all optimizers share, before there are param groups. Returns them all."""
+        """Processes the options that all optimizers share, before param groups exist. Returns all options."""
         for name in given:
             if name not in DEFAULTS:
                 raise TypeError(f"{type(self).__name__}.__init__() got an unexpected keyword argument {name!r}")
         options: dict[str, Any] = {**DEFAULTS, **given}
-        # torch's errors, for flags that it never sees together: fused is not passed on
+        # raises torch's errors for these flags, since fused is not passed to torch
         if options["fused"] and options["differentiable"]:
             raise RuntimeError("`fused` does not support `differentiable`")
         if options["fused"] and options["foreach"]:
@@ -135,7 +135,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return options
 
     def _finish(self, options: Mapping[str, Any]) -> None:
-        """Takes the options that name parameters, once there are param groups."""
+        """Processes the options that name parameters, after param groups exist."""
         groups, given = self.param_groups, options["layers"]
         if given is not None:
             if any(group["layers"] is not None for group in groups):
@@ -152,7 +152,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @property
     def scaling(self) -> Scaling | None:
-        """One factor for each layer from norms of a step, or None. May be replaced between two steps."""
+        """One factor for each layer from norms of a step, or None. It may be replaced between two steps."""
         return self.options.scaling
 
     @scaling.setter
@@ -165,7 +165,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def backend(self) -> dict[str, str]:
         """The code that steps the parameters of each device: device -> "triton", "torch", or "torch and triton".
 
-        Both where dtypes differ, as float64 is stepped by "torch". The argument is `options.backend`.
+        Both if dtypes differ, since "torch" steps float64. The argument is `options.backend`.
         """
         found: dict[str, set[str]] = {}
         for param in (local(param) for group in self.param_groups for param in group["params"]):
@@ -176,11 +176,11 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @property
     def fused(self) -> bool | None:
-        """The value that was asked for. torch refuses meta parameters where this is True."""
+        """The constructor's value. torch refuses meta parameters if this is True."""
         return self.options.fused
 
     def complete_groups(self) -> None:
-        """Gives param groups that were made elsewhere, such as by `torch.optim`, the options that they lack."""
+        """Adds missing options to param groups that were made elsewhere, such as by `torch.optim`."""
         for group in self.param_groups:
             group.setdefault("capturable", False)
             group.setdefault("ema", None)
@@ -191,11 +191,11 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Args:
             param_group: "params", and the options in which the group differs from the others. It may have `layers` (a
-                mapping, if its parameters are named) and `ema` of its own.
+                mapping, if its parameters are named) and `ema`.
 
         Raises:
             ValueError: an option is not supported or out of range, or a key of `layers` matches no parameter of the
-                group. The optimizer stays as it was.
+                group. The optimizer does not change.
         """
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
         for name in UNSUPPORTED:
@@ -231,17 +231,17 @@ class FusedOptimizer(torch.optim.Optimizer):
             closure: reevaluates the model and returns the loss.
 
         Raises:
-            FloatingPointError: with `nonfinite="raise"`, a gradient of this step (on a GPU: of the one before) is not
+            FloatingPointError: with `nonfinite="raise"`, a gradient of this step (on a GPU: the previous one) is not
                 finite. That step changed nothing.
             RuntimeError: sparse gradients, a parameter whose elements share memory, a capture in a CUDA graph
-                whose replays would not do what a step does, or a call within `averaged()`.
-            ValueError: a backend that cannot work on a parameter, or state that does not fit one.
-                All are raised before anything is written.
+                whose replays would differ from a step, or a call within `averaged()`.
+            ValueError: a backend does not support a parameter, or state does not fit its parameter.
+                All errors are raised before anything is written.
         """
         if self.holds_averages:
             raise RuntimeError("step() within averaged(): the parameters hold averages now, so leave it first")
         groups = self.param_groups
-        # without a CUDA context, which the second call would create, there is no capture
+        # the first condition avoids the second call, which would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
         if self._skip_report is not None and not capturing:
             self._report(wait=True)
@@ -255,7 +255,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if grad_scale is not None or found_inf is not None:
             loss_scale = Gate(grad_scale=grad_scale, found_inf=found_inf)
         if found_inf is not None and not self.options.device_counts:
-            # the device alone knows which steps are skipped
+            # only the device knows which steps are skipped
             self.options = replace(self.options, device_counts=True)
         if self._buckets is not None:
             if capturing:
@@ -312,10 +312,10 @@ class FusedOptimizer(torch.optim.Optimizer):
         return plans
 
     def layers(self) -> dict[str, dict[str, Any]]:
-        """Returns what every layer has now: its name -> lr, weight_decay, and betas and eps if the rule has them.
+        """Returns the options of every layer: its name -> lr, weight_decay, and betas and eps if the rule has them.
 
-        lr and weight_decay are the group's times the multipliers of the layer. Of parameters without names, the name
-        is the number of their group and their place in it, such as "0.3".
+        lr and weight_decay are the group's times the multipliers of the layer. A parameter without a name
+        has the number of its group and its position in it as its name, such as "0.3".
         """
         self.complete_groups()
         return effective(self.param_groups)
@@ -339,7 +339,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
-        """Puts the averages of the weights in their place, for an evaluation or a checkpoint of the model.
+        """Replaces the weights by their averages, for an evaluation or a checkpoint of the model.
 
             with optimizer.averaged():
                 accuracy = evaluate(model)
@@ -348,14 +348,14 @@ class FusedOptimizer(torch.optim.Optimizer):
         Averages are rounded to the dtype of their parameter. On leaving, also with an exception, the trained weights
         are back, bit for bit, from a copy. Parameters without an average do not change. Buffers, such as the running
         statistics of batch normalization, are not averaged. To compute them for the averaged weights, call
-        `torch.optim.swa_utils.update_bn(loader, copy.deepcopy(model))` within.
+        `torch.optim.swa_utils.update_bn(loader, copy.deepcopy(model))` within the context.
 
         Args:
             model: needed for a model under `torch.distributed.fsdp.fully_shard`, whose modules may still hold whole
                 weights of the last forward pass. These are freed on entering and on leaving.
 
         Raises:
-            RuntimeError: there are no averages yet, or this is called within itself. `step()` within it raises, too.
+            RuntimeError: averages do not exist yet, or calls are nested. `step()` within the context raises, too.
         """
         if self.holds_averages:
             raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
@@ -382,17 +382,17 @@ class FusedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class or of its `torch.optim` namesake: all of it, or nothing.
 
-        Options of layers come from the dict if it has them and stay as they are if not; so does the decay `ema`, for
-        which None counts as not having it: averages that the dict lacks begin with the weights before the next step.
-        Implementation flags (`foreach`, `fused`, ...) stay as constructed. State is copied, in the dtype that the
-        optimizer keeps it in.
+        Options of layers come from the dict if it has them; otherwise they do not change. The same holds for the decay
+        `ema`, for which None counts as missing: averages that the dict lacks begin with the weights before the next
+        step. Implementation flags (`foreach`, `fused`, ...) do not change. State is copied, in the dtype in which the
+        optimizer keeps it.
 
         Args:
             state_dict: the result of `state_dict()`.
 
         Raises:
-            ValueError: something in the dict does not fit the optimizer, or cannot be what it should. The optimizer
-                is left as it was, also where a hook raises.
+            ValueError: an entry of the dict does not fit the optimizer, or is invalid. The optimizer
+                does not change, also if a hook raises.
         """
         self.complete_groups()
         state_dict = require_dict(state_dict, "a state dict").copy()
@@ -413,7 +413,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As `torch.optim`'s. After an exception in a backward pass, `step_in_backward` begins again.
+        """As `torch.optim`'s. After an exception in a backward pass, `step_in_backward` starts over.
 
         Args:
             set_to_none: sets gradients to None, and not to zeros.
@@ -423,7 +423,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._buckets.reset()
 
     def __getstate__(self) -> dict[str, Any]:
-        # without the rule, which is the class's and cannot be pickled, and without hooks in backward
+        # without the rule, which belongs to the class and cannot be pickled, and without backward hooks
         options = {field.name: getattr(self.options, field.name) for field in fields(StepOptions)}
         left_out = (*self._kind, "in_backward")
         return {**super().__getstate__(), "options": {k: v for k, v in options.items() if k not in left_out}}
@@ -450,7 +450,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
 
 def _set_max_lr(group: dict[str, Any]) -> None:
-    """Gives a new param group whose layers have corrected decay a max_lr: the lr that it is made with."""
+    """Gives a new param group whose layers have corrected decay a max_lr: its initial lr."""
     if any(part.options.corrected_decay for entry in group["layers"] or () for part in entry):
         group.setdefault("max_lr", float(group["lr"]))
         max_lr(group)

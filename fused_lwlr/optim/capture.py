@@ -13,7 +13,7 @@ def are_on_gpu(groups: Groups) -> bool:
 
 
 def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> Plans:
-    """Raises RuntimeError if a replay would not do what a step does.
+    """Raises RuntimeError if a replay would differ from a step.
 
     Args:
         options, groups: of the optimizer.
@@ -41,8 +41,8 @@ def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> 
         for option in ("lr", "weight_decay"):
             if isinstance(group[option], Tensor) and devices - {group[option].device}:
                 raise RuntimeError(
-                    f"{option} is a tensor on {group[option].device}, which a replay would not read: put it on "
-                    f"{', '.join(map(str, devices))}, as the parameters are"
+                    f"{option} is a tensor on {group[option].device}, which a replay would not read: move it to "
+                    f"{', '.join(map(str, devices))}, where the parameters are"
                 )
         if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
             raise RuntimeError("betas cannot be tensors in a CUDA graph, since a replay would not read them")

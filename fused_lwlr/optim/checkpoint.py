@@ -1,7 +1,7 @@
-"""Loading a state dict: checked as a whole and copied before anything of the optimizer is touched.
+"""Loading a state dict: checked and copied completely before the optimizer changes.
 
-`torch.optim.Optimizer.load_state_dict` rounds state to the parameter's dtype, keeps the tensors of the dict, and takes
-what it is given for a state dict.
+`torch.optim.Optimizer.load_state_dict` rounds state to the parameter's dtype, keeps the tensors of the dict, and does
+not check the dict.
 """
 
 import warnings
@@ -28,7 +28,7 @@ KEPT = ("layers", "max_lr", "ema")
 SWITCHES = ("nesterov", "maximize", "amsgrad")
 """Options that dicts of older versions of torch lack: `__setstate__` gives them their defaults."""
 LR_IN_MOMENTUM = "lr_in_momentum"
-"""An option of SGD that decides what its state means. Groups have it where it is True."""
+"""An option of SGD that changes the meaning of its state. Groups only have it if it is True."""
 
 
 @torch.no_grad()
@@ -41,17 +41,17 @@ def read(
     """Reads a state dict of an optimizer, or of its `torch.optim` namesake.
 
     Args:
-        options, groups: of the optimizer that loads it.
+        options, groups: of the optimizer that loads the dict.
         state_dict: the state dict.
-        kept: options of param groups that stay as they are.
+        kept: options of param groups that do not change.
 
     Returns:
         New state, which shares no memory with the dict, and new param groups.
 
     Raises:
-        ValueError: something in the dict does not fit the optimizer, or cannot be what it should.
+        ValueError: an entry of the dict does not fit the optimizer, or is invalid.
     """
-    # other keys are those of hooks and wrappers, and are ignored as torch.optim does
+    # hooks and wrappers may add other keys, which are ignored as in torch.optim
     if not {"state", "param_groups"} <= state_dict.keys():
         keys = ", ".join(map(repr, state_dict))
         raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
@@ -89,7 +89,7 @@ def _saved_groups(own: Groups, saved: Any) -> list[dict[str, Any]]:
 def _match_names(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     """Brings a saved group into the order of the optimizer's group, if both have the same names in another order.
 
-    With other names the order stays, as in `torch.optim`, and a warning tells the difference.
+    With other names the order stays, as in `torch.optim`, and a warning names the difference.
     """
     names, saved = mine.get("param_names"), theirs.get("param_names")
     if names is None or saved is None or list(saved) == list(names):
@@ -111,15 +111,15 @@ def _groups(own: Groups, saved: Groups, kept: Sequence[str]) -> list[dict[str, A
     """Returns the new param groups."""
     groups = []
     for mine, theirs in zip(own, saved, strict=True):
-        # those of the dict may hold tensors
+        # the options of the dict may hold tensors
         group = deepcopy({name: option for name, option in theirs.items() if name != "params"})
         group["params"] = mine["params"]
         if isinstance(group.get("betas"), list):
-            # as JSON has them
+            # JSON has lists
             group["betas"] = tuple(group["betas"])
         group.update({name: mine[name] for name in kept if name in mine})
         group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
-        # the constructor gave the names, by which the options of layers and scalings select parameters
+        # keep the constructor's names, by which options of layers and scalings select parameters
         group.pop("param_names", None)
         group.update({name: mine[name] for name in ("param_names",) if name in mine})
         groups.append(group)
@@ -143,7 +143,7 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
     held, wanted = (options.get(LR_IN_MOMENTUM, False) for options in (theirs, mine))
     if held != wanted:
         raise ValueError(
-            f"{LR_IN_MOMENTUM!r} of {where} is {held}, but that of the optimizer {wanted}: one momentum buffer holds "
+            f"{LR_IN_MOMENTUM!r} of {where} is {held}, but the optimizer has {wanted}: one momentum buffer holds "
             "lr, the other does not; construct the optimizer with the option that the dict was saved with"
         )
     for name in (name for name in names_of("group") if name in mine and name != "layers"):
@@ -160,10 +160,10 @@ def _state(
     groups: Groups,
     saved: Any,
 ) -> defaultdict[Any, Any]:
-    """Returns the new state, in new memory: ids of the saved groups stand for the parameters at the same place."""
+    """Returns the new state, in new memory: ids of the saved groups denote the parameters at the same position."""
     averaged = [group[EMA] is not None for group in new_groups for _ in group["params"]]
     places = [(mine, new, at) for mine, new in zip(own, new_groups, strict=True) for at in range(len(mine["params"]))]
-    # as many as layers that a parameter is cut into, none for one that does not stay on spheres
+    # the number of slices of the parameter, or 0 if it does not stay on spheres
     radii = [len(slices_of(new, at)) if options.has_radius(mine, at) else 0 for mine, new, at in places]
     on_device = options.counts_on_device(own)
     params = [param for group in own for param in group["params"]]
@@ -184,9 +184,9 @@ def _state(
                 options, params[i], entry, labels[i], averaged=averaged[i], on_device=on_device, radii=radii[i]
             )
         elif isinstance(key, kinds) or key in spelled:
-            raise ValueError(f"the state dict has state of {shown(key)}, which is in none of its parameter groups")
+            raise ValueError(f"the state dict has state of {shown(key)}, but no parameter group has this parameter")
         else:
-            # of no parameter
+            # state that belongs to no parameter
             state[key] = deepcopy(entry)
     return state
 
@@ -210,7 +210,7 @@ def _entry(
     for name, value in saved.items():
         kept = {MASTER: options.has_master(param), EMA: averaged, RADIUS: radii}
         if not kept.get(name, True):
-            # it would go stale
+            # otherwise it would become stale
             continue
         try:
             entry[name] = (
@@ -234,7 +234,7 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
     if name not in (*options.rule.states, MASTER, EMA):
         return _other(param, value)
     if value is None and name in options.rule.states and not options.rule.counts_steps:
-        # so did SGD of torch 2.1 without momentum
+        # SGD of torch 2.1 without momentum saved None
         return None
     _check_column(param, value)
     dtype = options.dtype_of(param, name)
@@ -245,7 +245,7 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
 
 
 def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
-    """Returns the radii of so many rows of a parameter."""
+    """Returns the radii of a parameter, which must have the given number."""
     check_radius_shape(value, rows)
     if not value.is_meta and bool((value < 0).any()):
         raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
@@ -260,7 +260,7 @@ def _check_column(param: Tensor, value: Any) -> None:
         raise ValueError(f"is {tuple(value.shape)}, but the parameter is {tuple(param.shape)}")
     if value.is_complex() != param.is_complex() or not (value.is_floating_point() or value.is_complex()):
         raise ValueError(f"is {value.dtype}, but the parameter is {param.dtype}")
-    # of a DTensor
+    # only DTensors have placements
     placed, wanted = (getattr(tensor, "placements", None) for tensor in (value, param))
     if placed != wanted:
         raise ValueError(f"is placed as {placed}, but the parameter as {wanted}")
@@ -269,7 +269,7 @@ def _check_column(param: Tensor, value: Any) -> None:
 
 
 def _other(param: Tensor, value: Any) -> Any:
-    """State that is none of ours, copied to where `torch.optim.Optimizer.load_state_dict` would have it."""
+    """Other state, copied with the dtype and device that `torch.optim.Optimizer.load_state_dict` would choose."""
     if isinstance(value, Tensor):
         dtype = param.dtype if param.is_floating_point() else value.dtype
         return value.detach().to(param.device, dtype, copy=True)

@@ -1,4 +1,4 @@
-"""Decisions that all layers share: clipping by the global norm, and what to do about gradients that are not finite."""
+"""Decisions that all layers share: clipping by the global norm, and gradients that are not finite."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ def gates_of(
     """
     report = None
     if options.nonfinite == "raise":
-        # a GradScaler deals with an overflow that it has found
+        # a GradScaler handles an overflow that it has found
         known = gates[0].found_inf
         skipped = totals[1] if known is None else totals[1] * (known.to(totals.device) == 0).reshape(())
         report = _send(skipped, [(rows, plan.stepped_labels()) for rows, plan in zip(counts, plans, strict=True)])
@@ -122,6 +122,6 @@ def _send(skipped: Tensor, counts: list[tuple[Tensor, list[str]]]) -> SkipReport
 
 
 def _sum(totals: Sequence[Tensor]) -> Tensor:
-    """Returns the totals of all plans: sums, and the largest."""
+    """Returns the totals of all plans: sums, and the maximum."""
     table = torch.stack([t.to(totals[0].device, non_blocking=True) for t in totals])
     return torch.cat((table[:, :2].sum(0), table[:, 2:3].amax(0), table[:, 3:].sum(0)))

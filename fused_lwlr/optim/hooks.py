@@ -1,4 +1,4 @@
-"""Hooks, profiler and torch.compile around `step()`: torch's own wrappers take longer than all of a small step."""
+"""Hooks, profiler and torch.compile around `step()`: torch's own wrappers take longer than a whole small step."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -15,7 +15,7 @@ Step = TypeVar("Step", bound=Callable[..., Any])
 
 
 def untraced(function: Step) -> Step:
-    """Hides a function that autograd calls from torch.compile, which is not imported where it is not used."""
+    """Hides a function that autograd calls from torch.compile, without importing it if it is not used."""
     hidden = _disable_dynamo(function)
 
     @wraps(function)
@@ -27,10 +27,10 @@ def untraced(function: Step) -> Step:
 
 
 def hooked(step: Step) -> Step:
-    """`torch.optim.Optimizer.profile_hook_step`, left out where there is neither a hook nor a profiler to serve.
+    """Does what `torch.optim.Optimizer.profile_hook_step` does, but costs nothing without hooks and a profiler.
 
-    torch wraps the `step` of a subclass that has its own, and runs the hooks then; ours runs none within it.
-    A compiled training loop breaks its graph here: tables of addresses are not to be traced.
+    torch wraps the `step` of a subclass that defines one, and runs the hooks then; ours runs none within it.
+    A compiled training loop breaks its graph here: tables of addresses must not be traced.
     """
     full = torch.optim.Optimizer.profile_hook_step(step)
 
@@ -42,7 +42,7 @@ def hooked(step: Step) -> Step:
 
     @wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # while a frame is traced, or below one that was not
+        # while a frame is traced, or below a frame that is not traced
         if is_dynamo_compiling() or get_eval_frame_callback() is not None:
             return untraced(self, *args, **kwargs)
         if (
@@ -53,7 +53,7 @@ def hooked(step: Step) -> Step:
             or torch_optimizer._global_optimizer_post_hooks
         ):
             return serve(self, *args, **kwargs)
-        # as it is called mostly; to pass on any arguments takes longer
+        # the usual call; passing arguments takes longer
         return step(self, *args, **kwargs) if args or kwargs else step(self)
 
     # so that torch does not wrap it again

@@ -1,4 +1,4 @@
-"""The hyper rows of each step: one for each param group, and for each set of options that some of its layers have."""
+"""The hyper rows of each step: one for each param group, and for each distinct set of layer options."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -40,7 +40,7 @@ class HyperRows:
         self._variants = [
             (number, [variant for _, variant in those]) for number, those in groupby(variants, lambda each: each[0])
         ]
-        # rows of layers, and what of their group they were made of: mostly lr is all that differs in the next step
+        # rows of layers, and the group's options that they were made from: usually only lr changes in the next step
         self._made: dict[int, tuple[Any, list[Hyper]]] = {}
         self.count = len(variants)
 
@@ -104,7 +104,7 @@ class HyperRows:
 
 
 def _number(value: Any, group: dict[str, Any]) -> Number:
-    """Returns a learning rate or weight decay of a group: a tensor if every replay is to read it on the device."""
+    """Returns a learning rate or weight decay of a group: a tensor if every replay must read it on the device."""
     if not isinstance(value, Tensor) or not (value.is_cuda or group["capturable"]):
         return float(value)
     return value if value.dtype in (torch.float32, torch.float64) else value.float()

@@ -98,7 +98,7 @@ class StepInBackward:
 
 
 def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: int = 64 << 20) -> StepInBackward:
-    """Steps parameters during `backward()`, so that the gradients of a whole model are never there at once.
+    """Steps parameters during `backward()`, so that the gradients of a whole model never exist at once.
 
         optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=1e-3, scaling=fused_lwlr.ClipByLayer(1.0))
         fused_lwlr.step_in_backward(model, optimizer, max_bytes=256 << 20)
@@ -106,31 +106,31 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
             loss_fn(model(x), y).backward()  # steps most parameters
             optimizer.step()                 # steps the rest, and ends the step
 
-    To be called once, before the first `backward()`. Hooks collect gradients in the order in which `backward()` makes
+    Call it once, before the first `backward()`. Hooks collect gradients in the order in which `backward()` makes
     them. When these take `max_bytes`, their parameters are stepped in one launch for each combination of dtypes, and
-    `.grad` is None again, as after `optimizer.step()`. Parameters and state get the bits of a step after `backward()`;
-    the noise of `stochastic_rounding` alone is another in each bucket.
+    `.grad` becomes None, as after `optimizer.step()`. Parameters and state get the bits of a step after `backward()`;
+    only the noise of `stochastic_rounding` differs from bucket to bucket.
 
     Args:
         model: has all parameters of the optimizer.
-        optimizer: one of this package. What needs all gradients or all weights before the first parameter is stepped
-            is refused: clip_global_norm, nonfinite="skip" and "raise", rescale_weights and BalancedLR.
-        max_bytes: the size of gradients, in bytes, at which a bucket is stepped. Gradients take at most that and the
-            size of the largest gradient.
+        optimizer: an optimizer of this package. These options are refused, since they need all gradients or all
+            weights before the first step: clip_global_norm, nonfinite="skip" and "raise", rescale_weights, BalancedLR.
+        max_bytes: the size of gradients, in bytes, at which a bucket is stepped. Gradients take at most this size plus
+            the size of the largest gradient.
 
     Returns:
         A handle, whose `remove()` removes the hooks.
 
     Raises:
-        RuntimeError: there are gradients already, the optimizer has such a handle, or there is a process group. Later,
+        RuntimeError: gradients exist already, the optimizer has such a handle, or a process group exists. Later,
             by `backward()` or `step()`: a second gradient of a parameter before `optimizer.step()`, a closure, a
             `torch.amp.GradScaler`, or a capture in a CUDA graph.
-        TypeError: the optimizer is not one of this package.
-        ValueError: an option that is refused, `max_bytes` below 1, or parameters that are not the model's, are on
+        TypeError: the optimizer is not from this package.
+        ValueError: an option is refused, `max_bytes` is below 1, or parameters are not in the model, are on
             several devices or share memory.
     """
     if not isinstance(optimizer, FusedOptimizer):
-        raise TypeError(f"optimizer is {type(optimizer)}: step_in_backward() takes those of fused_lwlr, such as AdamW")
+        raise TypeError(f"optimizer is {type(optimizer)}: step_in_backward() needs one of fused_lwlr, such as AdamW")
     if type(max_bytes) is not int or max_bytes < 1:
         raise ValueError(f"max_bytes={max_bytes!r} must be an int, at least 1")
     if optimizer.options.in_backward:

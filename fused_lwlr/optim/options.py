@@ -53,17 +53,17 @@ class StepOptions:
 
     Attributes:
         optimizer: the name of the class, for messages.
-        optional_state: the option of a param group that the last state column of the rule goes with, or None.
+        optional_state: the option of a param group that switches the last state column of the rule on, or None.
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
-        in_backward: whether a plan is only of the parameters that have a gradient when it is made, see
+        in_backward: whether a plan has only the parameters that have a gradient when it is made, see
             `step_in_backward`.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         is_part: whether the optimizer has a part of the parameters of its process group, which only the caller knows.
-        device_counts: whether the device counts steps whatever the param groups say: it alone knows which were skipped.
+        device_counts: whether the device always counts steps, since only the device knows which steps were skipped.
 
     Raises:
         RuntimeError: flags that exclude each other, as in torch.optim.
-        ValueError: an option that is not what it should be.
+        ValueError: an option is invalid.
     """
 
     optimizer: str
@@ -115,8 +115,8 @@ class StepOptions:
         if self.in_backward and self.needs_totals:
             raise ValueError(
                 f"{self._name_what_needs_totals()} does not go with step_in_backward(): it needs all gradients, or the "
-                "norms of all weights, before the first parameter is stepped; ClipByLayer and all other scalings, "
-                "which need those of their own layer, do"
+                "norms of all weights, before the first parameter is stepped; use ClipByLayer or another scaling, "
+                "which need only the norms of one layer"
             )
         if self.is_part and self.needs_totals:
             raise ValueError(
@@ -141,7 +141,7 @@ class StepOptions:
             )
         if isinstance(self.scaling, Scaling) and self.scaling.depends_on_lr(self.rule):
             raise ValueError(
-                f"scaling={self.scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or is of "
+                f"scaling={self.scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or on "
                 "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
                 "ClipByLayer or BalancedLR"
             )
@@ -150,7 +150,7 @@ class StepOptions:
         """Exchanges the decay of the rule for cautious decay."""
         if self.rule.decay == "coupled":
             raise ValueError(
-                f"cautious_decay=True is not for {self.optimizer}, which adds weight decay to the gradient and not to "
+                f"cautious_decay=True is not for {self.optimizer}, which adds weight decay to the gradient instead of "
                 "the step: use AdamW or Lion, or leave it out"
             )
         object.__setattr__(self, "rule", replace(self.rule, decay="cautious"))
@@ -188,7 +188,7 @@ class StepOptions:
         return self.skips or self.clip_global_norm is not None or self.rescale_weights is not False or self.balances
 
     def counts_on_device(self, groups: Groups) -> bool:
-        """Returns whether the device counts steps: where it may skip one, where it rounds, where a graph replays it."""
+        """Returns whether the device counts steps: if it may skip one, rounds at random, or replays a graph."""
         return (
             self.device_counts or self.skips or self.stochastic_rounding or any(group["capturable"] for group in groups)
         )
@@ -207,7 +207,7 @@ class StepOptions:
         return self.master_weights and param.dtype in HALF
 
     def has_radius(self, group: dict[str, Any], at: int) -> bool:
-        """Returns whether the state has the radius of a parameter of a group: whether it stays on a sphere."""
+        """Returns whether the state has the radius of a parameter of a group: if it stays on a sphere."""
         if self.scaling is None or not self.on_spheres:
             return False
         name = group["param_names"][at] if "param_names" in group else None
@@ -220,5 +220,5 @@ class StepOptions:
         if name == EMA:
             return average_dtype(param)
         double = param.is_complex() or param.dtype == torch.float64
-        # double precision and pairs of numbers have state of the same dtype
+        # double precision and complex parameters have state of the same dtype
         return param.dtype if double or self.state_dtype is None else self.state_dtype

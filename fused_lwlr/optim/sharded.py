@@ -1,4 +1,4 @@
-"""A step on layers of which every process has a part: norms here, one all-reduce, then the updates."""
+"""A step on sharded layers: local norms, one all-reduce, then the updates."""
 
 from collections.abc import Sequence
 from itertools import compress
@@ -32,18 +32,18 @@ def dot_itself(dot: Tensor) -> Tensor:
 
 
 class Sharded:
-    """Computes scales and gates for layers of which each process has a part.
+    """Computes scales and gates for layers that are sharded over processes.
 
     Args:
         parts: the parts of a plan.
-        completion: of sums over their rows.
+        completion: completes sums over their rows.
     """
 
     def __init__(self, parts: Sequence[Plan], completion: Completion):
         self._parts, self._completion = parts, completion
         rows = [row for part in parts for row in part.table.rows]
         self._counts = [len(part.table.rows) for part in parts]
-        # on the device once: an upload in every step would wait for it
+        # uploaded once: an upload in every step would wait for the device
         self._device = parts[0].device
         self._counts_for_max_norm = torch.tensor([row.counts_for_max_norm for row in rows], device=self._device)
         self._scaled = torch.tensor([row.scaled for row in rows], device=self._device)
@@ -56,13 +56,13 @@ class Sharded:
     ) -> Decisions:
         """Measures the rows of all parts, completes the sums, and decides.
 
-        One all-reduce; two if a clipped direction is scaled, since that depends on the norm of all gradients.
+        One all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
 
         Args:
             options: of the optimizer.
             hyper: the hyper rows.
             scale: one factor for each row.
-            loss_scale: what a `torch.amp.GradScaler` says.
+            loss_scale: the scale and found_inf of a `torch.amp.GradScaler`.
         """
         present = [part.table.gradients.present for part in self._parts]
         if present != self._present:
@@ -85,7 +85,7 @@ class Sharded:
             return nothing, gates, nothing, report
         scaled = self._scaled & self._stepped
         if isinstance(scale, Balance):
-            # 1 of a norm of 0, which does not count
+            # 1 for a norm of 0, which does not count
             factors = BalancedLR.factors(torch.where(scaled, sums[:, 3].sqrt(), 0.0))
             return self._split(factors, scale), gates, nothing, report
         clip = (options.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(totals[0])
@@ -113,7 +113,7 @@ class Sharded:
         return self._split(sums[:, 4], scale, rho), gates, list(sums.split(self._counts)), report
 
     def _split(self, factors: Tensor, scale: Scale | Balance, rho: Tensor | None = None) -> list[Factors]:
-        """Returns the factors of each part, of those of all rows."""
+        """Splits the factors of all rows into the factors of each part."""
         pieces = [None] * len(self._parts) if rho is None else rho.split(self._counts)
         return [
             Factors(values.to(part.device), scale.target, None if piece is None else piece.to(part.device))
@@ -147,7 +147,7 @@ class Sharded:
 
 
 def sharded_of(parts: Sequence[Plan]) -> Sharded | None:
-    """Returns what decides for some plans, or None if every row is whole."""
+    """Returns the `Sharded` for some plans, or None if no row is sharded."""
     rows = [(part.members[row.tensor].param, row) for part in parts for row in part.table.rows]
     completion = completion_of(rows, parts[0].device) if parts else None
     return None if completion is None else Sharded(parts, completion)

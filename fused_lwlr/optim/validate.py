@@ -35,7 +35,7 @@ def same_width(a: Tensor, b: Tensor) -> bool:
 
 
 def same_placement(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are spread over processes alike; plain ones are not."""
+    """Whether two tensors are sharded alike; plain tensors are not sharded."""
     return all(getattr(a, name, None) == getattr(b, name, None) for name in ("placements", "device_mesh"))
 
 
@@ -51,7 +51,7 @@ def label_of(group: dict[str, Any], position: int) -> str:
 
 
 def check_selection(options: StepOptions, groups: Groups) -> None:
-    """Checks that the scaling of an optimizer acts on some of its parameters.
+    """Checks that the scaling of an optimizer acts on at least one of its parameters.
 
     Raises:
         ValueError: the scaling selects by names that no parameter has.
@@ -184,7 +184,7 @@ def validate(
         raise RuntimeError(f"the gradient of parameter {label} is a nested tensor, but the parameter is not")
     if param.layout != torch.strided or grad.layout != torch.strided:
         raise RuntimeError(
-            f"{optimizer} does not support sparse gradients: that of parameter {label} is {grad.layout}; "
+            f"{optimizer} does not support sparse gradients: the gradient of parameter {label} is {grad.layout}; "
             "use sparse=False in its layer, or torch.optim.SparseAdam for it"
         )
     if is_freed(grad):
@@ -228,6 +228,6 @@ def check_modes() -> None:
         within = BLIND_MODES.get(type(mode).__name__)
         if within is not None:
             raise RuntimeError(
-                f"step() within {within}, which cannot see what Triton's kernels do: take the step outside of it, "
+                f"step() within {within}, which cannot see the updates of Triton's kernels: step outside of it, "
                 "or pass backend='torch'"
             )

@@ -1,1 +1,1 @@
-"""A training in a folder: what it records, shows and reports."""
+"""A training in a folder: its records, screen output and report."""

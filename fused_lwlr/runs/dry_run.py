@@ -1,4 +1,4 @@
-"""What a recipe comes to, before anything is trained: steps, memory, learning rates, and how fast it goes."""
+"""A preview of a recipe without a training: steps, memory, learning rates, and throughput."""
 
 import shutil
 import time
@@ -31,12 +31,12 @@ SHARED = "/dev/shm"
 
 
 def dry_run(recipe: Recipe, console: Console) -> None:
-    """Take one step of a training that is then thrown away, and print tables of what it would be.
+    """Take one step of a training, discard it, and print tables about the full training.
 
     Rates are calibrated on one minibatch, GradInit is left out, and no file is written.
 
     Raises:
-        ValueError: whatever would keep the training from starting.
+        ValueError: any error that would keep the training from starting.
     """
     with world_of(recipe.device) as world:
         data = load_data(recipe)
@@ -54,7 +54,7 @@ def dry_run(recipe: Recipe, console: Console) -> None:
             _memory(small, saved[0] / probe * trainer.micro, trainer.micro, probe, trainer.accumulation),
             rates_by_group(recipe, small.model, small.rates),
             _waiting(trainer),
-            _throughput(trainer, small, batch),  # in all processes: a step waits for the gradients of the others
+            _throughput(trainer, small, batch),  # in all processes: a step waits for all gradients
         )
         if world.first:
             for table in tables:
@@ -83,7 +83,7 @@ def _short(recipe: Recipe, batch_size: int, micro_batch: int) -> Recipe:
 
 @contextmanager
 def saved_bytes(model: nn.Module) -> Iterator[list[int]]:
-    """Counts the bytes that forward passes keep for backward ones, those of parameters and shared ones not again."""
+    """Counts the bytes that forward passes keep for backward passes, without parameters, and shared memory once."""
     own = {local(param).untyped_storage().data_ptr() for param in model.parameters()}
     seen: dict[int, int] = {}
 
@@ -131,7 +131,7 @@ def _rule(recipe: Recipe) -> str:
 
 
 def _decay(recipe: Recipe, model: nn.Module) -> str:
-    """The weight decay, and of how many parameters."""
+    """The weight decay, and the number of parameters that have it."""
     decayed, spared = by_decay(recipe, model)
     numel = sum(param.numel() for _, param in decayed)
     return f"{recipe.weight_decay:g} of {len(decayed)} of {len(decayed) + len(spared)} tensors, {numel:,} parameters"
@@ -146,7 +146,7 @@ def _size(data: Splits | Text) -> str:
 
 def _memory(trainer: Trainer, activations: float, micro: int, probe: int, accumulation: int) -> Table:
     params, state = list(trainer.model.parameters()), trainer.optimizer.state.values()
-    # gradients of a shard are reduced in the last pass of a step, and are whole before it
+    # gradients are sharded in the last pass of a step, and whole before it
     whole = trainer.recipe.fsdp and accumulation > 1
     found = {
         "weights": _bytes(params),
@@ -167,7 +167,7 @@ def _memory(trainer: Trainer, activations: float, micro: int, probe: int, accumu
 
 
 def _waiting(trainer: Trainer) -> Table:
-    """The most memory that batches take which are loaded ahead; those of training wait while validation has its own."""
+    """The peak memory of batches loaded ahead; batches of the training stay in memory during validation."""
     if isinstance(trainer.data.train, Stream):
         return _table("Batches loaded ahead: as many as the loader has", ("", "GiB"), [])
     recipe, world, data = trainer.recipe, trainer.world, trainer.data
@@ -210,7 +210,7 @@ def rates_by_group(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -
 
 
 def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
-    """The loader without the step, and the step without the loader."""
+    """The throughput of the loader without steps, and of steps without the loader."""
     data, workers, probe = trainer.data, trainer.workers, small.micro
     loading = loader_throughput(data.train, batch_size=probe, workers=workers, batches=max(4, 64 // probe))
     rounds = 3

@@ -1,4 +1,4 @@
-"""A model that is tested and not trained: that of a run, at its last checkpoint, or one as it comes."""
+"""Tests a model without training: the model of a run at its last checkpoint, or a model with its initial weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,17 +18,17 @@ from fused_lwlr.training.trainer import Trainer
 
 
 def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console) -> None:
-    """Test the weights, and their averages where there are some, and print what came out; no file is written.
+    """Test the weights, and their averages if they exist, and print the results; no file is written.
 
-    With `out` they are those of the latest checkpoint in that folder, and the recipe, without a preset, is that of the
+    With `out` the weights are from the latest checkpoint in that folder. Without a preset, the recipe is also from the
     run.
 
     Args:
         preset: the name of a preset, or None.
-        asked: fields of the recipe that were asked for.
+        asked: fields of the recipe given by the user.
 
     Raises:
-        ValueError: the folder has no run, no checkpoint, or one of another model; or as of a training.
+        ValueError: the folder has no run, no checkpoint, or a checkpoint of another model; or as for a training.
     """
     folder = Path(asked["out"]) if "out" in asked else None
     recipe = resolve(preset, asked) if folder is None or preset is not None else _recipe_of_run(folder, asked)
@@ -41,7 +41,7 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
         if folder is not None:
             found = Checkpoints(folder / "checkpoints").restore(models=trainer.models, optimizer=trainer.optimizer)
             if found is None:
-                raise ValueError(f"{folder} has no checkpoint to test: the run has not come to its first one")
+                raise ValueError(f"{folder} has no checkpoint to test: the run was not long enough to write one")
             trainer.step = found.step
             title = f"{folder} after step {found.step}"
         tested = trainer.test()

@@ -1,4 +1,4 @@
-"""The pictures of a run: of its metrics over training, and of its layers by depth."""
+"""The figures of a run: metrics over the training, and layers by depth."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +19,12 @@ LABELS = {"elr": "ELR = ‖g‖ / ‖w‖", "trust_ratio": "trust ratio", "multi
 
 
 def column(records: Records, name: str) -> Array:
-    """A field of all records, NaN where it is None."""
+    """A field of all records; NaN replaces None."""
     return np.array([record.get(name) for record in records], dtype=np.float64)
 
 
 def learning(train: Records, validation: Records) -> Figure:
-    """Loss, accuracy (of text perplexity) and learning rate by epoch."""
+    """Loss, accuracy (perplexity for text) and learning rate by epoch."""
     figure, (loss, quality, lr) = _row(3)
     tokens = unit_of([*train, *validation]) == "tokens"
     loss.plot(
@@ -75,7 +75,7 @@ def throughput(train: Records) -> Figure:
 
 
 def _marker(records: Records) -> str | None:
-    """A line through one point is none."""
+    """A marker for short series, since a line through one point is invisible."""
     return "." if len(records) < 10 else None
 
 

@@ -1,4 +1,4 @@
-"""A report on a run from the files in its folder: one page of HTML that needs nothing else."""
+"""A report on a run from the files in its folder: one self-contained page of HTML."""
 
 import base64
 import html
@@ -31,7 +31,7 @@ figcaption, .note { color: #666; font-size: .85rem; } .columns { display: flex; 
 
 @dataclass(frozen=True)
 class Run:
-    """What is in the folder of a run."""
+    """The contents of a run's folder."""
 
     folder: Path
     starts: list[dict[str, Any]]
@@ -42,15 +42,15 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> "Run":
-        """Read it, whatever of it there is.
+        """Read the folder; files may be missing.
 
         Raises:
             FileNotFoundError: the folder does not exist, or no run was started in it.
-            ValueError: one of the files is not that of a run.
+            ValueError: one of the files does not belong to a run.
         """
         starts = read_starts(folder)
         if not starts:
-            raise FileNotFoundError(f"{folder} holds no run: there is no run.json in it")
+            raise FileNotFoundError(f"{folder} holds no run, since it has no run.json")
         metrics = read_records(folder / FILES["train"])
         kinds = {kind: [r for r in metrics if r["kind"] == kind] for kind in ("train", "validation")}
         checkpoints = Checkpoints(folder / "checkpoints").paths()
@@ -65,18 +65,18 @@ class Run:
         return self.starts[-1]
 
     def results(self, weights: str) -> list[dict[str, Any]]:
-        """Validations of the trained ("model") or averaged ("ema") weights that came out with a number."""
+        """Validations of the trained ("model") or averaged ("ema") weights with a finite loss."""
         name = "top1" if self.unit == "images" else "perplexity"
         return [r for r in self.validation if r["weights"] == weights and r[name] is not None]
 
     @property
     def unit(self) -> str:
-        """What was trained on: "images" or "tokens"."""
+        """The unit of the training: "images" or "tokens"."""
         return unit_of([*self.train, *self.validation])
 
 
 def write_report(folder: str | Path) -> Path:
-    """Write `report.html` into the folder of a run, of one that died or still runs as well.
+    """Write `report.html` into the folder of a run, also of a run that died or is still running.
 
     From `run.json`, `metrics.jsonl` and `layers.jsonl` alone, and the names of its checkpoints. Needs matplotlib.
 
@@ -157,7 +157,7 @@ def _cards(run: Run) -> str:
 
 
 def _pictures(run: Run) -> Iterable[str]:
-    # only here: the page of a run without records needs none
+    # imported only here: the page of a run without records needs no figures
     from fused_lwlr.runs import figures
 
     if run.train or run.validation:
@@ -168,7 +168,7 @@ def _pictures(run: Run) -> Iterable[str]:
         yield _picture("Throughput", lambda: figures.throughput(run.train), caption)
     if run.layers:
         last = run.layers[-1]
-        # without a scaling, or multipliers, there is nothing to see
+        # without a scaling, or multipliers, these are constant
         told = [name for name in ("trust_ratio", "multiplier") if any(value not in (1, None) for value in last[name])]
         yield _picture(
             "Effective learning rates over training",

@@ -1,4 +1,4 @@
-"""What a run measures, as lines of JSON: each step once, however often the run was interrupted."""
+"""Measurements of a run, as lines of JSON: each step once, for any number of interruptions."""
 
 import json
 import math
@@ -13,27 +13,27 @@ from fused_lwlr.training.collectives import from_first, is_first, process_group
 from fused_lwlr.training.records import Interval, Record, Validation, perplexity
 
 TIMING = ("seconds", "loader_seconds", "step_seconds", "images_per_second", "tokens_per_second")
-"""What differs between two runs that are the same otherwise."""
+"""Fields that differ between two otherwise equal runs."""
 
 
 FILES = {"train": "metrics.jsonl", "validation": "metrics.jsonl", "layers": "layers.jsonl"}
 
 
 class Metrics:
-    """Appends to `metrics.jsonl` and, of layers, `layers.jsonl` in the folder of a run.
+    """Appends to `metrics.jsonl` and, for layers, to `layers.jsonl` in the folder of a run.
 
     A record is on the disk when `add` returns: the records of a step come before its checkpoint, and none is missing
-    after a crash. A record that could not be written is written before the next one. Rank 0 writes; all ranks make it,
-    and may add.
+    after a crash. A record that could not be written is written before the next one. Rank 0 writes; all ranks construct
+    this object, and may call `add`.
 
     Args:
-        folder: of the run, made if need be.
-        after: the step of the checkpoint that the run goes on from, whose earlier records are kept and later ones
-            dropped; None for a run that begins, which drops all.
+        folder: folder of the run, made if it does not exist.
+        after: the step of the checkpoint from which the run resumes; later records are dropped. None for a new run,
+            which drops all records.
 
     Raises:
         OSError: the files cannot be written.
-        ValueError: a line in the middle of a file is not one of a run; on all ranks.
+        ValueError: a line in the middle of a file is not a record of a run; on all ranks.
     """
 
     def __init__(self, folder: str | Path, *, after: int | None = None):
@@ -45,7 +45,7 @@ class Metrics:
         from_first(lambda: self._take_over(after), process_group())
 
     def add(self, record: Record) -> None:
-        """Append a record, unless there is one of this step already (of the same weights, for a validation).
+        """Append a record, unless this step has one already (with the same weights, for a validation).
 
         Raises:
             OSError: it cannot be written now; the next call tries again.
@@ -59,7 +59,7 @@ class Metrics:
         for name in list(self._waiting):
             with (self.folder / name).open("ab") as file:
                 if file.tell() > self._sizes[name]:
-                    file.truncate(self._sizes[name])  # a part of a line, from an attempt that failed
+                    file.truncate(self._sizes[name])  # a part of a line, from a failed attempt
                 file.write(self._waiting[name])
                 file.flush()
                 os.fsync(file.fileno())
@@ -72,16 +72,16 @@ class Metrics:
             path = self.folder / name
             content = [] if after is None else [r for r in read_records(path) if r["step"] <= after]
             self._kept |= set(map(_key, content))
-            # also where there is none yet: what cannot be written is told before hours are spent
+            # also if no file exists yet: a write error should appear before hours are spent
             files.replace_text(path, "".join(f"{json.dumps(record, allow_nan=False)}\n" for record in content))
             self._sizes[name] = path.stat().st_size
 
 
 def plain(record: Record) -> dict[str, Any]:
-    """A record as a dict of values of JSON, with its kind; None stands for what is not finite.
+    """A record as a dict of JSON values, with its kind; None replaces values that are not finite.
 
-    The count is named for what is counted: `images`, `images_per_second`, or of text `tokens`, `tokens_per_second`.
-    Text has `perplexity` in place of `top1` and `top5`.
+    The count has the name of its unit: `images`, `images_per_second`, or for text `tokens`, `tokens_per_second`.
+    Text has `perplexity` instead of `top1` and `top5`.
     """
     found: dict[str, Any] = {"kind": record.kind}
     for field in fields(record):
@@ -97,20 +97,20 @@ def plain(record: Record) -> dict[str, Any]:
 
 
 def unit_of(records: Sequence[Mapping[str, Any]]) -> str:
-    """What records of a training count: "images" or "tokens"."""
+    """The unit that records of a training count: "images" or "tokens"."""
     return "tokens" if any("tokens" in record for record in records) else "images"
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
-    """The records in a file of `Metrics`; none if there is no such file. A last line that was cut off is left out.
+    """The records in a file of `Metrics`; none if there is no such file. An incomplete last line is left out.
 
     Raises:
-        ValueError: another line is not one of a run.
+        ValueError: another line is not a record of a run.
     """
     path = Path(path)
     lines = path.read_bytes().split(b"\n") if path.exists() else []
     found = []
-    # what follows the last newline is empty, or was being written when the run died
+    # the text after the last newline is empty, or an incomplete line of a killed run
     for number, line in enumerate(lines[:-1], start=1):
         try:
             record = json.loads(line)

@@ -1,4 +1,4 @@
-"""What exactly ran: `run.json` in the folder of a run, with an entry for each start."""
+"""Provenance of a run: `run.json` in its folder, with an entry for each start."""
 
 import json
 import shlex
@@ -18,13 +18,13 @@ from fused_lwlr.training.environment import device_name, environment
 def record_start(
     folder: str | Path, config: Mapping[str, Any], *, seed: int, device: torch.device, steps: int | None = None
 ) -> dict[str, Any]:
-    """Add an entry to `run.json` in the folder of a run, which is made if need be. All ranks call it.
+    """Add an entry to `run.json` in the folder of a run, which is made if it does not exist. All ranks call it.
 
     Args:
-        folder: of the run.
-        config: values of JSON.
-        seed: what randomness was drawn from.
-        device: what this rank computes on.
+        folder: folder of the run.
+        config: JSON values.
+        seed: seed of all random numbers.
+        device: device of this rank.
         steps: optimizer steps of the whole run, for the report.
 
     Returns:
@@ -32,7 +32,7 @@ def record_start(
 
     Raises:
         OSError: it cannot be written.
-        ValueError: there is a `run.json` that is not one, or `config` holds what JSON does not have.
+        ValueError: an existing `run.json` is invalid, or `config` holds values that JSON lacks.
     """
     group = process_group()
     devices = gathered(device_name(device), group)
@@ -49,15 +49,15 @@ def record_start(
 def record_facts(folder: str | Path, **facts: Any) -> None:
     """Add facts to the last entry of `run.json`, such as how the run ended. All ranks call it.
 
-    The report knows `end` ("finished", or what else ended it), `end_step` and `peak_memory_bytes`.
+    The report knows `end` ("finished", or another reason), `end_step` and `peak_memory_bytes`.
 
     Args:
         folder: of the run.
-        facts: values of JSON.
+        facts: JSON values.
 
     Raises:
         OSError: it cannot be written.
-        ValueError: there is no entry to add them to, or a fact is no value of JSON.
+        ValueError: there is no entry to add them to, or a fact is not a JSON value.
     """
 
     def record() -> None:
@@ -74,7 +74,7 @@ def read_starts(folder: str | Path) -> list[dict[str, Any]]:
     """The entries of `run.json`, the last start last; none if there is no such file.
 
     Raises:
-        ValueError: the file is not one that was written here.
+        ValueError: the file was not written by this function.
     """
     path = Path(folder) / "run.json"
     if not path.exists():
@@ -92,7 +92,7 @@ def code_changes(folder: str | Path) -> list[str]:
     """A line for each version and each state of the sources that differs between the last two starts of a run.
 
     Raises:
-        ValueError: as of `read_starts`.
+        ValueError: as in `read_starts`.
     """
     before, now = ([{}, *read_starts(folder)])[-2:]
     return difference(*({name: start.get(name, {}) for name in ("versions", "git")} for start in (before, now)))

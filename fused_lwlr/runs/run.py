@@ -1,4 +1,4 @@
-"""A training from the first step to the report, in a folder that it can be continued from."""
+"""A training from the first step to the report, in a folder from which it can be resumed."""
 
 import os
 import platform
@@ -31,21 +31,21 @@ from fused_lwlr.training.trainer import Trainer
 
 
 def run(recipe: Recipe) -> int:
-    """Train by a recipe, or go on with it where its folder has a checkpoint.
+    """Train by a recipe, or resume the training if its folder has a checkpoint.
 
     The folder gets `recipe.toml`, `run.json` (what ran), `rates.json`, `metrics.jsonl`, `layers.jsonl`, checkpoints,
     and at the end `model.pt`, with `ema` also `model_ema.pt`, and `report.html`.
 
     Returns:
-        0, or after a signal what the process should exit with; a checkpoint was written then.
+        0, or after a signal the exit code of the process; a checkpoint was written then.
 
     Raises:
-        ValueError, FileNotFoundError: what the recipe asks for cannot be had, or the folder has a run of another one.
-        DivergedError: the loss is not finite any more. The last checkpoint is from before.
+        ValueError, FileNotFoundError: the recipe cannot be carried out, or the folder has a run of another recipe.
+        DivergedError: the loss is not finite. The last checkpoint is from before that.
     """
     for board, wanted in (("tensorboard", recipe.tensorboard), ("wandb", recipe.wandb)):
         if wanted:
-            # what is missing is told before rates are measured
+            # a missing package should be reported before rates are measured
             import_extra(board)
     with world_of(recipe.device) as world, StopFlag() as flag, ExitStack() as held:
         held.enter_context(reproducible(recipe.deterministic, world.device))
@@ -54,8 +54,8 @@ def run(recipe: Recipe) -> int:
         from_first(lambda: _lock(Path(recipe.out), held), process_group())
         if isinstance(trainer.data.train, Stream):
             screen.say(
-                f"--loader {recipe.loader} has an order and an augmentation of its own: a run that was killed goes on "
-                "from its last checkpoint, but not to the same bits."
+                f"--loader {recipe.loader} decides order and augmentation: a killed run resumes "
+                "from its last checkpoint, but not bit-identically."
             )
         if tested := getattr(trainer.data, "tested", ""):
             screen.say(f"{len(trainer.data.val):,} images for validation are from {tested}.")
@@ -105,7 +105,7 @@ def write_recipe(recipe: Recipe) -> None:
 
 
 def _lock(folder: Path, held: ExitStack) -> None:
-    """Let no other run write to the folder: processes of torchrun can outlive it, and go on when nobody knows."""
+    """Prevent other runs from writing to the folder, since processes of torchrun can outlive it unnoticed."""
     path, new = folder / "lock", not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _lock(folder: Path, held: ExitStack) -> None:
         path.write_text(str(os.getpid()), encoding="utf-8")
     except Timeout as error:
         raise ValueError(
-            f"process {path.read_text(encoding='utf-8')} is at work in {folder}: wait for it, end it, or choose "
+            f"process {path.read_text(encoding='utf-8')} is training in {folder}: wait for it, end it, or choose "
             "another folder (--out)"
         ) from error
     except OSError as error:
@@ -125,7 +125,7 @@ def _begun(checkpoints: Checkpoints) -> bool:
     """Whether process 0 finds a checkpoint to continue from.
 
     Raises:
-        ValueError: another process finds a later one, as where the folder is on the disk of another machine.
+        ValueError: another process finds a later one, for example if machines do not share the folder.
     """
     found = gathered((platform.node(), checkpoints.latest_step()), process_group())
 
@@ -163,7 +163,7 @@ def _remove_unused(folder: Path, new: bool) -> None:
 
 
 def finish(trainer: Trainer, screen: Screen, *, done: bool) -> None:
-    """Write the end of a run: the facts, its weights if it is done, and the report."""
+    """Write the end of a run: the facts, its weights if the training is complete, and the report."""
     recipe, device = trainer.recipe, trainer.world.device
     record_facts(
         recipe.out,
@@ -180,7 +180,7 @@ def finish(trainer: Trainer, screen: Screen, *, done: bool) -> None:
 
 
 def save_weights(trainer: Trainer, folder: Path) -> None:
-    """Write the weights at the end, and their averages, as `model.load_state_dict` takes them."""
+    """Write the final weights, and their averages, in the form of `model.load_state_dict`."""
 
     def write(name: str) -> None:
         content = states.of_model(trainer.model)
@@ -194,13 +194,13 @@ def save_weights(trainer: Trainer, folder: Path) -> None:
 
 @contextmanager
 def reproducible(wanted: bool | None, device: torch.device) -> Iterator[None]:
-    """Only algorithms that give the same bits each time, while this lasts; a warning where there is none.
+    """Within the context, only use algorithms that give the same bits each time; warn about other algorithms.
 
-    Without, convolutions on a GPU take the fastest algorithm, found by trying, and sums of atomic additions have the
-    order of the moment.
+    Otherwise, convolutions on a GPU use the fastest algorithm, found by trials, and sums of atomic additions have a
+    random order.
 
     Args:
-        wanted: whether to; None for yes on a CPU, where they are as fast, and no on a GPU.
+        wanted: whether to restrict algorithms; None for yes on a CPU, where this costs no time, and no on a GPU.
         device: of the training.
     """
     if wanted is None:

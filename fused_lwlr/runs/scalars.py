@@ -1,4 +1,4 @@
-"""Records as numbers with a name, as TensorBoard and Weights & Biases draw them."""
+"""Records as named numbers for TensorBoard and Weights & Biases."""
 
 from fused_lwlr.runs.metrics import plain
 from fused_lwlr.training.records import Interval, LayerValues, Record, Validation
@@ -12,7 +12,7 @@ LAYERS = ("elr", "trust_ratio", "multiplier")
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """Name -> number, of those that are finite: `train/loss`, `validation/top1_ema`, `elr/<layer>`, ..."""
+    """Name -> number, for all finite values: `train/loss`, `validation/top1_ema`, `elr/<layer>`, ..."""
     content, found = plain(record), {}
     if isinstance(record, Interval):
         found = {f"train/{name}": content[name] for name in INTERVAL if name in content}

@@ -1,4 +1,4 @@
-"""What a training shows on the terminal: a progress bar with throughput and time left, and lines to keep."""
+"""Terminal output of a training: a progress bar with throughput and remaining time, and permanent lines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,19 +13,19 @@ NAMES = {"model": "test", "ema": "test of the average"}
 
 
 class Screen:
-    """Prints for the first process, and nothing for the others."""
+    """Prints for the first process, and nothing for the other processes."""
 
     def __init__(self, first: bool) -> None:
         self.console = Console(quiet=not first)
         self._bar: tuple[Progress, TaskID] | None = None
 
     def say(self, line: str) -> None:
-        """A line to keep."""
+        """Print a permanent line."""
         self.console.print(Text(line), soft_wrap=True)
 
     @contextmanager
     def progress(self, total: int, done: int) -> Iterator[None]:
-        """A progress bar, while this lasts."""
+        """A progress bar within the context."""
         columns = (
             BarColumn(),
             MofNCompleteColumn(),
@@ -41,7 +41,7 @@ class Screen:
                 self._bar = None
 
     def advance(self, step: int) -> None:
-        """So many steps are done."""
+        """Set the number of completed steps."""
         if self._bar is not None:
             self._bar[0].update(self._bar[1], completed=step)
 

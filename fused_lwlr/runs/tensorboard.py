@@ -1,4 +1,4 @@
-"""TensorBoard: the metrics of a run, and its layers in a chart for each quantity instead of one for each layer."""
+"""TensorBoard: the metrics of a run, and its layers in one chart for each quantity instead of one for each layer."""
 
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,23 @@ from fused_lwlr.training.records import LayerValues, Record
 
 TITLES = ("ELR ‖g‖ / ‖w‖", "trust ratio", "multiplier η")
 LAYOUT = {"Layers": {title: ["Multiline", [f"^{name}/"]] for name, title in zip(LAYERS, TITLES, strict=True)}}
-"""Of TensorBoard's page Custom Scalars: all layers in one chart."""
+"""Layout of TensorBoard's page Custom Scalars: all layers in one chart."""
 
 
 class Dashboard:
-    """Writes what is added to `Metrics` also for TensorBoard, in the folder `tensorboard` of a run, on rank 0.
+    """Writes records for TensorBoard, in the folder `tensorboard` of a run, on rank 0.
 
     Scalars have the step as their x: `train/loss`, `train/lr`, `train/images_per_second`, ...; `validation/top1_model`,
-    `validation/top1_ema`, ...; of each layer `elr/<layer>`, `trust_ratio/<layer>` and `multiplier/<layer>`, which are
-    in one chart each on the page Custom Scalars. On the page Images is each of the three against depth.
+    `validation/top1_ema`, ...; for each layer `elr/<layer>`, `trust_ratio/<layer>` and `multiplier/<layer>`, which have
+    one chart each on the page Custom Scalars. The page Images shows each of the three against depth.
 
     Args:
-        folder: of the run.
-        after: the step of the checkpoint that the run goes on from, after which earlier events are hidden; None for a
-            run that begins.
+        folder: folder of the run.
+        after: the step of the checkpoint from which the run resumes; later events are hidden. None for a
+            new run.
 
     Raises:
-        ImportError: tensorboard is not installed; matplotlib is likewise asked for when layers are added.
+        ImportError: tensorboard is not installed; adding layers also needs matplotlib.
     """
 
     def __init__(self, folder: str | Path, *, after: int | None = None):

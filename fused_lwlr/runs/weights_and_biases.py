@@ -13,13 +13,13 @@ from fused_lwlr.training.records import Record
 
 
 class WandbRun:
-    """Logs what is added to `Metrics` also to Weights & Biases, on rank 0, with what `scalars` returns over `step`.
+    """Logs records to Weights & Biases on rank 0: the result of `scalars` over `step`.
 
-    A run that goes on is the same one there, by an id in the file `wandb_id` of its folder. Steps that a kill made it
-    take again are logged again, with the same numbers.
+    A resumed run continues the same run there, by an id in the file `wandb_id` of its folder. Steps that are repeated
+    after a kill are logged again, with the same numbers.
 
     Args:
-        folder: of the run, whose name it gets.
+        folder: folder of the run, whose name is used for the run.
         config: of the run.
 
     Raises:

@@ -17,13 +17,13 @@ class BalancedLR(Scaling):
 
     over L layers, computed in every step. For two layers, lr_1 = lr · 2 ‖w_2‖ / (‖w_1‖ + ‖w_2‖), as in Balancing
     Learning Rates Across Layers. The form for any number of layers is ours: the rates are inversely proportional to
-    the norms, and add up to L · lr. The rates of two layers come closer to each other as their norms do, but nothing
-    makes them equal.
+    the norms, and add up to L · lr. The rates of two layers approach each other as their norms do, but do not become
+    equal.
 
     Norms come from the step before, so no gradient or weight is read more often. One more launch measures them in the
-    first step, after a weight was changed from outside (its version counter tells), and in every step of a CUDA graph.
-    An edit by way of `.data` goes unnoticed. A layer takes part in a step if it has a gradient and its weight is not
-    zero. The factor acts on weight decay as the learning rate does, with SGD and with AdamW.
+    first step, after a weight was changed from outside (by its version counter), and in every step of a CUDA graph.
+    An edit through `.data` is not detected. A layer is included in a step if it has a gradient and its weight is not
+    zero. The factor acts on weight decay like the learning rate, with SGD and with AdamW.
 
     Args:
         select: the layers that are balanced; by default weights, but not biases and normalizations. Other layers keep
@@ -50,5 +50,5 @@ class BalancedLR(Scaling):
         """
         some = weight_norm != 0
         inverse = torch.where(some, 1 / torch.where(some, weight_norm, 1.0), 0.0)
-        # as the kernels: an infinite weight is no term
+        # as in the kernels, an infinite weight is left out
         return torch.where(some, inverse * (inverse != 0).sum() / inverse.sum(), 1.0)

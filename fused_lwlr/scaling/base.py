@@ -1,6 +1,6 @@
 """The base class of scalings: a formula over statistics of a layer, a target of its factor, and a selector of layers.
 
-A new one needs a new class and nothing else:
+A new scaling only needs a new class:
 
     @dataclass(frozen=True)
     class Fixed(Scaling):
@@ -33,7 +33,7 @@ Selector = Callable[[str, Tensor], bool] | str | Iterable[str]
 
 
 def weights(name: str, param: Tensor) -> bool:
-    """Weights of convolutions, linear layers and embeddings: whatever has two dimensions or more."""
+    """Weights of convolutions, linear layers and embeddings: parameters with two or more dimensions."""
     return param.dim() >= 2
 
 
@@ -48,14 +48,15 @@ class Scaling:
 
     Attributes:
         select: the parameters it acts on: a predicate of name and parameter, or one or more names and patterns of
-            names with `*` and `?`. Those that start with `!` leave out what they match: from what the others select,
-            or, without others, from the default of the class.
-        targets: what the factor may multiply, in order of preference, see `target` and `fused_lwlr.kernels.Scale`.
-        formula: computes the factor from statistics of a layer and fields of the class. It takes those that its
+            names with `*` and `?`. Patterns that start with `!` exclude their matches from the selection of the other
+            patterns, or, without others, from the default of the class.
+        targets: the quantities that the factor may multiply, in order of preference, see `target` and
+            `fused_lwlr.kernels.Scale`.
+        formula: computes the factor from statistics of a layer and fields of the class. It takes the ones that its
             signature names, see `fused_lwlr.kernels.Scale`.
         bias_correction: whether the rule corrects its moments for their start at 0.
-        measures: whether a step measures the norms of the gradients; False if the factors come from the norms of the
-            weights before the step alone.
+        measures: whether a step measures the norms of the gradients; False if the factors only depend on the
+            norms of the weights before the step.
         retract: "sphere" if each layer keeps its initial norm, see `Hyperball`. `weight_norm` is then this norm, and
             the factor acts on the direction.
 
@@ -76,7 +77,7 @@ class Scaling:
         """Returns the target of the factor with a rule: the first of `targets` that the rule has.
 
         With an adaptive rule, for which the length of the gradient does not matter, or with spheres, it is the
-        direction if that is one of them.
+        direction if the scaling allows it.
 
         Args:
             rule: the update rule of an optimizer.
@@ -98,7 +99,7 @@ class Scaling:
             rule: the update rule of an optimizer.
 
         Raises:
-            ValueError: a rule that has none of the targets, or a formula that cannot be compiled or evaluated.
+            ValueError: the rule has none of the targets, or the formula cannot be compiled or evaluated.
         """
         cls: Any = type(self)
         formula, target, name = cls.formula, self.target(rule), cls.__name__
@@ -137,7 +138,7 @@ class Scaling:
     def depends_on_lr(self, rule: Rule) -> bool:
         """Returns whether the factor may depend on lr: by its name, or since the direction holds it.
 
-        The direction holds lr if that is in the momentum buffer.
+        The direction holds lr if lr is in the momentum buffer.
 
         Args:
             rule: the update rule of an optimizer.
@@ -147,7 +148,7 @@ class Scaling:
 
     @property
     def on_spheres(self) -> bool:
-        """Whether each layer keeps the norm that it starts with."""
+        """Whether each layer keeps its initial norm."""
         return self.retract == "sphere"
 
     def selects(self, name: str | None, param: Tensor) -> bool:
@@ -175,7 +176,7 @@ class Scaling:
             names: the names of the parameters; None if they have none.
 
         Raises:
-            ValueError: a selector by names without names, or a pattern that fits none of them.
+            ValueError: a selector by names without names, or a pattern that matches no name.
         """
         if callable(self.select):
             return

@@ -1,4 +1,4 @@
-"""Averages of buffers, which go with the averages of weights that the optimizer keeps."""
+"""Averages of buffers, kept together with the optimizer's averages of weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 class BufferAverages(nn.Module):
-    """Moving averages of a model's running statistics: those of averaged weights are not those of the weights.
+    """Moving averages of a model's running statistics, since averaged weights need averaged statistics.
 
-    A module whose buffers are the averages, so that a checkpoint has them as it has a model's.
+    The averages are buffers of this module, so that a checkpoint stores them like a model's buffers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -20,14 +20,14 @@ class BufferAverages(nn.Module):
 
     @torch.no_grad()
     def update(self, model: nn.Module, decay: float) -> None:
-        """average ← average + (1 - decay) · (buffer - average), as the optimizer does with weights."""
+        """average ← average + (1 - decay) · (buffer - average), like the optimizer's averages of weights."""
         mine = list(self.buffers())
         if mine:
             torch._foreach_lerp_(mine, _averaged(model), 1 - decay)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """The averages in the place of the model's buffers, while this lasts."""
+        """Within the context, the model's buffers hold the averages."""
         pairs = list(zip(_averaged(model), self.buffers(), strict=True))
         kept = [buffer.clone() for buffer, _ in pairs]
         try:
@@ -40,5 +40,5 @@ class BufferAverages(nn.Module):
 
 
 def _averaged(model: nn.Module) -> list[Tensor]:
-    """Buffers that change in training: not indices and masks, nor the count of batches."""
+    """Buffers that change in training, without indices, masks and the count of batches."""
     return [buffer for name, buffer in model.named_buffers() if "running_" in name and buffer.is_floating_point()]

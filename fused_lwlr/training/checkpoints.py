@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written whole or not at all, found again after any crash, loaded only where they fit."""
+"""Checkpoints of a run: written atomically, found again after any crash, and loaded only into a matching run."""
 
 import math
 import os
@@ -19,19 +19,19 @@ from fused_lwlr.training.config_diff import check_config, json_values
 
 FORMAT = 2
 CONTENTS = ("format", "step", "config", "models", "optimizer", "state", "own")
-"""What a checkpoint has."""
+"""Keys of a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What came out of a checkpoint besides weights and the state of the optimizer, which are where they belong.
+    """The contents of a loaded checkpoint, except weights and optimizer state, which are loaded in place.
 
     Attributes:
-        step: optimizer steps taken when it was written.
+        step: optimizer steps taken before it was written.
         path: the file.
         config: the configuration that it was written with.
         state: as given to `save`; tensors are on the CPU.
-        own: what each of the ranks gave to `save`, by rank: there may have been more or fewer than now.
+        own: the values that each rank gave to `save`, by rank; the number of ranks may differ from the present one.
     """
 
     step: int
@@ -42,17 +42,17 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints in a folder: `step-<steps taken>.pt`, the latest few of them.
+    """The checkpoints in a folder: `step-<steps taken>.pt`, the latest `keep` of them.
 
-    After a kill or a loss of power at any moment every one of them is whole. Rank 0 writes and reads; under
-    torch.distributed all ranks make the same calls, and a failure of rank 0 is an error on every one. What is written
-    depends neither on the number of processes nor on how the model is sharded.
+    Every file is complete even after a kill or a power loss. Rank 0 writes and reads; under torch.distributed all ranks
+    make the same calls, and a failure of rank 0 is an error on every rank. The contents depend neither on the number of
+    processes nor on how the model is sharded.
 
     Args:
         folder: made when the first one is written.
         minutes: between two checkpoints, for `due`; 0 for one at every step, infinite for none.
-        keep: how many are kept; with 2 there is one to go back to if the disk damages the latest.
-        notice: gets a line for the user, on rank 0; to standard error by default.
+        keep: how many are kept; with 2, one remains if the disk damages the latest.
+        notice: called with a line for the user, on rank 0; to standard error by default.
 
     Raises:
         ValueError: `minutes` is negative, or `keep` below 1.
@@ -87,7 +87,7 @@ class Checkpoints:
         return _step(found[-1]) if found else -1
 
     def due(self, now: float | None = None) -> bool:
-        """Whether it is time for the next one, on this rank's clock (`time.monotonic()`): ask `StopFlag.agree`."""
+        """Whether this rank's clock says that the next checkpoint is due (`time.monotonic()`); ask `StopFlag.agree`."""
         return self._seconds < math.inf and (time.monotonic() if now is None else now) - self._last >= self._seconds
 
     def save(
@@ -100,23 +100,23 @@ class Checkpoints:
         state: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a checkpoint, and remove those that are older than the ones to keep.
+        """Write a checkpoint, and remove all but the latest `keep` ones.
 
         Args:
             step: optimizer steps taken.
-            models: by name, the first being that which the optimizer steps; plain, compiled, in
+            models: by name; the optimizer steps the first one. Plain, compiled, in
                 `DistributedDataParallel` or under `fully_shard`. Buffers are those of rank 0.
             optimizer: steps parameters of the first model; ours, or another of torch.
-            config: values of JSON, which `restore` compares.
-            state: what else is the same on all ranks: dicts, lists, tuples, strings, numbers and tensors.
-            own: the same of this rank alone, small.
+            config: JSON values, which `restore` compares.
+            state: other values that are equal on all ranks: dicts, lists, tuples, strings, numbers and tensors.
+            own: small values of this rank only, of the same types.
 
         Returns:
             the file.
 
         Raises:
-            OSError: it could not be written, on all ranks; those before are untouched.
-            ValueError: `state` or `own` hold what could not be read back, or `config` what JSON does not have.
+            OSError: it could not be written, on all ranks; earlier checkpoints are untouched.
+            ValueError: `state` or `own` hold values that could not be read back, or `config` values that JSON lacks.
         """
         group = process_group()
         content = {
@@ -145,20 +145,20 @@ class Checkpoints:
         free: Collection[str] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> Checkpoint | None:
-        """Load the latest checkpoint that is whole, if it fits; None where there is none.
+        """Load the latest complete checkpoint if it matches the run; returns None without a checkpoint.
 
-        A damaged one is put aside, with a notice, where an older one is whole.
+        A damaged checkpoint is renamed with a notice if an older complete one exists.
 
         Args:
-            models: as given to `save`, sharded in the same way, in another, or not at all.
+            models: as given to `save`; they may be sharded in another way, or not at all.
             optimizer: of the same kind, with the same parameters in the same groups.
-            config: that of this run; None to take any.
-            free: fields of it that may differ from that of the checkpoint, as in `config_diff.difference`.
-            defaults: of fields that older checkpoints do not have, as in `config_diff.difference`.
+            config: the configuration of this run; None to accept any.
+            free: fields that may differ from the checkpoint's, as in `config_diff.difference`.
+            defaults: values of fields that older checkpoints lack, as in `config_diff.difference`.
 
         Raises:
-            ValueError: there are only damaged ones, it was written with another configuration, or it is of another
-                model or optimizer; on all ranks, and before anything is loaded.
+            ValueError: all checkpoints are damaged, or the latest has another configuration, model or
+                optimizer; on all ranks, and before anything is loaded.
             OSError: it cannot be read, on all ranks; nothing is renamed.
         """
         group = process_group()
@@ -182,7 +182,7 @@ class Checkpoints:
             return None
         tensors = {name: content.pop(name, {}) for name in ("models", "optimizer")}
         content = shared(content, group)
-        # the optimizer first, whose loading may fail and then changes nothing
+        # the optimizer first: if its loading fails, nothing has changed
         try:
             states.load_optimizer(next(iter(models.values())), optimizer, tensors["optimizer"], group)
         except ValueError as error:
@@ -196,20 +196,20 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             files.replace(path, lambda file: torch.save(content, file))
-        # torch.save tells of a full disk by a RuntimeError of its own, which follows from that of the system
+        # torch.save reports a full disk as a RuntimeError whose context is the system's error
         except (OSError, RuntimeError) as error:
             left = [other.name for other in self.paths()]
             reason = str(error.__context__ if isinstance(error.__context__, OSError) else error).splitlines()[0]
             raise OSError(
                 f"the checkpoint {path} could not be written ({reason}): make room or choose another folder (--out); "
-                + (f"{left[-1]} is whole, and the run can go on from it" if left else "there is none before it")
+                + (f"the run can resume from {left[-1]}" if left else "there is no earlier checkpoint")
             ) from error
         older = [other for other in self.paths() if other.name < path.name]
         for other in [*older[: len(older) + 1 - self._keep], *self.folder.glob("step-*.partial")]:
             other.unlink(missing_ok=True)
 
     def _latest(self) -> tuple[Path, dict[str, Any]] | None:
-        """The latest that is whole, and what it holds."""
+        """Returns the latest complete checkpoint and its contents."""
         damaged: list[tuple[Path, str]] = []
         for path in reversed(self.paths()):
             try:
@@ -218,15 +218,15 @@ class Checkpoints:
                 damaged.append((path, str(error)))
                 continue
             for bad, reason in damaged:
-                # under its own name it would count as the latest once more
+                # with its old name it would again count as the latest
                 os.replace(bad, bad.with_suffix(".damaged"))
                 self.notice(f"{bad} is damaged ({reason}): renamed to *.damaged; going back to {path.name}")
             return path, content
         if damaged:
             told = ", ".join(f"{path.name} ({reason})" for path, reason in damaged)
             raise ValueError(
-                f"{self.folder} has no checkpoint that is whole, but {told}: put a copy of one in its place, "
-                "delete them to begin anew, or choose another folder (--out)"
+                f"{self.folder} has no complete checkpoint, only {told}: replace one by a copy, "
+                "delete them to start from the beginning, or choose another folder (--out)"
             )
         return None
 
@@ -243,7 +243,8 @@ def _read(path: Path) -> dict[str, Any]:
     if content["format"] != FORMAT:
         # not damaged: no reason to go back to an older one
         raise OSError(
-            f"{path} has format {content['format']}, of another version of fused_lwlr; this one reads {FORMAT}"
+            f"{path} was written by another version of fused_lwlr (format {content['format']}); "
+            f"this version reads format {FORMAT}"
         )
     found: dict[str, Any] = content
     return found

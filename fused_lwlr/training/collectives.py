@@ -1,4 +1,4 @@
-"""What the processes of a run tell one another on their CPUs: results and failures of the first, and its tensors."""
+"""Communication between the CPUs of a run's processes: results and failures of rank 0, and its tensors."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,9 +13,9 @@ KINDS: dict[str, type[Exception]] = {"OSError": OSError, "ValueError": ValueErro
 
 
 def process_group() -> Any:
-    """The group of all processes on their CPUs (gloo), made at the first call, which all make; None for one process.
+    """The gloo group of all processes, made at the first call, which all processes make; None for one process.
 
-    Beside NCCL, whose collectives run on the GPU and would make the host wait for it.
+    It is used in addition to NCCL, whose collectives run on the GPU and would make the host wait for it.
     """
     if world_size() == 1:
         return None
@@ -39,19 +39,19 @@ def world_size() -> int:
 
 
 def is_first() -> bool:
-    """Whether this process is rank 0, or alone: the one that writes."""
+    """Whether this process is rank 0, which writes, or the only process."""
     return rank() == 0
 
 
 def from_first(work: Callable[[], T], group: Any) -> T:
-    """Do something on rank 0 alone, and have its result on all ranks, which wait for it.
+    """Call a function on rank 0 only, and return its result on all ranks, which wait for it.
 
     Args:
         work: returns something small that can be pickled.
         group: of all processes, on their CPUs; None for one process.
 
     Raises:
-        Exception: what `work` raised, on rank 0; on the others an OSError or ValueError as there, or else RuntimeError,
+        Exception: what `work` raised, on rank 0; on other ranks the same OSError or ValueError, else a RuntimeError,
             with the same message.
     """
     if group is None:
@@ -75,7 +75,7 @@ def from_first(work: Callable[[], T], group: Any) -> T:
 
 
 def gathered(value: Any, group: Any) -> list[Any]:
-    """What each rank has, by rank, on rank 0; an empty list on the others."""
+    """The values of all ranks, by rank, on rank 0; an empty list on other ranks."""
     if group is None:
         return [value]
     found: list[Any] | None = [None] * world_size() if is_first() else None
@@ -96,7 +96,7 @@ def shared(value: Any, group: Any) -> Any:
             first = is_first()
             tensor = tensors[thing.index] if first else torch.empty(thing.shape, dtype=thing.dtype)
             if tensor.numel():
-                # as bytes: not every dtype can be sent
+                # sent as bytes, since not every dtype can be sent
                 dist.broadcast(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8), src=0, group=group)
             return tensor
         if isinstance(thing, dict):
@@ -107,7 +107,7 @@ def shared(value: Any, group: Any) -> Any:
 
 
 class _Place:
-    """Where a tensor was."""
+    """The index of a tensor that was taken out."""
 
     def __init__(self, index: int, tensor: Tensor):
         self.index, self.shape, self.dtype = index, tuple(tensor.shape), tensor.dtype
@@ -119,7 +119,7 @@ def _without_tensors(thing: Any, tensors: list[Tensor]) -> Any:
         return _Place(len(tensors) - 1, thing)
     if isinstance(thing, dict):
         return {key: _without_tensors(entry, tensors) for key, entry in thing.items()}
-    # torch.Size and the like become what they are made of
+    # subclasses such as torch.Size become plain lists and tuples
     if isinstance(thing, (list, tuple)):
         return (list if isinstance(thing, list) else tuple)(_without_tensors(entry, tensors) for entry in thing)
     return thing

@@ -1,4 +1,4 @@
-"""What differs between the configuration of a run and the one that it is to go on with."""
+"""Differences between the configuration of a run and the configuration to resume it with."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ ABSENT = "(absent)"
 
 
 def json_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in which everything is what JSON has: tuples become lists, and keys strings.
+    """A copy of JSON values only: tuples become lists, and keys strings.
 
     Raises:
         ValueError: a value has no counterpart in JSON.
@@ -29,12 +29,12 @@ def difference(
 ) -> list[str]:
     """A line `field: old -> new` for each field that differs, fields of fields as `field.field`.
 
-    A field that one of them lacks counts as its default: an option that came with a later version does not end a run.
+    A missing field counts as its default, so that an option of a later version does not end a run.
 
     Args:
         old, new: configurations of values of JSON.
         free: fields that may differ, whole sections included (`logging` stands for all of `logging.every`, ...).
-        defaults: values that fields have where they are not given; None for others.
+        defaults: values of missing fields; None for other fields.
     """
     before, after = (dict(_fields(json_values(config))) for config in (old, new))
     absent = json_values(defaults or {})
@@ -54,42 +54,42 @@ def check_config(
     defaults: Mapping[str, Any] | None = None,
     where: object,
 ) -> None:
-    """Refuse to go on with another configuration.
+    """Refuse to resume with another configuration.
 
     Args:
-        old: that of the run.
-        new: that which it is to go on with.
+        old: the configuration of the run.
+        new: the configuration to resume it with.
         free, defaults: as in `difference`.
         where: the file or folder of the run, for the message.
 
     Raises:
-        ValueError: they differ; the message has a line for each field, and says how to go on.
+        ValueError: they differ; the message has a line for each field, and says how to resume.
     """
     changed = difference(old, new, free=free, defaults=defaults)
     if changed:
         may = f" Only {', '.join(sorted(free))} may change." if free else ""
         lines = "\n".join(f"  {line}" for line in changed)
         raise ValueError(
-            f"{where} is of a run with other options:\n{lines}\n"
-            f"Repeat its options to go on with it, or choose another folder (--out).{may}"
+            f"{where} belongs to a run with other options:\n{lines}\n"
+            f"Repeat its options to resume it, or choose another folder (--out).{may}"
         )
 
 
 def another_spread(changed: Sequence[str], images: int, images_now: int) -> str:
-    """What differs in a run that goes on with other processes or passes, for the user.
+    """Tells the user the effects of resuming with other processes or passes.
 
     Args:
         changed: lines of `difference`.
-        images, images_now: of a pass, before and now.
+        images, images_now: number of images in a pass, before and now.
     """
     passes = (
         f"A pass has {images_now} examples instead of {images}, so that batch normalization, Mixup, CutMix and dropout "
         "differ as well. "
     )
     return (
-        f"The run had other processes or passes before ({'; '.join(changed)}). Its steps go on with the same examples "
-        "in the same order; sums are added up in another order, so that the last digits differ. "
-        f"{passes if images != images_now else ''}With those from before it would go on to the same bits."
+        f"The run had other processes or passes before ({'; '.join(changed)}). Its steps continue with the same "
+        "examples in the same order; sums are added in another order, so the last digits differ. "
+        f"{passes if images != images_now else ''}With the former settings it would resume bit-identically."
     )
 
 

@@ -1,10 +1,10 @@
-"""Learning rates and weight decay to start from."""
+"""Initial values for learning rate and weight decay."""
 
 WEIGHT_DECAY = {"sgd": 1e-4, "adamw": 0.1}
 LEARNING_RATE = {"sgd": 0.1, "adamw": 3e-3}
-"""Those of the paper for ResNet-50 (Initializing the Layer-wise Learning Rate, Table 5)."""
+"""The paper's values for ResNet-50 (Initializing the Layer-wise Learning Rate, Table 5)."""
 
-# Of the small nets on the digits, chosen with a single rate: 10 epochs on four fifths of the training images, tested on
+# Small nets on the digits, chosen with a single rate: 10 epochs on four fifths of the training images, tested on
 # the other fifth (288 images). The study lwlr-vs-single has them within the grid of each arm. Accuracy in percent and
 # training loss, means of seeds 100 to 103. The highest accuracy decides, or within half a percent the lowest loss:
 #   sgd     0.001  0.003          0.01           0.03           0.1            0.3

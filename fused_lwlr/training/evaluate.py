@@ -1,4 +1,4 @@
-"""How well a model does on the validation data, counted over all processes."""
+"""Accuracy and loss of a model on the validation data, over all processes."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -22,16 +22,16 @@ class StoppedError(Exception):
 
 
 def no_signals(wanted: bool) -> tuple[bool, bool]:
-    """`StopFlag.agree` where no signal stops a process, and processes do not wait for one another."""
+    """`StopFlag.agree` for runs without signals, in which processes do not wait for one another."""
     return False, wanted
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Over `count` images, or tokens: the mean loss; of images the parts whose class is the first, or a top-5, guess.
+    """Results over `count` images or tokens: the mean loss and, for images, top-1 and top-5 accuracy from 0 to 1.
 
     Attributes:
-        top1, top5: None of text.
+        top1, top5: None for text.
         skipped: files of this process that could not be read, and do not count.
     """
 
@@ -53,25 +53,25 @@ def evaluate(
     agree: Agree = no_signals,
     accuracy: bool = True,
 ) -> dict[str, Evaluation]:
-    """Test a model with one set of weights or more, in one pass over the data.
+    """Test a model with one or more sets of weights, in one pass over the data.
 
     Args:
         model: in any mode; it is left in eval mode. Buffers are the same in all processes.
-        batches: those of this process; targets of -1 do not count.
-        mixed: makes the context in which the model computes.
-        weights: by name, what puts a set of weights in the place of the model's, while it lasts.
-        agree: called before each batch, and told whether this process has one. Processes may have different numbers of
+        batches: the batches of this process; targets of -1 do not count.
+        mixed: makes the context for the forward passes.
+        weights: by name, a context that puts a set of weights into the model.
+        agree: called before each batch with whether this process has one. Processes may have different numbers of
             batches; each calls it until no process has one.
-        accuracy: whether guesses are counted, as of images and not of text.
+        accuracy: whether to compute top-1 and top-5; false for text.
 
     Returns:
-        By name, how well each of them does.
+        The results by name.
 
     Raises:
-        StoppedError: `agree` said to stop.
+        StoppedError: `agree` returned a stop.
     """
     model.eval()
-    # right, right among five, loss and number
+    # correct, correct among five, loss and number
     zeros = torch.zeros(4, dtype=torch.float64, device="cpu" if world.device.type == "mps" else world.device)
     totals = {name: zeros.clone() for name in weights}
     skipped: list[str] = []

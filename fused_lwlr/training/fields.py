@@ -1,4 +1,4 @@
-"""What the fields of a recipe are made of: types with bounds, help, and errors in the words of the user."""
+"""Types with bounds for the fields of a recipe, help, and errors with the user's spelling."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 
 def _split(value: Any) -> Any:
-    """Numbers of the command line, which are separated by commas."""
+    """Splits numbers of the command line at commas."""
     return value.split(",") if isinstance(value, str) else value
 
 
@@ -42,14 +42,14 @@ def option(group: str, default: Any, help: str, *, shown: str | None = None, met
     Args:
         group: the heading that it is listed under.
         default, help: as on the command line.
-        shown: the default in words, where it depends on other fields.
-        metavar: what stands for the value, where it does not follow from the type.
+        shown: the default in words, if it depends on other fields.
+        metavar: the placeholder of the value, if it does not follow from the type.
     """
     return Field(default, description=help, json_schema_extra={"group": group, "shown": shown, "metavar": metavar})
 
 
 def flag(name: str) -> str:
-    """A field as it is typed on the command line."""
+    """A field in its command-line spelling."""
     return f"--{name.replace('_', '-')}"
 
 

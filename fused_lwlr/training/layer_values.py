@@ -17,23 +17,23 @@ from fused_lwlr.training.state_dicts import unwrapped
 
 
 class LayerProbe:
-    """Measures the layers in the steps that it is asked to.
+    """Measures the layers in selected steps.
 
         probe = LayerProbe(model, optimizer)
         ...
         if step % 500 == 0:
             probe.arm()
         optimizer.step()
-        record = probe.take(step)  # None if it was not armed, or nothing was stepped
+        record = probe.take(step)  # None if it was not armed, or no step was taken
 
-    Where the optimizer has a scaling, its own launch found all of it (`optimizer.layer_stats()`); else one pass over
-    the gradients and weights before the step does: gradients that are accumulated, and averaged over ranks, by then.
-    With `GradScaler` they are unscaled. Trust ratios with `BalancedLR`, which no step tells, are None. Of a sharded
+    With a scaling, the optimizer's own launch measures everything (`optimizer.layer_stats()`). Otherwise one pass over
+    gradients and weights before the step does, after gradients are accumulated and averaged over ranks.
+    With `GradScaler` they are unscaled. With `BalancedLR`, trust ratios are None. For a sharded
     model all ranks measure together.
 
     Args:
         model: also in DistributedDataParallel, compiled or sharded.
-        optimizer: ours, or another of torch, of parameters of the model.
+        optimizer: ours, or another torch optimizer, over parameters of the model.
         backend: "auto", "triton" or "torch", as for the optimizers.
     """
 
@@ -54,10 +54,10 @@ class LayerProbe:
         self._armed = True
 
     def take(self, step: int) -> LayerValues | None:
-        """What was measured since the last call, on the host; None if nothing was.
+        """The values measured since the last call, on the host; None without a measurement.
 
         Args:
-            step: optimizer steps taken, the one that was measured included.
+            step: optimizer steps taken, including the measured one.
         """
         if self._found is None:
             return None
@@ -94,7 +94,7 @@ class LayerProbe:
         self._armed = self._armed and not self._measuring
 
     def _multipliers(self) -> dict[str, float | None]:
-        """η by the name of a parameter, and of each slice of one that has several; there the parameter has None."""
+        """η by the name of a parameter, and of each slice if η differs among slices; the parameter then has None."""
         names = {id(param): name for name, param in self._params.items()}
         found: dict[str, float | None] = {}
         for group in self._optimizer.param_groups:

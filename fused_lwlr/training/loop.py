@@ -1,4 +1,4 @@
-"""The loop over steps: what is measured and saved between them, and given to those that record it."""
+"""The loop over steps: measurements and checkpoints between steps, and records for sinks."""
 
 import math
 import time
@@ -31,25 +31,25 @@ class DivergedError(RuntimeError):
 
 
 class Sink(Protocol):
-    """What records of a training are given to."""
+    """Receives the records of a training."""
 
     def add(self, record: Record) -> None:
-        """Take a record."""
+        """Receives a record."""
 
 
 class Loop:
-    """Takes the steps of a training, and gives what it measures to sinks.
+    """Runs the steps of a training, and passes measurements to sinks.
 
     With checkpoints it belongs to a run in a folder: it saves itself there, records layers, and stops at a signal.
-    Without, `trainer` is prepared, and nothing is written.
+    Without checkpoints, `trainer` is prepared, and no file is written.
 
     Args:
-        trainer: made; of a run in a folder not prepared.
-        open_sinks: makes what records go to, from the step that the run goes on after, or None.
-        every: steps between two records of training; by default what the recipe says.
+        trainer: constructed; not yet prepared for a run in a folder.
+        open_sinks: makes the sinks, from the step after which the run resumes, or None.
+        every: steps between two records of training; by default from the recipe.
         checkpoints: of the run.
-        flag: entered; goes with `checkpoints`.
-        advance: called with the number of each step that is done.
+        flag: entered; required with `checkpoints`.
+        advance: called with the number of each completed step.
     """
 
     probe: LayerProbe | None = None
@@ -84,15 +84,15 @@ class Loop:
         self.count: torch.Tensor | int = 0
         self.skipped: list[str] = []
         self.unreadable = SkippedList(self.folder, self._tell)
-        # whether the weights have yet to be validated, after steps or a checkpoint between steps and validation
+        # whether the weights still need a validation, after steps or a checkpoint between steps and validation
         self.untested = False
         self.began = 0.0
 
     def restore(self) -> int | None:
-        """Load the latest checkpoint; the number of its step, or None where there is none.
+        """Load the latest checkpoint; returns its step, or None without a checkpoint.
 
         Raises:
-            ValueError: it is of another configuration, or damaged.
+            ValueError: it has another configuration, or is damaged.
         """
         trainer = self.trainer
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
@@ -115,7 +115,7 @@ class Loop:
             self.checkpoints.notice(
                 another_spread(changed, found.state.get("pass_images", trainer.micro), trainer.micro)
             )
-        # with as many processes as before each goes on with its own; else all with the mean, and the first with names
+        # with the same number of ranks each restores its own values; else all restore the mean, and rank 0 the names
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own
         self.loss = (sum(each["loss"] for each in mine) / len(mine)).to(self.loss.device)
@@ -125,7 +125,7 @@ class Loop:
         return found.step
 
     def begin(self) -> None:
-        """Record the rates of a training that begins, and what was measured for them in a first checkpoint."""
+        """Record the rates of a new training, and store its measurements in a first checkpoint."""
         rates = self.trainer.rates
         if rates is not None:
             from_first(lambda: rates.to_json(self.folder / "rates.json"), process_group())
@@ -138,7 +138,7 @@ class Loop:
         self.probe = LayerProbe(self.trainer.model, self.trainer.optimizer, backend=self.recipe.backend)
 
     def train(self) -> None:
-        """Take the steps that are left, or fewer if a signal comes.
+        """Run the remaining steps, or fewer if a signal comes.
 
         Raises:
             DivergedError: the loss or a weight is not finite.
@@ -247,18 +247,18 @@ class Loop:
         )
 
     def _grad_norm(self) -> float | None:
-        """‖g‖ of the last step, of all layers; None where the step had no need of norms."""
+        """‖g‖ of the last step over all layers; None if the step needed no norms."""
         if self.trainer.optimizer.scaling is None:
             return None
         norm: torch.Tensor = self.trainer.optimizer.layer_stats().grad_norm
         return norm.square().sum().sqrt().item()
 
     def _note(self, skipped: Sequence[str]) -> int:
-        """Add images that could not be read to skipped.txt, each once; how many they are in all processes."""
+        """Add unreadable images to skipped.txt, each once; returns their number in all processes."""
         return self.unreadable.add(skipped) if self.recipe.corrupt == "skip" else 0
 
     def _validate(self) -> bool:
-        """Record a validation; True if a signal came before its end, and nothing was recorded."""
+        """Record a validation; returns True if a signal came before its end, and nothing was recorded."""
         start = time.perf_counter()
         try:
             tested = self.trainer.test(self._agree)
@@ -308,7 +308,7 @@ class Loop:
 
 
 class _Timed:
-    """Batches, and how long was waited for them."""
+    """Batches, and the time spent waiting for them."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self.batches, self.seconds = batches, 0.0

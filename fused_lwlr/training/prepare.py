@@ -1,4 +1,4 @@
-"""What happens to a new model before its first step: GradInit, and the calibration of layer-wise rates."""
+"""Preparation of a new model before its first step: GradInit, and the calibration of layer-wise rates."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -24,8 +24,8 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
     """Scale the weights for the first step of the optimizer (GradInit, Algorithm 1), the same in every process.
 
     Args:
-        batches: as many as `gradinit_batches`; the same in every process, since the second derivatives that GradInit
-            goes by are no averages of those of the processes.
+            batches: `gradinit_batches` of them; the same in every process, since GradInit's second derivatives are
+                not averages over processes.
         progress: show a progress bar.
     """
     gradinit_(
@@ -43,12 +43,12 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
 
 
 def gradinit_batches(recipe: Recipe) -> int:
-    """How many batches GradInit takes: two for the constraint and one for the objective in each step."""
+    """Number of batches for GradInit: two for the constraint and one for the objective in each step."""
     return 3 * recipe.gradinit_steps
 
 
 def rates_of_file(recipe: Recipe, model: nn.Module) -> LayerRates | None:
-    """The layer-wise rates of a recipe that names a file of them, or None.
+    """The layer-wise rates of the file that a recipe names, or None.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -103,14 +103,14 @@ def calibrated(
     left_out: Sequence[str],
     progress: bool,
 ) -> LayerRates | None:
-    """The layer-wise rates of a recipe, calibrated at the weights that training starts from; None where it has none.
+    """The layer-wise rates of a recipe, calibrated at the initial weights; None if it has none.
 
     A minibatch of the calibration is the batch of a step. Magnitudes are taken from its gradient, the mean over passes
     and processes. All processes get the same rates.
 
     Args:
-        model: what `parallel.spread` returned.
-        batches: passes of this process, `steps` times as many as make a step.
+        model: the result of `processes.spread`.
+        batches: passes of this process for `steps` steps.
         loss: the loss of a pass, whose mean over the passes and processes of a step is the loss of the step.
         steps: minibatches to calibrate on.
         left_out: what `excluded` returned.
@@ -118,7 +118,7 @@ def calibrated(
     """
     if recipe.rates != "layerwise":
         return None
-    # in half precision small gradients would be lost without a scale, which would have to be found first
+    # in half precision small gradients would be lost without a scale, which is not known yet
     mixed = torch.autocast(world.device.type, torch.bfloat16) if recipe.amp == "bf16" else nullcontext()
     with mixed:
         found = calibrate(

@@ -1,4 +1,4 @@
-"""Recipes by name, with their sources: those of the LWLR paper, references for ImageNet, and large batches."""
+"""Recipes by name, with their sources: recipes of the LWLR paper, references for ImageNet, and large batches."""
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
@@ -9,8 +9,8 @@ from fused_lwlr.training import mlperf
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
 from fused_lwlr.training.recipe import Recipe, is_pretrained, without_effect
 
-# What every run of the paper shares: cosine with warm-up and 224 x 224 pixels (Section 4). It does not give the length
-# of the warm-up; five epochs are those of Accurate, Large Minibatch SGD, whose batch size and decay it takes.
+# Shared by every run of the paper: cosine with warm-up and 224 x 224 pixels (Section 4). It does not give the
+# warm-up's length; five epochs are from Accurate, Large Minibatch SGD, the source of its batch size and decay.
 PAPER: dict[str, Any] = {
     "image_size": 224,
     "augmentation": "basic",
@@ -39,7 +39,7 @@ VIT: dict[str, Any] = {
     **{"model": "timm:vit_small_patch16_224", "epochs": 300.0, "batch_size": 4096, "lr_batch_size": 4096},
 }
 VIT_ADAMW: dict[str, Any] = {**VIT, "optimizer": "adamw", "lr": 1e-2, "lr_scaling": "sqrt", "weight_decay": 0.1}
-# Rates, decay, momentum and steps by batch size are in `mlperf`. Normalizations and biases have no decay, as there.
+# Rates, decay, momentum and steps by batch size are in `mlperf`. As there, normalizations and biases have no decay.
 LARS: dict[str, Any] = {
     **{
         "model": "timm:resnet50",
@@ -52,26 +52,26 @@ LARS: dict[str, Any] = {
     **{"scaling": "lars", "trust_coefficient": 0.001, "decay": "matrices"},
     **{"schedule": "polynomial", "power": 2.0, "min_lr": 1e-4},
 }
-# The LWLR paper's (appendix to Table 5) but for the rate, which it does not give: that of LAMB, Table 4, at 2048.
+# The LWLR paper's (appendix to Table 5), except the rate, which it does not give: LAMB's, Table 4, at 2048.
 LAMB: dict[str, Any] = {
     **RESNET_ADAMW,
     **{"batch_size": 2048, "lr_batch_size": 2048, "lr": 0.01, "schedule": "polynomial", "warmup_epochs": 1.25},
     **{"scaling": "lamb", "weight_decay": 1.5, "decay": "matrices", "rates": "single"},
 }
-# Not tuned. lr · goal = 0.014 is what SGD at a rate of 0.1 with a momentum of 0.9 and a decay of 1e-4 moves a
-# scale-invariant layer by in equilibrium, √(2 · lr · weight_decay / (1 - momentum)) of its norm; it goes with the
-# square root of the batch size, since lr there goes with the batch size.
+# Not tuned. In equilibrium, SGD with rate 0.1, momentum 0.9 and decay 1e-4 changes a scale-invariant layer in each
+# step by √(2 · lr · weight_decay / (1 - momentum)) = 0.014 of its norm, hence lr · goal = 0.014; it scales with the
+# square root of the batch size, since lr there scales with the batch size.
 ELR: dict[str, Any] = {
     **RESNET_SGD,
     **{"batch_size": 4096, "lr_batch_size": 256, "lr": 0.1, "lr_scaling": "sqrt", "momentum": 0.0, "weight_decay": 0.0},
     **{"scaling": "elr", "goal": 0.14, "rates": "single"},
 }
-# What the recipes below share: timm's own initialization, one rate for all layers, no decay of vectors.
+# Shared by the recipes below: timm's own initialization, one rate for all layers, no decay of vectors.
 PLAIN: dict[str, Any] = {
     **{"image_size": 224, "micro_batch": 256, "init": "model", "rates": "single", "decay": "matrices"},
     "warmup_epochs": 5.0,
 }
-# Of timm's LAMB: eps, and the largest norm of all gradients. The last rate is timm's, too.
+# From timm's LAMB: eps, and the largest norm of all gradients. The last rate is from timm, too.
 RSB: dict[str, Any] = {
     **{**PLAIN, "model": "timm:resnet50", "optimizer": "adamw", "scaling": "lamb", "eps": 1e-6},
     **{"batch_size": 2048, "lr_batch_size": 2048},
@@ -106,7 +106,7 @@ NVIDIA: dict[str, Any] = {
     **{"optimizer": "sgd", "batch_size": 2048, "lr": 0.256, "lr_batch_size": 256, "lr_scaling": "linear"},
     **{"momentum": 0.875, "weight_decay": 2.0**-15, "label_smoothing": 0.1, "warmup_epochs": 8.0},
 }
-# The paper tunes each number for its batch of 32,768. Here are NVIDIA's, scaled, with its optimizer and schedule.
+# The paper tunes each number for its batch of 32,768. These are NVIDIA's, scaled, with its optimizer and schedule.
 NESTEROV: dict[str, Any] = {
     **{**NVIDIA, "nesterov": True, "batch_size": 32768, "schedule": "polynomial", "warmup_epochs": 16.0},
 }
@@ -117,9 +117,9 @@ class Preset(NamedTuple):
     """A recipe with a name.
 
     Attributes:
-        source: where it is from.
+        source: paper or code that it comes from.
         reported: top-1 accuracy on ImageNet in the source.
-        fields: those that differ from the defaults.
+        fields: fields that differ from the defaults.
     """
 
     source: str
@@ -206,16 +206,15 @@ def resolve(
     where: Mapping[str, str] | None = None,
     note: Callable[[str], object] = lambda text: None,
 ) -> Recipe:
-    """A recipe: a preset, or the defaults, with some fields replaced.
+    """Return a recipe: a preset, or the defaults, with some fields replaced.
 
-    A learning rate among these is the rate itself: it is not scaled with the batch size, unless `lr_scaling` is among
-    them too.
+    A learning rate in `overrides` is not scaled with the batch size, unless `overrides` also has `lr_scaling`.
 
     Args:
         preset: a name of `PRESETS`, or None.
         overrides: fields.
         where: as for `Recipe.from_dict`.
-        note: gets what was decided and is not obvious, a sentence each.
+        note: called with a sentence for each decision that is not obvious.
 
     Raises:
         ValueError: no such preset, or a bad field.
@@ -246,7 +245,7 @@ def resolve(
             note("The weights are pretrained: training starts from them as they are (--init model).")
         elif preset is None and str(merged.get("model", "")).startswith("timm:") and merged.get("rates") == "single":
             merged["init"] = "model"
-    # fields of the preset that go with another choice than the user's
+    # fields of the preset that belong to another choice than the user's
     for name in without_effect(merged):
         if name not in overrides:
             del merged[name]
@@ -264,16 +263,16 @@ def _batch_size(fields: Mapping[str, Any]) -> int:
     try:
         return int(fields["batch_size"])
     except (TypeError, ValueError):
-        return 0  # which is refused as it was typed
+        return 0  # validation refuses the value in the user's spelling
 
 
 def _small(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What suits a small model and the embedded images, as far as it follows from what was asked for."""
+    """Defaults for a small model and the embedded images, as far as the options determine them."""
     optimizer = str(asked.get("optimizer", "sgd"))
     fields: dict[str, Any] = {"weight_decay": WEIGHT_DECAY.get(optimizer, 0.0)}
     if optimizer in WEIGHT_DECAY:
         fields["lr"] = learning_rate(str(asked.get("model", "resnet")), optimizer)
-    with suppress(TypeError, ValueError):  # what is no number is refused as it was typed
+    with suppress(TypeError, ValueError):  # validation refuses other values in the user's spelling
         fields["warmup_epochs"] = float(asked.get("epochs", 20.0)) / 10
     if asked.get("data") == "fashion-mnist":
         fields["augmentation"] = "basic"

@@ -1,4 +1,4 @@
-"""One process or many: who this one is, how a model is spread over them, and sums over all."""
+"""One process or many: the present process, a model spread over processes, and sums over all."""
 
 import os
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from fused_lwlr.training.recipe import Recipe, is_in_memory
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a training, of which this is number `rank`.
+    """The processes of a training; this process is number `rank`.
 
     Attributes:
-        local_size: how many of them are on this machine.
+        local_size: number of processes on this machine.
     """
 
     rank: int
@@ -70,7 +70,7 @@ class World:
         return values
 
     def from_first(self, model: nn.Module, *, params: bool = False) -> None:
-        """Give every process the buffers of the first, which each process has of its own images, or all weights."""
+        """Gives every process the buffers of the first, which depend on each process's images, or also all weights."""
         if self.size > 1:
             for tensor in [*model.buffers(), *(model.parameters() if params else ())]:
                 dist.broadcast(tensor.data, src=0)
@@ -78,10 +78,10 @@ class World:
 
 @contextmanager
 def world_of(device: str) -> Iterator[World]:
-    """The processes of the group that there is, or that `torchrun` started, then as a group; else this one alone.
+    """The processes of the existing group, or of a new group if `torchrun` started them; else this process alone.
 
     Raises:
-        ValueError: there is no such device here.
+        ValueError: the device does not exist here.
     """
     if dist.is_available() and dist.is_initialized():
         yield World(dist.get_rank(), dist.get_world_size(), pick_device(device), _local(dist.get_world_size()))
@@ -99,15 +99,15 @@ def world_of(device: str) -> Iterator[World]:
 
 
 def _local(size: int) -> int:
-    """The number of processes on this machine, as `torchrun` gives it; without it, all of them."""
+    """The number of processes on this machine, from `torchrun`; without it, all of them."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", size))
 
 
 def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
-    """What is called in place of the model so that gradients are averages over all processes.
+    """Returns a callable for the model whose gradients are averages over all processes.
 
-    The model itself for one process, `DistributedDataParallel` around it, or with `fsdp` the model itself, sharded in
-    place, each block of a list of blocks for itself.
+    This is the model itself for one process, `DistributedDataParallel` around it, or with `fsdp` the model itself,
+    sharded in place, each block of a list of blocks separately.
     """
     if recipe.fsdp:
         from torch.distributed.device_mesh import init_device_mesh
@@ -146,10 +146,10 @@ def unsynchronized(model: nn.Module, wanted: bool) -> Any:
 
 
 def pick_device(name: str, *, gpu: int | None = None) -> torch.device:
-    """Return the device called `name`; "auto" is the GPU, or the CPU on a machine without one.
+    """Return the device `name`; "auto" is the GPU, or the CPU on a machine without one.
 
     Args:
-        name: of a device, as torch has it, or "auto".
+        name: a device name of torch, or "auto".
         gpu: the number of the GPU that this process uses, if the device is a GPU; it becomes the current one.
 
     Raises:
@@ -161,7 +161,7 @@ def pick_device(name: str, *, gpu: int | None = None) -> torch.device:
         place = torch.device(name)
         if place.type == "cuda" and gpu is not None:
             place = torch.device("cuda", gpu)
-            # first: an allocation on "cuda" makes a context on GPU 0, which takes memory there
+            # set first: an allocation on "cuda" makes a context on GPU 0, which takes memory there
             torch.cuda.set_device(place)
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:

@@ -1,4 +1,4 @@
-"""What to train and how: every option of `fused-lwlr train` with its default, its bounds and its help."""
+"""Every option of `fused-lwlr train` with its default, its bounds and its help."""
 
 import dataclasses
 import difflib
@@ -33,11 +33,11 @@ FREE = (
     "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "eval_every", "tensorboard", "wandb",
     "stats_every", "corrupt",
 )  # fmt: skip
-"""Fields that a run may go on with others of. They change no bit of a training; but devices of another kind do, and by
-`corrupt` it goes on past an image that ended it."""
+"""Fields that may change when a run resumes. They do not change the bits of a training, except a device of another
+kind, and `corrupt`, which lets a run pass an image that stopped it."""
 
 SPREAD = ("world_size", "fsdp", "micro_batch")
-"""Fields that may change as well when a run goes on: its steps have the same images, but not the same bits."""
+"""More fields that may change when a run resumes: its steps have the same images, but not the same bits."""
 
 ONLY: dict[str, tuple[str, tuple[str, ...]]] = {
     "gradinit_steps": ("init", ("gradinit",)),
@@ -75,10 +75,10 @@ _optimizer, _schedule, _run = partial(option, "Optimizer"), partial(option, "Sch
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 class Recipe:
-    """A training, whole: the same recipe, machine and number of processes give the same bits.
+    """A complete training: the same recipe, machine and number of processes give the same bits.
 
     Raises:
-        ValueError: a field that is out of bounds, or that another one rules out.
+        ValueError: a field is out of bounds, or excluded by another field.
     """
 
     model: str = _model(
@@ -309,7 +309,7 @@ class Recipe:
                 raise ValueError(f"{flag(name)} is for models of timm (--model timm:NAME), not {self.model}")
         if self.has_pretrained_weights and self.init != "model":
             raise ValueError(
-                f"--init {self.init} would overwrite the pretrained weights: give --init model, or do without them"
+                f"--init {self.init} would overwrite the pretrained weights: give --init model, or a model without them"
             )
         if self.init == "gradinit" and self.amp == "fp16":
             raise ValueError("--init gradinit computes in float32: choose --amp bf16 or none, or another --init")
@@ -357,12 +357,12 @@ class Recipe:
         return is_pretrained(self.pretrained, self.model_args)
 
     def to_dict(self) -> dict[str, Any]:
-        """Field -> value, as JSON has it."""
+        """Field -> value, as JSON values."""
         found = dataclasses.asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def to_toml(self) -> str:
-        """A file for `--config`. Fields that are None are left out, since TOML has no such value."""
+        """A file for `--config`. Fields with the value None are left out, since TOML cannot express it."""
         lines = [f"{k} = {json.dumps(v, ensure_ascii=False)}" for k, v in self.to_dict().items() if v is not None]
         return "\n".join(lines) + "\n"
 
@@ -372,10 +372,10 @@ class Recipe:
 
         Args:
             values: fields.
-            where: of some fields the file that they are from. The others are from the command line.
+            where: for fields of a file, the name of the file. The others are from the command line.
 
         Raises:
-            ValueError: a field that there is not, or a bad value, in the spelling of the user.
+            ValueError: an unknown field, or a bad value, in the spelling of the user.
         """
         for name in values:
             if name not in FIELDS:
@@ -390,7 +390,7 @@ class Recipe:
 
 
 FIELDS = Recipe.__pydantic_fields__  # type: ignore[attr-defined]
-"""Name -> field, whose `json_schema_extra` is what `option` was given."""
+"""Name -> field, whose `json_schema_extra` has the arguments of `option`."""
 
 
 def without_effect(values: Mapping[str, Any]) -> list[str]:

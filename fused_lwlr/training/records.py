@@ -1,4 +1,4 @@
-"""What a training measures: of some steps, of a validation, and of the layers in one step."""
+"""Measurements of a training: over some steps, of a validation, and of the layers in one step."""
 
 import math
 from dataclasses import dataclass
@@ -6,26 +6,26 @@ from typing import ClassVar
 
 
 def perplexity(loss: float) -> float:
-    """e to a loss in nats a token; infinite where double precision has no such number."""
+    """e to a loss in nats a token; infinite if double precision overflows."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Training since the record before.
+    """Training since the previous record.
 
     Attributes:
         step: optimizer steps taken.
-        epoch: epochs trained, in parts of one.
+        epoch: epochs trained, with fractions.
         lr: the learning rate of the last step, of the first parameter group.
         loss: the mean over the images, or tokens, of the interval.
-        count: images, or tokens, trained on in it by all ranks.
-        seconds: that it took.
-        loader_seconds: of these, waited for the loader; the mean over ranks, or that of the first.
-        step_seconds: of these, in forward, backward and the optimizer.
-        grad_norm: of the whole gradient in the last step, where it is known.
-        skipped: images in it that could not be read.
-        unit: "images", or "tokens" of text.
+        count: images, or tokens, trained on by all ranks in the interval.
+        seconds: duration of the interval.
+        loader_seconds: part of `seconds` spent waiting for the loader; the mean over ranks, or of rank 0.
+        step_seconds: part of `seconds` spent in forward, backward and the optimizer.
+        grad_norm: norm of the whole gradient in the last step, if it is known.
+        skipped: images in the interval that could not be read.
+        unit: "images", or "tokens" for text.
     """
 
     step: int
@@ -53,13 +53,13 @@ class Validation:
     """One pass over the validation data.
 
     Attributes:
-        step, epoch: as of `Interval`.
+        step, epoch: as in `Interval`.
         weights: "model", or "ema" for averaged weights.
-        top1, top5: the part of the images with the right class first, or among the first five: 0 to 1; of text None.
+        top1, top5: fraction of images with the correct class first, or among the first five: 0 to 1; None for text.
         loss: the mean over images, or tokens, in nats.
-        count: images, or tokens, of the pass, all ranks together.
-        seconds: that it took, which is the same for all weights that it was of.
-        unit: as of `Interval`.
+        count: images, or tokens, of the pass over all ranks.
+        seconds: duration, one number for all weights of the pass.
+        unit: as in `Interval`.
     """
 
     step: int
@@ -77,15 +77,15 @@ class Validation:
 
 @dataclass(frozen=True)
 class LayerValues:
-    """What one step did to each layer.
+    """The effect of one step on each layer.
 
     Attributes:
         step: optimizer steps taken, this one included.
         names: the layers, in the order of the model.
         weight: for each, whether it is a weight: not a bias, a scale, or the like.
         elr: ‖g‖ / ‖w‖ before the step; None for a weight of zeros or a gradient that is not finite.
-        trust_ratio: the factor of the optimizer's scaling, 1 without one; None where it cannot be told.
-        multiplier: η; None where parts of the layer have different ones.
+        trust_ratio: the factor of the optimizer's scaling, 1 without one; None if it is unknown.
+        multiplier: η; None if parts of the layer have different ones.
     """
 
     step: int

@@ -25,11 +25,11 @@ Named = tuple[str, nn.Parameter]
 
 
 def load_data(recipe: Recipe) -> Splits | Text:
-    """The data of a recipe, which all processes must find alike.
+    """The data of a recipe, which must be the same in all processes.
 
     Raises:
-        FileNotFoundError, ImportError, ValueError: as of `open_data` and `open_text`; or processes found different
-            data, as on machines with copies of their own.
+            FileNotFoundError, ImportError, ValueError: as in `open_data` and `open_text`; or processes found different
+                data, for example on machines with separate copies.
     """
     if recipe.is_text:
         return _alike(
@@ -82,11 +82,11 @@ def _alike(data: Data) -> Data:
 
 
 def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
-    """The model that training starts from, on the CPU, drawn from the seed; GradInit has not run yet.
+    """The initial model on the CPU, drawn from the seed; GradInit has not run yet.
 
     Args:
-        classes: of images, or different tokens.
-        sizes: of the data, as `Splits.sizes` or `Text.sizes` has them.
+        classes: number of classes, or of different tokens.
+        sizes: `Splits.sizes` or `Text.sizes` of the data.
 
     Raises:
         ValueError: there is no such model, or it cannot be initialized in this way.
@@ -136,10 +136,10 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
     """The optimizer of a recipe at its peak rate, with multipliers and scaling.
 
     Args:
-        model: whose parameters are those to step; where it is sharded, after that.
+        model: the model to step; it must be sharded already if the recipe shards it.
 
     Raises:
-        ValueError: a pattern that fits no parameter, or a model whose blocks `layer_decay` does not find.
+        ValueError: a pattern matches no parameter, or a model whose blocks `layer_decay` does not find.
     """
     decayed, spared = by_decay(recipe, model)
     # torch takes no named parameters after a group without any
@@ -166,7 +166,7 @@ def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]
     """The parameters with weight decay, and the others.
 
     Raises:
-        ValueError: a pattern of `exclude` that fits no parameter.
+        ValueError: a pattern of `exclude` matches no parameter.
     """
     included, matrices = _included(recipe, model), recipe.decay == "matrices"
     found: tuple[list[Named], list[Named]] = [], []
@@ -176,7 +176,7 @@ def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]
 
 
 def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scaling | None:
-    """The layer-wise scaling of a recipe, of those layers that it acts on by default and that are included."""
+    """The layer-wise scaling of a recipe, for the layers that it acts on by default, without excluded ones."""
     scaling = _scaling(recipe)
     if scaling is None:
         return None
@@ -202,7 +202,8 @@ def _included(recipe: Recipe, model: nn.Module) -> Callable[[str, Tensor], bool]
     for pattern in recipe.exclude:
         if not any(matches(name, [pattern]) for name, _ in named):
             raise ValueError(
-                f"--exclude {pattern} fits no parameter of {recipe.model}, which has {named[0][0]}, {named[-1][0]}, ..."
+                f"--exclude {pattern} matches no parameter of {recipe.model}, which has {named[0][0]}, {named[-1][0]}, "
+                "..."
             )
     norms = {
         f"{path}.{part}" for path, module in model.named_modules() if isinstance(module, NORMS)

@@ -24,23 +24,23 @@ PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, to
 SAVED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 LOADED = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and activation checkpointing put into names."""
+"""Prefixes that torch.compile and activation checkpointing add to names."""
 
 
 def of_model(model: nn.Module) -> dict[str, Any]:
-    """Parameters and buffers by name, those of a sharded model whole, on the CPU and on rank 0 alone (a collective)."""
+    """Parameters and buffers by name, whole and on the CPU; a sharded model's on rank 0 only (a collective)."""
     found: dict[str, Any] = get_model_state_dict(model, options=SAVED if _sharded(model) else None)
     return found
 
 
 def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state dict of an optimizer in which parameters go by name; of a sharded model as in `of_model`.
+    """The state dict of an optimizer with parameter names instead of ids; for a sharded model as in `of_model`.
 
     Raises:
-        ValueError: it steps a parameter that is not of the model.
+        ValueError: it steps a parameter outside the model.
     """
     names = _names(model, optimizer)
-    # without state torch's own function takes a step to get some
+    # for an optimizer without state, torch's function would take a step to make some
     if _sharded(model) and optimizer.state:
         found: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=SAVED)
         return found
@@ -52,7 +52,7 @@ def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside of DistributedDataParallel and what `torch.compile` returns, in any order."""
+    """The model inside DistributedDataParallel and the result of `torch.compile`, in any order."""
     while True:
         inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
         inner = inner if inner is not None else getattr(model, "_orig_mod", None)
@@ -62,7 +62,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Any], group: Any) -> None:
-    """Load what `of_model` returned on rank 0, on whose word others go."""
+    """Load the result of `of_model` on rank 0; other ranks receive it."""
     if _sharded(model):
         set_model_state_dict(model, dict(saved) if is_first() else {}, options=LOADED)
     else:
@@ -70,10 +70,10 @@ def load_model(model: nn.Module, saved: Mapping[str, Any], group: Any) -> None:
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], group: Any) -> None:
-    """Load what `of_optimizer` returned on rank 0, on whose word others go.
+    """Load the result of `of_optimizer` on rank 0; other ranks receive it.
 
-    Not by torch's `set_optimizer_state_dict`, which takes a step with an optimizer that has no state, and fails where
-    options of its groups are lists in the file and None in the optimizer, or the reverse: multipliers.
+    torch's `set_optimizer_state_dict` takes a step with an optimizer that has no state, and fails if options of its
+    groups are lists in the file and None in the optimizer, or the reverse, as multipliers can be.
     """
     if _sharded(model):
         mine = chain.from_iterable(each["params"] for each in optimizer.param_groups)
@@ -81,26 +81,26 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Ma
         state = saved.get("state", {})
         keys = shared({name: list(entry) for name, entry in state.items()}, group)
         placed = {
-            # one at a time: no rank but the first holds more of them whole
+            # one at a time, so that other ranks hold at most one whole tensor
             name: {key: _like(shared(state.get(name, {}).get(key), group), params.get(name)) for key in entry}
             for name, entry in keys.items()
         }
         whole = {"state": placed, "param_groups": shared(saved.get("param_groups"), group)}
     else:
         whole = shared(dict(saved), group)
-    # torch.optim, and ours, go by the order of ids, which may be names
+    # torch.optim, and ours, use the order of ids, which may be names
     optimizer.load_state_dict(whole)
 
 
 def _like(value: Any, param: Tensor | None) -> Any:
-    """State of a parameter, sharded as that is if it has its shape."""
+    """State of a parameter, sharded like the parameter if it has its shape."""
     if not (isinstance(param, DTensor) and isinstance(value, Tensor) and value.shape == param.shape):
         return value
     return distribute_tensor(value.to(param.device), param.device_mesh, param.placements, src_data_rank=None)
 
 
 def shapes(model: nn.Module) -> Shapes:
-    """Shape and dtype of every parameter and buffer, of the whole where it is sharded."""
+    """Shape and dtype of every parameter and buffer, whole if it is sharded."""
     found: dict[str, Any] = get_model_state_dict(model)
     return {name: (tuple(t.shape), t.dtype) for name, t in found.items() if _is_tensor(t)}
 
@@ -109,7 +109,7 @@ def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, wher
     """Refuse weights of other models.
 
     Raises:
-        ValueError: they differ in names, shapes or dtypes, the first few of which the message tells.
+        ValueError: they differ in names, shapes or dtypes; the message lists the first differences.
     """
     if saved.keys() != wanted.keys():
         raise ValueError(f"{where} has weights of {_listed(saved)}, but this run of {_listed(wanted)}")
@@ -124,7 +124,7 @@ def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, wher
         problems += [f"{name} is not of this one" for name in found if name not in expected]
         if problems:
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-            raise ValueError(f"{where} is of another {model}: {'; '.join(problems[:3])}{more}. Nothing was loaded")
+            raise ValueError(f"{where} is for another {model}: {'; '.join(problems[:3])}{more}. Nothing was loaded")
 
 
 def check_optimizer(
@@ -133,7 +133,7 @@ def check_optimizer(
     """Refuse state of other parameters, of these in other groups, or of other shapes.
 
     Raises:
-        ValueError: it is.
+        ValueError: the state does not match.
     """
     mine = _names(model, optimizer)
     theirs = [list(group["params"]) for group in saved["param_groups"]]
@@ -145,23 +145,23 @@ def check_optimizer(
             odd = [name for name in theirs[number] if name not in mine[number]]
             odd += [name for name in mine[number] if name not in theirs[number]]
             what = f"parameter group {number} differs in {_listed(odd[:3]) if odd else 'the order of its parameters'}"
-        raise ValueError(f"{where} is of an optimizer with other parameters: {what}. Nothing was loaded")
+        raise ValueError(f"{where} has the state of an optimizer with other parameters: {what}. Nothing was loaded")
     params = {name: p for group, own in zip(mine, optimizer.param_groups, strict=True)
               for name, p in zip(group, own["params"], strict=True)}  # fmt: skip
     for name, entry in saved["state"].items():
         for key, value in entry.items() if name in params else ():
             if _is_tensor(value) and value.dim() and value.shape != params[name].shape:
                 raise ValueError(
-                    f"{where} is of another optimizer: {key!r} of {name} is {tuple(value.shape)}, but the parameter "
-                    f"{tuple(params[name].shape)}. Nothing was loaded"
+                    f"{where} has the state of another optimizer: {key!r} of {name} is {tuple(value.shape)}, but "
+                    f"the parameter {tuple(params[name].shape)}. Nothing was loaded"
                 )
 
 
 def check_readable(content: Any, place: str = "") -> None:
-    """Refuse what could be written, but not read back without running code from the file.
+    """Refuse values that could be written, but not read back without running code from the file.
 
     Raises:
-        ValueError: such a value, and where it is.
+        ValueError: there is such a value; the message says where.
     """
     if type(content) in (dict, OrderedDict, Counter):
         for key, entry in content.items():
@@ -178,7 +178,7 @@ def check_readable(content: Any, place: str = "") -> None:
 
 
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-    """The parameters of each group by name, without what wrappers add."""
+    """The parameters of each group by name, without the prefixes of wrappers."""
     names = {}
     for name, param in unwrapped(model).named_parameters():
         for wrapper in WRAPPERS:

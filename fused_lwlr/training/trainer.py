@@ -1,4 +1,4 @@
-"""A training under way: model, optimizer and step count, and what one step of the optimizer is made of."""
+"""A training in progress: model, optimizer and step count, and the parts of one optimizer step."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +32,7 @@ from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
 from fused_lwlr.training.setup import new_model, new_optimizer
 
 CALIBRATION = 100
-"""Minibatches that rates are measured on where a recipe does not say and an epoch has more."""
+"""Minibatches for the measurement of rates if the recipe gives no number and an epoch has more."""
 
 
 class Step(NamedTuple):
@@ -50,25 +50,25 @@ class Step(NamedTuple):
 
 
 class Trainer:
-    """A model that is trained by a recipe, in one of the processes that do so.
+    """A model that is trained by a recipe, in one of the processes of the training.
 
-    All that is random follows from the seed, the step and the pass, so that nothing but weights, buffers and the state
-    of the optimizer is to be kept of what came before a step.
+    All random numbers follow from the seed, the step and the pass, so a checkpoint needs only weights, buffers and the
+    state of the optimizer.
 
     Args:
-        recipe: what to do.
+        recipe: the options of the training.
         world: the processes.
-        data: what `load_data` found.
-        model: a network to train, with the weights that it has, instead of the one that the recipe names.
+        data: the result of `load_data`.
+        model: a network to train from its present weights, instead of the recipe's model.
 
     Raises:
-        ValueError: a batch that does not fit the data or the processes, or a model that cannot be had.
+        ValueError: the batch does not fit the data or the processes, or the model cannot be made.
 
     Attributes:
         model: the network itself, sharded with `fsdp`.
-        called: what is called in its place, to synchronize gradients and compiled.
-        optimizer: there after `prepare` or `adopt`.
-        step: how many steps were taken.
+        called: the callable for forward passes, which synchronizes gradients and may be compiled.
+        optimizer: set by `prepare` or `adopt`.
+        step: number of steps taken.
         rates: layer-wise rates, or None.
     """
 
@@ -100,18 +100,18 @@ class Trainer:
         self.step = 0
 
     def prepare(self, optimizer: "Callable[[Trainer], Any] | None" = None, *, progress: bool = False) -> None:
-        """Take GradInit's steps and measure layer-wise rates, where the recipe has them; then the optimizer is there.
+        """Run GradInit and measure layer-wise rates, if the recipe has them, and make the optimizer.
 
         Args:
-            optimizer: makes the optimizer, of this training with its rates, instead of what the recipe says.
+            optimizer: makes the optimizer from this training and its rates, instead of the recipe's optimizer.
             progress: show a progress bar.
 
         Raises:
-            FileNotFoundError, ValueError: the model cannot be calibrated on these images, or there is no such file of
-                rates, or it is of another model.
+            FileNotFoundError, ValueError: the model cannot be calibrated on these images, or the file of rates does not
+                exist or belongs to another model.
         """
         recipe = self.recipe
-        # a wrong file is told before minutes are spent
+        # check the file before minutes are spent
         given = rates_of_file(recipe, self.model)
         if recipe.init == "gradinit":
             passes = self.pairs(gradinit_batches(recipe), alone=True)
@@ -126,7 +126,7 @@ class Trainer:
         self._start(called, optimizer)
 
     def adopt(self) -> None:
-        """Be ready to load a checkpoint, which has the multipliers: nothing is measured."""
+        """Prepare for loading a checkpoint, which has the multipliers: nothing is measured."""
         self._start(spread(self.model, self.recipe, self.world))
 
     def _start(self, called: nn.Module, optimizer: "Callable[[Trainer], Any] | None" = None) -> None:
@@ -136,7 +136,7 @@ class Trainer:
 
     @property
     def models(self) -> dict[str, nn.Module]:
-        """What a checkpoint holds by its name; the optimizer steps the first."""
+        """Modules of a checkpoint by name; the optimizer steps the first one."""
         if self.averages is None or not any(True for _ in self.averages.buffers()):
             return {"model": self.model}
         return {"model": self.model, "averages": self.averages}
@@ -146,7 +146,7 @@ class Trainer:
         return self._passes(self._sampler(self.step, self.total))
 
     def _sampler(self, start: int, stop: int, *, alone: bool = False) -> MicroBatchSampler:
-        """Which images are in which pass; `alone`: in every process those of the first pass of each step."""
+        """The images of each pass; with `alone`, every process gets the first pass of each step."""
         size, rank = (1, 0) if alone else (self.world.size, self.world.rank)
         return MicroBatchSampler(
             len(self.data.train),
@@ -166,7 +166,7 @@ class Trainer:
         )
 
     def pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets as training has them from its first step on, to measure with."""
+        """Inputs and targets of the training from its first step on, for measurements."""
         sampler = self._sampler(0, steps, alone=alone)
         for i, batch in enumerate(self._passes(sampler)):
             step, micro = divmod(i, sampler.micro_batches)
@@ -186,7 +186,7 @@ class Trainer:
         return total, [(b, total / (n * self.world.size)) for b, n in zip(batches, counts, strict=True)]
 
     def _weighted(self, steps: int) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor | int]]]:
-        """Passes as `pairs` has them, whose targets come with the number of `_parts`."""
+        """Passes as in `pairs`; targets come with the number of `_parts`."""
         passes = self._passes(self._sampler(0, steps))
         for step in range(steps):
             for micro, (batch, parts) in enumerate(self._parts(passes)[1]):
@@ -217,7 +217,7 @@ class Trainer:
         return mixed_cross_entropy(outputs, targets, smoothing=recipe.label_smoothing)
 
     def mixed_precision(self) -> AbstractContextManager[Any]:
-        """The context that a pass computes in."""
+        """The context of a forward pass."""
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.amp)
         return nullcontext() if dtype is None else torch.autocast(self.world.device.type, dtype)
 
@@ -246,12 +246,12 @@ class Trainer:
         return Step(total, count, skipped)
 
     def update(self) -> None:
-        """Step the optimizer with the gradients that are there, and let go of them."""
+        """Step the optimizer with the present gradients, and free them."""
         lr = self.lr
         for group in self.optimizer.param_groups:
             group["lr"] = lr
             if self.recipe.ema is not None:
-                # few steps make a young average
+                # a smaller decay in the first steps
                 group["ema"] = min(self.recipe.ema, (1 + self.step) / (10 + self.step))
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -261,14 +261,14 @@ class Trainer:
         self.step += 1
 
     def _seed(self, number: int) -> None:
-        """Dropout and stochastic depth draw from generators that every pass seeds anew."""
+        """Every pass seeds the generators of dropout and stochastic depth."""
         [seed] = sequence(DROPOUT, self.recipe.seed, self.step, number).generate_state(1, "uint64")
         torch.manual_seed(int(seed))
 
     def test(self, agree: Agree = no_signals) -> dict[str, Evaluation]:
         """Test the weights ("model") and their averages ("ema") in one pass over the images; the results by name.
 
-        Averaged weights are tested with averaged statistics of normalizations. There are averages with `ema`, after the
+        Averaged weights are tested with averaged statistics of normalizations. Averages exist with `ema`, after the
         first step.
 
         Args:
@@ -276,7 +276,7 @@ class Trainer:
 
         Raises:
             StoppedError: as of `evaluate`.
-            ValueError: a loader made another number of images than it said.
+            ValueError: a loader made another number of images than its length.
         """
         images = val_batches(
             self.data.val,
@@ -305,7 +305,7 @@ class Trainer:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Averages of weights and of statistics in their place, while this lasts; there are some with `ema`."""
+        """Within the context the model has averaged weights and statistics; requires `ema`."""
         assert self.averages is not None, "a recipe with ema has averages"
         with self.optimizer.averaged(self.model), self.averages.applied(self.model):
             yield

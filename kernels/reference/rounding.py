@@ -7,7 +7,7 @@ GOLDEN = 0x9E3779B9
 
 
 def mix(x: Tensor) -> Tensor:
-    """A permutation of 32-bit numbers, held in int64, of which every bit depends on every bit."""
+    """A permutation of 32-bit numbers, stored in int64; every bit of the result depends on every bit."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & 0xFFFFFFFF
     x = x ^ (x >> 15)
@@ -34,10 +34,10 @@ def rounded(x: Tensor, dtype: torch.dtype, position: Tensor, key: Tensor, column
     """Round float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
 
     The noise is drawn by the position of an element: the same for the same key and column, and independent of how the
-    work was divided.
+    work is divided.
     """
     noise = mix((position & 0xFFFFFFFF) ^ mix((key + (column + 1) * GOLDEN) & 0xFFFFFFFF))
-    # of a float, the lower bits are cut off; a carry into them rounds the magnitude up
+    # the lower bits of the float are cut off; a carry out of them rounds the magnitude up
     cut = 16 if dtype == torch.bfloat16 else 13
     low = (1 << cut) - 1
     bits = x.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
@@ -45,7 +45,7 @@ def rounded(x: Tensor, dtype: torch.dtype, position: Tensor, key: Tensor, column
     bits = torch.where(bits >= 1 << 31, bits - (1 << 32), bits)
     result = bits.to(torch.int32).view(torch.float32)
     if dtype == torch.float16:
-        # below its normal numbers the steps are all 2⁻²⁴, which is the last digit of numbers from ½ to 1
+        # subnormal numbers are 2⁻²⁴ apart, which is the last digit of numbers from ½ to 1
         nearest = (x.abs() + 0.5) - 0.5
         rest = x.abs() - nearest
         part = (noise >> 9).to(torch.float32) * 2.0**-47

@@ -38,19 +38,19 @@ def statistics(table: Table) -> Tensor:
 def totals(
     table: Table, *, grad: bool, weight: bool, balance: bool = False, grad_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Computes what a `Gate` needs: Σg², the number of non-finite gradient elements, max Σw², Σ 1 / ‖w‖, its terms.
+    """Computes the totals of a `Gate`: Σg², the number of non-finite gradient elements, max Σw², Σ 1 / ‖w‖, terms.
 
     Args:
         table: columns "param" and "grad".
-        grad: whether the first two are wanted.
-        weight: whether the third is wanted; it is over the rows with `Row.counts_for_max_norm`.
-        balance: whether the last two are wanted; they are over the rows with `Row.scaled` that have a gradient and
+        grad: whether to compute the first two.
+        weight: whether to compute the third, over the rows with `Row.counts_for_max_norm`.
+        balance: whether to compute the last two, over the rows with `Row.scaled` that have a gradient and
             whose weight is not zero.
         grad_scale: as in `Gate`.
 
     Returns:
-        float64 [5] on the table's device, and the second of them for each row, float64 [rows]. What is not wanted,
-        and a row without a gradient, has any value. Valid until the next step of the table.
+        float64 [5] on the table's device, and the second of them for each row, float64 [rows]. Values that were not
+        computed, and rows without a gradient, are arbitrary. Valid until the next step of the table.
     """
     device = table.columns["param"][0].device
     dtype = sum_dtype(device)

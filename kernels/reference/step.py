@@ -23,7 +23,7 @@ def prepare(
     write: bool = True,
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
-    """Does everything of `step` that can fail before anything is written. Call what it returns, once, for the rest."""
+    """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     return partial(step, rule, table, hyper, scale, gate, write=write, rounding_seed=rounding_seed)
 
 
@@ -41,15 +41,15 @@ def step(
     """Takes one step of a rule on every row of the table that has a gradient, in place, each with its multiplier η.
 
     `Hyper` has the formula, with clip and grad_scale from the gate, s from the scale (at its target, 1 elsewhere), and
-    Ŵᵖ as each row says. After it, an average of the weights moves: e ← e + (1 − ema) · (w − e), with w as it is stored,
-    or the exact weight where there is one. The multiplier acts on weight decay too, as a param group of its own with
-    rate lr · η would. Half precision is computed in float32 and rounded once when stored.
+    Ŵᵖ as each row says. After it, an average of the weights moves: e ← e + (1 − ema) · (w − e), with the stored w,
+    or the exact weight if it exists. The multiplier acts on weight decay too, like a separate param group with
+    rate lr · η. Half precision is computed in float32 and rounded once when stored.
 
     Args:
         rule: the update rule.
         table: columns "param", "grad" and the rule's states (None for state that a parameter does not have). "step"
-            where the device counts steps. "master_weight": for a half-precision parameter its weight before rounding,
-            which counts where rounding it gives the parameter. "ema": the moving average of the weight. "radius": those
+            if the device counts steps. "master_weight": for a half-precision parameter its weight before rounding,
+            used where it rounds to the parameter. "ema": the moving average of the weight. "radius": the radii
             of the rows that stay on a sphere.
         hyper: the rows that `table.hyper_row` points into.
         scale: one factor for each row.
@@ -59,8 +59,8 @@ def step(
             position, so that expectations are exact.
 
     Returns:
-        With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in that of
-        `SPHERE_STATISTICS`, valid until the next step. Rows without a gradient have any values.
+        With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in the order of
+        `SPHERE_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
     """
     context = StepContext(rule, table, scale, gate, write, rounding_seed)
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)
@@ -94,7 +94,7 @@ def step(
 def _by_formula(
     rule: Rule, numbers: Sequence[float], w: Tensor, g: Tensor, states: Sequence[Tensor | None], steps: float | Tensor
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
-    """Returns the direction and the new states of a rule without a reference: by the formulas that Triton compiles."""
+    """Returns the direction and the new states of a rule without a reference, by the formulas that Triton compiles."""
     if isinstance(steps, Tensor):
         coefficients = rule.coefficients(numbers, steps)
     else:

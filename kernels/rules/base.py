@@ -55,7 +55,7 @@ class Hyper(NamedTuple):
 
 
 class Quotient(NamedTuple):
-    """A direction numerator / correction / denominator, in parts: `torch.optim.Adam` moves a weight by them at once."""
+    """A direction numerator / correction / denominator, in parts: `torch.optim.Adam` applies them in one operation."""
 
     numerator: Tensor
     correction: float | Tensor
@@ -78,17 +78,17 @@ class Rule:
         name: for messages.
         states: the names of the state columns, at most three.
         numbers: (options, bias_correction) -> the rule's own numbers, which its formulas read by their position.
-            `options` are those of a param group with those of a layer. `bias_correction` is that of the scaling.
+            `options` are the options of a param group and a layer. `bias_correction` is the scaling's.
         update: (w, g, states, present, coefficients, options) -> direction and new states. `states` and `present` have
-            an element for each state column: its values (0 if a parameter has no such state), and whether it has.
+            an element for each state column: its values (0 if a parameter has no such state), and whether it exists.
             `option(options, i)` is number i.
-        scheduled: (numbers, steps) -> two coefficients that depend on the number of steps taken, if there are any.
+        scheduled: (numbers, steps) -> two coefficients that depend on the number of steps taken, or none.
             `steps` is a number or a NumPy array; 0 or 1 if the rule does not count steps.
         coefficients: (options, steps) -> the same in single precision, as a formula.
-        reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, where `update` would not have
-            the bits of `torch.optim`. It may change states in place. The state of a parameter without it is None.
+        reference: (numbers, w, g, states, steps) -> direction and new states in PyTorch, for rules whose
+            `update` differs from `torch.optim` in bits. It may change states in place. None means missing state.
         scale_targets: the targets at which a `Scale` can act.
-        adaptive: whether the length of the gradient does not change the length of the step.
+        adaptive: whether the step's length is independent of the gradient's.
         decay: "coupled" adds weight decay to the gradient, "decoupled" to the step, and "cautious" to the step where it
             does not act against it.
         counts_steps: whether every parameter has a step count, on the host too.
@@ -114,5 +114,5 @@ class Rule:
 
 
 def cautious(d, w, weight_decay):  # type: ignore[no-untyped-def]
-    """A direction with weight decay, save for elements that the decay would move against it."""
+    """A direction with weight decay, except in elements where the decay would act against the direction."""
     return where((d * w < 0) | (weight_decay == 0), d, d + weight_decay * w)

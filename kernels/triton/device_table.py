@@ -18,13 +18,13 @@ from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
 from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
 
 ONLY_STEPPED = ("step", "ema")
-"""Columns that a row without a gradient does not have in a step."""
+"""Columns that a step skips for a row without a gradient."""
 SINGLE = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
 
 
 class DeviceTable:
-    """One int64 buffer on the device, uploaded in a single copy whenever anything in it changed.
+    """One int64 buffer on the device, uploaded in a single copy after any change.
 
     For R rows and C columns it holds the multipliers, c1 and c2 [3, R padded to be even] and the hyper rows [H, K],
     float32, padded to 16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R] ·
@@ -37,13 +37,13 @@ class DeviceTable:
     Attributes:
         buffer: the buffer.
         floats, addresses: its two parts.
-        dtypes: the Triton dtype of each column, None if all of it is absent.
+        dtypes: the Triton dtype of each column, None if the whole column is absent.
         numel: the elements of each row.
         sizes: for each column, the bytes of each row; 0 for single numbers.
         entries: for each column, its place among the entries of a row.
         active: for each row, whether it is active.
-        norms: Σw² of the last step, and whether they are still right.
-        known: for each row, whether its Σw² was right before the launch, bool.
+        norms: Σw² of the last step, and whether they are still valid.
+        known: for each row, whether its Σw² was valid before the launch, bool.
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
         workspace: what an operation keeps from launch to launch.
@@ -97,12 +97,12 @@ class DeviceTable:
         }
         self.sizes = {name: self.numel * itemsize for name, itemsize in self._itemsizes.items()}
         self._scratch: dict[str, dict[int, Tensor]] = {}
-        """For each column, the tensors that stand in for those that a kernel cannot walk as they are."""
+        """For each column, the scratch tensors that replace tensors with other strides."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
             self._point(name, addresses_of(table.columns[name]))
             self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
-        # as if every parameter had a gradient
+        # first for all rows, as if every parameter had a gradient
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
@@ -119,7 +119,7 @@ class DeviceTable:
         if numbers.scheduled is not None:
             self._scheduled[:] = numbers.scheduled
         capturing = table.capturable and is_capturing()
-        # replays look at no version counter
+        # replays do not check version counters
         if self.norms.measured and not capturing:
             self.known = self.norms.known()[self._layout.tensor]
             self._traits[:] = self._own_traits | KNOWN.value * self.known
@@ -130,7 +130,7 @@ class DeviceTable:
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
     def _accept_gradients(self, table: Table) -> None:
-        """Takes the addresses of gradients, and which rows are active."""
+        """Sets the addresses of gradients and the active rows."""
         new, before = table.gradients, self._gradients
         self._gradients = new
         changed = before is None or new.present != before.present
@@ -145,14 +145,14 @@ class DeviceTable:
         self._point("grad", new.addresses)
 
     def _point(self, name: str, addresses: bytes | Sequence[int]) -> None:
-        """Writes down where the rows of a column are."""
+        """Sets the addresses of a column's rows."""
         found = self._layout.row_addresses(addresses, self._itemsizes[name], self._scratch[name])
         if name == "radius":
             found = np.where(found == 0, 0, found + 4 * self._layout.number_in_tensor)
         self._addresses[name][:] = found
 
     def _activate(self, present: np.ndarray) -> None:
-        """Marks the rows that are stepped or rescaled in the next step, and forgets the lists of others."""
+        """Marks the rows that are stepped or rescaled in the next step, and drops the lists for other rows."""
         layout = self._layout
         stepped = present[layout.tensor]
         self.active = stepped | layout.rescaled
@@ -174,7 +174,7 @@ class DeviceTable:
                     yield name, index, scratch
 
     def finish(self) -> None:
-        """Copies what the kernel wrote to scratch tensors to where it belongs, and increments version counters."""
+        """Copies scratch tensors to the tensors they replace, and increments version counters."""
         increment_version(self._written)
         if self._has_scratch:
             for name, index, scratch in self._scratch_tensors():
@@ -182,11 +182,11 @@ class DeviceTable:
                     real(self._columns[name][index]).copy_(scratch)
 
     def remember_norms(self) -> None:
-        """Notes that Σw² of active rows was computed from the present parameters."""
+        """Marks Σw² of active rows as valid for the present parameters."""
         self.norms.remember_rows(self._launched)
 
     def make_items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
-        """Returns those items of a list that are of active rows, on the device, and puts them into `items`.
+        """Returns the items of active rows, on the device, and puts them into `items`.
 
         Args:
             key: names the list.
@@ -198,7 +198,7 @@ class DeviceTable:
         if len(self._written) < len(self._columns["param"]):
             items = items[self.active[items[:, 0]]]
         host = torch.from_numpy(items)
-        # a new tensor each time: a graph may go on to read the old one
+        # a new tensor each time, since a graph may still read the old one
         self.items[key] = upload(torch.empty_like(host, device=self.buffer.device), host)
         self._streams.clear()
         return self.items[key]
@@ -235,7 +235,7 @@ def device_table_of(
         columns: the columns that a kernel finds at fixed places.
         hyper: the hyper rows.
         tile: elements.
-        more: columns that follow all else, if the table has them.
+        more: columns at the end, if the table has them.
     """
     found: DeviceTable | None = table.cache.get(columns)
     if found is None or found.hyper_rows < hyper.rows or found.hyper_width != hyper.width:
@@ -247,8 +247,8 @@ def device_table_of(
 def tile_list(numel: np.ndarray, block: int, *, at_least_one: bool = False) -> np.ndarray:
     """Returns (row, index) of every run of `block` elements of rows of these sizes, int32 [n, 2].
 
-    `at_least_one` gives an empty row a tile of its own, for a kernel that writes a result for every row. Its tiles are
-    in order; else those with fewer elements come first, since their loops take longest and would end alone.
+    `at_least_one` gives an empty row one tile, for a kernel that writes a result for every row; its tiles are in
+    order. Otherwise tiles with fewer elements come first, since their loops take longest and must not start last.
     """
     counts = np.maximum(-(-numel // block), 1 if at_least_one else 0)
     row = np.repeat(np.arange(len(numel)), counts)

@@ -108,14 +108,14 @@ instructions."""
 
 @cache
 def compiled(function: Callable[..., Tensor], exact: bool = True) -> Any:
-    """A Triton function of a formula's source, in which its names have Triton's meaning.
+    """A Triton function compiled from a formula's source, with Triton's version of each name.
 
     Args:
         function: the formula.
         exact: whether quotients and roots in single precision are rounded correctly.
 
     Raises:
-        TypeError: not a plain Python function, so that there is no source to compile.
+        TypeError: `function` is not a plain Python function, so it has no source to compile.
     """
     if not isinstance(function, FunctionType):
         raise TypeError(f"the formula of a scaling must be a plain function with source, not {function!r}")
@@ -123,7 +123,7 @@ def compiled(function: Callable[..., Tensor], exact: bool = True) -> Any:
     names = {name: _meaning(value, meanings) for name, value in function.__globals__.items()}
     # functions that it calls are formulas too
     names |= {name: compiled(names[name], exact) for name in function.__code__.co_names if _is_plain(names.get(name))}
-    # the interpreter wants to see triton.language among the names
+    # the interpreter requires triton.language among the names
     copy = FunctionType(function.__code__, {**names, "tl": tl}, function.__name__, function.__defaults__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return triton.jit(copy)
@@ -138,5 +138,5 @@ def _meaning(value: Any, meanings: dict[Any, Any]) -> Any:
         return tl.constexpr(value)
     try:
         return meanings.get(value, value)
-    except TypeError:  # what cannot be hashed is no name of a formula's
+    except TypeError:  # an unhashable value is not a name of a formula
         return value

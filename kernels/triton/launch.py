@@ -1,4 +1,4 @@
-"""Launching kernels, and counting what was launched."""
+"""Launching kernels, and counting launches."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ counters: Counter[str] = Counter()
 
 
 def is_native(device: torch.device) -> bool:
-    """Whether kernels are compiled for the CPU that this is."""
+    """Whether kernels are compiled for this CPU."""
     return device.type == "cpu" and not knobs.runtime.interpret
 
 
@@ -30,7 +30,7 @@ def sizes_of(device: torch.device) -> Sizes:
     """Returns how work is divided on a device."""
     if not is_native(device):
         return GPU
-    # a thread that writes what another has just read waits for the other's cache: all norms first
+    # a thread waits for another's cache if it writes data that the other has just read: all norms first
     return CPU if torch.get_num_threads() == 1 else CPU._replace(window=1 << 60)
 
 
@@ -42,14 +42,14 @@ def supports(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 class BoundKernel:
-    """A kernel with what stays the same from launch to launch: its device table, and how it is compiled.
+    """A kernel with its constant properties: its device table, and its compilation.
 
     Args:
-        kernel: takes addresses, floats, items, the number of items and of rows, then what differs between launches, and
+        kernel: takes addresses, floats, items, the number of items and of rows, then the arguments of the launch, and
             last the compile-time arguments.
         device_table: the device table of addresses, floats and rows.
-        most_programs: the number of programs at most; by default one for each item.
-        registers: of a thread at most; by default the compiler chooses, as it always does on AMD.
+        most_programs: the maximum number of programs; by default one for each item.
+        registers: the maximum for a thread; by default the compiler chooses, as always on AMD.
         meta: compile-time arguments.
     """
 
@@ -70,10 +70,10 @@ class BoundKernel:
         self.compiled: dict[tuple[type, ...], Any] = {}
 
     def compile(self, items: Tensor, args: Sequence[Any]) -> None:
-        """Compiles and loads the kernel for such arguments, so that a launch cannot fail for want of that.
+        """Compiles and loads the kernel for such arguments, so that a later launch cannot fail for this reason.
 
         Raises:
-            RuntimeError: during a capture in a CUDA graph, in which nothing can be loaded.
+            RuntimeError: during a capture in a CUDA graph, since a capture cannot load kernels.
         """
         if items.shape[0]:
             if is_capturing():
@@ -90,7 +90,7 @@ class BoundKernel:
         return table.addresses, table.floats, items, items.shape[0], table.rows, *args
 
     def _runner_of(self, arguments: tuple[Any, ...]) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None]:
-        # the functions do not hold self, which holds them: nothing is to wait for the collector of cycles
+        # do not capture self, which holds these functions: a reference cycle would delay freeing device memory
         kernel, meta = self._kernel, self.meta
         if knobs.runtime.interpret:
             return lambda size, arguments: kernel[size](*arguments, **meta)
@@ -98,9 +98,9 @@ class BoundKernel:
             run = compile_kernel(kernel, arguments, meta)
             alone = self.device_table.numel.sum() < GRAIN
             return lambda size, arguments: run(size[0], arguments, alone)
-        # without contraction to FMA, rounding is that of the operations as written, on every device and version
+        # without contraction to FMA, each operation is rounded separately, on every device and version
         compiled = kernel.warmup(*arguments, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **self._options)
-        # a compiled kernel takes all arguments by position, and ignores those that it was compiled for
+        # a compiled kernel takes all arguments by position, and ignores compile-time ones
         constants = [meta[name] for name in kernel.arg_names[len(arguments) :]]
         return lambda size, arguments: compiled[size](*arguments, *constants)
 
@@ -109,8 +109,8 @@ def launch(kernel: BoundKernel, items: Tensor, args: Sequence[Any]) -> None:
     """Runs a compiled kernel once, and counts the launch.
 
     Args:
-        items: the work of the programs, int32 [n, 2]; without any there is no launch.
-        args: what the kernel takes after the number of rows.
+        items: the work of the programs, int32 [n, 2]; an empty list is not launched.
+        args: arguments of the kernel after the number of rows.
     """
     count = items.shape[0]
     if not count:
@@ -129,7 +129,7 @@ def grid(programs: int) -> int:
 
 
 def residents(device: torch.device, per_processor: int) -> int:
-    """Returns the number of programs that a device runs at once, with so many on a multiprocessor."""
+    """Returns the number of programs that a device runs at once, with `per_processor` on each multiprocessor."""
     if device.type != "cuda":
         return torch.get_num_threads() if is_native(device) else 1
     return per_processor * multi_processors(device)

@@ -1,4 +1,4 @@
-"""The layout of rows in memory, and which tensors one flat loop may walk together."""
+"""The layout of rows in memory, and the tensors that one flat loop can process together."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,8 @@ class Layout:
     """The constant properties of the R rows of a table.
 
     A kernel walks a row in storage order, so all columns of a row must have the same strides and fill one run of
-    memory. Where one does not, a scratch tensor stands in for it: filled before the launch, and copied back after it if
-    the kernel writes that column.
+    memory. A scratch tensor replaces a tensor that does not: it is filled before the launch, and copied back after it
+    if the kernel writes that column.
 
     Attributes:
         tensor: the parameter of each row, int64 [R].
@@ -30,7 +30,7 @@ class Layout:
         numel: the elements of each row, int64 [R].
         rescaled: for each row, whether its power is not 0, bool [R].
         traits: the bits of each row with a gradient, int64 [R].
-        idle_traits: the bits of each row without one.
+        idle_traits: the bits of each row without a gradient.
         multiplier: the learning-rate multiplier of each row, float64 [R].
         strides: for each parameter, the strides that all of its columns must have.
         number_in_tensor: for each row, its number among the rows of its parameter, int64 [R].
@@ -61,7 +61,7 @@ class Layout:
         """Returns, by their number, scratch tensors for the tensors of a column that a kernel cannot walk."""
         scratch = {}
         for i, (tensor, strides) in enumerate(zip(tensors, self.strides, strict=True)):
-            # strides of a complex tensor are none of these, which are of its real numbers
+            # compare the strides of the real numbers, not of the complex tensor
             if tensor is not None and (tensor.stride() != strides or tensor.is_neg()):
                 stand_in = _stand_in(tensor, strides)
                 if stand_in is not None:
@@ -104,10 +104,10 @@ def agree(tensor: Tensor, strides: Sequence[int]) -> bool:
 
 
 def walk(param: Tensor, split: bool) -> Strides:
-    """Returns the strides that every column of a parameter must have to be walked as one run of memory.
+    """Returns the strides that every column of a parameter must have to form one run of memory.
 
-    The parameter's own where its elements fill one run (and, if it is split along the first dimension,
-    that dimension is the outermost), else those of a contiguous tensor.
+    These are the parameter's own strides if its elements fill one run (and, if it is split along the first dimension,
+    that dimension is the outermost), otherwise the strides of a contiguous tensor.
     """
     order = sorted(
         (stride, size, dim)

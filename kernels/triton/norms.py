@@ -15,14 +15,14 @@ ABS_SUM, SQ_SUM, NONFINITE, DIRECTION_SUM, WEIGHT_SUM, DOT_SUM = (tl.constexpr(i
 GRAD_ABS_SUM, DOT, FIRST_NUMBER = (
     tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
 )
-"""Arguments of a formula that are summed for it alone, and the first of its numbers."""
+"""Arguments of a formula that are summed only for this formula, and the first of its numbers."""
 SAMPLE = tl.constexpr(32)
-"""Weights of a tile that tell whether it was changed without autograd's knowledge, as through `.data`."""
+"""Weights of a tile that are sampled to detect changes without autograd, as through `.data`."""
 
 
 @triton.jit
 def fingerprint(w_at, stop, W: tl.constexpr):
-    """A hash of samples from all over a tile: it almost surely changes if any of them does."""
+    """A hash of samples from all over a tile, which almost surely changes if a sample does."""
     lane = tl.arange(0, SAMPLE)
     bits = load(w_at, lane * stop // SAMPLE, stop, W, False, "").to(tl.uint32, bitcast=True)
     # the bits are mixed before the sum: doubling all weights adds the same number to the bits of each
@@ -62,8 +62,8 @@ def add_norms(
             dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
     g = load(at[GRAD], offs, numel, DTYPES[GRAD], FULL, "evict_last")
-    # The order of product and absolute value is for the machine code. Without a product first, compilers take the
-    # absolute value in half precision, and then wait for each load; beside a direction, a product first delays loads.
+    # The order of product and absolute value affects the machine code. Without a product first, compilers take the
+    # absolute value in half precision, and then wait for each load; with a direction, a product first delays loads.
     magnitude = tl.abs(g * unscale) if RULE is None else tl.abs(g) * unscale
     abs_sum += fold(magnitude, FULL)
     sq_sum += fold(magnitude * magnitude, FULL)

@@ -1,7 +1,7 @@
 """Hyper-parameters as kernels read them: rows of float32, one for each param group and options of its layers.
 
-A row has the numbers at the offsets below, then the rule's own numbers, and last those of a scaling. lr and the rule's
-coefficients often are all that differs from the step before. If they are the same for all parameters, kernels take them
+A row has the numbers at the offsets below, then the rule's own numbers, and last the numbers of a scaling. Often only
+lr and the rule's coefficients differ from the step before. If they are the same for all parameters, kernels take them
 as arguments, and rows hold 0 for lr.
 """
 
@@ -36,7 +36,7 @@ class Numbers(NamedTuple):
         shared: lr and both coefficients if they are the same for all parameters, else nothing.
         scheduled: the coefficients of each row, float32 [2, rows], if they are not shared.
         on_device: whether some numbers are on the device.
-        key: what `data` was made of, to be compared with ==; None if it holds lr.
+        key: the values that `data` was made from, to compare with ==; None if it holds lr.
     """
 
     rows: int
@@ -57,13 +57,13 @@ def numbers_of(
     """Returns the hyper-parameters of a step.
 
     Args:
-        more: the numbers of a scaling, which every row ends with.
-        table: says how many steps each parameter has taken.
-        last: those of the step before, whose data is kept if it is still right.
+        more: the numbers of a scaling, which are at the end of every row.
+        table: has the number of steps of each parameter.
+        last: the numbers of the step before, whose data is reused if it is still valid.
     """
     if not hyper:
         return NO_NUMBERS
-    # to ask a number whether it is a tensor takes longer than to compare its type
+    # comparing the type is faster than isinstance(number, Tensor)
     if all(type(row.lr) in NUMBERS and type(row.weight_decay) in NUMBERS for row in hyper):
         shared = _shared(rule, hyper, table)
         if shared:
@@ -102,7 +102,7 @@ def _shared(rule: Rule, hyper: Sequence[Hyper], table: Table) -> tuple[float, ..
         return ()
     count = steps.item(0)
     found = [(row.lr, *rule.scheduled(row.numbers, count)) for row in hyper]
-    # a kernel that was compiled for floats takes no integers
+    # a kernel that was compiled for floats does not accept integers
     return tuple(map(float, found[0])) if all(each == found[0] for each in found) else ()
 
 

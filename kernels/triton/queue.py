@@ -32,7 +32,7 @@ def read_gate(
     """Returns clip factor, 1 / Ŵ, whether the step is skipped, 1 / grad_scale, and the harmonic mean of a `Balance`."""
     clip, shrink, skipped, unscale, harmonic_mean = 1.0, 1.0, False, 1.0, 1.0
     if GATED:
-        # as torch.nn.utils.clip_grad_norm_, which lets NaN through
+        # as torch.nn.utils.clip_grad_norm_, which passes NaN on
         clip = (max_norm / (tl.sqrt(tl.load(totals)) + 1e-6)).to(tl.float32)
         clip = tl.where((clip > 1) | (max_norm == float("inf")), 1.0, clip)
     if RESCALE:
@@ -112,7 +112,7 @@ def leave(
         row = begin + tl.arange(0, SLOTS)
         tl.store(counters + 2 + rows + row, 0, mask=row < rows)
         if STEP is not None:
-            # of a tensor cut into rows only the first counts
+            # if a tensor is cut into rows, only the first row counts
             step_at = entry(addresses, rows, row, STEP_COUNT, row < rows)
             before = entry(addresses, rows, row - 1, STEP_COUNT, (row < rows) & (row > 0))
             mask = (step_at != 0) & (step_at != before)
@@ -165,7 +165,7 @@ def queue_kernel(
     GATED: tl.constexpr,  # whether to clip
     SKIP: tl.constexpr,  # see `Gate`
     RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
-    WRITE: tl.constexpr,  # False for norms alone
+    WRITE: tl.constexpr,  # False to compute only norms
     BLOCK: tl.constexpr,  # elements that are loaded at a time
     PASSES: tl.constexpr,  # blocks of an item
     AT_ONCE: tl.constexpr,  # blocks of a gradient that are loaded before the first is used
@@ -199,7 +199,7 @@ def queue_kernel(
                         row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
                         FORMULA, ARGUMENTS, TARGET, NUMBERS, WIDTH, ON_DEVICE, SLOTS, RADIUS, RETRACTION, UPDATE,
                     )  # fmt: skip
-                    # as soon as there are factors: nobody waits for other statistics
+                    # as soon as the factors exist: no program waits for other statistics
                     tl.atomic_xchg(ready + row, 1, sem="release")
                     finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RADIUS)
         elif not skipped:

@@ -9,7 +9,7 @@ GOLDEN = tl.constexpr(0x9E3779B9)
 
 @triton.jit
 def wrapping_add(x, y):
-    """x + y, modulo 2³²: with TRITON_DEBUG=1 a sum that is too large ends the kernel otherwise."""
+    """x + y, modulo 2³²: otherwise an overflow with TRITON_DEBUG=1 ends the kernel."""
     return core.add(x, y, sanitize_overflow=False)
 
 
@@ -21,7 +21,7 @@ def wrapping_mul(x, y):
 
 @triton.jit
 def mix(x):
-    """A permutation of 32-bit numbers of which every bit depends on every bit."""
+    """A permutation of 32-bit numbers; every bit of the result depends on every bit."""
     x = x ^ (x >> 16)
     x = wrapping_mul(x, tl.full(x.shape, 0x7FEB352D, tl.uint32))
     x = x ^ (x >> 15)
@@ -32,7 +32,7 @@ def mix(x):
 @triton.jit
 def key_of(seed, row, steps):
     """Returns the key of the noise of a row: a hash of the seed, the row and the number of steps taken."""
-    # of one element and not none, which numpy warns of when it overflows
+    # a tensor of one element, since numpy warns if a scalar overflows
     key = mix(tl.full([1], 0, tl.uint32) + seed.to(tl.uint32))
     return mix(mix(key ^ steps.to(tl.int64).to(tl.uint32)) ^ row.to(tl.uint32))
 
@@ -48,23 +48,23 @@ def rounded(
     """Rounds float32 to bfloat16 or float16, up or down at random, so that the expectation is x.
 
     The noise is drawn by the position of an element: the same for the same key and column, and independent of how the
-    work was divided.
+    work is divided.
     """
     if (DTYPE is None) or (DTYPE == tl.float32) or (key is None):
         return x
     else:
         apart = tl.full([1], (COLUMN + 1) * GOLDEN & 0xFFFFFFFF, tl.uint32)
         noise = mix(position ^ mix(wrapping_add(key, apart)))
-        # of a float, the lower bits are cut off; a carry into them rounds the magnitude up
+        # the lower bits of the float are cut off; a carry out of them rounds the magnitude up
         LOW: tl.constexpr = 0xFFFF if DTYPE == tl.bfloat16 else 0x1FFF
         bits = wrapping_add(x.to(tl.uint32, bitcast=True), noise & LOW)
         result = (bits & (0xFFFFFFFF - LOW)).to(tl.float32, bitcast=True)
         if DTYPE == tl.float16:
-            # below its normal numbers the steps are all 2⁻²⁴, which is the last digit of numbers from ½ to 1
+            # subnormal numbers are 2⁻²⁴ apart, which is the last digit of numbers from ½ to 1
             STEP: tl.constexpr = 2**-24
             nearest = (tl.abs(x) + 0.5) - 0.5
             rest = tl.abs(x) - nearest
-            # from 0 to a step, put together from its bits: to convert integers takes registers
+            # from 0 to a step, made from its bits, since converting integers needs registers
             part = ((noise >> 9) | 0x33800000).to(tl.float32, bitcast=True) - STEP
             small = nearest + tl.where(rest > part, STEP, tl.where(-rest > part, -STEP, 0.0))
             result = tl.where(tl.abs(x) < 0.00006103515625, tl.where(x < 0, -small, small), result)

@@ -1,7 +1,7 @@
 """Gradient and weight statistics in one launch, summed in a fixed order.
 
 Each tile has its own slots for its partial sums. The program that completes the last tile of a row sums
-that row's slots. There are no float atomics: two runs agree bit for bit, whatever the grid.
+that row's slots. Without float atomics, runs with any grid agree bit for bit.
 """
 
 from collections.abc import Sequence
@@ -141,7 +141,7 @@ def statistics_kernel(
         for i in tl.static_range(6):
             tl.store(partials + i * item_count + tile, sums[i])
         count = tl.maximum(tl.cdiv(numel, BLOCK * PASSES), 1).to(tl.int32)
-        # what other threads of this program stored comes before the arrival too
+        # values stored by other threads of this program also come before the arrival
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
         if arrived == count - 1:
@@ -153,7 +153,7 @@ def statistics_kernel(
                 tl.store(result, reduce_slots(partials + item_count, first, count, SLOTS))
                 tl.store(result + 1, reduce_slots(partials + 5 * item_count, first, count, SLOTS))
                 if DTYPES[0] is not None:
-                    # else it is what the last step left
+                    # otherwise it is the result of the last step
                     tl.store(result + 2, reduce_slots(partials + 3 * item_count, first, count, SLOTS))
             else:
                 total = reduce_slots(partials, first, count, SLOTS)
@@ -218,9 +218,9 @@ def statistics(table: Table) -> Tensor:
 def totals(
     table: Table, *, grad: bool, weight: bool, balance: bool = False, grad_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Computes what a `Gate` needs of one table: the same as `fused_lwlr.kernels.reference.totals`."""
+    """Computes the totals of a `Gate` for one table: the same as `fused_lwlr.kernels.reference.totals`."""
     norms = weight_norms_of(table)
-    # those of the last step are right while no weight was changed
+    # the sums of the last step are valid until a weight changes
     anew = (weight or balance) and not norms.totals_known(table)
     wanted = [name for name, want in (("param", anew), ("grad", grad)) if want]
     if wanted:

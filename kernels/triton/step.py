@@ -1,4 +1,4 @@
-"""The host side of every step: which kernel, over which items, with what workspace."""
+"""The host side of every step: it chooses the kernel, the items and the workspace."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -27,7 +27,7 @@ from fused_lwlr.kernels.triton.workspace import Workspace
 STATES = 3
 """The largest number of state columns of a rule."""
 MORE = ("ema", "radius")
-"""Columns that only some tables have, and that no norm is of."""
+"""Columns that only some tables have, and that norms ignore."""
 NO_GATE = Gate()
 
 
@@ -55,7 +55,7 @@ def prepare(
     write: bool = True,
     rounding_seed: int | None = None,
 ) -> Callable[[], Tensor | None]:
-    """Does everything of `step` that can fail before anything is written. Call what it returns, once, for the rest."""
+    """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     numbers = numbers_of(rule, hyper, more, table, table.cache.get(rule))
     table.cache[rule] = numbers
@@ -111,7 +111,7 @@ def _queued(
     write: bool,
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
-    """Prepares a step by a queue: of norms and updates, or with numbers that only the device knows."""
+    """Prepares a step by a queue: of norms and updates, or with numbers on the device."""
     formula = scale.formula if isinstance(scale, Scale) else None
     known, sphere = None, isinstance(scale, Scale) and scale.sphere
     if isinstance(scale, Factors):
@@ -175,7 +175,7 @@ def _queue_kernel(
     rescale: bool,
     sphere: bool,
 ) -> BoundKernel:
-    """Returns what the kernel with the queue is compiled for."""
+    """Returns the queue kernel with its compile-time arguments."""
     formula = scale if isinstance(scale, Scale) else None
     device = device_table.buffer.device
     sizes = sizes_of(device)
@@ -219,7 +219,7 @@ def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[s
 
 
 def rule_of(rule: Rule, dtypes: Sequence[Any]) -> Any:
-    """Returns the Triton function of a rule: exact to the last bit, unless all that it computes is stored as half.
+    """Returns the Triton function of a rule: exact to the last bit, unless all results are stored in half precision.
 
     Args:
         rule: the rule.

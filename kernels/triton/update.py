@@ -43,7 +43,7 @@ cautious_decay = compiled(cautious)
 
 @triton.jit
 def number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl.constexpr):
-    """A number of a hyper row. If the row holds an address, it is there, in double precision if bit 0 is set."""
+    """A number of a hyper row. If the row holds an address, it is read there, in double precision if bit 0 is set."""
     value = tl.load(hyper + INDEX)
     if ON_DEVICE:
         at = tl.load((hyper + ADDRESS).to(tl.pointer_type(tl.int64)))
@@ -56,7 +56,7 @@ def number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl.cons
 
 @triton.jit
 def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
-    """The weight decay of a hyper row, as `Hyper.decay`; where all numbers are on the host, it is in the row."""
+    """The weight decay of a hyper row, as `Hyper.decay`; if all numbers are on the host, it is in the row."""
     value = number(hyper, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS, ON_DEVICE)
     if ON_DEVICE:
         per_lr = tl.load(hyper + DECAY_PER_LR) * number(hyper, LR, LR_ADDRESS, ON_DEVICE)
@@ -112,7 +112,7 @@ def new_values(
     """Returns the weight, the direction and the new states, as float32. The direction includes cautious decay."""
     w = load(at[PARAM], offs, numel, DTYPES[PARAM], FULL, EVICT)
     if DTYPES[MASTER] is not None:
-        # the exact weight, where the parameter still is what it was rounded to
+        # the exact weight, if the parameter still equals its rounded value
         master = load(at[MASTER], offs, numel, DTYPES[MASTER], FULL, EVICT)
         w = tl.where(master.to(DTYPES[PARAM]).to(tl.float32) == w, master, w)
     g = load(at[GRAD], offs, numel, DTYPES[GRAD], FULL, EVICT) * factors[0]

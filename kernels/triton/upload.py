@@ -9,7 +9,7 @@ from torch import Tensor
 from fused_lwlr.kernels.pinned import upload
 
 CAPTURES = 8
-"""Captures in CUDA graphs that there is memory for before the next step outside of any."""
+"""Most captures in CUDA graphs before the next step without a capture, which allocates memory for more."""
 
 
 class Upload:
@@ -38,7 +38,7 @@ class Upload:
         """
         now = self.host.tobytes()
         if capturing:
-            # also where an older copy is equal: lists of the same work may be other tensors by now
+            # also if an older copy is equal: lists of the same work may be other tensors by now
             self._used.append(used)
             self.device.copy_(self._captured_copy(), non_blocking=True)
         elif self._captured or now != self._sent:

@@ -12,15 +12,15 @@ class Workspace:
     """Items and buffers of `queue_kernel` for one device table.
 
     Args:
-        target: what norms are of, as in `Scale`; None if there are none.
-        programs: that run at once.
+        target: the target of norms, as in `Scale`; None without norms.
+        programs: number of programs that run at once.
         sphere: as in `Scale`.
 
     Attributes:
-        key: `target`, `programs` and `sphere`, which it was made for.
+        key: `target`, `programs` and `sphere`, for which it was made.
         tiles: the number of tiles of all rows.
         buffers: counters, partials, checksums, factors and statistics, in the order of the kernel's arguments.
-        statistics: float64 [rows, 5 or 8], what the last launch found.
+        statistics: float64 [rows, 5 or 8], results of the last launch.
     """
 
     def __init__(
@@ -28,12 +28,12 @@ class Workspace:
     ):
         self.key, self._tile, measured = (target, programs, sphere), sizes.queue_tile, target is not None
         counts = -(-device_table.numel // self._tile)
-        # of the gradient alone, or of a direction that all columns but the average decide
+        # norms read only the gradient, or, for a direction, all columns except the average
         norms = [size for name, size in device_table.sizes.items() if target == "direction" and name != "ema"]
         read = sum(norms) if norms else device_table.sizes["grad"]
         self._segments = schedule(read, counts, sizes.window, programs, measured=measured)
         self.tiles = int(counts.sum())
-        # without norm items nothing is stored for a row
+        # without norm items no result is stored for a row
         rows, device = device_table.rows if measured else 0, device_table.buffer.device
         names = SPHERE_STATISTICS if sphere else STEP_STATISTICS
         self.statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
@@ -47,7 +47,7 @@ class Workspace:
             self.statistics,
         )
 
-    # a device table is an argument and no attribute: it holds this
+    # the device table is an argument, not an attribute, since it refers to this object
 
     def items(self, table: DeviceTable, *, norms: bool, updates: bool) -> torch.Tensor:
         """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
@@ -63,15 +63,15 @@ def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *
     """Returns the order of the norms (kind 0) and updates (kind 1) of rows in the queue: 2 · row + kind, int64.
 
     Rows are put into groups, in their order. The norms of the next group come between the norms of a group and its
-    updates, so that no program waits for the last norms of a row; and what norms have read is still in the cache when
-    updates read it again, if that holds two groups. A group ends before its norms would read more than `window` bytes,
+    updates, so that no program waits for the last norms of a row. A cache that holds two groups still has the data of
+    norms when updates read it again. A group ends before its norms would read more than `window` bytes,
     but not before it has items for half of the programs.
 
     Args:
         read: bytes of each row that its norms read.
         counts: items of each row.
-        programs: that run at once.
-        measured: whether there are norms at all.
+        programs: number of programs that run at once.
+        measured: whether norms are needed at all.
     """
     if not measured:
         return 2 * np.arange(len(read)) + 1
@@ -94,7 +94,7 @@ def item_list(segments: np.ndarray, numel: np.ndarray, tile: int) -> np.ndarray:
     """(row, 2 · tile number + kind) of every item, int32 [n, 2], for rows of these sizes.
 
     Args:
-        segments: as `schedule` says.
+        segments: the result of `schedule`.
         numel: of each row.
         tile: elements.
     """

@@ -1,4 +1,4 @@
-"""What the GPU's clock asks of torch.cuda, and in which order, with a stand-in that writes it down."""
+"""Calls of the GPU's clock to torch.cuda, and their order, with a fake that logs them."""
 
 import contextlib
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ class Stream:
 
 
 class Stand:
-    """As much of torch, with a GPU whose work is done at once."""
+    """A fake torch with a GPU whose work takes no time."""
 
     def __init__(self, log):
         self._log, self._time = log, 0.0
@@ -44,7 +44,7 @@ class Stand:
         return SimpleNamespace(sum=lambda: self._log.append("flush"))
 
     def _sleep(self, cycles):
-        # of 2 GHz
+        # a clock of 2 GHz
         self._time += cycles / 2e9
         self._log.append(f"sleep {cycles}")
 
@@ -84,7 +84,7 @@ def gpu(log, monkeypatch):
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_only_the_call_is_between_the_events(gpu, log, flush):
-    """The device sleeps for as long as the host takes, and longer; what was flushed before is not timed."""
+    """The device sleeps for longer than the host needs; the flush before is not timed."""
 
     def call():
         log.append("call")
@@ -130,7 +130,7 @@ def test_memory(gpu, log):
 
 
 def test_kernels_are_counted_from_the_trace(gpu, monkeypatch):
-    """Not the annotations that the profiler puts on the device's lane beside them."""
+    """The profiler's annotations on the device's lane are not counted."""
     kinds = ["kernel", "kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cpu_op", None]
 
     class Profile(contextlib.nullcontext):
@@ -151,7 +151,7 @@ def test_facts(gpu):
 
 
 def test_copies_count_what_is_read_and_written(monkeypatch):
-    """16 bytes read and as many written in 4 seconds."""
+    """16 bytes read and 16 written in 4 seconds."""
     host = clock.CpuClock()
     monkeypatch.setattr(host, "device_seconds", lambda call, flush, host: 4.0)
     assert clock.copy_bandwidth(host, 16) == 8

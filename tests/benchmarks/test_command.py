@@ -1,4 +1,4 @@
-"""One command: what it measures here, what it says that it does not, and what it writes."""
+"""One command: its measurements here, its notes on skipped ones, and its files."""
 
 import json
 import subprocess
@@ -68,7 +68,7 @@ def test_a_failure_of_ours_is_a_failure_of_the_command(refused, row, failed):
     assert len(cli.failures({"refused": refused, "rows": [row]})) == failed
 
 
-# as their papers and timm's model cards have them; GPT-3 XL rounds to 1.3 billion
+# as in their papers and timm's model cards; GPT-3 XL rounds to 1.3 billion
 @pytest.mark.parametrize(
     ("name", "tensors", "millions"),
     [
@@ -96,7 +96,7 @@ def test_shapes_are_those_of_timm(timm):
 
 
 def test_constants_are_set_before_kernels_are_imported():
-    """As a trial of the sweep does it: all that depends on a constant follows."""
+    """As in a trial of the sweep: all values that depend on a constant follow."""
     code = (
         "import importlib; from bench.sweep import apply\n"
         "apply({'GPU': {'block': 2048, 'queue_passes': 2, 'window': 5}, 'THREADS': 256,\n"
@@ -126,7 +126,7 @@ def test_the_sweep_tries_what_there_is():
                 assert value.keys() <= set(now._fields)
             else:
                 assert value.keys() == now.keys() if isinstance(now, dict) else isinstance(now, int)
-        # not less than 16 bytes a thread in single precision, in which blocks are tried
+        # at least 16 bytes a thread in single precision, for every block size that is tried
         assert changes.get("GPU", {}).get("block", 1024) / changes.get("THREADS", 128) >= 4
-    # and in half precision of what stands
+    # and in half precision for the current constants
     assert constants.GPU.block / constants.THREADS >= 8

@@ -1,4 +1,4 @@
-"""Benchmarks over time: what is added, compared and drawn."""
+"""Benchmarks over time: recording, comparison and figures."""
 
 import json
 
@@ -25,7 +25,7 @@ def written(tmp_path, name="bench-a.json", host=(HOST,), gpu=None, **about):
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the command on a history of its own, and returns its rows."""
+    """Runs the command on a temporary history, and returns its rows."""
 
     def run(*arguments):
         history.main([*map(str, arguments), "--history", str(tmp_path / "history.csv")])
@@ -89,8 +89,8 @@ def test_a_history_that_there_is_not(tmp_path, capsys):
     assert "none.csv: there is no such file; make it with --add" in capsys.readouterr().err
 
 
-def test_what_is_recorded_is_of_commits():
-    """Each row has a key of its own, and a time."""
+def test_recorded_rows_have_commits():
+    """Each row has a unique key, and a time."""
     rows = history.read(history.HISTORY)
     assert not rows.duplicated([*history.KEY, "case", "who"]).any()
     assert rows["commit"].str.fullmatch("[0-9a-f]{12}").all()

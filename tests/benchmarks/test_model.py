@@ -23,7 +23,7 @@ def bytes_of(items):
 
 @pytest.mark.parametrize("place", ["gradient", "direction"])
 def test_items_move_every_byte_once(place):
-    """Norms read their columns; updates read all, of which the cache holds what norms read, and write theirs."""
+    """Norms read their columns; updates read all columns, with the cache for the columns of norms, and write theirs."""
     total, first = 4 * int(NUMEL.sum()), 1 if place == "gradient" else 3
     memory, cached = bytes_of(queued(place))
     assert memory + cached == pytest.approx(total * (first + 3 + 2))

@@ -1,4 +1,4 @@
-"""No term worse than linear, by counts that no machine changes; and tables are built in the first step only."""
+"""Costs are at most linear, by machine-independent counts; and tables are built in the first step only."""
 
 import sys
 from collections import Counter
@@ -25,7 +25,7 @@ def _no_launch():
 
 
 def calls(function):
-    """How often each function is called, Python's and those of C."""
+    """How often each function is called, including C functions."""
     counts = Counter()
 
     def count(frame, event, argument):
@@ -44,7 +44,7 @@ def calls(function):
 
 @every_scaling
 def test_calls_grow_with_tensors_and_no_faster(name):
-    """Of the first step, and of one with new gradients and another rate, whose loops over tensors are in C."""
+    """The first step, and a step with new gradients and another rate, which loops over tensors only in C."""
     scaling.optimizer_of([64], OPTIONS[name]).step()
     totals = []
     for count in (10, 110, 1110):
@@ -62,12 +62,12 @@ def test_calls_grow_with_tensors_and_no_faster(name):
 
 @every_scaling
 def test_later_steps_build_nothing(name):
-    """Nor does the number of parameters count in them."""
+    """Their number of calls does not depend on the number of parameters either."""
     totals = set()
     for size in (64, 4096, 10**6):
         optimizer = scaling.optimizer_of([size] * 10, OPTIONS[name])
         built = calls(optimizer.step)
-        # the counts have names of functions that exist
+        # the function names in the counts must exist
         assert built.keys() & BUILDERS
         optimizer.step()
         later = calls(optimizer.step)
@@ -78,7 +78,7 @@ def test_later_steps_build_nothing(name):
 
 @every_scaling
 def test_tables_grow_with_tensors_and_tiles(name):
-    """By no more than 256 bytes a tensor and 64 a tile of 4,096 elements."""
+    """By at most 256 bytes a tensor and 64 bytes a tile of 4,096 elements."""
 
     def size(count, numel):
         optimizer = scaling.optimizer_of([numel] * count, OPTIONS[name])

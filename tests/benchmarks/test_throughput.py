@@ -1,4 +1,4 @@
-"""The throughput bench on the clock of the host: everything but the events, graphs and the profiler of a GPU."""
+"""The throughput bench with the host's clock: all parts except the events, graphs and profiler of a GPU."""
 
 import json
 import time
@@ -27,7 +27,7 @@ def result():
         save=lambda result: saved.append(len(result["rows"])), tell=told.append,
     )  # fmt: skip
     assert told[-3:] == ["1/3 toy fp32 sgd", "2/3 toy fp32 adamw", "3/3 toy fp32 statistics"]
-    # after every case: what was measured is not lost if a later one fails
+    # saved after every case, so that a later failure loses no measurement
     assert saved[-1] == len(found["rows"]) > saved[0] > 0
     return found
 
@@ -87,7 +87,7 @@ def test_what_is_refused_is_not_timed(monkeypatch):
 
 
 class FailsLater:
-    """A contestant that is right, and fails in a larger case or after some steps."""
+    """A correct contestant that fails in a larger case or after some steps."""
 
     def __init__(self, named, steps):
         self._left, self._step = steps, torch.optim.SGD([param for _, param in named], lr=1.0).step
@@ -102,14 +102,14 @@ class FailsLater:
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("place", [0, 1])
 def test_others_are_timed_after_one_that_fails(steps, place):
-    """In its first steps, or between samples."""
+    """It fails in its first steps, or between samples."""
     entrants = [torchs("sgd", "plain", "fused", 5), ours("sgd", "plain")]
     entrants.insert(place, entrants[0]._replace(who="ill", build=lambda named, *_: FailsLater(named, steps)))
     rows = run_case(CASES[0], entrants, CpuClock(), time.monotonic() + 60, 3, Options(profile=False, captured=()))
     assert {row["who"]: row.get("skipped") for row in rows} == {
         "torch fused": None, "ours": None, "ill": "fails: MemoryError: none left"
     }  # fmt: skip
-    # there is no ratio to a step that failed
+    # a failed step has no ratio
     assert all((row["of_first"] is None) == (place == 0) for row in rows if "skipped" not in row)
     assert "fails: MemoryError" in markdown({"about": {}, "skipped": {}, "gpu": gpu_of(rows)})
 
@@ -141,7 +141,7 @@ def test_batches_hold_everyone_and_the_baselines(free):
     assert [c for batch in found for c in batch[2:]] == ENTRANTS[2:]
     assert (len(found) == 1) == (free == 10**9)
     if free == 10**5:
-        # three columns each, gradients and what a step needs for a while
+        # three columns each, gradients, and temporary memory of a step
         assert max(map(len, found)) * 3 * 4 * 1269 <= free
 
 
@@ -162,7 +162,7 @@ def row(rule, method, who, name="ResNet-50", numel=25_557_032, **more):
         ([row("sgd", "ELR", "ours", wall=1), row("sgd", "ELR", "foreach", wall=2)], "foreach composition", "missed"),
         ([row("sgd", "multipliers", "ours", "ViT-L/16", 3 * 10**8, bytes_per_second=93)], "share of copy", "met"),
         ([row("sgd", "multipliers", "ours", "ViT-L/16", 3 * 10**8, bytes_per_second=91)], "share of copy", "missed"),
-        # too small to count, and nobody to compare with
+        # too small to count, and without a contestant to compare with
         ([row("sgd", "multipliers", "ours", bytes_per_second=10)], "share of copy", "not measured"),
         ([row("sgd", "LARS", "ours", wall=1)], "timm", "not measured"),
         ([row("statistics", "statistics", "ours", bytes_per_parameter=8, cold=2.0e6)], "reading", "met"),
@@ -176,7 +176,7 @@ def test_targets(rows, what, verdict):
 
 
 def test_targets_of_host_time():
-    """By the worst number of tensors, with new gradients alone."""
+    """By the worst number of tensors, with new gradients only."""
     rows = [
         {"optimizer": "SGD", "tensors": tensors, "gradients": kind, "ours": ours, "ELR": 90, "fused": 100}
         for tensors, kind, ours in ((161, "kept", 99), (161, "new", 70), (2000, "new", 80), (16, "new", 140))

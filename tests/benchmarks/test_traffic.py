@@ -1,4 +1,4 @@
-"""Every row of the traffic table is what the launcher counts, and the table that is published holds it."""
+"""Every row of the traffic table equals the launcher's count, and the published table contains it."""
 
 import pytest
 
@@ -11,7 +11,7 @@ PUBLISHED = FILE.read_text().splitlines()
 def test_row(row, device):
     found, floor = count(row, device)
     assert found == pytest.approx((row.memory, row.again, row.launches))
-    # a step moves what it must, and no more than a pass over gradients or parameters besides
+    # a step moves at least the necessary bytes, and at most one more pass over gradients or parameters
     assert floor <= row.memory <= floor + 4
     assert line(row, floor) in PUBLISHED
 

@@ -1,4 +1,4 @@
-"""The bench of whole trainings: every optimizer takes the steps, and what is written adds up."""
+"""The bench of whole trainings: every optimizer takes the steps, and the written values are consistent."""
 
 import pytest
 

@@ -145,7 +145,7 @@ def test_divergence_is_one_line_too(run):
 
 
 def test_minibatches_of_more_than_an_epoch(run, tmp_path):
-    """22 are an epoch of the digits; the next ones are those of another, in another order."""
+    """An epoch of the digits has 22 minibatches; the following ones come from the next epoch, in another order."""
     run("calibrate --steps 23 --device cpu")
     assert LayerRates.from_json(tmp_path / "rates.json").steps == 23
 

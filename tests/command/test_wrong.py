@@ -1,4 +1,4 @@
-"""What is typed wrongly is answered by one line, in the words of the command line."""
+"""A wrong command line is answered by one line, in terms of the command line."""
 
 import errno
 import os
@@ -25,15 +25,15 @@ WRONG = [
     ),
     (
         "calibrate --data nowhere",
-        "--data nowhere is no folder of images: give one, digits, synthetic, tar files, or text as python-docs, ",
+        "--data nowhere is not a folder of images: give one, digits, synthetic, tar files, or text as python-docs, ",
     ),
-    ("train --data out", "--data out is no folder of images: give one, digits, synthetic, tar files, or text as"),
+    ("train --data out", "--data out is not a folder of images: give one, digits, synthetic, tar files, or text as"),
     ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
     ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
     ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
     ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-vs-single, "),
-    ("report nowhere", "nowhere holds no run: there is no run.json in it"),
+    ("report nowhere", "nowhere holds no run, since it has no run.json"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),
     (
@@ -57,7 +57,7 @@ WRONG = [
     # text
     ("train --data text:nowhere.txt --model gpt2", "there is no file or folder nowhere.txt: give the path of a text"),
     ("train --data text:empty.txt --model gpt2", "empty.txt is empty: give a text"),
-    ("train --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes, less the"),
+    ("train --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes, without"),
     ("calibrate --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes"),
     (
         "train --data text:short.txt --context 8 --model gpt2",
@@ -84,7 +84,7 @@ WRONG = [
         "--tokenizer a.json and --vocabulary characters exclude each other: give one",
     ),
     ("train --data text:short.txt --val-data a.tsv", "--val-data is for images or pairs, not --data text:short.txt"),
-    ("train --data pairs:short.txt --model seq2seq1", "line 1 of short.txt has not one tab: give SOURCE, a tab and"),
+    ("train --data pairs:short.txt --model seq2seq1", "line 1 of short.txt needs exactly one tab: give SOURCE, a tab,"),
     (
         "train --data pairs:two.tsv --batch-size 1 --model gpt2",
         "--model gpt2 is not for pairs: give seq2seqN with N blocks a side",
@@ -98,11 +98,11 @@ WRONG = [
     ("study elr-language --data digits", "--data digits is images: elr-language is of text"),
     ("study elr-language --epochs 2", "--epochs 2 has no meaning for elr-language: leave it out"),
     ("study lwlr-vs-single --steps 2", "--steps 2 has no meaning for lwlr-vs-single: leave it out"),
-    # options and commands that there are not
+    # unknown options and commands
     ("train --learning-rate 1", "there is no option --learning-rate: did you mean --lr?"),
     ("train --epoch 3", "there is no option --epoch: did you mean --epochs?"),
     ("train --plot x.png", "there is no option --plot: it is one of fused-lwlr calibrate"),
-    ("train --resume", "there is no option --resume: the same command again goes on where the run was"),
+    ("train --resume", "there is no option --resume: repeat the same command to resume the run"),
     ("demo --colour red", "there is no option --colour: fused-lwlr demo --help lists them"),
     ("trian", "there is no command trian: did you mean train?"),
     ("balance", "there is no command balance: it is fused-lwlr study balance now"),
@@ -150,7 +150,7 @@ def test_one_line_without_a_traceback(run, line, message, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("line", ["--goal 0.1", "--data nowhere"])
 def test_processes_of_torchrun_tell_an_error_once(line, tmp_path):
-    """It is found before the processes form a group, or after that."""
+    """The error is found before or after the processes form a group."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["-m", "fused_lwlr", "train", "--device", "cpu", *line.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

@@ -1,4 +1,4 @@
-"""Hooks around step(), state_dict() and load_state_dict(): which run, in what order, and what they may change."""
+"""Hooks around step(), state_dict() and load_state_dict(): which hooks run, in which order, and their effects."""
 
 import json
 from copy import deepcopy
@@ -130,14 +130,14 @@ def test_load_state_dict_pre_hook_changes_the_dict(pair):
         before = deepcopy(given)
         optimizer.load_state_dict(given)
         assert optimizer.param_groups[0]["lr"] == (1.0 * 5 + 1) * 2 + 1
-        # the hooks did not write into the caller's
+        # the hooks did not change the caller's dict
         assert identical(given, before)
     train((ours,), (named,), 1)
 
 
 @every_case
-def test_a_pre_hook_unpacks_what_is_no_state_dict_yet(pair):
-    """A checkpoint with an envelope of its own is opened by a hook before anything looks into it."""
+def test_a_pre_hook_unpacks_an_envelope(pair):
+    """A hook may unpack a state dict from an envelope before it is checked."""
     ours, torchs, named, expected = pair
     train((ours, torchs), (named, expected), 2)
     for optimizer in (ours, torchs):
@@ -165,7 +165,7 @@ def test_multipliers_are_checked_as_the_pre_hooks_leave_them(name, backend):
             ours.load_state_dict(good)
         handle.remove()
         assert ours.state_dict()["param_groups"][0]["layers"] == good["param_groups"][0]["layers"]
-    # and a hook can mend what could not be loaded
+    # a hook can repair a dict that could not be loaded
     bad = deepcopy(good)
     bad["param_groups"][0]["layers"] = "fast"
     ours.register_load_state_dict_pre_hook(partial(shape, entries(0.25, 2.0)))
@@ -176,7 +176,7 @@ def test_multipliers_are_checked_as_the_pre_hooks_leave_them(name, backend):
 
 @every_case
 def test_load_state_dict_post_hooks(pair):
-    """They see the optimizer as it will be, and what they put there stays."""
+    """Post-hooks see the loaded optimizer, and their edits stay."""
     ours, _, named, _ = pair
     train((ours,), (named,), 1)
     order, first = [], named[0][1]
@@ -221,7 +221,7 @@ def test_the_step_has_a_name_in_a_profile(pair, name):
     gradients(named, expected)
     found = []
     for optimizer in (ours, torchs):
-        # torch 2.11 warns that events of more than one cycle are lost, of which there are none
+        # torch 2.11 warns that events of more than one cycle are lost, although only one cycle ran
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
             optimizer.step()
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Every optimizer input of torch's own harness, against torch.optim's single-tensor path and against what it means."""
+"""Every optimizer input of torch's test suite, against torch.optim's single-tensor path and against its definition."""
 
 from copy import deepcopy
 from functools import partial
@@ -39,7 +39,7 @@ def test_twenty_steps_of_double(name, desc):
     train(optimizers, (named, expected), STEPS)
     check = check_of(name, desc, "torch", STEPS)
     if check is not same:
-        # numbers that are tensors are float32 in torch, of whatever dtype the parameters are
+        # torch makes numbers that are tensors float32, for parameters of any dtype
         single = torch.finfo(torch.float32).eps
         check = partial(torch.testing.assert_close, rtol=2 * single, atol=4 * single * STEPS)
     compare(check, *optimizers, named, expected)
@@ -122,7 +122,7 @@ def test_no_gradient_no_step(name, desc, backend):
 
 @every_input_and_backend
 def test_gradients_of_zero(name, desc, backend):
-    """Nothing moves without decay; with it, state and parameters are torch's."""
+    """Without decay nothing changes; with it, state and parameters equal torch's."""
     named = parameters([(10, 5), (10,)], torch.float32, DEVICE)
     expected, start = twin(named), twin(named)
     optimizers = pair_of(name, desc, named, expected, backend)
@@ -139,7 +139,7 @@ def test_gradients_of_zero(name, desc, backend):
 
 @every_input_and_backend
 def test_gradients_of_nothing(name, desc, backend):
-    """An embedding of which only the padding was looked up, and a parameter without elements."""
+    """An embedding in which only the padding was looked up, and a parameter without elements."""
     named = parameters([(5, 1), (0, 4)], torch.float32, DEVICE)
     expected = twin(named)
     optimizers = pair_of(name, desc, named, expected, backend)
@@ -164,7 +164,7 @@ def test_it_can_be_printed(name, desc, backend):
 
 @every_input_and_backend
 def test_mixed_dtypes(name, desc, backend):
-    """One optimizer, parameters of several dtypes: each as in an optimizer of its own."""
+    """One optimizer with parameters of several dtypes steps each one like an optimizer of that dtype alone."""
     dtypes = [torch.float32, torch.bfloat16, torch.float16, *([torch.float64] if backend == "torch" else [])]
     named = [(str(dtype), torch.nn.Parameter(uniform((2, 3), dtype, DEVICE))) for dtype in dtypes]
     expected = twin(named)

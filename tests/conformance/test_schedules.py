@@ -1,4 +1,4 @@
-"""Learning rates in use: schedulers of torch's own harness, rates of groups, and rates that are tensors."""
+"""Learning rates in use: schedulers of torch's test suite, rates of groups, and rates that are tensors."""
 
 from copy import deepcopy
 from functools import partial
@@ -50,7 +50,7 @@ def test_schedulers_move_the_rate_as_with_torch(name, which, backend, contiguous
 @pytest.mark.parametrize("per_group", [{"weight_decay": 0.3}, {"lr": 0.0}], ids=lambda value: str(value))
 @every_input_and_backend
 def test_groups_have_options_of_their_own(name, desc, backend, per_group):
-    """As two optimizers would step them."""
+    """Equals two optimizers with one group each."""
     problem = Regression()
     other = deepcopy(problem)
     options = {**options_of(name, desc), **dict.fromkeys(per_group, 0.01)}
@@ -72,7 +72,7 @@ def test_groups_have_options_of_their_own(name, desc, backend, per_group):
 @pytest.mark.parametrize("dims", [0, 1, 2])
 @every_case
 def test_a_rate_that_is_a_tensor(name, backend, dims):
-    """Of any number of dimensions: it stays the caller's, schedulers move it in place, and the step follows it."""
+    """A rate tensor of any number of dimensions: the caller's tensor is kept, schedulers change it, steps use it."""
     named = parameters([(6, 5), (4,)], torch.float32, DEVICE)
     expected = twin(named)
     lr = torch.tensor(OPTIONS[name]["lr"]).reshape([1] * dims)
@@ -87,7 +87,7 @@ def test_a_rate_that_is_a_tensor(name, backend, dims):
         assert ours.param_groups[0]["lr"] is lr
         assert lr.shape == (1,) * dims
         close(lr.flatten()[0], torch.tensor(OPTIONS[name]["lr"] * 0.5 ** (epoch + 1)))
-    # 0.05 of float32 is not that of Python: a relative 2^-24 of each update
+    # 0.05 in float32 differs from Python's: a relative 2^-24 of each update
     compare(partial(close, steps=8), ours, torchs, named, expected)
 
 
@@ -109,7 +109,7 @@ def test_a_tensor_rate_of_every_group(name, backend):
 
 @every_case
 def test_loading_keeps_the_rate_of_the_dict(name, backend):
-    """With torch's own rule: the dict's lr takes the place of a tensor, whatever it is."""
+    """As in torch, the dict's lr replaces a tensor, also if the dict has a number."""
     named = parameters([(3,)], torch.float32, DEVICE)
     expected = twin(named)
     ours = ours_of(name, named, backend, lr=torch.tensor(0.5))

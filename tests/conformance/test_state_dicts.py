@@ -1,4 +1,4 @@
-"""State dicts as torch's own tests use them: deterministic, older ones, named, through a file, and copies."""
+"""State dicts as torch's own tests use them: deterministic, from older versions, named, through a file, and copies."""
 
 from copy import deepcopy
 from functools import partial
@@ -19,7 +19,7 @@ def public(optimizer):
 
 @pytest.fixture
 def stepped(name, desc, backend):
-    """One of ours and torch's, three steps on."""
+    """Our optimizer and torch's after three steps."""
     named = parameters(SHAPES, torch.float32, DEVICE)
     expected = twin(named)
     optimizers = pair_of(name, desc, named, expected, backend)
@@ -29,7 +29,7 @@ def stepped(name, desc, backend):
 
 @every_input_and_backend
 def test_equal_parameters_equal_dicts(stepped, name, desc, backend):
-    """Also under other names, and after going on alike."""
+    """Also with other parameter names, and after more steps with the same gradients."""
     ours, _, named, _ = stepped
     others = [(f"other {key}", q) for key, q in twin(named)]
     other = ours_of(name, others, backend, **options_of(name, desc))
@@ -66,7 +66,7 @@ def test_dicts_hold_what_torchs_hold(stepped, name, desc, backend):
 
 @every_input_and_backend
 def test_older_dicts(stepped, name, desc, backend):
-    """Of a time before the flags that came later; one at a time, and none of them."""
+    """Dicts saved before newer flags existed: without each of the flags, and without all of them."""
     ours, torchs, named, expected = stepped
     flags = INFO[name].not_og_supported_flags
     options = options_of(name, desc)
@@ -75,7 +75,7 @@ def test_older_dicts(stepped, name, desc, backend):
             old = optimizer.state_dict()
             for group in old["param_groups"]:
                 for flag in gone:
-                    # the direction is no matter of age
+                    # `maximize` changes the result, so it is not dropped if it is set
                     if not options.get(flag):
                         group.pop(flag, None)
                 group.pop("layers", None)
@@ -115,8 +115,8 @@ def test_through_a_file(stepped, name, desc, backend, weights_only):
 
 
 @every_input_and_backend
-def test_state_that_is_there_is_kept(name, desc, backend):
-    """State of the user's beside ours, there before the first step."""
+def test_existing_state_is_kept(name, desc, backend):
+    """The user's entries in the state, set before the first step, are kept."""
     named = parameters(SHAPES, torch.float32, DEVICE)
     expected = twin(named)
     ours, torchs = pair_of(name, desc, named, expected, backend)
@@ -155,7 +155,7 @@ NAMED = [[("a", 0), ("b", 1)], [("b", 0), ("a", 1)], [(None, 0), (None, 1)]]
 @pytest.mark.parametrize("target", NAMED)
 @every_case
 def test_names_in_dicts(name, backend, source, target):
-    """Names may be missing. The same names in another order choose the parameter, where torch goes by position."""
+    """Names may be missing. Names in another order choose the parameter, while torch matches by position."""
     groups = []
     for cls, more in ((OURS[name], {"backend": backend}), (TORCH[name], {"foreach": False})):
         torch.manual_seed(0)
@@ -222,7 +222,7 @@ def test_a_hook_loads_by_name(name, backend):
 
 @every_case
 def test_into_another_dtype_and_device(name, backend):
-    """State takes the dtype and the device of the parameter, step counts their own place."""
+    """State takes the dtype and device of its parameter; step counts keep their dtype and device."""
     named = parameters(SHAPES, torch.float32, torch.device("cpu"))
     source = TORCH[name](named, **OPTIONS[name], foreach=False)
     train((source,), (named,), 3)

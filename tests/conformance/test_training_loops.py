@@ -1,4 +1,4 @@
-"""What training loops do between steps, over every optimizer input of torch's own harness."""
+"""Operations of training loops between steps, over every optimizer input of torch's test suite."""
 
 import importlib
 from collections import OrderedDict
@@ -33,7 +33,7 @@ def step(twins, without=()):
 
 @every_input_and_backend
 def test_late_gradients_and_frozen_layers(twins, name, desc, backend):
-    """Frozen as in transfer learning: by requires_grad, and by gradients that never come."""
+    """Frozen as in transfer learning: by requires_grad, or without ever having a gradient."""
     named, expected = twins[2:]
     for without in ([1], [1], [], [0, 2], [0, 1, 2], []):
         for params in (named, expected):
@@ -48,7 +48,7 @@ def test_late_gradients_and_frozen_layers(twins, name, desc, backend):
 
 @every_input_and_backend
 def test_a_frozen_parameter_with_a_gradient_is_stepped(twins, name, desc, backend):
-    """torch goes by the gradient, not by requires_grad."""
+    """torch looks at the gradient, not at requires_grad."""
     named, expected = twins[2:]
     step(twins)
     for params in (named, expected):
@@ -99,7 +99,7 @@ def test_zero_grad(twins, name, desc, backend, set_to_none):
 
 @every_input_and_backend
 def test_gradients_accumulate(name, desc, backend):
-    """Two backward passes before a step, and one that steps while another graph is alive."""
+    """Two backward passes before a step, and a step while another graph is alive."""
     problem = Regression()
     other = deepcopy(problem)
     optimizers = pair_of(name, desc, problem.named, other.named, backend)
@@ -192,7 +192,7 @@ def test_what_a_group_must_be(name, backend):
 
 @every_case
 def test_parameters_of_other_strides(name, backend):
-    """Columns, halves, channels last, permuted: as contiguous ones, and their strides stay."""
+    """Columns, halves, channels last, permuted: the same results as contiguous tensors, and unchanged strides."""
     wide = uniform((6, 4, 3, 2), torch.float32, DEVICE)
     views = [wide[..., 0], wide[:, 1:3], wide.to(memory_format=torch.channels_last), wide.permute(3, 1, 0, 2)]
     named = [(str(i), torch.nn.Parameter(view)) for i, view in enumerate(views)]
@@ -211,7 +211,7 @@ def test_parameters_of_other_strides(name, backend):
 @pytest.mark.gpu
 @every_case
 def test_parameters_on_two_devices(name, backend):
-    """A CPU and a GPU, as one optimizer on each would step them."""
+    """A CPU and a GPU in one optimizer: the same results as one optimizer on each."""
     named = parameters([(5,)], torch.float32, torch.device("cpu")) + parameters([(5,)], torch.float32, DEVICE)
     expected = twin(named)
     ours = ours_of(name, named, "torch" if backend == "torch" else "auto", **OPTIONS[name])

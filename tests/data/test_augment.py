@@ -1,4 +1,4 @@
-"""What training and validation images go through, beside timm's own transforms and a literal transcription."""
+"""Transforms of training and validation images, compared with timm's transforms and a literal transcription."""
 
 import math
 import random
@@ -75,7 +75,7 @@ def test_strong_adds_randaugment_of_two_layers_and_magnitude_ten(timm):
 
 @pytest.mark.parametrize("probability", [0.5, 1.0])
 def test_random_erasing_is_timms_in_8_bits(probability, timm):
-    """The same rectangles, and in them the same noise but for rounding and what no pixel can be."""
+    """The same rectangles with the same noise, up to rounding and clamping to the range of pixels."""
     image = photo(90, 80)
     theirs = timm.data.create_transform(
         32, is_training=True, color_jitter=None, auto_augment=None, interpolation="bicubic", re_prob=probability,

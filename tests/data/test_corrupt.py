@@ -1,4 +1,4 @@
-"""Files that are no images, or images of a rarer kind: refused by name, skipped and counted, or read as they look."""
+"""Broken image files, or images of an unusual kind: refused by name, skipped and counted, or decoded correctly."""
 
 import functools
 import io
@@ -59,7 +59,7 @@ def exif(*entries):
 
 
 def broken_exif(file):
-    """Pillow decodes it, and stumbles as it turns it: the resolution is no number."""
+    """Pillow decodes it, but fails when it rotates it: the resolution is not a number."""
     image = Image.open(file).convert("RGB")
     image.save(file, "JPEG", exif=exif((0x0112, 3, 1, b"\0\6\0\0"), (0x011A, 2, 3, b"abc\0")))
 
@@ -112,7 +112,7 @@ def test_a_bad_file_is_replaced_by_the_next_one_when_training(spoil, why, photos
             map(str, (spoiled[0], spoiled[1], spoiled[1]))
         )
         for index, (b, i) in at.items():
-            wanted_b, wanted_i = at[4 if index in (2, 3) else index]  # of the next class, and with its label
+            wanted_b, wanted_i = at[4 if index in (2, 3) else index]  # an image of the next class, with its label
             assert torch.equal(found[b].inputs[i], whole[wanted_b].inputs[wanted_i])
             assert found[b].targets[i] == whole[wanted_b].targets[wanted_i]
 
@@ -188,7 +188,7 @@ def animation(file):
 
 
 def turned(file):
-    """Lies on its side, and says so."""
+    """An image that is stored rotated, with the EXIF orientation that turns it back."""
     clockwise = exif((0x0112, 3, 1, b"\0\6\0\0"))
     rgb().transpose(Image.Transpose.ROTATE_90).save(file, "JPEG", exif=clockwise, quality=95)
 
@@ -220,7 +220,7 @@ def test_rarer_images_are_read_as_they_look(save, photos):
 
 
 def test_broken_metadata_are_no_reason_to_warn_or_to_fail_otherwise(photos):
-    """As a few of ImageNet's files have; warnings are errors here."""
+    """As in a few files of ImageNet; warnings are errors here."""
     file = photos / "train" / "flower-00" / "00000.jpg"
     image = Image.open(file).convert("RGB")
     image.save(file, exif=exif((0x010E, 2, 0xFFFF, b"\0\0\xff\xff")))  # a description that lies beyond the end

@@ -1,4 +1,4 @@
-"""Folders of images: what is found in them, in which order, and what is said of those that will not do."""
+"""Folders of images: the files found, their order, and messages for folders that cannot be used."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from fused_lwlr.training.recipe import Recipe
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of three classes, five images each, one of them in a sub-folder, and other files."""
+    """Three classes of five images, one of them in a sub-folder, and other files."""
     for split, count in (("train", 5), ("val", 2)):
         for name in ("n02", "n01", "n10"):
             (tmp_path / split / name / "more").mkdir(parents=True)

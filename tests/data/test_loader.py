@@ -110,7 +110,7 @@ def test_validation_counts_are_exact_over_the_processes(world_size, batch_size, 
 
 
 class WhoLoads(Split):
-    """The process that made a micro-batch."""
+    """The number of the process that made a micro-batch."""
 
     def __len__(self):
         return 8
@@ -197,7 +197,7 @@ def test_validation_is_refused_before_it_begins(options, message):
 
 
 def test_workers_leave_signals_to_the_trainer():
-    """Ctrl-C, and what a cluster sends before it takes a machine away, reach every process of a run."""
+    """Ctrl-C, and the signal of a cluster before preemption, reach every process of a run."""
     options = {"batch_size": 4, "micro_batch": 4, "steps": 60}
     loading = batches(WhoLoads(), workers=2, **options)
     workers = {int(next(loading).inputs) for _ in range(2)}  # at work by now, both of them
@@ -222,7 +222,7 @@ def test_a_trainer_that_fails_does_not_wait_for_its_workers():
 
 @pytest.mark.parametrize(("workers", "warm"), [(0, 1), (2, 2)])
 def test_throughput_is_timed_once_all_workers_are_at_work(workers, warm, monkeypatch):
-    """By a clock of its own, which tells how many batches had come by then."""
+    """The test's clock shows the number of batches so far; timing must start after the warm-up batches."""
     images = open_data("digits", image_size=8, augmentation="none").train
     come, at, on_device = [], [], loader._on_device
 

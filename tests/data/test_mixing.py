@@ -1,4 +1,4 @@
-"""Mixup, CutMix and label smoothing beside literal transcriptions of what the papers say."""
+"""Mixup, CutMix and label smoothing, compared with literal transcriptions of the papers."""
 
 import math
 import sys
@@ -29,7 +29,7 @@ def one_hot(targets, smoothing):
 
 
 def draws(*where):
-    """The numbers that a micro-batch is mixed by: numpy's legacy generator, seeded from where it is."""
+    """The random numbers that mix a micro-batch: numpy's legacy generator, seeded from its position."""
     return np.random.RandomState(sequence(MIXING, *where).generate_state(8)[:4])
 
 
@@ -48,13 +48,13 @@ def test_mixup(where, smoothing, timm, device):
     torch.testing.assert_close(found[1].cpu(), weight * soft + (1 - weight) * soft.flip(0))
 
 
-# of boxes with sides of an even number of pixels: where a half goes otherwise depends on the version of timm
+# boxes with sides of an even number of pixels: rounding of odd sides depends on the version of timm
 @pytest.mark.parametrize("where", [(0, 0, 0, 0), (3, 17, 1, 10), (3, 17, 1, 3)])
 def test_cutmix(where, timm, device):
     (inputs, targets), (seed, step, rank, micro) = batch(device), where
     rng = draws(*where)
     rng.rand()
-    ratio = math.sqrt(1 - rng.beta(1.0, 1.0))  # of the sides of the box, around a point of the image
+    ratio = math.sqrt(1 - rng.beta(1.0, 1.0))  # ratio of the sides of the box, which has a random center
     sides = [(side, int(side * ratio)) for side in (12, 10)]
     centres = [rng.randint(0, side) for side, _ in sides]
     (top, bottom), (left, right) = (
@@ -100,7 +100,7 @@ def test_both_kinds_are_drawn_and_some_batches_stay_as_they_are(timm, device):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_of_probabilities(smoothing, timm, device):
-    """Σ −p log softmax in float64; and where nothing is mixed, torch's loss of smoothed classes."""
+    """Σ −p log softmax in float64; without mixing, torch's loss with label smoothing."""
     inputs, targets = batch(device)
     outputs = torch.randn(IMAGES, CLASSES, device=device)
     _, soft = Mixing(classes=CLASSES, mixup=0.5, smoothing=smoothing)(inputs, targets, step=0)

@@ -89,8 +89,8 @@ def test_a_row_without_a_pair_is_no_target_and_computes(tmp_path):
 
 WRONG = {
     "no file": ("nowhere.tsv", {}, FileNotFoundError, "there is no file nowhere.tsv: give pairs:FILE.tsv or pairs:SO"),
-    "no tab": ("three.txt", {}, ValueError, "line 2 of three.txt has not one tab: give SOURCE, a tab and TARGET"),
-    "two tabs": ("tabs.txt", {}, ValueError, "line 1 of tabs.txt has not one tab"),
+    "no tab": ("three.txt", {}, ValueError, "line 2 of three.txt needs exactly one tab: give SOURCE, a tab, TARGET"),
+    "two tabs": ("tabs.txt", {}, ValueError, "line 1 of tabs.txt needs exactly one tab"),
     "long": ("pairs.tsv", {"context": 51}, ValueError, "context=51 is less than the longest sentence of pairs:pairs.t"
              "sv, of 52 tokens with its end: give 52 or more"),
     "lines": ("three.txt,tabs.txt", {}, ValueError, "three.txt has 3 lines, but tabs.txt 1: give one for each"),

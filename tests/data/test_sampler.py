@@ -1,4 +1,4 @@
-"""Which images go into which step, process and forward pass."""
+"""The images of each step, process and forward pass."""
 
 from itertools import islice
 
@@ -46,13 +46,13 @@ def test_an_epoch_is_a_permutation_without_its_incomplete_last_batch():
     assert permutation(COUNT, 3, 1)[:96].tolist() == epochs[1]
 
 
-def test_the_order_is_the_one_that_runs_were_begun_with():
-    """Of all versions of numpy: a run that is resumed goes on in it."""
+def test_the_order_never_changes():
+    """The order is equal for all versions of numpy, so that a resumed run continues in it."""
     assert permutation(10, 0, 0).tolist() == [7, 1, 5, 0, 4, 9, 3, 8, 6, 2]
 
 
 @pytest.mark.parametrize("start_step", [0, 1, 4, 7, 9])
-def test_begun_at_any_step_it_goes_on_as_it_would_have(start_step):
+def test_a_start_at_any_step_continues_the_order(start_step):
     options = {"world_size": 2, "rank": 1, "micro_batch": 4}
     resumed = sampler(start_step=start_step, **options)
     assert list(resumed) == list(islice(sampler(**options), 3 * start_step, None))
@@ -96,7 +96,7 @@ def test_validation_is_dealt_out_once_and_padded(count, world_size, batch_size):
 @pytest.mark.parametrize("repeats", [1, 2, 3])
 @pytest.mark.parametrize(("world_size", "micro_batch"), [(1, 12), (2, 3), (4, 3)])
 def test_repeated_augmentation(repeats, world_size, micro_batch):
-    """Beside timm's order: each image so many times in a row, cut off where an epoch without copies ends."""
+    """Against timm's order: each image `repeats` times in a row, cut off where an epoch without copies ends."""
     count, batch, steps = 40, 12, 3
     samplers = [
         MicroBatchSampler(count, seed=5, batch_size=batch, micro_batch=micro_batch, steps=2 * steps, repeats=repeats,

@@ -1,4 +1,4 @@
-"""Batches of other loaders: what they are asked for, how they go on, and what is refused."""
+"""Batches of other loaders: the calls to a loader, resumption, and refusals."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def test_pixels_are_normalized_and_the_rest_is_left_alone():
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        (numbered(0, 1, size=2), "a batch of 2 images and 2 targets, where 3 were asked for: have it leave out"),
+        (numbered(0, 1, size=2), "a batch of 2 images and 2 targets, not 3: make it leave out"),
         ([(torch.zeros(3, 1), torch.zeros(2))], "a batch of 3 images and 2 targets"),
         ([], "the loader made no batch of 3 images"),
     ],

@@ -1,4 +1,4 @@
-"""Tar files of WebDataset: what a folder of the same images gives, bit for bit, in any order and by any worker."""
+"""Tar files of WebDataset equal a folder of the same images, bit for bit, in any order and from any worker."""
 
 import io
 import tarfile
@@ -104,7 +104,7 @@ REFUSED = {
     "number": ([("a.jpg", b"x"), ("a.cls", b"cat")], {}, r"a.tar/a.cls holds b'cat', and not the number of a class"),
     "large": ([("a.jpg", b"x"), ("a.cls", b"1000000000")], {}, "a.tar has class 1000000000 for a.jpg, but a.tar has 1"),
     "digits": ([("a.jpg", b"x"), ("a.cls", b"1" * 5000)], {}, "a.tar/a.cls holds b'1{20}', and not the number of a cl"),
-    "images": ([("a.txt", b"x")], {}, r"a.tar holds no images \(.*\), each beside its class \(.cls\)"),
+    "images": ([("a.txt", b"x")], {}, r"a.tar holds no images \(.*\) with their classes \(.cls\)"),
     "one": ([("a.jpg", b"x"), ("a.cls", b"0")] * 5, {}, "no class of five images"),
     "folder": ([], {"source": "photos", "val_data": "a.tar"}, "val_data='a.tar' goes with tar files, but the data are"),
     "compressed": (None, {}, "not an uncompressed tar file"),

@@ -1,4 +1,4 @@
-"""Text: every batch follows from (seed, step), all of the text is there, and validation is apart."""
+"""Text: every batch follows from (seed, step), all of the text is used, and validation text is separate."""
 
 import builtins
 import hashlib
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 def made(folder, size=1000, name="text.txt"):
-    """A file in which no eight bytes come twice in training, so that a sequence tells where it is from."""
+    """A file in which no eight training bytes repeat, so that a sequence shows its position."""
     content = hashlib.shake_256(name.encode()).digest(size)
     (folder / name).write_bytes(content)
     return content
@@ -28,7 +28,7 @@ def batches(text, *, seed=0, start=0, steps=40, size=4, **options):
 
 
 def found_at(content, batch):
-    """Where in the bytes each sequence and its targets are."""
+    """Positions in the bytes of each sequence and of its targets."""
     for ids, targets in zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True):
         assert targets[:-1] == ids[1:]
         at = content.find(bytes([*ids, targets[-1]]))
@@ -44,7 +44,7 @@ def test_the_last_8_percent_are_for_validation_and_never_trained_on(tmp_path):
     assert max(ends) <= cut
     tested = list(val_batches(text.val, batch_size=2, device=CPU))
     targets = torch.cat([batch.targets.flatten() for batch in tested])
-    # each token of the end but its first, once and in order
+    # each token of the validation text except its first, once and in order
     assert bytes(targets[targets >= 0].tolist()) == content[cut + 1 :]
     inputs = torch.cat([batch.inputs.flatten() for batch in tested])
     assert bytes(inputs[targets >= 0].tolist()) == content[cut:-1]
@@ -95,8 +95,8 @@ def test_files_of_a_folder_follow_one_another(tmp_path):
         assert tokens.read(begin, end).tobytes() == b"".join(parts)[begin:end]
 
 
-def test_bytes_are_mapped_and_not_read(tmp_path):
-    """A file of 64 GiB, most of which is a hole: its middle is read, and a copy for a worker is small."""
+def test_bytes_are_memory_mapped(tmp_path):
+    """A sparse file of 64 GiB: reading its middle is fast, and a copy for a worker is small."""
     path = tmp_path / "large.txt"
     with path.open("wb") as file:
         file.seek(64 << 30)
@@ -196,7 +196,7 @@ def test_python_without_its_reference(monkeypatch):
         return whole(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(FileNotFoundError, match=r"pydoc_data/topics.py of Python, which this installation has not"):
+    with pytest.raises(FileNotFoundError, match=r"pydoc_data/topics.py of Python, which this installation lacks"):
         open_text("python-docs", context=8)
 
 

@@ -13,7 +13,7 @@ LINES = [f"{i} bottles of beer on the wall, {i} bottles of beer" for i in range(
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Nothing is kept outside the test, and nothing is fetched."""
+    """Writes nothing outside the test folder, and downloads nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path / "cache" / "fused_lwlr" / "tokens"
@@ -21,7 +21,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    """Byte-pair encoding, saved with settings that would cut a text off, fill it up and add to it."""
+    """Byte-pair encoding, saved with settings that would truncate, pad and add special tokens."""
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,7 +44,7 @@ def written(tokenizer, tokens):
 
 @pytest.mark.parametrize("given", ["tokenizer.json", "."])
 def test_a_file_comes_back_whole_from_its_tokens(given, tokenizer, tmp_path, cache):
-    # more than is encoded at a time, in several scripts, without a newline at the end
+    # more text than one call encodes, in several scripts, without a newline at the end
     text = "\r\n".join([*LINES, "ünï €"] * 40) + "\n" * 5 + "end"
     (tmp_path / "text.txt").write_bytes(text.encode())
     data = open_text(f"text:{tmp_path}/text.txt", context=8, tokenizer=str(tmp_path / given))
@@ -76,7 +76,7 @@ def test_tokens_are_made_once_and_again_after_a_change(tokenizer, tmp_path, cach
 
 @pytest.mark.usefixtures("tokenizer")
 def test_documents_are_read_as_they_are_needed(tmp_path):
-    """Not all at once, which would not fit in memory."""
+    """In pieces, since all of the text at once would not fit in memory."""
     read = iter(range(10 * TOGETHER))
     found = Tokenizer(str(tmp_path / "tokenizer.json")).encode(f"{i} bottles" for i in read)
     next(found)
@@ -161,7 +161,7 @@ WRONG = {
 def test_refused(case, tmp_path, monkeypatch):
     make, source, tokenizer, kind, message = WRONG[case]
     datasets = pytest.importorskip("datasets")
-    # what it read from the environment when it was imported
+    # huggingface_hub reads the environment on import, so set its constant
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("beer on the wall, ümlaut")

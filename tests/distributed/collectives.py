@@ -1,4 +1,4 @@
-"""What processes tell one another: every collective that is called, counted in two ways."""
+"""Communication between processes: every collective call, counted in two ways."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +17,10 @@ NAMES = (
 
 
 class Counter:
-    """Calls of `torch.distributed`, and the operations that torch dispatched for whatever reason.
+    """Calls of `torch.distributed`, and all operations that torch dispatched.
 
     Attributes:
-        calls: the name of each call, and what its first argument holds.
+        calls: the name of each call, and its first argument.
         total: the number of operations.
     """
 

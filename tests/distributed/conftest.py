@@ -1,4 +1,4 @@
-"""A test that is marked `ranks(n)` runs on every one of n processes, which form a process group of gloo."""
+"""A test that is marked `ranks(n)` runs on each of n processes, which form a process group of gloo."""
 
 import builtins
 import os
@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Several processes take all cores of a small machine for minutes."""
+    """The processes use all cores of a small machine for minutes."""
     for item in items:
         if _world(item) is not None:
             item.add_marker(pytest.mark.long)
@@ -39,10 +39,10 @@ def _world(item):
 
 
 def _problems(session, world):
-    """What went wrong in each test of this many processes that was selected: all are run when the first is due."""
+    """Returns the problems of each selected test with this many processes: all run when the first one is due."""
     items = [item for item in session.items if _world(item) == world]
     base = session.config._tmp_path_factory.getbasetemp()
-    # workers of xdist have folders of their own in one, and one of them runs the processes for all
+    # the workers of xdist have subfolders of a common folder, and one worker runs the processes for all
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"ranks-{world}"
     root.mkdir(exist_ok=True)
     results = root / "results"

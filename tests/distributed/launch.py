@@ -1,6 +1,6 @@
 """Runs test functions on several processes that form a process group: many of them in one group.
 
-To start a process costs seconds. A function that fails, hangs or dies ends its processes, and those after it are run
+Starting a process costs seconds. A function that fails, hangs or dies ends its processes, and the next functions run
 in new ones.
 """
 
@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-GRACE = 1.0  # seconds in which the others may fail as well, once one has
-START = 180.0  # seconds in which all processes must have joined
+GRACE = 1.0  # seconds for the other ranks to fail as well, after the first
+START = 180.0  # seconds for all processes to join
 
 
 @dataclass(frozen=True)
 class Case:
     """A function of a test module, and the arguments to call it with on every rank.
 
-    Warnings are errors but for those ignored: how a message begins, and its category.
+    Warnings are errors except those in `ignored`: the start of a message, and its category.
     """
 
     module: Path
@@ -35,12 +35,12 @@ class Case:
 
 
 def run(cases: Sequence[Case], world: int, folder: Path, patience: float = 120.0) -> list[str]:
-    """What went wrong in each case, by rank; empty where nothing did.
+    """Returns the problems of each case, by rank; "" for a case that passed.
 
     Args:
         cases: run one after the other.
         world: the number of processes.
-        folder: an empty one, for what the processes exchange.
+        folder: an empty folder, through which the processes exchange files.
         patience: seconds that a case may take.
     """
     problems = [""] * len(cases)
@@ -55,7 +55,7 @@ def run(cases: Sequence[Case], world: int, folder: Path, patience: float = 120.0
             problems[start + number] = _told("failed", _errors(attempt, number, world))
         start += finished
         if why:
-            # what fails after the last case is charged to it
+            # a failure after the last case counts for the last case
             start = min(start, len(cases) - 1)
             errors = _errors(attempt, finished, world)
             ends = [
@@ -74,7 +74,7 @@ def _errors(folder: Path, number: int, world: int) -> list[str]:
 
 
 def _told(why: str, texts: list[str]) -> str:
-    """What ranks have to tell, equal texts once; nothing if there is none."""
+    """Joins the messages of all ranks, equal texts once; returns "" without a message."""
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         ranks.setdefault(text[-6000:], []).append(rank)
@@ -83,10 +83,10 @@ def _told(why: str, texts: list[str]) -> str:
 
 
 def _attempt(world: int, folder: Path, patience: float) -> tuple[int, str, list[int]]:
-    """How many cases all ranks finished, what ended the next one, and the exit status of each rank."""
+    """Returns how many cases all ranks finished, why the next one ended, and the exit status of each rank."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if "lo" in dict(socket.if_nameindex()).values():
-        # without one, gloo looks for the address of the host's name, which need not have any
+        # without one, gloo resolves the host's name, which may have no address
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     processes = []
     for rank in range(world):
@@ -103,7 +103,7 @@ def _attempt(world: int, folder: Path, patience: float) -> tuple[int, str, list[
 
 
 def _watch(processes: list[Any], reached: Callable[[], int], patience: float) -> str:
-    """Wait until all processes ended well, or for the first that did not."""
+    """Waits until all processes have ended, or one has failed."""
     stage, since = 0, time.monotonic()
     while True:
         codes = [process.poll() for process in processes]
@@ -117,7 +117,7 @@ def _watch(processes: list[Any], reached: Callable[[], int], patience: float) ->
             stage, since = reached(), time.monotonic()
         elif time.monotonic() - since > limit:
             for process in processes:
-                # its fault handler writes where it is
+                # its fault handler writes a traceback
                 process.send_signal(signal.SIGABRT)
             time.sleep(GRACE)
             return f"nothing was finished for {limit:.0f} s"
@@ -125,6 +125,6 @@ def _watch(processes: list[Any], reached: Callable[[], int], patience: float) ->
 
 
 def _reached(folder: Path, world: int) -> int:
-    """What is behind every rank: each appends a byte when it has joined, and one for every case."""
+    """Returns how many stages all ranks have passed: each rank appends a byte after joining and after each case."""
     logs = [folder / f"reached-{rank}" for rank in range(world)]
     return min(log.stat().st_size if log.exists() else 0 for log in logs)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-# what tests import: those beside them, and the bench
+# tests import modules from this folder and the bench
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
 import torch
@@ -42,13 +42,13 @@ def main() -> None:
             (FOLDER / f"error-{number}-{RANK}").write_text(traceback.format_exc())
             store.set(f"failed-{number}-{RANK}", "")
             try:
-                # if it fails on all ranks alike, none waits for another
+                # if it fails on all ranks alike, no rank waits for another
                 store.wait([f"failed-{number}-{rank}" for rank in range(WORLD)], timedelta(seconds=5))
             except Exception:
                 store.set("left", "")
                 raise
             if store.check(["left"]):
-                # it failed here since another rank failed and left: how that one ends is told, and ends this one
+                # it failed here because another rank failed and left: that rank reports the error, and this one ends
                 time.sleep(60)
         print(f"{case.function}({case.arguments}) took {time.monotonic() - started:.2f} s", flush=True)
         reached()
@@ -79,8 +79,8 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
     finally:
-        # at once: to leave the group could wait for ranks that never come, and gloo's threads may abort a process that
-        # takes itself down in order
+        # immediately: leaving the group could wait for ranks that never come, and gloo's threads may abort a process
+        # that exits normally
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

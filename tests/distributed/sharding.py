@@ -1,4 +1,4 @@
-"""Parameters that are spread over all processes, beside whole ones of the same values on every process."""
+"""Parameters sharded over all processes, compared with whole parameters of the same values on every process."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-# shape of the mesh, and placements of what has as many dimensions
+# shape of the mesh, and placements of tensors with enough dimensions
 LAYOUTS = {
     "rows": ((4,), (Shard(0),)),
     "columns": ((4,), (Shard(1),)),
@@ -27,7 +27,7 @@ SHAPES = [
     ("empty.weight", (0, 3)), ("temperature", ()), ("head.weight", (1030, 4)),
 ]  # fmt: skip
 
-# over gloo torch 2.8 adds gradients of float32 up where FSDP2 averages them
+# over gloo, torch 2.8 sums gradients of float32 where FSDP2 averages them
 AVERAGED = pytest.mark.skipif(
     torch.__version__.split(".")[:2] == ["2", "8"], reason="gradients of FSDP2 are sums on a CPU"
 )
@@ -43,12 +43,12 @@ def parameters(dtype: torch.dtype = torch.float32) -> Named:
 
 
 def shards(tensor: Tensor, on: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A copy of a whole tensor that all processes have, spread over them: each takes its own part."""
+    """A copy of a whole tensor that all processes have, sharded: each process takes its part."""
     return distribute_tensor(tensor.detach().clone(), on, placements, src_data_rank=None)
 
 
 def placed(tensor: Tensor, layout: str) -> DTensor:
-    """A copy of a whole tensor as a DTensor; whole along mesh dimensions that would shard one that it has not."""
+    """A copy of a whole tensor as a DTensor; replicated over mesh dimensions that shard a dimension it lacks."""
     shape, placements = LAYOUTS[layout]
     fitting: Sequence[Placement] = [
         p if p.is_replicate() or any(p.is_shard(d) for d in range(tensor.dim())) else Replicate() for p in placements
@@ -57,7 +57,7 @@ def placed(tensor: Tensor, layout: str) -> DTensor:
 
 
 def spread(named: Named, layout: str, plain: Sequence[str] = ()) -> Named:
-    """Copies of parameters, all but some of them as DTensors."""
+    """Copies of parameters, as DTensors except the plain ones."""
     return [
         (name, nn.Parameter(param.detach().clone() if name in plain else placed(param, layout)))
         for name, param in named
@@ -87,7 +87,7 @@ def local(value: Any) -> Any:
 
 
 def compare(check: Any, ours: Any, expected: Any, sharded: Named, whole: Named) -> None:
-    """Parameters and all of their state, which is placed as they are: of each the part that this process has."""
+    """Compares the local parts of parameters and of their state, which has the placements of its parameter."""
     for (_, p), (_, q) in zip(sharded, whole, strict=True):
         check(local(p.detach()), local(like(q.detach(), p)))
         mine, other = ours.state.get(p, {}), expected.state.get(q, {})

@@ -1,4 +1,4 @@
-"""A run that goes on with another number of processes: the same steps, but for the order in which sums are added up."""
+"""A run that continues with another number of processes: the same steps, except the order of sums."""
 
 import dataclasses
 import io
@@ -31,7 +31,7 @@ BASE = Recipe(
 
 @contextmanager
 def regrouped(size):
-    """The first `size` processes as a group of their own, or alone; the others wait."""
+    """The first `size` processes form a new group, or none if one is left; the others wait."""
     rank, everyone = dist.get_rank(), dist.get_world_size()
     names = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(names)
@@ -49,7 +49,7 @@ def regrouped(size):
 
 
 def train(recipe, size, until=None):
-    """The exit code of a run by so many processes, which is stopped after a step, or not; and what it told."""
+    """The exit code of a run with `size` processes, which may be stopped after a step; and its output."""
     whole, report = Trainer.update, running.write_report
 
     def update(self):

@@ -1,4 +1,4 @@
-"""How often processes talk: once in a step that needs norms of whole layers, and never in one that does not."""
+"""Number of collectives: one in a step that needs norms of whole layers, none in other steps."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from fused_lwlr import ELR, LAMB, LARS, ClipByLayer, Hyperball, layer_statistics
 
 pytestmark = pytest.mark.ranks(4)
-# how many dimensions of the mesh shard anything
+# how many dimensions of the mesh shard a parameter
 SHARDED = {"rows": 1, "columns": 1, "whole": 0, "hybrid": 1, "both": 2, "twice": 2}
 SILENT = [("sgd", {}), ("adamw", {"amsgrad": True, "layers": {"attn.qkv.weight[1:3]": 0.5}})]
 ONCE = [
@@ -22,7 +22,7 @@ ONCE = [
     ("adamw", {"scaling": ClipByLayer(1.0), "clip_global_norm": 1.0}),
     ("adamw", {"scaling": LAMB(), "nonfinite": "skip", "layers": {"attn.qkv.weight[1:3]": 0.5}}),
 ]  # fmt: skip
-# what is clipped moves the direction, whose norm is then not known before
+# clipping changes the direction, whose norm is then not known beforehand
 TWICE = [
     ("adamw", {"scaling": LAMB(), "clip_global_norm": 1.0}),
     ("adamw", {"scaling": ELR(0.1), "clip_global_norm": 1.0, "nonfinite": "raise"}),
@@ -53,7 +53,7 @@ def test_what_counts_counts():
     + [(*TWICE[1], 2, "twice")],
 )
 def test_all_reduces_of_a_step(name, options, times, layout):
-    """On the first, which makes tables and radii, and on others; of some numbers for each layer."""
+    """On the first step, which makes tables and radii, and on later ones; with some numbers for each layer."""
     whole = parameters()
     sharded = spread(whole, layout, plain=("conv.bias",))
     ours = OURS[name](sharded, backend="torch", **{**OPTIONS[name], **options})
@@ -77,7 +77,7 @@ def test_all_reduces_of_a_step(name, options, times, layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_reduces_of_statistics(layout):
-    """One of sums and one of maxima."""
+    """One all-reduce of sums and one of maxima."""
     whole = parameters()
     sharded = spread(whole, layout)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: replicas take the same steps, each by itself, and as one process does on all of the data."""
+"""DistributedDataParallel: each replica takes the step of one process on all of the data, without communication."""
 
 import math
 from copy import deepcopy
@@ -32,7 +32,7 @@ def network(dtype=torch.float32):
 
 
 def batch(step, dtype=torch.float32):
-    """All of the data of a step, of both ranks."""
+    """The data of both ranks for one step."""
     return torch.rand(8, 4, generator=torch.Generator().manual_seed(step), dtype=dtype)
 
 
@@ -57,7 +57,7 @@ def same_on_all_ranks(thing):
 
 @every_option
 def test_as_one_process_on_the_whole_batch(name, options):
-    """In double precision, in which the mean of two means differs from the mean by nothing that would show."""
+    """In double precision, in which the mean of two means equals the mean up to negligible rounding."""
     model, alone = network(torch.float64), network(torch.float64)
     replica = DistributedDataParallel(model)
     make = {**OPTIONS[name], **options, "backend": "torch"}
@@ -77,7 +77,7 @@ def test_as_one_process_on_the_whole_batch(name, options):
     + [(*SCALED[2], "triton", True), (*SCALED[5], "triton", False)],
 )
 def test_replicas_agree_and_do_not_talk(name, options, backend, view):
-    """They are stepped by the mean gradient, bit for bit as one process is that is given it."""
+    """Replicas step with the mean gradient, bit for bit like one process with that gradient."""
     model, alone = network(), network()
     replica = DistributedDataParallel(model, gradient_as_bucket_view=view)
     make = {**OPTIONS[name], **options, "backend": backend}
@@ -99,7 +99,7 @@ def test_replicas_agree_and_do_not_talk(name, options, backend, view):
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @pytest.mark.parametrize("name", OURS)
 def test_stochastic_rounding_is_the_same_on_all_ranks(name, backend):
-    """Whatever the state of their random number generators is."""
+    """Independent of the state of their random number generators."""
     torch.manual_seed(dist.get_rank())
     noise = torch.rand(())
     model = network(torch.bfloat16)
@@ -114,7 +114,7 @@ def test_stochastic_rounding_is_the_same_on_all_ranks(name, backend):
                 q.grad = p.grad.clone()
             nearest.step()
         ours.step()
-        # it does round otherwise
+        # it rounds in another way without it
         assert step or not identical(model.state_dict(), rounded.state_dict())
     assert same_on_all_ranks(everything(model, ours))
     assert not same_on_all_ranks(noise)
@@ -123,8 +123,8 @@ def test_stochastic_rounding_is_the_same_on_all_ranks(name, backend):
 @nan_arithmetic
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("name", OURS)
-def test_what_overflows_on_one_rank_is_skipped_on_all(name, first):
-    """Of GradScaler, `nonfinite="skip"` and "raise" alike; and all go on."""
+def test_an_overflow_on_one_rank_skips_the_step_on_all(name, first):
+    """With GradScaler, `nonfinite="skip"` and "raise"; all ranks continue."""
     for control in ("scaler", "skip", "raise"):
         model = network()
         replica = DistributedDataParallel(model)
@@ -154,7 +154,7 @@ def test_what_overflows_on_one_rank_is_skipped_on_all(name, first):
 @pytest.mark.parametrize("scaling", [None, LARS(0.1), ELR(0.1)], ids=name_of)
 @pytest.mark.parametrize("name", OURS)
 def test_zero_redundancy(name, scaling):
-    """Each rank has the state of some parameters, steps those, and sends them to the other."""
+    """Each rank has the state of some parameters, steps them, and sends them to the other rank."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model, alone = network(), network()

@@ -1,4 +1,4 @@
-"""Models under `fully_shard` train as one process does on all of the data, and as with torch's own optimizers."""
+"""Models under `fully_shard` train like one process on all of the data, and like torch's own optimizers."""
 
 import math
 from copy import deepcopy
@@ -29,13 +29,13 @@ ROWS = [
 
 
 def network(dtype=torch.float32):
-    """Of which the first layer has five rows, and the last bias one."""
+    """A model whose first layer has five rows, and whose last bias has one element."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
 
 
 def sharded(model, *shape, **options):
-    """Each linear layer by itself and the rest together, the last layer frozen in part."""
+    """Each linear layer separately and the rest together, the last layer frozen in part."""
     model[4].bias.requires_grad_(False)
     for module in (model[0], model[2], model):
         fully_shard(module, mesh=mesh(*shape), **options)
@@ -62,7 +62,7 @@ def parts(model):
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 @pytest.mark.parametrize(("name", "options"), ROWS)
 def test_as_one_process_on_the_whole_batch(name, options, shape):
-    """In double precision, in which the mean of means differs from the mean by nothing that would show."""
+    """In double precision, in which the mean of means equals the mean up to negligible rounding."""
     model, alone = sharded(network(torch.float64), *shape), network(torch.float64)
     alone[4].bias.requires_grad_(False)
     make = {**OPTIONS[name], **options, "backend": "torch"}
@@ -85,8 +85,8 @@ def test_as_one_process_on_the_whole_batch(name, options, shape):
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("name", OURS)
-def test_beside_torch(name, clip, half):
-    """With torch's optimizer and its clipping of DTensors, on the same gradients; also those of bfloat16 passes."""
+def test_against_torch(name, clip, half):
+    """Against torch's optimizer and its clipping of DTensors, on the same gradients; also after bfloat16 passes."""
     policy = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if half else {}
     model, other = (sharded(network(), 4, **policy) for _ in range(2))
     ours = OURS[name](model.parameters(), **OPTIONS[name], clip_global_norm=clip, backend="torch")
@@ -105,7 +105,7 @@ def test_beside_torch(name, clip, half):
 
 @pytest.mark.parametrize("name", OURS)
 def test_shards_that_stay_on_the_cpu_are_stepped_by_kernels(name):
-    """With `CPUOffloadPolicy`: one pass for norms, and one for the step. The same bits as without the policy."""
+    """With `CPUOffloadPolicy`: one pass for norms, one for the step, and the same bits as without the policy."""
     policy = CPUOffloadPolicy(pin_memory=False)
     model, other = sharded(network(), 4, offload_policy=policy), sharded(network(), 4)
     ours, expected = (
@@ -126,8 +126,8 @@ def test_shards_that_stay_on_the_cpu_are_stepped_by_kernels(name):
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("control", ["scaler", "skip"])
 @pytest.mark.parametrize("name", OURS)
-def test_an_overflow_in_one_shard_skips_the_step_of_all(name, control, first):
-    """Of one weight of the first process, by GradScaler, which asks the others, or by `nonfinite`."""
+def test_an_overflow_in_one_shard_skips_the_step_everywhere(name, control, first):
+    """One weight of the first process overflows; GradScaler, which asks the other processes, or `nonfinite` sees it."""
     model, expected = (sharded(network(), 4) for _ in range(2))
     make = {**OPTIONS[name], "backend": "torch"}
     ours = OURS[name](model.parameters(), nonfinite="skip" if control == "skip" else "propagate", **make)
@@ -170,8 +170,8 @@ def test_the_step_talks_only_for_norms(name):
                 assert talk.total == times
 
 
-def test_gradients_that_add_up():
-    """Two backward passes before a step, the first of which is not reduced."""
+def test_gradient_accumulation():
+    """Two backward passes before a step; the first one does not reduce gradients."""
     model = sharded(network(torch.float64), 4)
     alone = deepcopy(network(torch.float64))
     alone[4].bias.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""The launcher of the other tests here: what fails on any rank is told, and the cases after it run."""
+"""The launcher of the other tests here: a failure on any rank is reported, and the next cases run."""
 
 import os
 import signal
@@ -13,10 +13,10 @@ from launch import Case, run
 
 
 def meet(rank_that="", does=""):
-    """A sum over all ranks, before which one of them may do something else."""
+    """A sum over all ranks, before which one rank may fail."""
     if str(dist.get_rank()) == rank_that:
         if does == "warn":
-            # which is an error
+            # warnings are errors
             warnings.warn("only here", UserWarning, stacklevel=1)
         if does == "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -33,7 +33,7 @@ def case(rank_that="", does=""):
 
 @pytest.mark.long
 def test_failures_are_told_by_rank(tmp_path):
-    """Also where the other rank waits for the one that fails."""
+    """Also if the other rank waits for the failed one."""
     cases = [case(), case("1", "warn"), case("0", "die"), case("1", "hang"), case()]
     good, warned, died, hung, also_good = run(cases, 2, tmp_path, patience=12)
     assert not good
@@ -42,5 +42,5 @@ def test_failures_are_told_by_rank(tmp_path):
     assert "UserWarning: only here" in warned.split("rank 1 of 2, exit status 1:")[1]
     assert "rank 0 of 2, exit status -9" in died
     assert "nothing was finished for 12 s" in hung
-    # where it hung
+    # the traceback shows the line that hung
     assert "in meet" in hung.split("rank 1 of 2, exit status -6:")[1]

@@ -1,4 +1,4 @@
-"""What is written by a run of two processes, and that they stop, fail and go on together."""
+"""Files written by a run of two processes, which also stop, fail and continue together."""
 
 import errno
 import json
@@ -60,7 +60,7 @@ MODELS = {"plain": plain, "ddp": replicated, "fsdp": sharded}
 
 
 def train(model, optimizer, steps):
-    """All ranks have the same data, so that all kinds of models do the same."""
+    """All ranks have the same data, so that all kinds of models give the same result."""
     for step in steps:
         model.zero_grad()
         model(torch.rand(8, 4, generator=torch.Generator().manual_seed(step))).square().mean().backward()
@@ -75,7 +75,7 @@ def everything(model, optimizer):
     return deepcopy((params, [*model.buffers()], state, groups))
 
 
-# of torch 2.8 itself
+# raised by torch 2.8 itself
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 @pytest.mark.parametrize("saved", ["ddp", "fsdp"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -92,7 +92,7 @@ def test_saved_is_loaded_to_the_same_bits_sharded_or_not(name, saved):
     path = checkpoints.save(
         2, models={"model": model}, optimizer=optimizer, config=CONFIG, state={"losses": [1.5, torch.ones(2)]}, own=own
     )
-    # torch's own functions take one to see what state there may be
+    # torch's own functions take a step to find out which state exists
     assert not taken
     counter.remove()
     expected = everything(model, optimizer)
@@ -103,10 +103,10 @@ def test_saved_is_loaded_to_the_same_bits_sharded_or_not(name, saved):
     for kind, make in MODELS.items():
         other = make()
         inner = other.module if kind == "ddp" else other
-        # multipliers that it does not have come with the checkpoint, and those that it has go
+        # multipliers come with the checkpoint, and multipliers that it lacks are removed
         again = OPTIMIZERS[name](inner.named_parameters(), layers=None if name != "lars" else MULTIPLIERS)
         if kind == "plain":
-            # state that is there already; the others have none
+            # has state already; the others have none
             train(other, again, range(7, 8))
         found = checkpoints.restore(models={"model": other}, optimizer=again, config=CONFIG)
         assert (found.step, found.path.name) == (2, path.name)
@@ -129,7 +129,7 @@ def test_a_failure_to_write_is_one_of_all_ranks():
     train(model, optimizer, range(1, 2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", full_disk)
-        with pytest.raises(OSError, match=r"could not be written.*No space left.*step-000000001.pt is whole"):
+        with pytest.raises(OSError, match=r"could not be written.*No space left.*resume from .*step-000000001.pt"):
             checkpoints.save(2, **run)
     assert [path.name for path in Path("checkpoints").iterdir()] == [first.name]
     assert first.read_bytes() == before
@@ -175,7 +175,7 @@ def test_all_ranks_stop_after_the_step_in_which_one_got_a_signal():
 
 @pytest.mark.parametrize(("signalled", "tested"), [(None, True), (0, False), (1, False)])
 def test_all_ranks_validate_or_stop_whoever_has_more_batches(signalled, tested):
-    """Rank 0 has three batches of two, rank 1 one; a signal comes with the first batch of a rank."""
+    """Rank 0 has three batches of two samples, rank 1 one batch; a signal comes with the first batch of a rank."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     model, world = nn.Linear(4, 3), World(rank, 2, torch.device("cpu"))
@@ -219,7 +219,7 @@ def test_only_the_first_rank_writes():
 @pytest.mark.parametrize("name", ["lars", "adamw"])
 def test_layers_of_a_sharded_model_are_whole(name):
     torch.manual_seed(0)
-    # before a normalization gradients of biases would be rounding noise
+    # before a normalization, gradients of biases would be rounding noise
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     fully_shard(model, mesh=mesh(2))
     optimizer = OPTIMIZERS[name](model.named_parameters())

@@ -1,4 +1,4 @@
-"""A recipe on two processes: what one process gets, from the same command, also when it is stopped between."""
+"""A recipe on two processes gives the results of one process, also when it is stopped and resumed."""
 
 import dataclasses
 import io
@@ -43,7 +43,7 @@ def folder():
 
 
 def quickly(recipe):
-    """Without a report, which has tests of its own."""
+    """Runs without a report, which is tested elsewhere."""
     whole, running.write_report = running.write_report, lambda folder: Path(folder) / "report.html"
     try:
         return running.run(recipe)
@@ -62,7 +62,7 @@ TEXT = {
     ids=["ddp", "fsdp-larc", "text"],
 )
 def test_as_one_process(options):
-    """Without batch normalization it is a matter of rounding: rates, weights, averages, losses and tests."""
+    """Without batch normalization, both agree up to rounding: rates, weights, averages, losses and tests."""
     recipe = dataclasses.replace(BASE, **options, out=str(folder()))
     assert quickly(recipe) == 0
     alone = Trainer(dataclasses.replace(recipe, fsdp=False), World(0, 1, torch.device("cpu")), load_data(recipe))
@@ -121,7 +121,7 @@ def test_a_signal_to_one_process_stops_all_and_both_go_on_to_the_same_bits(optio
 
 @pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])
 def test_a_weight_that_diverged_on_one_process_ends_all(options):
-    """And a disk that is full for a step does not."""
+    """A disk that is full during one step does not stop the run."""
     recipe = dataclasses.replace(
         BASE, **options, rates="single", micro_batch=None, out=str(folder()), checkpoint_minutes=1e-6
     )  # fmt: skip
@@ -168,7 +168,7 @@ def test_all_processes_refuse(change, message):
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_run_on_the_disk_of_another_machine_is_not_begun_again(first):
-    """Process 0 has none of it, or an older copy."""
+    """Process 0 has no checkpoint, or an older copy."""
     here = folder() / str(dist.get_rank())
     recipe = dataclasses.replace(BASE, rates="single", ema=None, out=str(here))
     checkpoints = here / "checkpoints"
@@ -195,7 +195,7 @@ def test_a_dry_run_takes_steps_in_all_processes_and_one_tells(options):
     for text in ("2 processes, 2 passes in each, of 12 images", "steps alone, passes of 4 images"):
         assert text in told, text
     memory = {row.split("│")[1].strip(): row.split("│")[2].strip() for row in told.splitlines() if row.count("│") == 3}
-    # gradients are whole until the last of two passes
+    # gradients are not sharded until the last of two passes
     whole = 4 * sum(param.numel() for param in build("vit", image_size=8, channels=1, classes=10).parameters())
     assert float(memory["gradients"]) == whole
     assert (float(memory["weights"]) == whole) == (not recipe.fsdp)
@@ -229,7 +229,7 @@ def counting(whole, calls):
 
 
 def test_gradients_of_shards_are_reduced_once_a_step():
-    """As often as with one pass, whose gradients have no other way to their shards."""
+    """The same number of collectives as with one pass, in which gradients are also reduced to their shards."""
     found = []
     for passes in (1, 2):
         recipe = dataclasses.replace(BASE, rates="single", fsdp=True, micro_batch=24 // passes)
@@ -237,7 +237,7 @@ def test_gradients_of_shards_are_reduced_once_a_step():
         trainer.adopt()
         calls = []
         with pytest.MonkeyPatch.context() as patch:
-            # its name depends on the version of torch
+            # the name depends on the version of torch
             for name in {"reduce_scatter_tensor", "reduce_scatter_single"} & vars(dist).keys():
                 patch.setattr(dist, name, counting(getattr(dist, name), calls))
             trainer.gradients(trainer.batches())
@@ -265,7 +265,7 @@ def test_every_token_of_a_step_counts_alike(options):
 
 
 class Stages(nn.Module):
-    """Lists in lists, as of residual networks; what has no parameters is not sharded."""
+    """Lists in lists, as in residual networks; modules without parameters are not sharded."""
 
     def __init__(self):
         super().__init__()

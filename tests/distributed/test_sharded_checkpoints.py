@@ -1,4 +1,4 @@
-"""Training that is saved by some processes goes on in others, as if nothing had been."""
+"""Training saved by several processes continues in any other number of processes, as without a break."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -34,7 +34,7 @@ every_row = pytest.mark.parametrize(("name", "options"), ROWS)
 
 
 def network():
-    """In double precision, so that sums in another order do not show."""
+    """In double precision, so that another order of sums does not matter."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3)).double()
 
@@ -84,9 +84,9 @@ def restore(model, optimizer, folder, **how):
     set_optimizer_state_dict(model, optimizer, found["optimizer"])
 
 
-# of torch 2.8 itself
+# raised by torch 2.8 itself
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
-# each that loads alone does so on purpose
+# processes that load alone do so on purpose
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @every_row
 def test_saved_by_two_loaded_by_four_and_by_one(name, options):
@@ -117,7 +117,7 @@ def test_saved_by_two_loaded_by_four_and_by_one(name, options):
 @pytest.mark.parametrize("offload", [False, True])
 @every_row
 def test_full_state_dicts(name, options, offload):
-    """Of whole tensors: into one process that is alone, from it, and into torch's optimizer."""
+    """Dicts of whole tensors: from the shards into a single process, back, and into torch's optimizer."""
     alone = network()
     expected = optimizer_of(alone, name, options)
     train(alone, expected, range(2))
@@ -126,7 +126,7 @@ def test_full_state_dicts(name, options, offload):
     train(model, optimizer, range(2))
     how = StateDictOptions(full_state_dict=True, cpu_offload=offload)
     weights, state = get_model_state_dict(model, options=how), get_optimizer_state_dict(model, optimizer, options=how)
-    # offloaded, only the first process has it
+    # offloaded, only the first process has the dict
     entries = state.get("state", {})
     assert bool(entries) == (not offload or dist.get_rank() == 0)
     assert not any(isinstance(value, DTensor) for entry in entries.values() for value in entry.values())
@@ -138,7 +138,7 @@ def test_full_state_dicts(name, options, offload):
         set_optimizer_state_dict(one, again, state)
         train(one, again, range(2, 4))
         assert_same(one, again, alone, expected)
-    # and back into shards: of the first process, which sends it, or of each
+    # and back into shards: from the first process, which sends it, or from each process
     model = sharded(mesh(2, 2))
     optimizer = optimizer_of(model, name, options, lr=0.7)
     how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=offload)
@@ -151,14 +151,14 @@ def test_full_state_dicts(name, options, offload):
 @pytest.mark.parametrize("ours_first", [True, False])
 @pytest.mark.parametrize("name", OURS)
 def test_plain_state_dicts_of_shards(name, ours_first):
-    """`state_dict()` of each process, into an optimizer of torch's on the same shards, or from one."""
+    """`state_dict()` of each process, loaded into torch's optimizer on the same shards, or saved from it."""
     models = [sharded(mesh(4)) for _ in range(2)]
     makers = [OURS[name], TORCH[name]] if ours_first else [TORCH[name], OURS[name]]
     first = makers[0](models[0].named_parameters(), **OPTIONS[name], foreach=False if not ours_first else None)
     train(models[0], first, range(2))
     models[1].load_state_dict(models[0].state_dict())
     second = makers[1](models[1].named_parameters(), **OPTIONS[name], foreach=False if ours_first else None)
-    # torch's takes the tensors themselves
+    # torch keeps the loaded tensors without a copy
     second.load_state_dict(deepcopy(first.state_dict()))
     for pair in zip(models, (first, second), strict=True):
         train(*pair, range(2, 4))

@@ -1,4 +1,4 @@
-"""Shards of which some are special: not finite, frozen, late, of several dtypes, or with gradients placed otherwise."""
+"""Unusual shards: not finite, frozen, late, of several dtypes, or with gradients in other placements."""
 
 import math
 
@@ -27,7 +27,7 @@ def pair(name, layout, dtype=torch.float32, **options):
 
 
 def everything(optimizer, named):
-    """Copies of what this process has."""
+    """Copies of the local parts of parameters and state."""
     states = [{key: here(value) for key, value in optimizer.state.get(p, {}).items()} for _, p in named]
     return [here(p) for _, p in named], states
 
@@ -41,7 +41,7 @@ def here(tensor):
 @pytest.mark.parametrize("nonfinite", ["skip", "raise"])
 @every_name
 def test_one_bad_element_on_one_process_stops_all(name, nonfinite, layout, bad):
-    """In the first step and in a later one; the message names the layer on every process."""
+    """In the first step and in a later one; the message on every process names the layer."""
     ours, expected, sharded, whole = pair(name, layout, nonfinite=nonfinite, scaling=ELR(0.1))
     for step in range(4):
         gradients(whole, sharded)
@@ -65,8 +65,8 @@ def test_one_bad_element_on_one_process_stops_all(name, nonfinite, layout, bad):
 
 @nan_arithmetic
 @every_name
-def test_nan_goes_on_in_its_layer_alone(name):
-    """Without `nonfinite` a norm that is NaN is that of its layer on every process, and of no other layer."""
+def test_nan_stays_in_its_layer(name):
+    """Without `nonfinite`, a NaN norm affects its own layer on every process, and no other layer."""
     ours, expected, sharded, whole = pair(name, "rows", scaling=ELR(0.1))
     gradients(whole, sharded)
     whole[3][1].grad[4, 2] = math.nan
@@ -127,7 +127,7 @@ def misplaced(grad, how):
     [
         ("rows", "plain", "a plain tensor"), ("rows", "partial", "Partial"), ("rows", "whole", "Replicate"),
         ("rows", "columns", r"Shard\(dim=1\)"),
-        # whose local parts are no larger or smaller
+        # its local parts have the same sizes
         ("rows", "other mesh", r"Shard\(dim=0\),\) on processes .3, 2, 1, 0"),
         ("hybrid", "swapped", r"\(Shard\(dim=0\), Replicate\(\)\)"),
     ],
@@ -135,7 +135,7 @@ def misplaced(grad, how):
 @pytest.mark.parametrize("later", [False, True])
 @every_name
 def test_gradients_placed_otherwise_are_refused(name, later, layout, how, said):
-    """On the first step and on a later one, and nothing is stepped; with the right one it goes on."""
+    """On the first step and on a later one: no parameter is stepped, and a right gradient is accepted afterwards."""
     ours, expected, sharded, whole = pair(name, layout)
     for _ in range(later):
         gradients(whole, sharded)
@@ -166,7 +166,7 @@ def test_a_sharded_gradient_of_a_plain_parameter_is_refused(name):
 
 @every_name
 def test_autograd_notices_the_step(name):
-    """A backward pass over a parameter that was stepped meanwhile raises, as with every optimizer of torch."""
+    """Backward over a parameter that was stepped after the forward pass raises, as with every optimizer of torch."""
     ours, _, sharded, whole = pair(name, "rows")
     loss = (sharded[3][1] * sharded[3][1]).sum()
     gradients(whole, sharded)
@@ -191,7 +191,7 @@ def test_weights_changed_from_outside_count(name, options):
 
 @every_name
 def test_stochastic_rounding_of_shards(name):
-    """Each element goes to one of its two neighbours, on all replicas to the same, and not all to the nearest."""
+    """Each element rounds to one of its two neighbours, the same on all replicas, and not always to the nearest."""
     ours, expected, sharded, whole = pair(name, "hybrid", torch.bfloat16, stochastic_rounding=True)
     nearest = OURS[name](other := spread(whole, "hybrid"), **OPTIONS[name], backend="torch")
     gradients(whole, sharded)

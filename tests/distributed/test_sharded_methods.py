@@ -1,4 +1,4 @@
-"""What is measured on a model of shards is what is measured on a whole one, on every process."""
+"""Measurements on a sharded model equal measurements on the whole model, on every process."""
 
 import random
 
@@ -20,7 +20,7 @@ LAYOUT = pytest.mark.parametrize("layout", ["fully_shard", "hybrid"])
 
 
 class Attention(nn.Module):
-    """With a fused projection whose thirds no process has all of."""
+    """A model with a fused projection; no process has a whole third of it."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ def batches(dtype=torch.float64):
 
 
 def everything(model):
-    """All that a measurement must leave as it was, of this process."""
+    """All local state that a measurement must not change."""
     tensors = [t.to_local() if isinstance(t, DTensor) else t for t in (*model.parameters(), *model.buffers())]
     grads = [None if p.grad is None else p.grad.to_local().clone() for p in model.parameters()]
     modes = [module.training for module in model.modules()]
@@ -66,7 +66,7 @@ def test_statistics(layout, backend):
         gradients(whole, sharded)
         mine, other = layer_statistics(sharded, backend=backend), layer_statistics(whole, backend=backend)
         assert (mine.names, mine.numel) == (other.names, other.numel)
-        # single precision within a tile, whose sums then are double
+        # single precision within a tile, and sums of tiles in double
         torch.testing.assert_close(mine.values, other.values, rtol=1e-6, atol=1e-6)
         assert torch.equal(mine.abs_max, other.abs_max)
 
@@ -74,7 +74,7 @@ def test_statistics(layout, backend):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("layout", ["rows", "hybrid", "both"])
 def test_statistics_of_what_is_not_finite(layout, bad):
-    """In the shard of one process."""
+    """Statistics of one process's shard."""
     whole = parameters()
     sharded = spread(whole, layout)
     gradients(whole, sharded)
@@ -89,7 +89,7 @@ def test_statistics_of_what_is_not_finite(layout, bad):
     ("backend", "dtype"), [("torch", torch.float64), pytest.param("triton", torch.float32, marks=AVERAGED)]
 )
 def test_statistics_of_slices(backend, dtype):
-    """A fused projection is three layers also where they end within shards, and processes have nothing of some."""
+    """A fused projection counts as three layers also if they end within shards; processes may have no part of one."""
     found = []
     for model in (network(dtype), shard(network(dtype), "fully_shard")):
         cross_entropy(model(batches(dtype)[0][0]), batches()[0][1]).backward()
@@ -141,7 +141,7 @@ def test_rates_of_a_whole_model_step_a_sharded_one(layout):
 @pytest.mark.parametrize("generator", [False, True])
 @LAYOUT
 def test_init_draws_the_same_weights(layout, generator):
-    """Those of the first process, whatever the generators of the others would draw."""
+    """All processes draw the weights of the first one, in spite of different generators."""
     whole, sharded = network(), shard(network(), layout)
     for model, seed in ((whole, 3), (sharded, 3 + dist.get_rank())):
         torch.manual_seed(seed)
@@ -158,7 +158,7 @@ def normalized():
 
 
 def test_weight_rescaling():
-    """Ŵ is of whole weights, and what follows it is found again once the model is sharded."""
+    """Ŵ is computed from whole weights, and the layers that follow are found again after the model is sharded."""
     whole, sharded = normalized(), normalized()
     batch = batches()[0]
     layers = [scale_invariant(model, batch, cross_entropy) for model in (sharded, whole)]
@@ -180,12 +180,12 @@ def test_weight_rescaling():
             mine, other = (optimizer.state[r] for optimizer, r in zip(optimizers, (p, q), strict=True))
             torch.testing.assert_close(full(mine["momentum_buffer"]), other["momentum_buffer"], rtol=1e-9, atol=1e-9)
     assert max(full(p.detach()).norm() for p in layers[0].weights) < 1.1
-    with pytest.raises(ValueError, match="model is sharded over processes: call scale_invariant before that"):
+    with pytest.raises(ValueError, match="model is sharded over processes: call scale_invariant before sharding"):
         scale_invariant(sharded, batch, cross_entropy)
 
 
 def evaluated(model):
-    """After a pass without gradients, which leaves parameters of the root gathered."""
+    """After a pass without gradients, which leaves the root's parameters gathered."""
     with torch.no_grad():
         model(batches()[0][0])
     return model
@@ -205,7 +205,7 @@ def test_what_was_gathered_does_not_count():
         lwlr_init_(model, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         torch.testing.assert_close(sharded(batches()[1][0]), whole(batches()[1][0]), rtol=1e-9, atol=1e-12)
-    # and what a calibration drew is not left in use
+    # a calibration must not leave its random weights in use
     calibrate(evaluated(sharded), batches(), cross_entropy)
     with torch.no_grad():
         torch.testing.assert_close(sharded(batches()[1][0]), whole(batches()[1][0]), rtol=1e-9, atol=1e-12)

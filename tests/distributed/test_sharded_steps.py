@@ -1,4 +1,4 @@
-"""A step on shards is the step on whole parameters, whatever is known of whole layers only."""
+"""A step on shards equals the step on whole parameters, also if it needs values of whole layers."""
 
 import pytest
 from cases import SCALINGS
@@ -41,7 +41,7 @@ CONTROLS = [
 
 
 def follow(name, options, backend, layout, steps, check, plain=("conv.bias",)):
-    """Two optimizers, on shards and on whole parameters, that must not part."""
+    """Two optimizers, on shards and on whole parameters, that must stay equal."""
     whole = parameters()
     sharded = spread(whole, layout, plain)
     make = {**OPTIONS[name], **options, "backend": backend}
@@ -60,7 +60,7 @@ def follow(name, options, backend, layout, steps, check, plain=("conv.bias",)):
             kept = [i for i in range(mine.values.shape[1]) if i != DOT]
             close(mine.values[:, kept].float(), other.values[:, kept].float(), steps=4 * (step + 1))
             if other.values.shape[1] > DOT:
-                # of terms that cancel
+                # a sum with cancellation
                 size = other.weight_norm * other.values[:, DOT - 1].sqrt()
                 assert ((mine.values[:, DOT] - other.values[:, DOT]).abs() <= STATISTICS * size).all()
 
@@ -68,7 +68,7 @@ def follow(name, options, backend, layout, steps, check, plain=("conv.bias",)):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("name", "options"), PLAIN)
 def test_without_norms_it_is_the_same_step(name, options, layout):
-    """Bit for bit; and torch's, which steps DTensors by itself."""
+    """Equals the whole step bit for bit, and also torch's, which steps DTensors by itself."""
     follow(name, options, "torch", layout, 2, lambda a, b, _: same(a, b))
     whole = parameters()
     sharded, other = spread(whole, layout), spread(whole, layout)
@@ -132,5 +132,5 @@ def test_every_scaling(name, scaling):
     ],
 )
 def test_kernels_step_shards(name, options, layout):
-    """Through Triton, among them programs that have nothing to do."""
+    """Through Triton; some programs have no work."""
     follow(name, options, "triton", layout, 2, close)

@@ -1,4 +1,4 @@
-"""The command line under torchrun on two machines, both of which are this one."""
+"""The command line under torchrun on two nodes, simulated on one machine."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ FIELDS = {
 
 @pytest.mark.long
 def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
-    """Each node has a folder of its own, as without a shared disk: the first one's gets the run."""
+    """Each node has a separate folder, as without a shared disk: the first node's folder gets the run."""
     launch = f"--nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{free_port()} --rdzv-id run"
     nodes = [launched(tmp_path / node, launch, FIELDS) for node in ("a", "b")]
     try:
@@ -47,7 +47,7 @@ def test_two_nodes_train_as_one_process(tmp_path, monkeypatch):
     ("handled", "ends"), [("SIGTERM,SIGUSR1", "torchrun signals them"), ("SIGTERM", "torchrun leaves them")]
 )
 def test_no_process_is_left_after_sigusr1_to_torchrun(handled, ends, tmp_path):
-    """torchrun passes signals on that it is told to; other ones end it alone."""
+    """torchrun passes on the signals that it was configured for; other signals end only torchrun."""
     launch = f"--nnodes 1 --nproc-per-node 2 --master-port {free_port()} --signals-to-handle {handled}"
     node = launched(tmp_path / "a", launch, {**FIELDS, "steps": 10**6, "log_every": 1})
     out = tmp_path / "a/runs/train"

@@ -18,11 +18,11 @@ PAGES = {page.stem: page.read_text() for page in (Path(__file__).parents[2] / "d
 MODULES = {name: vars(fused_lwlr)[name] for name in fused_lwlr.__all__ if inspect.ismodule(getattr(fused_lwlr, name))}
 TENSOR = re.compile(r"\b(Tensor|Array|ArrayLike)\b")
 SHAPE = re.compile(r"\bshape|\[\w+[\w, .*]*\]|\bscalar|\bdtype|\bfloat(16|32|64)|\bnumber|\barray|\bmask")
-"""What tells shape or dtype: a word for it, or dimensions such as [steps, layers]."""
+"""Matches a statement of shape or dtype: a word for it, or dimensions such as [steps, layers]."""
 
 
 def public():
-    """Dotted name and object of everything public that is defined here."""
+    """Dotted name and object of every public name that is defined here."""
     found = {}
     for name in fused_lwlr.__all__:
         value = getattr(fused_lwlr, name)
@@ -38,7 +38,7 @@ def public():
 
 
 def is_member(cls, name):
-    """Whether this is a public method or property, and no field whose default is a function."""
+    """Returns whether this is a public method or property, and not a field whose default is a function."""
     if name.startswith("_") or name == "formula":  # all formulas are described by `Scaling`
         return False
     function = inspect.unwrap(getattr(vars(cls)[name], "fget", None) or getattr(cls, name))
@@ -49,12 +49,12 @@ PUBLIC = public()
 
 
 def function_of(value):
-    """The function whose errors count, and the names of the parameters."""
+    """Returns the function whose errors count, and the names of the parameters."""
     if isinstance(value, property):
         return value.fget, []
     function = value
     if inspect.isclass(value):
-        # that of a dataclass is generated
+        # the __init__ of a dataclass is generated
         names = ("__post_init__",) if is_dataclass(value) else ("__init__",)
         function = next((vars(value)[name] for name in names if name in vars(value)), None)
     if value is FusedOptimizer:  # the options of its subclasses
@@ -68,7 +68,7 @@ def source(function):
 
 
 def raises(node):
-    """Whether a line raises an error, or calls a function that is there to do so."""
+    """Returns whether a line raises an error, or calls a function that only raises errors."""
     called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
     return (isinstance(node, ast.Raise) and node.exc is not None) or re.match(r"_?(check|require)", called or "")
 
@@ -106,7 +106,7 @@ def test_a_docstring_has_what_it_needs(name):
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if "." not in name or name.split(".")[0] in MODULES])
 def test_a_public_name_is_on_the_site(name):
-    """With its docstring on the page of the API, and with an explanation on another one."""
+    """With its docstring on the page of the API, and with an explanation on another page."""
     last = name.rpartition(".")[2]
     directives = re.findall(r"^::: ([\w.]+)$", PAGES["api"], re.MULTILINE)
     assert {last, name.partition(".")[0]} & {each.rpartition(".")[2] for each in directives}

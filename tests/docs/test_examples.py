@@ -1,4 +1,4 @@
-"""Every example of the documentation runs, at a size of seconds, and does what it says."""
+"""Every example of the documentation runs, shortened to seconds, and gives the described result."""
 
 import importlib.util
 import math
@@ -19,7 +19,7 @@ TINY = {"width": 16, "depth": 2, "steps": 40}
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Runs an example in a folder of its own, and returns its variables."""
+    """Runs an example in a temporary folder, and returns its variables."""
 
     def run(name, *arguments, **options):
         given = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
@@ -59,7 +59,7 @@ def test_examples_are_short_and_all_tested():
      ("transformers_trainer", "transformers")],
 )  # fmt: skip
 def test_examples_with_other_libraries_start_as_a_user_starts_them(name, package, tmp_path):
-    """They start in new processes, where no fixture has imported a package in another way."""
+    """Examples start in new processes, in which no fixture has imported a package beforehand."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--help"]

@@ -33,11 +33,11 @@ def test_what_is_committed_was_executed(path):
 
 
 @pytest.mark.long
-# of the kernel's own event loop and sockets
+# raised by the kernel's event loop and sockets
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path, monkeypatch):
-    """It prints as many lines as what is committed, and draws as many pictures."""
+    """The notebook prints the same number of lines, and draws the same number of pictures, as the committed one."""
     nbclient = pytest.importorskip("nbclient")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     committed, notebook = read(path), read(path)
@@ -47,7 +47,7 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
 
     def kinds(notebook):
-        # what one cell prints may come in several pieces
+        # the output of one cell may come in several pieces
         return [
             (
                 sum(output.text.count("\n") for output in cell.outputs if output.output_type == "stream"),

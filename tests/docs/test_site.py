@@ -25,7 +25,7 @@ def named(pages):
 
 
 def script(text):
-    """The blocks of a page as one script, on the same lines; those that cannot run here are left out."""
+    """The blocks of a page as one script, on the same lines, without blocks that cannot run here."""
     lines = [""] * (text.count("\n") + 1)
     for block in BLOCK.finditer(text):
         title = block["title"]
@@ -42,7 +42,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     """All blocks of a page, one after another: later ones use the names of earlier ones."""
     text = page.read_text()
     assert text.count("```python") == len(BLOCK.findall(text))
-    # a file and not a string, since Triton reads the source of formulas
+    # a file, not a string, since Triton reads the source of formulas
     file = tmp_path / f"{page.stem.replace('-', '_')}.py"
     file.write_text(script(text))
     monkeypatch.chdir(tmp_path)

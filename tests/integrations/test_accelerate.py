@@ -22,7 +22,7 @@ def accelerate(third_party):
         package.state.AcceleratorState._reset_state(reset_partial_state=True)
         package.state.GradientState._reset_state()
 
-    # settings are those of the process, until told otherwise
+    # the settings are global to the process until they are reset
     forget()
     yield package
     forget()
@@ -40,7 +40,7 @@ def loader():
 
 
 class Run:
-    """What a script with Accelerate prepares and does."""
+    """The training loop of a script with Accelerate."""
 
     def __init__(self, accelerate, make_optimizer, *, clip=None, **settings):
         self.accelerator = accelerate.Accelerator(cpu=True, **settings)
@@ -81,7 +81,7 @@ def check(run, other):
 @every_name
 @pytest.mark.usefixtures("torchs_bits")
 def test_prepared(name, accumulation, clip, mixed_precision, accelerate):
-    """The wrapper takes no step while gradients accumulate, and five batches are no multiple of three."""
+    """The wrapper takes no step while gradients accumulate; five batches are not a multiple of three."""
     settings = {"gradient_accumulation_steps": accumulation, "mixed_precision": mixed_precision, "clip": clip}
     ours = Run(accelerate, lambda named: OURS[name](named, **OPTIONS[name]), **settings)
     torchs = Run(accelerate, lambda named: TORCH[name](named, **OPTIONS[name], foreach=False), **settings)

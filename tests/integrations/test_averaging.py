@@ -1,4 +1,4 @@
-"""Weights averaged by torch.optim.swa_utils, and put in place of those that are trained."""
+"""Weights averaged by torch.optim.swa_utils, and swapped with the trained weights."""
 
 from copy import deepcopy
 from functools import partial
@@ -44,7 +44,7 @@ def tensors(model):
 @pytest.mark.parametrize("average", AVERAGES)
 @every_case
 def test_averages(name, backend, average, normalized, device):
-    """Of weights, and of running statistics or those measured anew, at the rates of SWALR."""
+    """Averages of weights, with averaged or recomputed running statistics, at the rates of SWALR."""
     model, other = normalized, deepcopy(normalized)
     check = same if backend == "torch" else partial(close, steps=STEPS)
     optimizers = (
@@ -69,13 +69,13 @@ def test_averages(name, backend, average, normalized, device):
     batches = [torch.rand(8, 4, device=device) for _ in range(3)]
     for averaged in averages:
         update_bn(batches, averaged)
-    # statistics of what weights that differ by some rounding make of 8 rows: 4 terms each
+    # statistics over 8 rows, computed with weights that differ by rounding: 4 terms each
     for p, q in zip(*map(tensors, averages), strict=True):
         partial(close, steps=4 * STEPS)(p, q)
 
 
 def by_copy(model, other):
-    """Values change places."""
+    """Swaps values."""
     with torch.no_grad():
         for p, q in zip(model.parameters(), other.parameters(), strict=True):
             kept = p.clone()
@@ -84,13 +84,13 @@ def by_copy(model, other):
 
 
 def by_data(model, other):
-    """Memory changes places."""
+    """Swaps memory."""
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         p.data, q.data = q.data, p.data
 
 
 def by_copy_to_data(model, other):
-    """Values change places, and no version counter tells."""
+    """Swaps values without a change of version counters."""
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         kept = p.data.clone()
         p.data.copy_(q.data)
@@ -112,7 +112,7 @@ every_scaled = pytest.mark.parametrize(("name", "scaling"), SCALED, ids=name_of)
 
 
 def averaging(name, scaling, backend, model):
-    """Two steps of training, and the average of the weights that they went through."""
+    """Two training steps, and the average of the weights."""
     ours = OURS[name](model.named_parameters(), **OPTIONS[name], scaling=scaling, backend=backend)
     averaged = AveragedModel(model)
     for _ in range(2):
@@ -125,7 +125,7 @@ def averaging(name, scaling, backend, model):
 @every_backend
 @pytest.mark.parametrize(("name", "scaling"), SCALED[1::2], ids=name_of)
 def test_averages_in_place_for_an_evaluation(name, scaling, backend, swap, model):
-    """In and out again: what follows is as if nothing had been swapped."""
+    """Swapped twice: the following steps equal steps without a swap."""
     other = deepcopy(model)
     results = []
     for m, swaps in ((model, 2), (other, 0)):
@@ -136,7 +136,7 @@ def test_averages_in_place_for_an_evaluation(name, scaling, backend, swap, model
         train((ours,), (named(m),), 2)
         results.append((ours, ours.layer_stats()))
     (ours, stats), (untouched, its_stats) = results
-    # norms are measured where they were carried
+    # norms are measured again if they were carried over
     check = same if backend == "torch" else partial(close, steps=4)
     compare(check, ours, untouched, named(model), named(other))
     close(stats.weight_norm, its_stats.weight_norm, 4)
@@ -146,7 +146,7 @@ def test_averages_in_place_for_an_evaluation(name, scaling, backend, swap, model
 @every_backend
 @every_scaled
 def test_training_goes_on_from_averages(name, scaling, backend, swap, model):
-    """The next step goes by norms of the averaged weights, as an optimizer that never saw others."""
+    """The next step uses norms of the averaged weights, like an optimizer that never saw other weights."""
     ours, averaged = averaging(name, scaling, backend, model)
     norms = [p.detach().double().norm() for p in model.parameters()]
     swap(model, averaged)

@@ -1,4 +1,4 @@
-"""Training steps under torch.compile: the graph breaks at step(), which runs as it does without a compiler."""
+"""Training steps under torch.compile: the graph breaks at step(), which runs as without a compiler."""
 
 import shutil
 from functools import partial
@@ -19,12 +19,12 @@ every_compiler = pytest.mark.parametrize(
     "compiler", ["eager", "aot_eager", pytest.param("inductor", marks=needs_compiler)]
 )
 
-# of inductor's own imports
+# raised by inductor's own imports
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")]
 
 
 class Recorder:
-    """A compiler that remembers the Python lines each of its graphs comes from."""
+    """A compiler that records the Python lines of each graph."""
 
     def __init__(self, compiler):
         self.compile = torch._dynamo.lookup_backend(compiler)
@@ -62,7 +62,7 @@ def twin_of(model, name, **options):
 
 
 def follow(model, expected, torchs):
-    """The same step of torch, by the gradients that the model was just stepped with."""
+    """The same step by torch, with the gradients of the model's last step."""
     for p, (_, q) in zip(model.parameters(), expected, strict=True):
         q.grad = p.grad.clone()
     torchs.step()
@@ -80,7 +80,7 @@ def test_training_step(name, backend, compiler, model, batches):
     def train_step(x):
         ours.zero_grad()
         loss = model(x).square().mean()
-        # torch warns of `.grad` where a graph is taken up again with a tensor that has none
+        # torch warns about `.grad` where a graph continues with a tensor that has none
         value = loss.detach()
         loss.backward()
         ours.step()
@@ -96,7 +96,7 @@ def test_training_step(name, backend, compiler, model, batches):
     check = same if backend == "torch" else partial(close, steps=STEPS)
     compare(check, ours, torchs, list(model.named_parameters()), expected)
     assert losses[-1] < losses[0]
-    # the model was compiled, the step was not, and other rates are no reason to compile again
+    # the model was compiled, the step was not, and a change of rates must not recompile
     assert any("model(x)" in line for line in recorder.lines())
     assert all(__file__ in line for line in recorder.lines())
     assert graphs[1:] == [graphs[1]] * (STEPS - 1)
@@ -104,7 +104,7 @@ def test_training_step(name, backend, compiler, model, batches):
 
 @every_case
 def test_scaled_and_clipped(name, backend, batches):
-    """Norms of all layers, and what they are carried by, in a compiled step as in an eager one."""
+    """Norms of all layers, and the cached norms, are the same in a compiled step as in an eager one."""
     options = {**OPTIONS[name], "scaling": LARS(0.1), "clip_global_norm": 0.5, "nonfinite": "skip"}
     results = []
     for compiled in (False, True):
@@ -139,7 +139,7 @@ def test_nonfinite_gradient_is_reported_through_a_compiled_step(name, backend, m
         ours.step()
 
     def train():
-        # on a GPU it is the next step that reports
+        # on a GPU the next step reports it
         for _ in range(2):
             train_step(batches[0] * float("inf"))
 
@@ -151,7 +151,7 @@ def test_nonfinite_gradient_is_reported_through_a_compiled_step(name, backend, m
 
 @every_case
 def test_compiled_step(name, backend, model, batches):
-    """torch.compile of the optimizer's step alone, as the documentation of torch has it; hooks run once a step."""
+    """torch.compile of the optimizer's step only, as in torch's documentation; hooks run once a step."""
     expected, torchs = twin_of(model, name, **OPTIONS[name])
     ours = OURS[name](model.named_parameters(), **OPTIONS[name], backend=backend)
     calls = []
@@ -172,7 +172,7 @@ def test_compiled_step(name, backend, model, batches):
 
 @every_case
 def test_closure_of_a_compiled_model(name, backend, model, batches):
-    """The step is not compiled; a compiled model that its closure calls is."""
+    """The step is not compiled; a compiled model that its closure calls is compiled."""
     expected, torchs = twin_of(model, name, **OPTIONS[name])
     recorder = Recorder("aot_eager")
     compiled = torch.compile(model, backend=recorder)
@@ -194,7 +194,7 @@ def test_closure_of_a_compiled_model(name, backend, model, batches):
 
 @every_case
 def test_one_graph_is_refused(name, backend, model, batches):
-    """With fullgraph=True, the compiler says whose step it cannot trace, and nothing is stepped."""
+    """With fullgraph=True, the compiler names the step that it cannot trace, and no parameter is stepped."""
     ours = OURS[name](model.named_parameters(), **OPTIONS[name], backend=backend)
     before = [p.detach().clone() for p in model.parameters()]
     model(batches[0]).square().mean().backward()

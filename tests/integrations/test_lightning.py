@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from fused_lwlr import ELR, LAMB
 
-# of Lightning's own code, and its advice on workers for loading
+# warnings of Lightning's own code, and its advice on data-loading workers
 pytestmark = [
     pytest.mark.long,
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec:FutureWarning"),
@@ -31,7 +31,7 @@ def lightning(third_party):
 
 @pytest.fixture
 def module(lightning):
-    """A small network that trains with the optimizer that it is given a way to make; the same one each time."""
+    """A small network that trains with the optimizer that a given function makes; the same network each time."""
 
     class Module(lightning.LightningModule):
         def __init__(self, make_optimizer, manual, every_step):
@@ -95,7 +95,7 @@ def fit(lightning, tmp_path):
 
 
 def check(module, other, check=same):
-    """Parameters, state, rates, and what the scheduler moves with them."""
+    """Parameters, state, rates, and the options that the scheduler changes."""
     for p, q in zip(module.parameters(), other.parameters(), strict=True):
         check(p.detach(), q.detach())
     state, others = (m.optimizer.state_dict()["state"] for m in (module, other))
@@ -153,7 +153,7 @@ def test_clipping_of_ours_instead_of_lightnings(name, module, fit):
     fit(ours)
     fit(torchs, gradient_clip_val=0.1)
     fit(plain)
-    # the factor is rounded into gradients there, and applied to what they are here
+    # Lightning rounds the factor into the gradients; here the step applies it to the exact gradients
     check(ours, torchs, partial(close, steps=EPOCHS * BATCHES))
     assert not identical(torchs.losses, plain.losses)
 
@@ -175,7 +175,7 @@ def test_float16_with_loss_scaling(name, module, fit, lightning):
 
 
 def test_clipping_between_scaling_and_step_is_refused(module, fit, lightning):
-    """Lightning clips before the step, which unscales: as with torch's fused=True, `clip_global_norm` is for that."""
+    """Lightning clips before the step, which unscales: as with torch's fused=True, use `clip_global_norm` instead."""
     ours = module(partial(OURS["sgd"], lr=0.1), every_step=False)
     precision = lightning.plugins.MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):

@@ -16,7 +16,7 @@ SHAPES = [(5,), (2, 3), ()]
 RATES = (0.04, 0.01)
 ETAS = {"p0": 0.5, "p1": 3.0, "p2": 0.1}
 
-# each crosses its milestones within STEPS steps; `of` gives a rate for each group in the ratio of the groups' own
+# each crosses its milestones within STEPS steps; `of` scales a rate to the rate of each group
 SCHEDULERS = {
     "LambdaLR": lambda o, of: lrs.LambdaLR(o, lambda epoch: 1 / (1 + epoch)),
     "MultiplicativeLR": lambda o, of: lrs.MultiplicativeLR(o, lambda epoch: 0.5 if epoch % 3 == 0 else 1.25),
@@ -85,12 +85,12 @@ def advance(schedulers):
         scheduler.step(*([1.0] if isinstance(scheduler, lrs.ReduceLROnPlateau) else []))
 
 
-# a kernel gets the number, whatever it comes from
+# a kernel gets a number, from a float or a tensor
 @pytest.mark.parametrize(("backend", "tensor_lr"), [("torch", False), ("torch", True), ("triton", True)])
 @every_scheduler
 @every_name
 def test_scheduler(name, backend, scheduler, tensor_lr, device):
-    """Two groups; the scheduler finds and leaves in ours what it does in torch's."""
+    """Two groups; the scheduler reads and writes the same values in our groups as in torch's."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     ours = OURS[name](groups_of(named, RATES, tensor_lr), **options_of(name), backend=backend)
@@ -122,7 +122,7 @@ def test_scheduler(name, backend, scheduler, tensor_lr, device):
 @every_scheduler
 @every_name
 def test_multipliers_keep_their_ratio(name, scheduler, tensor_lr, device):
-    """Two groups and three multipliers are three groups of torch's, each scheduled from a rate of its own."""
+    """Two groups and three multipliers equal three groups of torch's, each scheduled from a different rate."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     ours = OURS[name](groups_of(named, RATES, tensor_lr), **options_of(name), layers=ETAS, backend="torch")

@@ -23,7 +23,7 @@ GROUPS = {
         model, DECAY, layer_decay=0.5, min_scale=0.2, no_opt_scale=0.3
     ),
 }
-# how many scales of the rate these groups have
+# number of different rate scales in these groups
 SCALES = {"weight_decay": 1, "layer_decay": 3, "layer_decay, the first layers left out": 2}
 # each warms up for 2 steps and changes again within STEPS
 SCHEDULES = {
@@ -142,7 +142,7 @@ def registered(timm, name):
 )  # fmt: skip
 @every_name
 def test_created_by_timm(name, options, prefix, timm, registered, twins):
-    """timm takes the last word after "_" for the name, and ours as "fused_lwlr.AdamW" too."""
+    """timm uses the last word after "_" as the name, and accepts ours as "fused_lwlr.AdamW" too."""
     ours, torchs = (
         timm.optim.create_optimizer_v2(model, prefix + opt, lr=0.01, **options, **more)
         for model, opt, more in zip(twins, registered, ({"backend": "torch"}, {"foreach": False}), strict=True)
@@ -155,7 +155,7 @@ def test_created_by_timm(name, options, prefix, timm, registered, twins):
 
 @every_backend
 def test_lookahead_moves_weights_behind_carried_norms(backend, timm, device):
-    """Every other step it puts other weights in place; the trust ratios of LAMB are those of the new ones."""
+    """Every other step Lookahead replaces the weights; LAMB's trust ratios must use the new ones."""
     named = parameters([(2, 3), (5,)], torch.float32, device)
     expected = twin(named)
     options = {"lr": 0.01, "weight_decay": DECAY, "eps": 1e-8}
@@ -170,8 +170,8 @@ def test_lookahead_moves_weights_behind_carried_norms(backend, timm, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @every_name
-def test_averages_are_those_of_model_ema(name, dtype, twins, timm):
-    """Of `ModelEmaV3` made before training, with its warm-up, as a user writes it; single precision of half."""
+def test_averages_equal_model_ema(name, dtype, twins, timm):
+    """Against `ModelEmaV3` made before training, with its warm-up; float32 averages of half-precision weights."""
     model = twins[0].to(dtype)
     average = timm.utils.ModelEmaV3(model, decay=0.5, use_warmup=True, warmup_power=0.3, dtype=torch.float32)
     optimizer = OURS[name](learned(model), **OPTIONS[name], ema=0.5, backend="torch")
@@ -180,7 +180,7 @@ def test_averages_are_those_of_model_ema(name, dtype, twins, timm):
             group["ema"] = average.get_decay(step)
         train((optimizer,), (learned(model),), 1)
         average.update(model, step)
-        # of half precision timm multiplies and adds
+        # for half precision, timm multiplies and adds
         check = same if dtype == torch.float32 else partial(close, steps=step)
         for p, q in zip(model.parameters(), average.module.parameters(), strict=True):
             check(optimizer.state[p]["ema"], q.detach())

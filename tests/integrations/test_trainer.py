@@ -21,7 +21,7 @@ def transformers(third_party):
 
 @pytest.fixture
 def model(transformers):
-    """A BERT as small as it gets; the same one each time."""
+    """A minimal BERT; the same one each time."""
 
     def make():
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ def trainer(transformers, tmp_path):
 
 
 def check(actual, expected, model, other, check=same):
-    """Parameters, and state as `state_dict()` has it."""
+    """Parameters, and state in the form of `state_dict()`."""
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         check(p.detach(), q.detach())
     a, b = actual.state_dict(), expected.state_dict()
@@ -120,7 +120,7 @@ def test_clipping_of_ours_instead_of_the_trainers(name, trainer, model):
         arguments = {"max_grad_norm": max_grad_norm, "save_strategy": "no"}
         runs.append(trainer(module, optimizer=optimizer, arguments=arguments))
         runs[-1].train()
-    # the factor is rounded into gradients there, and applied to what they are here
+    # the Trainer rounds the factor into the gradients; here the step applies it to the exact gradients
     check(*(run.optimizer for run in runs[:2]), *models[:2], partial(close, steps=STEPS))
     with pytest.raises(AssertionError, match="Tensor-likes are not close"):
         check(runs[0].optimizer, runs[2].optimizer, models[0], models[2], partial(close, steps=STEPS))

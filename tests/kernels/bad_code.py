@@ -1,7 +1,7 @@
-"""Print the code report of a kernel that has all that the kernels must not have, one target a line; the last
-with fewer registers than it has live values.
+"""Print the code report of a kernel that breaks every rule for the kernels' machine code, one target a line; the last
+line with fewer registers than the kernel has live values.
 
-A script of its own, since an interpreted kernel cannot be compiled.
+A separate script, since an interpreted kernel cannot be compiled.
 """
 
 import json
@@ -18,7 +18,7 @@ def bad(data, count, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     x = tl.load(data + 3 * offs)
     y = tl.load(data + 5 * offs)
-    # BLOCK²/128 values a thread, all of them needed after their largest is known
+    # BLOCK²/128 values a thread, all of them needed after the largest is known
     products = x[:, None] * y[None, :]
     largest = tl.max(tl.max(products, axis=0), axis=0)
     totals = tl.sum(tl.exp(products - largest), axis=0)

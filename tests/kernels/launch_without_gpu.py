@@ -1,6 +1,6 @@
-"""Run the host functions up to the launch itself: kernels compiled, loaded and called for a GPU that is not there.
+"""Run the host functions up to the launch: kernels are compiled, loaded and called for a GPU that is not present.
 
-A script of its own, since it replaces the driver. Prints one line for
+A separate script, since it replaces the driver. Prints one line for
 each launch: kernel, programs, warps, whether multiplication and addition are contracted, registers at most.
 """
 
@@ -15,7 +15,7 @@ from fused_lwlr.kernels import ADAMW, SGD, Factors, Gate, Hyper, Row, Table
 
 
 class Utils:
-    """What a driver does for a compiled kernel."""
+    """The driver functions for a compiled kernel."""
 
     def load_binary(self, name, kernel, shared, device):
         return None, name, 32, 0, 1024
@@ -25,7 +25,7 @@ class Utils:
 
 
 class Launcher:
-    """Takes what a compiled kernel is launched with, and checks that it is what it was compiled for."""
+    """Checks that the launch arguments match the signature that the kernel was compiled for."""
 
     def __init__(self, source, metadata):
         self.signature = list(source.signature.values())
@@ -42,7 +42,7 @@ class Launcher:
 
 
 class Driver:
-    """As much of a driver as compiling, loading and launching need."""
+    """The part of a driver that compiling, loading and launching use."""
 
     utils = Utils()
     launcher_cls = Launcher
@@ -62,7 +62,7 @@ driver.set_active(Driver())
 launch, step, statistics = (
     importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("launch", "step", "statistics")
 )
-# tensors of the CPU stand in for those of the GPU
+# CPU tensors replace GPU tensors
 launch.is_native = lambda device: False
 
 some, none = [torch.ones(3000), torch.ones(5)], [None, None]

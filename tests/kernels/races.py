@@ -1,8 +1,8 @@
-"""Run the queue and the statistics natively under ThreadSanitizer: as they are, and with one memory order weakened.
+"""Run the queue and the statistics natively under ThreadSanitizer: unchanged, and with one memory order weakened.
 
-A script of its own, which must be started with ThreadSanitizer's library loaded first. Its argument is an empty folder,
-in which that library writes "log" files. Prints one line for each variant: the kernels, the number of the order that
-is weakened or None, what it was, and the number of data races found.
+A separate script, which must be started with ThreadSanitizer's library loaded first. Its argument is an empty folder,
+in which that library writes "log" files. Prints one line for each variant: the kernels, the number of the weakened
+order or None, the original order, and the number of data races found.
 """
 
 import re
@@ -46,13 +46,13 @@ ORDER = re.compile(r"(tt\.atomic_rmw \w+, )(acq_rel|acquire|release)")
 
 
 class Patch:
-    """As pytest's monkeypatch, for the whole process."""
+    """Like pytest's monkeypatch, for the whole process."""
 
     setattr = staticmethod(setattr)
 
 
 class Weakened:
-    """The translator's source, with one memory order less."""
+    """The translator's source with one memory order removed."""
 
     def __init__(self):
         self.number, self.ttir, self.orders = None, build.ttir, []

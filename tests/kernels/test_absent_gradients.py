@@ -1,4 +1,4 @@
-"""A table of which some parameters have no gradient is as one of the others alone."""
+"""A table with missing gradients steps like a table of only the parameters with a gradient."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def turned(tensor):
     return tensor.T.contiguous().T if tensor.dim() == 2 else tensor
 
 
-# what is done with the tensors of one column, so that they are not walked as they are
+# changes of the tensors of one column that keep them from being read in storage order
 LAID_OUT = {
     "plain": lambda column: column,
     "strides": lambda column: [*map(turned, column)],
@@ -35,7 +35,7 @@ LAYOUTS = [*(("param", it) for it in ("plain", "strides", "gaps")), *(("momentum
 
 
 def whole(rows=ROWS, **laid_out):
-    """A table without gradients over all parameters, and the columns that it is of."""
+    """A table without gradients over all parameters, and its columns."""
     made = make("sgd", SHAPES, torch.float32, torch.device("cpu"), rows)
     columns = {name: LAID_OUT[laid_out.get(name, "plain")](column) for name, column in made.columns.items()}
     return Table({**columns, "grad": [None] * len(SHAPES)}, rows), columns
@@ -99,8 +99,8 @@ def test_the_same_steps(column, layout, rows, scale, backend):
 
 
 @every_backend
-def test_totals_are_of_what_has_a_gradient(backend):
-    """Whatever earlier launches have found of the other rows."""
+def test_totals_skip_rows_without_a_gradient(backend):
+    """Values that earlier launches found for the other rows do not count."""
     table, columns = whole([Row(i, scaled=i % 2 == 0) for i in range(len(SHAPES))])
     for chosen in CHOSEN:
         grads = alike(table.columns["param"])
@@ -115,7 +115,7 @@ def test_totals_are_of_what_has_a_gradient(backend):
 
 @every_backend
 def test_what_is_rescaled_without_a_gradient(backend):
-    """It is divided, with its momentum, and neither counted nor averaged."""
+    """The parameter is divided, with its momentum, and neither counted nor averaged."""
     made = make("sgd", SHAPES, torch.float32, torch.device("cpu"))
     count = len(SHAPES)
     extra = {"step": [torch.tensor(float(i)) for i in range(count)], "ema": [p.clone() for p in made.columns["param"]]}
@@ -140,7 +140,7 @@ def test_what_is_rescaled_without_a_gradient(backend):
 
 
 def test_the_first_gradient_comes_late():
-    """A launch that only rescales is no launch without gradients for good."""
+    """A launch that only rescales does not mark the table as without gradients."""
     made = make("sgd", SHAPES[:2], torch.bfloat16, torch.device("cpu"))
     columns = {**made.columns, "grad": [None, None]}
     rows = [Row(i, power=1, counts_for_max_norm=True) for i in range(2)]
@@ -157,7 +157,7 @@ def test_the_first_gradient_comes_late():
 
 
 def test_work_is_of_what_has_a_gradient():
-    """Nine of ten experts get nothing: no more launches, and no item of theirs."""
+    """Nine of ten experts have no gradient: no more launches, and no work items for them."""
     shapes = [(50, 50)] * 40
     table = make("sgd", shapes, torch.float32, torch.device("cpu"), [Row(i, scaled=True) for i in range(40)])
     items = []
@@ -175,8 +175,8 @@ def test_work_is_of_what_has_a_gradient():
 
 
 @every_backend
-def test_other_gradients_follow(backend):
-    """After those that go with their parameters, others that do not, and then again such that do."""
+def test_gradients_with_changing_strides(backend):
+    """Gradients with the strides of their parameters, then others, and then the first kind again."""
     table, columns = whole()
     chosen = [0, 2, 4]
     for change in (None, turned, None, negated, lambda g: g[..., :1].expand(g.shape), turned, None):
@@ -203,7 +203,7 @@ def test_gradients_that_do_not_fit(change):
 
 
 def test_gradients_of_another_dtype_than_those_before():
-    """They are not taken for what was there, also where they go with their parameters."""
+    """They are not mistaken for the gradients of the step before, also if they fit their parameters."""
     param, grad = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
     table = Table({"param": [param], "grad": [grad]})
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Machine code, compiled without a GPU: what the launch constants count on, for every kernel and target."""
+"""Machine code, compiled without a GPU: properties that the launch constants assume, for every kernel and target."""
 
 import json
 import os
@@ -17,9 +17,9 @@ VERSION = ".".join(triton.__version__.split(".")[:2])
 ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 # blocks that are loaded at once: of gradients for their norms, of weights for a sum that is not carried
 ONCE = constants.GPU.at_once
-# and one block where as many are not left
+# and one block if fewer remain
 SUMMED = ONCE + 1
-# columns of a block that the main path loads and stores; of a queue those of norms, of the weights, and of updates
+# columns of a block that the main path loads and stores; for a queue: of the norms, the weights, and the updates
 COLUMNS = {
     "sgd": (2, 1),
     "sgd momentum": (3, 2),
@@ -58,21 +58,21 @@ BRAIN_ONLY = {
     "adamw, ema": (4, 3),
 }
 WIDE = {"adamw, master": 3, "adamw, ema": 1}
-# columns of a block that are under way together before the first of them is used, on sm_90 and sm_100
+# loads of a block that are issued together before the first result is used, on sm_90 and sm_100
 AT_ONCE = {
     "sgd": 2, "sgd momentum": 3, "adamw": 4, "adamw amsgrad": 5, "lion": 3,
     "adamw cautious": 4, "lion cautious": 3,
     "statistics": 2 * (ONCE // 2), "totals": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
 }  # fmt: skip
 MOST_INSTRUCTIONS = {("adamw", "bf16"): 355}
-"""From the first to the last access: 60 % of those with quotients and roots that are rounded correctly, on sm_90."""
+"""Length from the first to the last access: 60 % of the code with correctly rounded quotients and roots, on sm_90."""
 MORE = {"fp32": FULL_ONLY, "bf16": {**HALF_ONLY, **BRAIN_ONLY}, "fp16": HALF_ONLY}
 TARGETS = {"3.9": ("sm_80", "sm_90", "sm_100", "gfx942"), "3.7": ("sm_90",), "3.6": ("sm_90",)}
 looked_at = pytest.mark.skipif(VERSION not in TARGETS, reason=f"what triton {VERSION} compiles to was not looked at")
 
 
 def lines(*command):
-    """What a script prints, in a process of its own, which compiles."""
+    """Returns the lines that a script prints; it runs in a separate process, which compiles."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "0", "PYTHONPATH": path}
     result = subprocess.run(
@@ -83,7 +83,7 @@ def lines(*command):
 
 
 def problems(found):
-    """What is wrong with the code of one kernel."""
+    """Yields the defects in the code of one kernel."""
     kernel, dtype, target = found["kernel"], found["dtype"], found["target"]
     vectors, wide = (found["block"] * size // (constants.THREADS * 16) for size in (ITEMSIZE[dtype], 4))
     more = WIDE.get(kernel, 0) * wide
@@ -123,8 +123,8 @@ def test_machine_code(target, dtype):
 
 @looked_at
 @pytest.mark.long
-def test_what_is_looked_for_is_found():
-    """Of a kernel with narrow accesses, a long division and many live values."""
+def test_bad_code_is_found():
+    """Finds narrow accesses, a long division and many live values in a bad kernel."""
     found = [json.loads(line) for line in lines(Path(__file__).with_name("bad_code.py"))]
     assert [r["target"] for r in found] == ["sm_90", "gfx942", "sm_90"]
     for r in found:
@@ -144,7 +144,7 @@ def test_launches_bind_and_compile():
     assert lines(Path(__file__).with_name("launch_without_gpu.py")) == [
         *[f"step_kernel 4 4 False {registers}" for registers in (48, 48, 80, 80)],
         "statistics_kernel 2 4 False 80",
-        # as many programs as a device runs at once, of which a CPU runs one
+        # as many programs as a device runs at once; a CPU runs one
         *[f"queue_kernel 1 4 False {registers}" for registers in (96, 128)],
         *gated[0],
         *gated[1],

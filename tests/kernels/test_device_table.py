@@ -1,4 +1,4 @@
-"""The device image of a table: tiles of huge tensors, stale addresses, and what is uploaded when."""
+"""The device image of a table: tiles of huge tensors, stale addresses, and the data uploaded in each step."""
 
 import gc
 import importlib
@@ -54,7 +54,7 @@ def test_beyond_int32_offsets(device):
 
 @pytest.fixture
 def uploads(monkeypatch):
-    """A function that says how often an image has been uploaded since it was last asked."""
+    """Returns a function that counts the uploads of images since its last call."""
     count = 0
     original = torch.Tensor.copy_
 
@@ -99,7 +99,7 @@ def test_rates_that_all_rows_share_are_not_uploaded(uploads, scaled, device):
     for step, (lr, other) in enumerate([(0.1, 0.1), (0.2, 0.2), (0.3, 0.3), (0.4, 0.5), (0.4, 0.4), (0.5, 0.5)], 1):
         agree("adamw", after(table, step), [ADAMW._replace(lr=lr), ADAMW._replace(lr=other)], scale=scale)
         uploaded.append(uploads())
-    # before the second that Σw² is known, before the fourth its rates, and before the fifth zeros in their place
+    # before step 2 Σw² becomes known, before step 4 the rates differ, and before step 5 zeros replace them
     assert uploaded == [1, scaled, 0, 1, 1, 0]
 
 
@@ -147,7 +147,7 @@ def refreshed(table, columns, hyper):
 
 
 def test_uploaded_as_a_whole_when_anything_changed(device, monkeypatch):
-    """And the device has it all."""
+    """The device has all of it."""
     table = make("sgd", [(5,), (40, 3), (7,)], torch.float32, device)
     hyper = Numbers(1, 2, np.array([0.1, 0.2], dtype=np.float32).tobytes())
     other = Numbers(1, 2, np.array([0.3, 0.2], dtype=np.float32).tobytes())
@@ -193,7 +193,7 @@ def test_numbers_on_the_device(device):
 
 
 def test_tiles_with_fewer_elements_come_first():
-    """Their loops take longest, and no program is to end alone with one."""
+    """Their loops take longest, so no program must start one last."""
     items = tile_list(np.array([10, 3, 0, 8]), 4)
     assert items.tolist() == [[0, 2], [1, 0], [0, 0], [0, 1], [3, 0], [3, 1]]
     assert tile_list(np.array([5, 0]), 4, at_least_one=True).tolist() == [[0, 0], [0, 1], [1, 0]]
@@ -277,7 +277,7 @@ def test_a_step_with_a_new_workspace_looks_at_the_table_once(monkeypatch, device
 
 @pytest.mark.gpu
 def test_memory_of_a_table_outlives_a_launch_on_another_stream():
-    """It is freed while the other stream sleeps, and what is allocated next must not take its place."""
+    """The memory is freed while the other stream sleeps, and must not be reused by the next allocation."""
     table = make("sgd", [(1000,)], torch.float32, torch.device("cuda"))
     step.step(SGD, table, HYPER["sgd"])
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Strides, alignment and gaps: the numbers must not depend on where in memory they are."""
+"""Strides, alignment and gaps: results must not depend on the memory layout."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def put(table, names, layout):
 
 
 def run(operation, table):
-    """The operation's result, None if it has none; the reference for it is the same kernel on plain tensors."""
+    """The operation's result, or None; the reference is the same kernel on plain tensors."""
     return triton.step(RULES[operation], table, HYPER[operation]) if operation in RULES else triton.statistics(table)
 
 
@@ -129,7 +129,7 @@ def test_neighbours_in_one_buffer_are_untouched(operation, numel, device):
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_lazy_negative_gradient(operation, device):
-    # what autograd leaves where a part of a conjugate was taken: the bit is all that tells it from its negative
+    # autograd gives such a gradient for the imaginary part of a conjugate: only the negative bit differs
     table = make(operation, [(1,), (30,)], torch.float32, device)
     grads = table.columns["grad"]
     for turn in (imaginary, negated, imaginary):

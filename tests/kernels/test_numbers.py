@@ -53,7 +53,7 @@ def scheduled_of(name, h, steps):
 
 
 def numbers(name, hyper, *taken, more=(), last=None, device=CPU):
-    """Of a table with a parameter for each hyper row."""
+    """The numbers of a table with one parameter for each hyper row."""
     table = after(make(name, [(3,)] * max(len(hyper), 1), torch.float32, device), *(taken or (2,)))
     table.hyper_row = list(range(len(hyper)))
     return numbers_of(RULES[name], hyper, more, table, last)
@@ -113,7 +113,7 @@ def test_the_number_of_steps_of_an_absent_parameter_does_not_matter(name):
 
 @every_rule
 def test_data_is_kept_while_it_is_right(name):
-    """lr and what depends on the number of steps may change; anything else makes it anew."""
+    """lr and numbers that depend on the step count may change; any other change makes new data."""
     h = HYPER[name]
     first = numbers(name, [h], more=(0.5,))
     later = h._replace(lr=0.7)
@@ -130,7 +130,7 @@ def test_data_is_kept_while_it_is_right(name):
 
 @every_rule
 def test_a_factor_of_decays(name):
-    """It multiplies numbers here, and tensors in the kernel."""
+    """The function multiplies numbers here, and tensors in the kernel."""
     plain = HYPER[name]
     for change, factor in (({"decay_factor": 0.5}, 0.5), ({"decay_factor": 0.0, "decay_per_lr": 3.0}, 3 * plain.lr)):
         changed = plain._replace(**change)
@@ -166,7 +166,7 @@ def test_a_number_on_the_device(option, name, index, address, dtype):
     there = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[1, address.value // 2]
     assert found.on_device
     assert not found.shared
-    # its lowest bit says which of the two dtypes
+    # the lowest bit of the address tells the dtype
     assert there == number.data_ptr() + (dtype == torch.float64)
     assert floats(found)[1, index.value] == 0
     np.testing.assert_array_equal(floats(found)[0], expected(name, HYPER[name], ()))

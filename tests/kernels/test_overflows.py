@@ -1,4 +1,4 @@
-"""That integers which overflow are told, so that tests of the kernels find those that are not meant to."""
+"""Integer overflows are reported, so that kernel tests find the unintended ones."""
 
 import pytest
 import torch

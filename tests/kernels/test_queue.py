@@ -1,4 +1,4 @@
-"""The queue: the same bits for any number of programs in any order, one launch, and counters that are back at zero."""
+"""The queue: the same bits for any number of programs in any order, one launch, and counters reset to zero."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ SCALES = {"ELR": ELR(0.01), "LARS": LARS(), "LAMB": LAMB(max_ratio=3.0)}
 
 
 def scaled(operation, device, dtype=torch.float32):
-    """A table of which most rows are scaled, and some of SGD's are divided by powers of Ŵ."""
+    """A table with most rows scaled, and some of SGD's rows divided by powers of Ŵ."""
     powers = [2, 1, 0, 1, 0, 0, 1] if operation == "sgd" else [0] * 7
     rows = [
         Row(i, scaled=i != 3, power=p, counts_for_max_norm=p == 1, multiplier=1 + i / 4) for i, p in enumerate(powers)
@@ -50,7 +50,7 @@ def test_same_bits_for_any_number_of_programs(operation, scale, device, monkeypa
 @pytest.mark.parametrize(("operation", "scale"), [("sgd", "LARS"), ("adamw", "ELR")])
 def test_same_bits_for_any_order(operation, scale, seed, monkeypatch):
     """Programs overlap at random; an update that did not wait for its norms, or a lost arrival, would show."""
-    # updates as close behind their norms as they get
+    # updates as close behind their norms as possible
     change_sizes(monkeypatch, window=0)
     device = torch.device("cpu")
     table = scaled(operation, device)
@@ -83,7 +83,7 @@ def test_statistics_in_any_order(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("window", [0, 20_000, 1 << 40])
 def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
-    """Any order in which the norms of a row come before its updates will do."""
+    """Any order is valid in which the norms of a row come before its updates."""
     table = scaled("sgd", device)
     other, third = twin(table), twin(table)
     change_sizes(monkeypatch, window=window)
@@ -99,7 +99,7 @@ def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
 
 @pytest.mark.interpreter
 def test_an_interleaving_that_deadlocks_is_noticed(monkeypatch):
-    """The test above can fail: with updates first, a single program waits for what nobody will do."""
+    """The test above can fail: with updates first, a single program waits for work that no other program does."""
     table = scaled("sgd", torch.device("cpu"))
     make_list = workspace.item_list
     monkeypatch.setattr(workspace, "item_list", lambda *a: np.ascontiguousarray(make_list(*a)[::-1]))

@@ -20,7 +20,7 @@ def norm_itself(norm):
 
 
 def spheres(operation, dtype, device, shapes=BIG, **extra):
-    """A table of rows on spheres of other norms than they have; one in three has none, one is in slices."""
+    """A table of rows on spheres whose radii differ from the norms; one in three has no sphere, one is in slices."""
     rows = [Row(i, scaled=i % 3 != 1, multiplier=1 + i / 4) for i in range(len(shapes))]
     rows[4:5] = [Row(4, 0, 1, scaled=False), Row(4, 1, 2, 0.5, scaled=False), Row(4, 2, 3, scaled=False)]
     rows[-1:] = [
@@ -35,7 +35,7 @@ def spheres(operation, dtype, device, shapes=BIG, **extra):
 
 
 def check_statistics(table, found, expected, columns=SPHERE_STATISTICS):
-    """Of rows that have elements; differences of sums within the tolerance of their terms."""
+    """For rows with elements; differences of sums must be within the tolerance of their terms."""
     rows = [i for i, (_, (p,)) in enumerate(table.views("param")) if p.numel()]
     weight, direction = (
         expected[rows, SPHERE_STATISTICS.index(name)] for name in ("weight_sq_sum", "direction_sq_sum")
@@ -46,7 +46,7 @@ def check_statistics(table, found, expected, columns=SPHERE_STATISTICS):
         assert ((mine - other).abs() <= STATISTICS * (other.abs() + size.get(name, 0 * weight))).all(), name
 
 
-# an average follows the weight, so that of half precision also where it falls on the other side of a tie
+# an average follows the weight, so a half-precision average also changes where the weight rounds a tie differently
 @pytest.mark.parametrize(
     ("dtype", "average", "exact"),
     [

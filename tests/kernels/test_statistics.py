@@ -1,4 +1,4 @@
-"""The statistics against float64, and what holds for every launch: one of them, fixed bits, exact bytes."""
+"""The statistics against float64, and guarantees for every launch: one launch, fixed bits, exact bytes."""
 
 import math
 
@@ -65,7 +65,7 @@ def test_largest_and_count_are_exact(device):
     assert result[1] == [3.25, 3.25**2, 3.25, 3.25**2, 3.25**2, 0]
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter, where inf meets -inf
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # raised by the interpreter, where inf meets -inf
 @pytest.mark.parametrize("at", [0, 1023, TILE, TILE + 1])
 @pytest.mark.parametrize(
     ("special", "expected"),
@@ -109,7 +109,7 @@ def test_empty_tensors(backend, shape, device):
 
 
 def run(operation, table):
-    """An operation of Triton's on a table."""
+    """An operation of Triton on a table."""
     return triton.step(RULES[operation], table, HYPER[operation]) if operation in RULES else triton.statistics(table)
 
 
@@ -168,7 +168,7 @@ def test_nothing_to_do_launches_nothing(operation, device):
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_squares_are_float32(backend, device):
-    """1e20² is beyond float32 and 1e-30² below it; the twins agree that they are."""
+    """1e20² overflows float32 and 1e-30² underflows; the twins agree on both."""
     grads = [torch.tensor([1e20, 1.0], device=device), torch.tensor([1e-30], device=device)]
     table = Table({"param": [torch.ones_like(g) for g in grads], "grad": grads})
     large, small = BACKENDS[backend](table).tolist()

@@ -1,4 +1,4 @@
-"""What a step takes besides its rule: loss scales, numbers on the device, exact weights, factors known before."""
+"""Options of a step other than its rule: loss scales, numbers on the device, exact weights, given factors."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def norm_itself(norm):
 
 
 def counting(operation, dtype, device, shapes=BIG, **extra):
-    """A table with step counts, of which every row is scaled, and any more columns."""
+    """A table with step counts and more columns, in which every row is scaled."""
     rows = [Row(i, scaled=True, multiplier=1 + i / 4) for i in range(len(shapes))]
     table = make(operation, shapes, dtype, device, rows)
     steps = [torch.full((), float(i % 3), device=device) for i in range(len(shapes))]
@@ -42,7 +42,7 @@ def both(operation, table, hyper=None, **options):
     ids=["plain", "plain inf", "ELR", "LAMB", "LAMB inf"],
 )
 def test_loss_scale(operation, scale, found_inf, device):
-    """A step on gradients that are too large by a factor is the step without; `found_inf` is summed over devices."""
+    """A step on gradients with a loss scale is the step without it; `found_inf` is summed over devices."""
     table = counting(operation, torch.float32, device)
     plain, before = twin(table), twin(table)
     for grad in table.columns["grad"]:
@@ -96,7 +96,7 @@ def test_numbers_that_live_on_the_device(operation, dtype, scale, device):
 @every_operation
 @pytest.mark.parametrize("scale", [None, ELR(0.1), LAMB()], ids=["plain", "ELR", "LAMB"])
 def test_master_weights(operation, dtype, scale, device):
-    """The exact weight steps, unless the parameter was changed: then that does."""
+    """The exact weight steps, unless the parameter was edited: then the step starts from the parameter."""
     weights = [uniform(shape, torch.float32, device) for shape in BIG]
     table = counting(operation, dtype, device, master_weight=weights)
     for param, weight in zip(table.columns["param"], weights, strict=True):
@@ -126,8 +126,8 @@ def test_stochastic_rounding_is_the_same_on_both_backends(operation, dtype, devi
     for seed in (0, 7):
         table = twin(before)
         expected, *_ = both(operation, table, rounding_seed=seed)
-        # rounded up or down by the same noise: only where a sum that is rounded differs in its last bit, may
-        # noise that is at the border fall on either side
+        # rounded up or down by the same noise: results differ only if a sum in another order differs in its last bit
+        # and the noise lies between both sums
         for name in set(table.columns) - {"step"}:
             for got, want in zip(table.columns[name], expected.columns[name], strict=True):
                 if got is not None and got.numel():
@@ -166,7 +166,7 @@ def test_factors_that_are_known(operation, scale, device):
     ids=["sgd-float32", "adamw-bfloat16", "sgd-float16-LARS"],
 )
 def test_averages(operation, dtype, scale, device):
-    """At decays of their own, of tiles that are full, not full and not aligned; absent ones stay absent."""
+    """With several decays, over tiles that are full, partial and not aligned; missing averages stay missing."""
     shapes = [(), (1030,), (7,), (0,), (1030,)]
     averages = [uniform(shape, torch.float32, device) for shape in shapes]
     averages[1] = torch.cat((averages[1].new_zeros(1), averages[1]))[1:]

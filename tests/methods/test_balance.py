@@ -1,4 +1,4 @@
-"""Losses of linear networks by layer-wise rates: closed forms, exact expectations and matrices, one by another."""
+"""Losses of linear networks by layer-wise rates: closed forms, exact expectations and matrices agree."""
 
 import math
 from functools import partial
@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from fused_lwlr import balance
 
-# two or three layers, and rates at which both steps do something
+# two or three layers, and rates at which both steps change the loss
 NETWORKS = [(2, 1.4), (3, 0.7)]
 every_network = pytest.mark.parametrize(("layers", "alpha"), NETWORKS)
 
@@ -29,7 +29,7 @@ def test_one_step_is_as_printed(h, alpha):
 @pytest.mark.parametrize("h", [2, 3, 8, 31])
 @every_network
 def test_matrices_have_these_means(layers, alpha, h, gradient):
-    """Closed forms are those of the signal, the exact expectation is that of the full gradient; at any h."""
+    """Closed forms hold for the signal, the exact expectation for the full gradient; at any h."""
     a, b = 0.5 * h**alpha, 0.9 * h**alpha
     runs = np.array([balance.simulate(h, a, b, 3, seed, layers, gradient) for seed in range(300)])
     if gradient == "signal":
@@ -118,7 +118,7 @@ def test_from_which_width_on_equal_rates_are_best_for_two_steps(alpha, closed, f
 
 
 def test_equal_rates_do_not_stay_best():
-    """Of the later steps only some, whatever the paper says of networks that start at random."""
+    """Equal rates are best only for some of the later steps, although the paper claims it for random networks."""
     h, total = 400, 2 * 400**1.4
     found = [symmetric_is(lambda a, b, s=s: balance.full_gradient_loss(a, b, h, s), total) for s in range(1, 13)]
     assert found == ["maximum"] + ["minimum"] * 3 + ["maximum"] * 8
@@ -164,7 +164,7 @@ def test_wrong_arguments(call, message):
 
 
 def test_a_mean_that_does_not_settle_is_refused(monkeypatch):
-    """With few angles, those of a hundred steps at the critical rate are too few."""
+    """Too few angles for the mean after a hundred steps at the critical rate."""
     monkeypatch.setattr("fused_lwlr.methods.balance.full.MOST", 128)
     with pytest.raises(ValueError, match="is chaotic after 100 steps: take lower rates"):
         balance.full_gradient_loss(0.98 * 20**1.5, 20**1.5, 20, 100)

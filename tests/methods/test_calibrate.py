@@ -1,4 +1,4 @@
-"""Algorithm 1 against a direct transcription in float64, and what calibration leaves behind: nothing."""
+"""Algorithm 1 against a direct transcription in float64; calibration leaves the model unchanged."""
 
 import random
 from collections import Counter
@@ -79,7 +79,7 @@ def test_algorithm_1(steps):
     batches = data(steps, torch.float64)
     rates = fused_lwlr.calibrate(model, batches, cross_entropy, init=False)
     expected = algorithm_1(model, batches, slices_of(rates))
-    # query, key and value apart; not the bias that BatchNorm cancels, nor what has no gradient
+    # query, key and value separately; not the bias that BatchNorm cancels, nor layers without a gradient
     assert len(expected) == 11
     assert {name: rates[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
@@ -120,7 +120,7 @@ def test_layers_without_a_measurable_gradient():
 
 
 def test_key_bias_under_softmax_stays_out():
-    """Softmax does not see a shift that all keys share: that bias has a gradient of rounding noise only."""
+    """Softmax ignores a shift of all keys: that bias has a gradient of rounding noise only."""
     torch.manual_seed(0)
 
     class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""Effective learning rates over training: what is recorded, against norms taken by hand."""
+"""Effective learning rates over training: the recorded values, against norms computed by hand."""
 
 import numpy as np
 import pytest
@@ -57,9 +57,9 @@ def test_what_is_recorded(name, closure):
     eta = [0.5, np.nan] if name == "rates" else [1.0, 1.0]
     assert_allclose(history.lr, [[0.1 * 0.5**k * e for e in eta] for k in range(STEPS)])
     assert_allclose(history.elr_mean, np.mean(expected, axis=1), rtol=1e-5)
-    spread = [abs(a - b) / 2 for a, b in expected]  # of two numbers
+    spread = [abs(a - b) / 2 for a, b in expected]  # spread of two numbers
     assert_allclose(history.elr_spread, spread, rtol=1e-3)
-    # of one layer where the other has no one rate
+    # only one layer counts where the other has no single rate
     weighted = [
         0.0 if np.isnan(y) else abs(a * x - b * y) / 2 for (a, b), (x, y) in zip(expected, history.lr, strict=True)
     ]
@@ -101,8 +101,8 @@ def test_the_same_as_layer_stats():
         assert recorder.history.elr_spread[step] == pytest.approx(stats.elr_spread.item())
 
 
-def test_of_the_momentum_buffer():
-    """What moves the weights: without weight decay ‖ΔW‖ = λ · E · ‖W‖."""
+def test_elr_of_the_momentum_buffer():
+    """The buffer is the update of the weights: without weight decay ‖ΔW‖ = λ · E · ‖W‖."""
     model = net()
     optimizer = fused_lwlr.SGD(model.parameters(), lr=0.1, momentum=0.9)
     recorder = ELRRecorder(model, momentum=True).watch(optimizer)

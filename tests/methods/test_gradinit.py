@@ -123,7 +123,7 @@ def paper(params, batches, optimizer, lr, gamma, tau, steps, normalize):
     return m.detach().tolist(), taken
 
 
-# γ lies between the norms that the first steps have, so that both branches are taken
+# γ lies between the norms of the first steps, so that both branches run
 ROWS = [
     ("official", "sgd", {"lr": 0.1, "gamma": 0.8, "tau": 0.2}, False),
     ("official", "sgd", {"lr": 0.4, "gamma": 0.8, "tau": 0.2}, True),
@@ -209,7 +209,7 @@ def test_gamma_relative_to_the_first_norm(optimizer, order, mode):
     ],
 )
 def test_warning_when_all_steps_take_one_branch(gamma, steps, message):
-    """Warnings are errors in these tests, so that none passes where none is expected."""
+    """Warnings are errors in these tests, so an unexpected warning fails."""
     with pytest.warns(UserWarning, match=message) if message else nullcontext():
         fused_lwlr.gradinit_(net(), data(3), cross_entropy, lr=0.1, gamma=gamma, steps=steps)
 
@@ -246,7 +246,7 @@ def test_history():
     ],
 )
 def test_samples_of_s_tilde(overlap, expected):
-    """Minibatches a, b, c, d of four; S is a and b; the first half of S̃ is a, or d for what is not."""
+    """Minibatches a, b, c, d of four; S is a and b; the first half of S̃ is from a, or from d without overlap."""
     batches = [{"x": torch.arange(4) + 10 * i, "size": torch.tensor(4), "note": "same"} for i in range(4)]
     stream = Minibatches(batches, overlap, 1)
     first = stream.first()
@@ -264,7 +264,7 @@ def test_a_list_starts_again():
 
 
 def test_mappings():
-    """`loss_fn(model(**batch), batch)`; what has no samples stays as it is."""
+    """`loss_fn(model(**batch), batch)`; values without samples stay unchanged."""
 
     class Keyed(nn.Module):
         def __init__(self):

@@ -37,7 +37,7 @@ def batches():
 
 
 def state(model):
-    """What must stay, weights apart."""
+    """State that must not change, except the weights."""
     return (
         [param.grad for param in model.parameters()],
         [module.training for module in model.modules()],
@@ -60,7 +60,7 @@ def next_word(logits, ids):
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_second_order_through_attention(function, options, dtype):
-    """The same scales as with attention written out, and the choice of kernels as it was."""
+    """The same scales as with attention written out, and an unchanged choice of kernels."""
     results = []
     for fused in (True, False):
         torch.manual_seed(1)
@@ -81,7 +81,7 @@ def test_second_order_through_attention(function, options, dtype):
 
 
 def test_fused_attention_has_no_second_derivative_by_itself():
-    """What `gradinit_` has to choose another kernel for; if this fails, torch has learned to."""
+    """The reason why `gradinit_` chooses another kernel; if this fails, torch supports it now."""
     torch.manual_seed(1)
     model = Attention(fused=True)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):

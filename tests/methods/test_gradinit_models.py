@@ -1,4 +1,4 @@
-"""GradInit on models of all kinds: derivatives by finite differences, and what it leaves as it was."""
+"""GradInit on all kinds of models: derivatives by finite differences, and state that must not change."""
 
 import random
 from copy import deepcopy
@@ -59,7 +59,7 @@ def transformer():
 
 
 def tied():
-    """The output layer has the weight of the embedding; one layer computes again in the backward pass."""
+    """The output layer shares the weight of the embedding; one layer is recomputed in the backward pass."""
     model = Net(
         lambda m, x: m.head(checkpoint(lambda y: m.norm(m.mix(y).tanh()), m.embed(x), use_reentrant=False).mean(1)),
         embed=nn.Embedding(9, 8), mix=nn.Linear(8, 8), norm=nn.LayerNorm(8), head=nn.Linear(8, 9, bias=False),
@@ -153,7 +153,7 @@ def test_derivatives_by_finite_differences(name, optimizer):
 
 
 def everything(model):
-    """What must stay, weights apart."""
+    """State that must not change, except the weights."""
     return (
         [(name, id(buffer), buffer.clone()) for name, buffer in model.named_buffers()],
         [(p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()],
@@ -175,7 +175,7 @@ def assert_same(now, before):
 
 
 def used(name):
-    """With running statistics, gradients and modes of its own."""
+    """A model with running statistics, gradients and mixed training modes."""
     model, batches = built(name, torch.float32)
     batches = [(x.float() if x.is_floating_point() else x, y) for x, y in batches]
     cross_entropy(model(batches[0][0]), batches[0][1]).backward()

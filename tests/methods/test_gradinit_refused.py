@@ -1,4 +1,4 @@
-"""What gradinit_ and metainit_ do not take: refused by name, before anything changes."""
+"""Models that gradinit_ and metainit_ refuse by name, before any change."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_minibatches_and_losses(batches, loss_fn, message):
 
 
 def test_a_step_too_far():
-    """The loss after it overflows, though that before it and its gradient do not."""
+    """The loss after the step overflows, while the loss before it and its gradient do not."""
     loss_fn = lambda out, y: out.square().square().mean()  # noqa: E731
     refused(net(), data(), loss_fn, "in step 1 the loss after a step with lr=1e\\+12 is", lr=1e12, gamma=1e9)
 

@@ -147,7 +147,7 @@ def test_generator_and_kinds():
     ("kinds", "message"),
     [
         (None, "cannot tell whether 'mix' is a weight"),
-        ({"mox": "weight"}, "'mox', which is not a parameter"),
+        ({"mox": "weight"}, "'mox', but the model has no such parameter"),
         ({"mix": "wait"}, "'wait'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Options of layers that need no measurement, besides rates: decay and ε by width, depth and kind of layer."""
+"""Options of layers that need no measurement: rates, decay and ε by width, depth and kind of layer."""
 
 import importlib
 
@@ -55,7 +55,7 @@ def test_no_decay_of_models_that_name_layers_and_of_shared_weights():
 
 
 def test_no_decay_of_timm(timm):
-    """The same as timm's own groups."""
+    """Equal to timm's own groups."""
     optim, models = (importlib.import_module(f"timm.{name}") for name in ("optim", "models.vision_transformer"))
     model = models.VisionTransformer(img_size=8, patch_size=4, embed_dim=8, depth=2, num_heads=2)
     groups = optim.param_groups_weight_decay(model, 0.1, no_weight_decay_list=model.no_weight_decay())
@@ -198,7 +198,7 @@ WRONG = [
         lambda: multipliers.completep(Net(8, 2), nn.ModuleDict({"blocks": nn.ModuleList([Block(8), Block(8)])})),
         "base= must have the parameters of the model, but it lacks",
     ),
-    (lambda: multipliers.mup(Net(8, 2), Net(8, 2), "sgd", eps=1e-8), "decay= and eps= are of AdamW"),
+    (lambda: multipliers.mup(Net(8, 2), Net(8, 2), "sgd", eps=1e-8), "decay= and eps= are for AdamW"),
 ]
 
 

@@ -70,13 +70,13 @@ def test_parameters_that_are_elsewhere(backend, device):
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_gradients_of_other_dtypes_and_strides(backend, device):
-    """One call after the other."""
+    """Successive calls with other gradients."""
     weight = nn.Parameter(torch.ones(3, 4, dtype=torch.bfloat16, device=device))
     measure = StatisticsPass(named_layers({"weight": weight}), backend)
     for change in (torch.Tensor.float, torch.clone, lambda g: g.T.contiguous().T, torch.clone, torch.Tensor.float):
         grad = change(torch.arange(12.0, device=device).reshape(3, 4).bfloat16())
         weight.grad = None
-        # what is assigned has to be of the parameter's dtype, a gradient need not stay so
+        # `.grad` requires the parameter's dtype when it is assigned, but its data may have another one
         weight.grad = torch.zeros_like(weight)
         weight.grad.data = grad
         assert measure()[0, STATISTICS.index("abs_sum")] == 66

@@ -74,7 +74,7 @@ def test_exclude_is_a_calibration_without_the_layers(patterns, excluded):
     """Against `from_gradients` on the other layers alone; the mean over all parameters is 1."""
     rates = fused()
     if excluded is None:
-        with pytest.raises(ValueError, match=r"exclude has '\*\.weight', 'head\.bias', which leaves no measured layer"):
+        with pytest.raises(ValueError, match=r"exclude has '\*\.weight', 'head\.bias', so no measured layer is left"):
             rates.exclude(*patterns)
         return
     found = rates.exclude(*patterns)
@@ -114,7 +114,7 @@ def test_or_replaces_the_slices_of_a_parameter():
     assert list(merged) == ["wpe.weight", "qkv.weight", "head.weight", "head.bias"]
     assert (merged.layers[1].eta, merged.layers[1].numel, merged.layers[1].gradient) == (0.5, 16, 2.5)
     assert list(fused() | {"qkv.weight[2:4]": 2.0}) == list(fused())
-    with pytest.raises(ValueError, match=r"\| has 'qkv\.wight', which is neither a layer"):
+    with pytest.raises(ValueError, match=r"\| has 'qkv\.wight', but these rates have no such layer"):
         fused() | {"qkv.wight": 1.0}
     with pytest.raises(TypeError, match="unsupported operand"):
         fused() | 3

@@ -1,4 +1,4 @@
-"""Which weights are scale-invariant, against sets known from the architecture, and against rescaled copies."""
+"""Scale-invariant weights, against sets known from the architecture, and against rescaled copies."""
 
 import copy
 
@@ -14,20 +14,20 @@ from fused_lwlr.methods.elr import scale_invariant
 
 @pytest.mark.parametrize("name", NETS)
 def test_set_and_exponents(name):
-    """Eq. 2 is about a weight alone, and so holds as long as biases that norms across channels see are zero."""
+    """Eq. 2 changes one weight only, so it holds while biases before norms across channels are zero."""
     model, *expected = build(name, zero_bias=True)
     assert found(model, scale_invariant(model, data(), cross_entropy)) == tuple(expected)
 
 
 @pytest.mark.parametrize("name", NETS)
 def test_doubling_decides(name):
-    """With every weight a candidate, Eq. 2 aside."""
+    """With every weight as a candidate, without Eq. 2."""
     model, *expected = build(name)
     assert found(model, scale_invariant(model, data(), cross_entropy, tolerance=1.0)) == tuple(expected)
 
 
 def rescale(result, c):
-    """Division by c and its powers, as the result says."""
+    """Division by c and its powers, as in the result."""
     with torch.no_grad():
         for weight in result.weights:
             weight /= c

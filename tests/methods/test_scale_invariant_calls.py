@@ -1,4 +1,4 @@
-"""How scale_invariant is asked, what it returns, and that it leaves everything as it was."""
+"""Arguments of scale_invariant, its result, and that it leaves the model unchanged."""
 
 import random
 from copy import deepcopy
@@ -146,7 +146,7 @@ def test_refused(batch, loss_fn, message):
 def test_refused_models():
     model, *_ = build("conv_bias")
     inner = model.function
-    model.function = lambda m, x: {inner(m, x)}  # a set is not looked into
+    model.function = lambda m, x: {inner(m, x)}  # a set is not searched for tensors
     with pytest.raises(ValueError, match="no finite"):
         scale_invariant(model, data(), lambda output, y: cross_entropy(next(iter(output)), y))
     with pytest.raises(ValueError, match="two or more dimensions"):

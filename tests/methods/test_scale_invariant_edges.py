@@ -1,4 +1,4 @@
-"""Weights that are nearly or only sometimes scale-invariant, and why others are not."""
+"""Weights that are nearly or only sometimes scale-invariant, and the reasons for other weights."""
 
 import copy
 
@@ -17,7 +17,7 @@ def test_reasons():
     model, *_ = build("dense")
     result = scale_invariant(model, data(), cross_entropy)
     assert result.reasons == {
-        "grow1.weight": "a bias or running statistics would follow its scale by no one power",
+        "grow1.weight": "a bias or running statistics do not change by a single power of its scale",
         "head.weight": "it is not perpendicular to its gradient",
     }
     model, *_ = build("unknown_state")
@@ -55,7 +55,7 @@ def test_cosines_of_both_halves():
     result = scale_invariant(model, (x, targets), cross_entropy)
     for name, cosines in result.cosines.items():
         assert cosines == pytest.approx(expected[name], rel=1e-9)
-        # too large in one half is enough
+        # too large in one half is enough for the reason
         low, high = sorted(map(abs, cosines))
         for tolerance, candidate in (((low + high) / 2, False), (high * 1.01, True)):
             reason = scale_invariant(model, (x, targets), cross_entropy, tolerance=tolerance).reasons[name]
@@ -64,7 +64,7 @@ def test_cosines_of_both_halves():
 
 
 def test_norm_in_evaluation_mode_is_no_norm():
-    """By eval() in a model in training mode, or where train() leaves it alone; not in a model that is all in eval()."""
+    """A norm in eval() does not count in a model in training mode; it counts in a model that is wholly in eval()."""
 
     class Frozen(nn.BatchNorm2d):
         def train(self, mode=True):
@@ -82,7 +82,7 @@ def test_norm_in_evaluation_mode_is_no_norm():
 
 
 def test_weight_norm():
-    """The direction is invariant, and nothing follows it; of the scales a norm leaves no gradient but by eps."""
+    """The direction is invariant and no layer follows it; a norm leaves the scales no gradient except through eps."""
     model, *_ = build("conv_bias")
     nn.utils.parametrizations.weight_norm(model.conv)
     result = scale_invariant(model, data(), cross_entropy)
@@ -103,7 +103,7 @@ class LayerDrop(nn.Module):
 
 
 def test_layers_left_out_by_chance():
-    """What a pass does not use is never taken for invariant."""
+    """A weight that a pass does not use is never reported as invariant."""
     seen = set()
     for seed in range(12):
         torch.manual_seed(seed)
@@ -131,7 +131,7 @@ def test_filters_of_zeros():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_and_autocast(dtype):
-    """The cast weights that autocast keeps are not those that were doubled."""
+    """Autocast's cached casts of the weights must not be used after the weights are doubled."""
     model, *expected = build("chain")
     loss = lambda output, targets: cross_entropy(output.float(), targets)  # noqa: E731
     x, targets = data()
@@ -146,7 +146,7 @@ def test_half_precision_and_autocast(dtype):
 
 
 def test_eps_too_small_for_half_precision():
-    """eps is meant to be negligible, but not where it would vanish: the image is blank in places."""
+    """eps should be negligible, but must not vanish: the image is blank in places."""
 
     class Norm(nn.Module):
         def __init__(self):

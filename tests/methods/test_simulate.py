@@ -68,7 +68,7 @@ def test_continuous_solves_its_equation(sq_norm, lr):
 
 @pytest.mark.parametrize(("lr", "tolerance"), [(1e-3, 4e-5), (1e-2, 3e-3)])
 def test_small_steps_follow_the_continuous_model(lr, tolerance):
-    """Not at a rate at which layers overshoot."""
+    """Holds only at rates at which no layer overshoots."""
     steps = 400
     one = simulate.discrete(C, 1.0, np.full(steps, lr))
     other = simulate.continuous(C, 1.0, lr, lr * np.arange(steps + 1))
@@ -79,7 +79,7 @@ def test_small_steps_follow_the_continuous_model(lr, tolerance):
 
 
 def test_limits_of_the_continuous_model():
-    """Eq. 10, and Eqs. 33 and 34 as they should be: ‖∇W_l‖² / ‖∇W_k‖² goes from c_l² / c_k² to c_l / c_k."""
+    """Eq. 10, and Eqs. 33 and 34 corrected: ‖∇W_l‖² / ‖∇W_k‖² goes from c_l² / c_k² to c_l / c_k."""
     elr, squares = simulate.continuous(C, 2.0, 0.1, [0.0, 1e15])
     gradients = elr**2 * squares  # ‖∇W‖²
     assert_allclose(gradients[0] / gradients[0, -1], (C / C[-1]) ** 2)
@@ -138,13 +138,13 @@ def test_training_on_a_scale_invariant_loss(mu):
         sum(c * (r @ w) / w.norm() for c, r, w in zip(C, targets, layers, strict=True)).backward()
         optimizer.step()
         steered = [w.grad if mu == 0 else optimizer.state[w]["momentum_buffer"] for w in layers]
-        # twenty inner products of which each is within 4 / √dim
+        # twenty inner products, each within 4 / √dim
         assert_allclose(found.elr[k], [g.norm().item() for g in steered] / norms, rtol=0.05)
         assert_allclose(found.sq_norm[k], norms**2, rtol=0.05)
 
 
 def test_momentum_lowers_the_spread_at_usual_rates():
-    """Figure 4, after 50 steps; at 1e-6 nothing has moved, and the sum in the buffer raises it."""
+    """Figure 4, after 50 steps; at 1e-6 no weight has changed, and the sum in the buffer raises it."""
     c = simulate.residual_profile(56, 2)
     spread = {(lr, mu): simulate.momentum(c, 1.0, lr, mu, 50).spread[-1] for lr in (1e-6, 0.1) for mu in (0.0, 0.9)}
     assert spread[0.1, 0.9] < spread[0.1, 0.0]
@@ -246,7 +246,7 @@ WRONG = [
     (lambda: simulate.residual_profile(3, 0), "skip=0 must be at least 1"),
     (lambda: simulate.warmup(0.1, 3, 4), "nor the warm-up longer"),
     (lambda: simulate.cosine(-0.1, 3), "lr=-0.1 must be finite"),
-    (lambda: simulate.one_cycle(0.1, 3, pct_start=2), "pct_start=2 must be a part"),
+    (lambda: simulate.one_cycle(0.1, 3, pct_start=2), "pct_start=2 must be a fraction"),
     (lambda: simulate.one_cycle(0.1, 3, div_factor=0), "div_factor=0 must be above 0"),
 ]
 

@@ -23,12 +23,12 @@ def model_of(name, arguments, *, width=16, context=12, classes=7):
     model = build(name, context=context, classes=classes, width=width, **arguments).double().eval()
     with torch.no_grad():
         for param in model.parameters():
-            param.add_(0.1 * torch.randn_like(param))  # scales and biases as well are to count
+            param.add_(0.1 * torch.randn_like(param))  # so that scales and biases matter too
     return model
 
 
 def count(depth, post, width, context, classes, *, hidden=None, tied=False, layernorm="usual", heads=4, fused=True):
-    """Parameters by hand, whatever the heads and the projections are."""
+    """Number of parameters by hand, for any heads and projections."""
     hidden = hidden or 4 * width
     attention = 4 * (width * width + width)
     perceptron = 2 * width * hidden + hidden + width
@@ -78,7 +78,7 @@ def test_a_later_token_changes_no_earlier_logits(name, case):
 
 
 def by_hand(state, tokens, *, depth, post, heads, every):
-    """The logits, with nothing of torch.nn."""
+    """The logits, computed without torch.nn."""
 
     def linear(x, name):
         y = x @ state[f"{name}.weight"].T

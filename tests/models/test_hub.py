@@ -145,7 +145,7 @@ WRONG = {
     "field": ("hf:gpt2", {"depth": 2}, "hf:gpt2 does not take depth: its configuration has no such field"),
     "no language": ("hf:resnet", {}, "model=hf:resnet is not a model that predicts the next token"),
     "positions": ("hf:gpt2", {**SMALL["gpt2"], "n_positions": 4}, "context=6 is more than the 4 positions of hf:gpt2"),
-    "looks ahead": ("hf:bert", {"num_hidden_layers": 1}, "model=hf:bert sees the tokens that it is to predict"),
+    "looks ahead": ("hf:bert", {"num_hidden_layers": 1}, "model=hf:bert sees the tokens that it must predict"),
 }  # fmt: skip
 
 

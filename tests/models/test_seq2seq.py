@@ -1,4 +1,4 @@
-"""The encoder-decoder: what it sees, what it learns, and what the methods do with it."""
+"""The encoder-decoder: masking, learning, and the methods applied to it."""
 
 import random
 
@@ -41,14 +41,14 @@ def test_a_token_of_the_target_sees_the_source_and_what_is_before_it(options):
 
     assert changed(0, 1, 3, (pairs[0, 1, 3] - 2) % 6 + 3) == [False] * 3 + [True] * 3
     assert changed(0, 0, 5, (pairs[0, 0, 5] - 2) % 6 + 3) == [True] * 6
-    # another row does not matter, and neither does the length that a source is filled up to
+    # another row does not matter, nor does the padded length of a source
     assert torch.allclose(model(pairs[:1]), base[:1], atol=1e-12)
     shorter = pairs[1:2, :, :4]
     assert torch.allclose(model(shorter), base[1:2, :4], atol=1e-12)
 
 
 def test_against_torch():
-    """The same weights in torch.nn.Transformer, which is post-LN as well."""
+    """The same weights in torch.nn.Transformer, which also is post-LN."""
     model = build("seq2seq2", **SIZES, fused=False).double().eval()
     theirs = torch.nn.Transformer(8, 2, 2, 2, 32, dropout=0.0, batch_first=True).double()
     theirs.encoder.norm = theirs.decoder.norm = None
@@ -100,7 +100,7 @@ def test_methods_take_it(options):
 
 
 def test_it_learns_to_reverse(tmp_path):
-    """Far below the entropy of a letter, and four of five words that it writes by itself are right."""
+    """The loss is far below the entropy of a letter, and four of five generated words are right."""
     drawn = random.Random(0)
     words = ["".join(drawn.choices("abcd", k=drawn.randint(2, 5))) for _ in range(1500)]
     (tmp_path / "reverse.tsv").write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))
@@ -118,7 +118,7 @@ def test_it_learns_to_reverse(tmp_path):
     unigram = -(shares * shares.log()).sum().item()
     model.eval()
     assert loss_fn(model(tested.inputs), tested.targets).item() < unigram / 8
-    # one token after another, of its own
+    # generate one token after another
     pairs = tested.inputs.clone()
     pairs[:, 1, 1:] = 0
     made = torch.empty_like(tested.targets)

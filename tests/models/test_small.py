@@ -27,7 +27,7 @@ def test_shape_size_and_a_gradient_for_every_parameter(name, least, most, image_
 
 
 def test_without_shortcuts_every_layer_is_needed():
-    """With any one convolution cut, the output is the same for all images: nothing goes around it."""
+    """With any one convolution cut, the output is the same for all images: no path avoids it."""
     model = build("noshort", image_size=8, channels=1, classes=10)
     images = torch.randn(4, 1, 8, 8)
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
@@ -107,8 +107,8 @@ def test_timm_is_an_extra(monkeypatch):
         build("timm:resnet50", image_size=224, channels=3, classes=10)
 
 
-def test_timm_loads_beside_any_torchvision(third_party):
-    """Also beside one that was built for another torch, in a process in which nothing was done about it."""
+def test_timm_loads_with_any_torchvision(third_party):
+    """Also with a torchvision that was built for another torch, in a new process."""
     third_party("timm")
     code = "from fused_lwlr.models.build import build; build('timm:test_vit', image_size=160, channels=3, classes=2)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -82,7 +82,7 @@ def test_lazy_conjugate_gradient_of_autograd(name, backend, device):
 
 @every_case
 def test_lazily_negated_gradient(name, backend, device):
-    """Of the same dtype, shape and strides as those before and after, so that nothing else tells them apart."""
+    """The gradients differ from the ones before only in the negative bit, not in dtype, shape or strides."""
     named = parameters([(5,), (2, 3), (1,), ()], torch.float32, device)
     expected = twin(named)
     ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
@@ -97,7 +97,7 @@ def test_lazily_negated_gradient(name, backend, device):
 
 @every_case
 def test_contiguous_gradient_that_is_lazily_negated(name, backend, device):
-    """In every second step, with nothing else changed."""
+    """Only the gradient changes, in every second step."""
     named = parameters([(5,), (2, 3), (1,), ()], torch.float32, device)
     expected = twin(named)
     ours, torchs = pair(name, OPTIONS[name], named, expected, backend)
@@ -121,7 +121,7 @@ def test_half_precision_rounds_once(name, options, backend, dtype, device):
         gradients(named)
         wide = [(key, torch.nn.Parameter(p.detach().float())) for key, p in named]
         torchs = TORCH[name](wide, **options, foreach=False)
-        # torch keeps the step tensors of the dict as they are
+        # torch uses the step tensors of the dict without a copy
         torchs.load_state_dict(deepcopy(ours.state_dict()))
         for (_, p), (_, q) in zip(named, wide, strict=True):
             q.grad = p.grad.float()

@@ -36,9 +36,9 @@ def values(named):
     + [("sgd", "triton", "ELR", False), ("adamw", "triton", "exact", False)],
 )
 def test_in_and_out(name, backend, kind, raised, device):
-    """Then training goes on as if nothing had been: the exact weights hold, and norms are those of before."""
+    """Training continues bit-identically after the evaluation, including exact weights and cached norms."""
     ours, named = trained(name, kind, backend, device)
-    # in the same memory as before, so that what looks at addresses sees nothing
+    # in the same memory as before, so that code that compares addresses sees no change
     other, others = deepcopy((ours, named))
     before, addresses = snapshot(ours, named), [p.data_ptr() for _, p in named]
     versions = [p._version for _, p in named]
@@ -85,7 +85,7 @@ def test_no_step_and_no_nesting_within(name, device):
             ours.step(lambda: calls.append(1))
         with pytest.raises(RuntimeError, match=r"averaged\(\) within averaged\(\)"), ours.averaged():
             pass
-        # still the averages
+        # the parameters still hold the averages
         same(named[0][1].detach(), ours.state[named[0][1]]["ema"])
     assert calls == []
     assert identical(snapshot(ours, named), before)
@@ -105,12 +105,12 @@ def test_no_averages(name, ema, steps, message, device):
     train((ours,), (named,), steps)
     with pytest.raises(RuntimeError, match=f"no averages of the weights: {message}"), ours.averaged():
         pass
-    # what failed leaves nothing behind
+    # the failed call changed nothing
     train((ours,), (named,), 1)
 
 
 def test_an_evaluation(device):
-    """Of a model with running statistics, which are those of the training, and a checkpoint of averaged weights."""
+    """A model with running statistics, which averaging leaves alone, and a checkpoint of the averaged weights."""
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)).to(device)
     ours = OURS["sgd"](model.named_parameters(), lr=0.1, ema=0.5)
     for _ in range(3):
@@ -145,7 +145,7 @@ def test_within_it_a_copy_holds_averages_and_can_step(name, device):
 
 @every_name
 def test_loaded_within(name, device):
-    """A state dict may come within; the weights of the training come back."""
+    """A state dict may be loaded within the block; the training weights are restored afterwards."""
     ours, named = trained(name, "plain", "torch", device)
     other, _ = trained(name, "plain", "torch", device)
     before = values(named)

@@ -127,7 +127,7 @@ def test_a_skipped_step_moves_neither_weights_nor_norms(backend, device):
 
 @every_backend
 def test_with_a_grad_scaler(backend, device):
-    """Gradients that are scaled, of which one overflows."""
+    """Gradients with a loss scale; one of them overflows."""
     named = layers(device)
     expected = twin(named)
     ours = OURS["sgd"](named, lr=0.1, scaling=BalancedLR(), backend=backend)
@@ -152,7 +152,7 @@ def test_with_a_grad_scaler(backend, device):
 
 @every_backend
 def test_layers_of_several_dtypes_are_balanced_together(backend, device):
-    """Two launches, of which each needs the norms of the other's layers."""
+    """Each of the two launches needs the norms of the layers of the other launch."""
     named = [*parameters([(6, 5)], torch.float32, device), *parameters([(8, 9)], torch.bfloat16, device)]
     named = [(f"p{i}", param) for i, (_, param) in enumerate(named)]
     wide = [(name, torch.nn.Parameter(param.detach().float())) for name, param in named]
@@ -171,8 +171,8 @@ def test_layers_of_several_dtypes_are_balanced_together(backend, device):
 
 
 @every_backend
-def test_who_takes_part(backend, device):
-    """Not what is not selected, has no gradient or is zero; its rate is lr."""
+def test_layers_that_are_left_out(backend, device):
+    """Layers that are not selected, have no gradient or have zero weights are left out; their rate is lr."""
     named = parameters([(3, 4)] * 5, torch.float32, device)
     named[2][1].data.zero_()
     expected = twin(named)
@@ -206,7 +206,7 @@ def test_slices_are_layers_and_have_multipliers(backend, device):
 
 @every_name
 def test_one_launch_that_reads_nothing_twice(name, device):
-    """As many bytes as without; two launches at first and where a weight was changed from outside."""
+    """No extra bytes; two launches on the first step and after a weight was edited from outside."""
     named = layers(device)
     ours = OURS[name](named, scaling=BalancedLR(), backend="triton", **OPTIONS[name])
     numbers = [cost(ours, named) for _ in range(3)]
@@ -237,7 +237,7 @@ def test_weights_that_were_changed_are_measured_again(device):
 @pytest.mark.interpreter
 @pytest.mark.parametrize("operation", ["sgd", "adamw"])
 def test_same_bits_for_any_order_of_programs(operation, monkeypatch):
-    """Programs that overlap at random leave the norms and the weights that one program leaves; and so does the twin."""
+    """Programs that overlap in a random order give the norms and weights of a single program, as does the twin."""
     tile = 4096
     rows = [
         Row(i, scaled=i != 1, power=p if operation == "sgd" else 0, counts_for_max_norm=p == 1)
@@ -263,7 +263,7 @@ def test_same_bits_for_any_order_of_programs(operation, monkeypatch):
 
 @pytest.mark.parametrize("relu", [False, True], ids=["linear", "ReLU"])
 def test_asymmetric_then_balanced(relu, device):
-    """Of two layers that start out unequal the rates are apart at first, and come together as the norms do."""
+    """The rates of two layers with unequal norms differ at first and become equal as the norms do."""
 
     def trained(scaling):
         torch.manual_seed(3)
@@ -287,10 +287,10 @@ def test_asymmetric_then_balanced(relu, device):
 
     ratios, losses = trained(BalancedLR())
     plain_ratios, plain_losses = trained(None)
-    # the ratio of the norms is that of the rates
+    # the ratio of the norms equals the ratio of the rates
     assert ratios[0] == pytest.approx(1 / 4, rel=1e-5)
     assert all(later > sooner - 1e-4 for sooner, later in pairwise(ratios))
-    # they come closer than at one rate, and do not meet
+    # closer than with one rate for both, but not equal
     assert plain_ratios[-1] + 0.05 < ratios[-1] < 0.95
     assert losses[10] < plain_losses[10]
 

@@ -40,7 +40,7 @@ def test_as_not_capturable(name, options, backend, device):
             close(p.detach(), q.detach(), steps=4 * (step + 1))
             state = ours.state.get(p, {})
             taken = step + 1 if i else max(step - 1, 0)
-            # SGD counts too: a replay cannot tell a first step otherwise
+            # SGD counts too: otherwise a replay cannot recognize a first step
             assert ("step" in state) == (taken > 0)
             if taken:
                 assert state["step"].item() == taken
@@ -52,7 +52,7 @@ def test_as_not_capturable(name, options, backend, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @every_case
 def test_numbers_that_are_changed_in_place(name, backend, dtype, device):
-    """Tensors for the rate and, of SGD, the weight decay, beside torch's optimizer that is told numbers."""
+    """Tensors for the rate and, in SGD, the weight decay, compared with torch's optimizer that is given numbers."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     lr, weight_decay = (torch.tensor(x, dtype=dtype, device=device) for x in (0.1, 0.2))
@@ -151,7 +151,7 @@ def test_resuming_and_copies(name, backend, device):
 
 @every_case
 def test_groups_that_differ(name, backend, device):
-    """One group that is capturable makes the device count for all, and their tensors are read or taken as numbers."""
+    """One capturable group makes the device count for all groups; the other groups may have tensors or numbers."""
     named = parameters([(6, 5), (130,)], torch.float32, device)
     expected = twin(named)
     rates = [torch.tensor(x, device=device) for x in (0.1, 0.02)]
@@ -197,7 +197,7 @@ def test_a_failure_counts_nothing(name, backend, device):
 
 @every_backend
 def test_slices_go_by_the_same_count(backend, device):
-    """The bias correction of AdamW is that of one step for all slices of a parameter."""
+    """All slices of a parameter share one step count in AdamW's bias correction."""
     named = parameters([(6, 5)], torch.float32, device)
     whole = twin(named)
     etas = {"p0[0:2]": 1.0, "p0[2:6]": 1.0}

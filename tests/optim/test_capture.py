@@ -1,4 +1,4 @@
-"""Replays of a captured step, beside the same steps taken one by one."""
+"""Replays of a captured step, compared with the same steps without a graph."""
 
 import math
 
@@ -29,7 +29,7 @@ every_row = pytest.mark.parametrize(
 
 
 def pair_of(name, row, device, shapes=SHAPES, **more):
-    """Two capturable optimizers on equal parameters, each with tensors of its own for lr and weight decay."""
+    """Two capturable optimizers on equal parameters, each with separate tensors for lr and weight decay."""
     row = dict(row)
     named = parameters(shapes, row.pop("dtype", torch.float32), device)
     other = twin(named)
@@ -53,7 +53,7 @@ def warm_up(pairs, steps=1):
 
 @every_row
 def test_replays_are_steps(name, row, device):
-    """With a rate that changes; a step outside of the graph, and edits of weights, come between."""
+    """The rate changes, and eager steps and edits of weights come between the replays."""
     ours, eager, named, other = pair_of(name, row, device)
     warm_up(((ours, named), (eager, other)), 2)
     before = [p.detach().clone() for _, p in named]
@@ -79,7 +79,7 @@ def test_replays_are_steps(name, row, device):
 @nan_arithmetic
 @every_name
 def test_a_replay_skips(name, device):
-    """By the gradients of that replay: nothing changes, step counts included."""
+    """A replay uses the gradients of that replay: on overflow nothing changes, step counts included."""
     ours, eager, named, other = pair_of(name, {"nonfinite": "skip", "scaling": LAMB()}, device)
     warm_up(((ours, named), (eager, other)))
     graph = capture(ours.step)
@@ -124,7 +124,7 @@ def test_loss_scale_in_a_graph(name, options, device):
 
 @every_name
 def test_a_step_after_a_capture_that_is_not_replayed(name, device):
-    """A capture writes nothing to the device, so what the host has noted is not there."""
+    """A capture writes nothing to the device, so the host must not assume that the step ran."""
     ours, eager, named, other = pair_of(name, {}, device)
     warm_up(((ours, named), (eager, other)))
     gradients(named, other)
@@ -136,7 +136,7 @@ def test_a_step_after_a_capture_that_is_not_replayed(name, device):
 
 @every_name
 def test_steps_by_other_gradients_between_replays(name, device):
-    """Replays go by the gradients of the capture, steps by those of now, whatever came before."""
+    """Replays use the captured gradient tensors, eager steps the current ones, in any order."""
     ours, eager, named, other = pair_of(name, {"scaling": LARS()}, device)
     warm_up(((ours, named), (eager, other)))
     graph = capture(ours.step)
@@ -156,7 +156,7 @@ def test_steps_by_other_gradients_between_replays(name, device):
 
 @every_name
 def test_a_step_with_fewer_gradients_between_replays(name, device):
-    """Another plan steps then; the graph goes on with the same state, and memory that it uses is not freed."""
+    """The eager step uses another plan; the graph continues with the same state, and its memory is not freed."""
     ours, eager, named, other = pair_of(name, {"scaling": LAMB()}, device)
     warm_up(((ours, named), (eager, other)))
     graph = capture(ours.step)
@@ -225,7 +225,7 @@ def test_gradients_of_other_strides(name, device):
 
 @every_name
 def test_many_captures(name, device):
-    """Of different gradients in a row, and of one step after another in one graph."""
+    """Captures with different gradients in a row, and two steps in one graph."""
     ours, eager, named, other = pair_of(name, {"clip_global_norm": 1.0}, device)
     warm_up(((ours, named), (eager, other)))
     captured = []
@@ -249,7 +249,7 @@ def test_many_captures(name, device):
 
 
 def test_captures_without_a_step_between(device):
-    """There is pinned memory for so many; the next step makes more."""
+    """Pinned memory allows a limited number of captures; the next eager step allocates more."""
     ours, _, named, _ = pair_of("sgd", {}, device)
     warm_up(((ours, named),), 1)
     kept = []
@@ -268,7 +268,7 @@ def test_captures_without_a_step_between(device):
 
 @every_name
 def test_the_work_of_a_second_capture_stays(name, device):
-    """It is the same as that of the first, in other memory since steps in between had other work."""
+    """The second capture has the work list of the first one in other memory, since the steps in between had another."""
     ours, eager, named, other = pair_of(name, {"scaling": LARS()}, device)
     warm_up(((ours, named), (eager, other)))
     (_, first), (_, its_twin) = named[0], other[0]

@@ -113,7 +113,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @every_name
 def test_after_a_change(name, change, capturing, device):
-    """What the last step went by is no more; a step makes it good."""
+    """The snapshot of the last step is no longer valid; an eager step renews it."""
     named = parameters(SHAPES, torch.float32, device)
     ours = ours_of(name, named)
     train((ours,), (named,), 1)
@@ -173,7 +173,7 @@ def test_betas_that_are_tensors(capturing, device):
 @pytest.mark.gpu
 @every_name
 def test_in_a_real_capture(name, device):
-    """Parameters on the GPU tell, wherever the first one is; the capture itself can end in peace."""
+    """The device of the parameters decides, wherever the first one is; the capture itself can end without an error."""
     named = parameters(SHAPES, torch.float32, device)
     ours = ours_of(name, named, capturable=False)
     train((ours,), (named,), 1)

@@ -1,4 +1,4 @@
-"""Whole training steps in a CUDA graph, forward and backward passes included, beside the same taken one by one."""
+"""Training steps in a CUDA graph, with forward and backward passes, compared with the same steps without a graph."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ ROWS = [
 
 
 class Network(nn.Module):
-    """Nothing but elementwise operations and sums, whose bits do not depend on what a library picks for a graph."""
+    """Only elementwise operations and sums, whose bits do not depend on the kernels a library picks for a graph."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +140,7 @@ def test_grad_scaler(name, row, device):
 
 @every_name
 def test_two_graphs_and_steps_between(name, device):
-    """One after the other in any order; each has gradients of its own, and a step outside new ones."""
+    """Two graphs in any order; each has separate gradients, and an eager step between them allocates new ones."""
     ours, eager = pair_of(name, {"scaling": LARS(), "clip_global_norm": 0.5}, device)
     graphs = [ours.capture(), ours.capture()]
     for i, which in enumerate([0, 1, 1, None, 0, None, None, 1, 0]):
@@ -152,7 +152,7 @@ def test_two_graphs_and_steps_between(name, device):
 
 @every_name
 def test_memory_of_a_graph_is_not_given_away(name, device):
-    """A step with fewer gradients makes other tables; those of the graph stay, whatever is allocated next."""
+    """A step with fewer gradients makes other tables; the tables of the graph survive later allocations."""
     ours, eager = pair_of(name, {"scaling": LAMB()}, device)
     graph = ours.capture()
     for training in (ours, eager):

@@ -1,4 +1,4 @@
-"""Norms of weights are carried from step to step, and measured again where someone changed a weight."""
+"""Norms of weights are carried from step to step, and measured again where a weight was edited."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ CHANGES = [
     + [(change, (2, 2050)) for change in (nothing, double_behind, edit_last)],
 )
 def test_carried_norms(change, shape, device):
-    """Whoever changes a weight between two steps, the next one goes by its norm as it is."""
+    """Another writer changes a weight between two steps; the next step must use the new norm."""
     named = parameters([shape], torch.float32, device)
     # no zeros, and exponents of either parity
     named[0][1].data.add_(1.5)
@@ -121,7 +121,7 @@ def test_weights_are_read_again_only_if_changed(change, again, device):
 
 
 def test_another_optimizer_steps_the_same_weights(device):
-    """As in GAN training or fine-tuning in turns: norms are of the weights as they are."""
+    """As in GAN training or alternating fine-tuning: each optimizer uses the norms of the current weights."""
     named = parameters([(3, 20)], torch.float32, device)
     ours = OURS["sgd"](named, lr=0.1, scaling=LARS(0.5), backend="triton")
     other = OURS["adamw"](named, lr=0.3, scaling=ELR(0.5), backend="triton")
@@ -132,7 +132,7 @@ def test_another_optimizer_steps_the_same_weights(device):
 
 
 def test_changed_while_it_had_no_gradient(device):
-    """In one element, which is no sample; the step in between knows nothing of it."""
+    """An edit of one element that is not sampled; the step in between does not see it."""
     named = parameters([(2, 2050), (5, 30)], torch.float32, device)
     ours = OURS["sgd"](named, lr=0.1, scaling=ELR(0.3), backend="triton")
     train((ours,), (named,), 2)

@@ -59,7 +59,7 @@ def test_into_torch_and_back(name, backend, device):
     ours, torchs = ours_of(name, named, backend), torchs_of(name, expected)
     check = same if backend == "torch" else partial(close, steps=15)
     train((ours, torchs), (named, expected), 5)
-    # each goes on with the state of the other
+    # each optimizer continues with the state of the other one
     mine, theirs = saved(ours.state_dict()), saved(torchs.state_dict())
     ours.load_state_dict(theirs)
     torchs.load_state_dict(mine)

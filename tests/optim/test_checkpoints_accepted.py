@@ -1,4 +1,4 @@
-"""State dicts that look odd and are what steps of ours, older versions of torch or other devices leave."""
+"""Unusual state dicts that steps of ours, older versions of torch or other devices produce."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -13,8 +13,8 @@ SHAPES = [(6, 5), (), (7,)]
 
 
 @every_case
-def test_what_our_own_steps_leave_is_not_refused(name, backend, device):
-    """A rate of which rounding left -1e-17 at the end of a schedule, and amsgrad that begins with the next step."""
+def test_values_of_our_own_steps_are_accepted(name, backend, device):
+    """A rate that rounding left at -1e-17 at the end of a schedule, and amsgrad that begins with the next step."""
     named = parameters(SHAPES, torch.float32, device)
     optimizer = OURS[name](named, **OPTIONS[name], backend=backend)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.3, end_factor=0.0, total_iters=8)
@@ -54,7 +54,7 @@ def test_options_that_older_versions_did_not_have(name, missing, device):
 
 @every_name
 def test_state_without_values(name, device):
-    """Empty entries, and the None that SGD without momentum once kept, are those before a first step."""
+    """Empty entries, and the None that SGD without momentum once stored, mean that no step was made."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     ours = OURS[name](named, **OPTIONS[name], backend="torch")
@@ -153,7 +153,7 @@ def test_other_keys_of_a_state_dict_are_ignored(name, backend, device):
     compare(same, resumed, optimizer, again, named)
 
 
-# of the import itself
+# raised by the import itself
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @every_name
 def test_a_wrapper_that_adds_a_key_loads_its_own_dict(name, device):

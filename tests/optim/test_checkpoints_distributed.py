@@ -24,7 +24,7 @@ from fused_lwlr import LAMB, LARC, LARS, Hyperball
 # there is one process, and none is meant to be
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
-    # of torch 2.8 itself
+    # raised by torch 2.8 itself
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
 ]
 
@@ -33,7 +33,7 @@ ROWS = [
     ("sgd", {"layers": MULTIPLIERS}), ("sgd", {"momentum": 0.0}), ("sgd", {"scaling": LARS(0.1)}),
     ("sgd", {"nonfinite": "skip", "clip_global_norm": 1.0}), ("adamw", {"layers": MULTIPLIERS}),
     ("adamw", {"amsgrad": True, "scaling": LAMB()}), ("adamw", {"nonfinite": "skip", "scaling": LARC()}),
-    # of slices there are more radii than the files are filled into, unless the optimizer was made with these
+    # with slices, an optimizer that was made without them has fewer radii than the files
     ("adamw", {"layers": {"0.weight": 0.5, "2.bias": 0.0}, "scaling": Hyperball()}),
 ]  # fmt: skip
 every_shape = pytest.mark.parametrize("flat", [False, True])
@@ -97,7 +97,7 @@ def test_resuming_is_not_having_stopped(name, options, backend, flat, device, tm
 @every_shape
 @pytest.mark.parametrize("name", OURS)
 def test_into_torch_and_back(name, flat, device, tmp_path):
-    """Files of torch's optimizer go on in ours, and the other way round."""
+    """Our optimizer continues from files of torch's optimizer, and torch's from ours."""
     models = [network(device) for _ in range(2)]
     optimizers = [
         OURS[name](models[0].named_parameters(), **OPTIONS[name], backend="torch"),
@@ -133,7 +133,7 @@ def test_making_state_moves_nothing(name, backend, scaling, device):
 
 @pytest.fixture
 def mesh(device, tmp_path):
-    """Of this process alone."""
+    """A mesh of this process alone."""
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))

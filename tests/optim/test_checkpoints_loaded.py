@@ -1,4 +1,4 @@
-"""What a loaded state dict becomes: torch's mapping, hooks and values, in memory, strides and dtypes of ours."""
+"""A loaded state dict: torch's mapping, hooks and values, in memory, strides and dtypes of our optimizer."""
 
 from copy import deepcopy
 
@@ -56,7 +56,7 @@ def test_from_torch_in_mid_training(name, options, flags, device):
 @every_flag
 @every_row
 def test_into_torch_in_mid_training(name, options, flags, device):
-    """Two of torch's with these flags, one of which goes on from our state and one from that of torch."""
+    """Two torch optimizers with these flags: one continues from our state, the other from torch's state."""
     ours, oracle, named, expected = pair(name, device, **options)
     train((ours, oracle), (named, expected), 3)
     others = [TORCH[name](pairs, **{**OPTIONS[name], **options, **flags}) for pairs in (named, expected)]
@@ -101,7 +101,7 @@ def test_names_are_those_of_the_constructor(name, own, saved, device):
 
 @every_name
 def test_hooks_are_called_as_torch_does(name, device):
-    """Each with a copy of the dict or what the one before it made of that; and what the last returns is loaded."""
+    """Each hook gets a copy of the dict or the previous hook's result; the last result is loaded."""
     calls = {}
     for kind in (OURS, TORCH):
         named = parameters(SHAPES, torch.float32, device)
@@ -196,7 +196,7 @@ def test_dtypes(name, nonfinite, dtype, saved, device):
 
 @every_case
 def test_memory_is_laid_out_as_the_optimizer_would(name, backend, device):
-    """Strides of the parameter, or dense ones where its own have gaps, whatever those of the dict are."""
+    """State has the parameter's strides, or dense strides if the parameter has gaps; the dict's strides are ignored."""
     memory = uniform((4, 10), torch.float32, device)
     named = [
         ("image", uniform((2, 3, 4, 5), torch.float32, device).to(memory_format=torch.channels_last)),
@@ -220,7 +220,7 @@ def test_memory_is_laid_out_as_the_optimizer_would(name, backend, device):
 
 
 def addresses(thing):
-    """Of all memory in nested containers."""
+    """Storage addresses of all tensors in nested containers."""
     if isinstance(thing, torch.Tensor):
         return {thing.untyped_storage().data_ptr()}
     parts = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else ()
@@ -229,7 +229,7 @@ def addresses(thing):
 
 @every_name
 def test_no_memory_is_shared(name, device):
-    """With the dict, the optimizer that it is of, or another that loads it; a rate that is a tensor included."""
+    """State shares no memory with the dict, its optimizer or another optimizer that loads it; tensor rates included."""
     ours, _, named, _ = pair(name, device, lr=torch.tensor(0.01))
     ours.param_groups[0]["more"] = [torch.ones(2)]
     train((ours,), (named,), 1)

@@ -1,4 +1,4 @@
-"""State dicts that are corrupt or of something else are refused whole: by name, with nothing changed."""
+"""Corrupt or foreign state dicts are refused with a message that names the entry, and nothing is changed."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def trained(name, device, backend="torch", **options):
 
 
 def refused(optimizer, named, checkpoint, message, error=ValueError):
-    """Nothing is changed, not even replaced by its like, and the optimizer goes on as one that was never asked."""
+    """The refusal changes nothing and replaces no object, and the optimizer continues as if it had not been called."""
     other, others = deepcopy((optimizer, named))
     before, kept = snapshot(optimizer, named), dict(vars(optimizer))
     tensors = [value for state in optimizer.state.values() for value in state.values()]
@@ -76,8 +76,8 @@ STRUCTURE = [
     (("state",), [], "'state' of the state dict must be a dict"),
     (("state", 0), [], "the state of parameter 'p0' must be a dict"),
     (("state", 1), None, "the state of parameter 'p1' must be a dict, not None"),
-    (("state", 7), {}, "state of 7, which is in none of its parameter groups"),
-    (("state", "1"), {}, "state of '1', which is in none of its parameter groups"),
+    (("state", 7), {}, "state of 7, but no parameter group has this parameter"),
+    (("state", "1"), {}, "state of '1', but no parameter group has this parameter"),
     (("param_groups",), {}, "'param_groups' of the state dict must be a list"),
     (("param_groups",), [], "different number of parameter groups: 0, but the optimizer 1"),
     (("param_groups", 0), "fast", "parameter group 0 of the state dict must be a dict"),
@@ -85,7 +85,7 @@ STRUCTURE = [
     (("param_groups", 0, "params"), [0, 1], "group 0 has 2 parameters, but 3 in the optimizer"),
     (("param_groups", 0, "params"), [0, 1, [2]], "'params' of parameter group 0 of the state dict must be a list"),
     (("param_groups", 0, "params"), [0, 1, 1], "the id 1 to parameter 'p1' and to parameter 'p2'"),
-    (("param_groups", 0, "params"), [0, 1, 5], "state of 2, which is in none"),
+    (("param_groups", 0, "params"), [0, 1, 5], "state of 2, but no parameter group"),
     (("param_groups", 0, "param_names"), ["p0", "p1"], "'param_names' of parameter group 0 .* must be 3 names"),
     (("param_groups", 0, "param_names"), ["p0", "p1", 2], "must be 3 names"),
     (("param_groups", 0, "layers"), layers_text({}, {"lr": -2.0}, {}), "'lr' of layer 'p1' must be .*, not -2.0"),

@@ -63,7 +63,7 @@ def test_zero_gradients(name, backend, device):
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @every_case
 def test_bad_gradients_propagate_as_in_torch(name, backend, bad, device):
-    """An infinite one makes all others zero and itself NaN; NaN makes everything NaN."""
+    """One infinite gradient makes the others zero and itself NaN; one NaN makes all gradients NaN."""
     named = parameters([(3, 5), (4,)], torch.float32, device)
     expected = twin(named)
     ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.5, backend=backend)
@@ -80,7 +80,7 @@ def test_bad_gradients_propagate_as_in_torch(name, backend, bad, device):
 @overflow
 @every_case
 def test_squares_overflow(name, backend, device):
-    """Finite gradients whose squares are not: as torch, whose norm is infinite too."""
+    """Finite gradients whose squares overflow: torch's norm is infinite too."""
     named = parameters([(3, 5), (4,)], torch.float32, device)
     expected = twin(named)
     ours = OURS[name](named, **OPTIONS[name], clip_global_norm=0.5, backend=backend)
@@ -113,7 +113,7 @@ def test_dtypes_share_a_norm(name, backend, device):
 
 @every_case
 def test_all_gradients_count(name, backend, device):
-    """Those of frozen layers (η = 0), of slices, of layers that are not scaled; absent ones do not."""
+    """The norm includes gradients of frozen layers (η = 0), slices and unscaled layers; a missing gradient is 0."""
     named = parameters([(4, 5), (3,), (2, 2), (6,)], torch.float32, device)
     options = {"lr": 0.05, "weight_decay": 0.1}
     multipliers = {"p0[1:3]": 0.5, "p1": 0.0}
@@ -158,7 +158,7 @@ def test_scalings_see_clipped_gradients(name, backend, scaling, device):
         other.step()
     compare(partial(close, steps=2), ours, other, named, expected)
     mine, theirs = ours.layer_stats(), other.layer_stats()
-    # trust ratios are of clipped gradients, norms of what they were
+    # trust ratios are computed from clipped gradients, reported norms from the gradients before clipping
     torch.testing.assert_close(mine.trust_ratio, theirs.trust_ratio, rtol=1e-5, atol=0)
     torch.testing.assert_close(mine.grad_norm * clip, theirs.grad_norm, rtol=1e-6, atol=0)
 

@@ -21,7 +21,7 @@ from fused_lwlr import ELR, LAMB, LARS
     ],
 )  # fmt: skip
 def test_one_launch_and_its_bytes(name, options, memory, state, scaling, device):
-    """w, g and state once from memory; again from L2 g, or all that the direction is made of."""
+    """w, g and state are read once from memory; g, or all inputs of the direction, again from L2."""
     named = parameters([(3, 5)], torch.float32, device)
     optimizer = OURS[name](named, lr=0.1, **options, scaling=scaling, backend="triton")
     target = scaling.scale(OURS[name].rule).target
@@ -57,7 +57,7 @@ def test_bytes_of_half_precision(dtype, memory, cached, device):
 @pytest.mark.parametrize(
     ("name", "options", "memory"),
     [
-        # the parameter is read beside its exact weight, to see whether it was changed
+        # the parameter is read together with its exact weight, to detect edits
         ("adamw", {"master_weights": True, "state_dtype": torch.float32}, 30),
         ("sgd", {"momentum": 0.9, "master_weights": True}, 18),
         ("adamw", {"stochastic_rounding": True}, 14), ("adamw", {"capturable": True}, 14),
@@ -98,7 +98,7 @@ def test_rows_beyond_the_window_come_from_memory_twice(name, scaling, from_memor
 
 @pytest.mark.parametrize("name", OURS)
 def test_time_of_a_step_is_linear_in_the_number_of_tensors(name):
-    """Eight times as many tensors: 8 if it is linear, 64 if it is quadratic; what caches hold lies between."""
+    """Eight times as many tensors: factor 8 if linear, 64 if quadratic; cache effects lie between."""
 
     def fastest(count):
         params = [torch.nn.Parameter(torch.ones(1)) for _ in range(count)]

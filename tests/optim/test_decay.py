@@ -26,7 +26,7 @@ every_decoupled = pytest.mark.parametrize("name", ["adamw", "lion"])
 @every_backend
 @every_rule
 def test_corrected_decay_is_decay_times_lr_over_its_maximum(name, backend, device):
-    """Beside param groups of torch whose weight decay is set in every step; bit for bit with the reference."""
+    """Against torch param groups whose weight decay is set before every step; bit for bit with the reference."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     options = {**OPTIONS[name], "lr": 0.1}
@@ -109,7 +109,7 @@ def test_max_lr_is_saved(name, device):
 
 
 def test_where_max_lr_is_from(device):
-    """The lr of the group when it is made, what the group says, or the peak that a scheduler writes down."""
+    """max_lr is the group's lr at construction, the group's own entry, or the peak that a scheduler writes."""
     named = parameters([(2,), (2,)], torch.float32, device)
     layers = {"*": {"corrected_decay": True}}
     sgd = fused_lwlr.SGD(
@@ -191,7 +191,7 @@ def test_cautious_decay_is_the_formula(name, backend, device):
                 torch.testing.assert_close(ours.state[p][key].double(), moment, rtol=4e-6, atol=8 * EPS[torch.float32])
             always, _ = formula(name, w, p.grad, state, t, 0.1, 0.0)
             decayed += (always != expected).double().mean().item() / 8
-    # of random gradients half of the elements
+    # with random gradients, half of the elements
     assert 0.2 < decayed < 0.8
 
 
@@ -199,7 +199,7 @@ def test_cautious_decay_is_the_formula(name, backend, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @every_decoupled
 def test_backends_agree_on_cautious_decay(name, dtype, scaling, device):
-    """With exact state, where the decay is part of a norm too."""
+    """With exact state, where the decay also enters a norm."""
     named = parameters([(6, 5), (4,), (300, 4), (), (1,)], dtype, device)
     other = twin(named)
     options = {**OPTIONS[name], "weight_decay": 0.5, "scaling": scaling, "state_dtype": torch.float32}
@@ -217,7 +217,7 @@ def test_backends_agree_on_cautious_decay(name, dtype, scaling, device):
 @every_backend
 @every_decoupled
 def test_cautious_decay_by_sign(name, backend, device):
-    """Elements whose gradient would enlarge them are not decayed; those without a step are."""
+    """Elements whose gradient would enlarge them are not decayed; elements with a zero gradient are."""
     w = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0], device=device)
     named = [("w", torch.nn.Parameter(w.clone()))]
     ours = ALL[name](named, lr=0.1, weight_decay=0.5, cautious_decay=True, backend=backend)

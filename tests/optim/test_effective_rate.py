@@ -9,7 +9,7 @@ from tolerances import close, same
 
 from fused_lwlr import ELR
 
-# ‖Δw‖ is that of a difference of rounded weights: half an EPS of each over lr · goal, on average much less
+# Δw is a difference of rounded weights: half an EPS of each over lr · goal, on average much less
 ELR_RTOL = 1e-5
 
 
@@ -17,7 +17,7 @@ ELR_RTOL = 1e-5
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_elr_sets_the_effective_rate(weight_decay, amsgrad, backend, device):
-    """‖Δw‖ / ‖w‖ = lr · η · goal for every constrained layer and step; the others step as without."""
+    """‖Δw‖ / ‖w‖ = lr · η · goal for every constrained layer and step; the other layers step as without a scaling."""
     shapes = [(33, 130), (5,), (2, 3, 1500), (), (40, 2)] if backend == "torch" else [(3, 7), (4,)]
     named = parameters(shapes, torch.float32, device)
     expected = twin(named)

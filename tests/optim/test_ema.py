@@ -1,4 +1,4 @@
-"""Moving averages of the weights, beside AveragedModel on the weights of a step without them."""
+"""Moving averages of the weights, compared with AveragedModel on the weights of a step without them."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from fused_lwlr import ELR, LAMB, LARS, BalancedLR, ScaleInvariant
 SHAPES = [(6, 5), (), (0,)]
 BF16, FP16 = {"dtype": torch.bfloat16}, {"dtype": torch.float16}
 EXACT = {"master_weights": True, **BF16}
-# of a decay of 0.5 at most, torch.lerp takes another form
+# torch.lerp uses another formula for a decay of at most 0.5
 ROWS = [
     ("sgd", 0.9, {}), ("sgd", 0.4, {"momentum": 0.0}), ("sgd", 0.9, {"nesterov": True, "maximize": True}),
     ("sgd", 0.9, {"scaling": ELR(0.1), "layers": {"p0[1:3]": 0.5, "p1": 0.0}}),
@@ -42,13 +42,13 @@ def averages(optimizer, named):
 
 
 def weights(optimizer, named):
-    """What is averaged, in single precision at least: the weights as they are stored, the exact ones if there are."""
+    """The weights to average, in at least float32: exact weights if the state has them, else the stored weights."""
     exact = [optimizer.state.get(p, {}).get("master_weight", p.detach()) for _, p in named]
     return [w.to(torch.promote_types(w.dtype, torch.float32), copy=True) for w in exact]
 
 
 class Averaged:
-    """torch's average of weights that are handed to it: the first ones, and then those of each step."""
+    """torch's average of given weights: the initial ones, and then the weights after each step."""
 
     def __init__(self, decay, first):
         self.model = nn.ParameterList([w.clone() for w in first])
@@ -72,7 +72,7 @@ class Averaged:
     [(*row, backend) for row in ROWS for backend in BACKENDS] + [(*row, "torch") for row in REFERENCE_ONLY],
 )
 def test_the_average_is_that_of_torch(name, decay, options, backend, device):
-    """And the weights are those of the step without it, bit for bit."""
+    """The weights also equal the weights of a step without averages, bit for bit."""
     options = {**options, "backend": backend}
     dtype = options.pop("dtype", torch.float32)
     # a block and the rest of a tile, where nothing else is asked for
@@ -102,7 +102,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @every_case
 def test_layouts(name, backend, layout, device):
-    """Of the parameter's strides, where it fills its memory."""
+    """The average has the parameter's strides if these are dense."""
     named = [("p", nn.Parameter(LAYOUTS[layout](uniform((40, 30), torch.float32, device))))]
     ours = OURS[name](named, **OPTIONS[name], ema=0.9, backend=backend)
     expected = named[0][1].detach().clone(memory_format=torch.preserve_format)
@@ -134,8 +134,8 @@ def test_groups_and_their_bytes(name, dtype, device):
 @nan_arithmetic
 @pytest.mark.parametrize("how", ["skip", "found_inf"])
 @every_case
-def test_a_step_that_is_skipped_leaves_the_average(name, backend, how, device):
-    """Also the first one, after which it is the weight as it was."""
+def test_a_skipped_step_leaves_the_average(name, backend, how, device):
+    """Also if the first step is skipped; the average then equals the unchanged weight."""
     named = parameters(SHAPES, torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], ema=0.9, backend=backend, nonfinite=how.replace("found_inf", "propagate"))
     first = weights(ours, named)
@@ -159,8 +159,8 @@ def test_a_step_that_is_skipped_leaves_the_average(name, backend, how, device):
 
 
 @every_case
-def test_what_is_not_stepped_keeps_its_average(name, backend, device):
-    """Other than AveragedModel, which would go on; without any gradient there is no average at all."""
+def test_a_parameter_without_a_step_keeps_its_average(name, backend, device):
+    """AveragedModel would continue averaging; a parameter that never had a gradient has no average at all."""
     named = parameters([(4,), (3,), (2,)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], ema=0.9, backend=backend)
     (_, stepped), (_, later_frozen), (_, frozen) = named
@@ -178,7 +178,7 @@ def test_what_is_not_stepped_keeps_its_average(name, backend, device):
 
 @every_case
 def test_a_warm_up(name, backend, device):
-    """As the docstring writes it, beside the average in double precision."""
+    """The schedule of the docstring, compared with an average in double precision."""
     named = parameters(SHAPES, torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], ema=0.999, backend=backend)
     expected = [w.double() for w in weights(ours, named)]
@@ -197,7 +197,7 @@ def test_a_warm_up(name, backend, device):
     [(name, "torch", options) for name in OURS for options in ({}, EXACT)] + [("adamw", "triton", EXACT)],
 )
 def test_turned_off_and_on(name, backend, options, device):
-    """Off, it is dropped by the next step; on again, it begins with the weights as they are."""
+    """Turned off, the next step drops the average; turned on again, it begins with the current weights."""
     options = dict(options)
     named = parameters(SHAPES, options.pop("dtype", torch.float32), device)
     other = twin(named)
@@ -230,7 +230,7 @@ def test_decays_that_cannot_be(name, bad, device):
 
 @every_case
 def test_a_warm_up_that_goes_wrong(name, backend, device):
-    """Is refused by the step, which changes nothing."""
+    """The step refuses it and changes nothing."""
     named = parameters([(3,)], torch.float32, device)
     ours = OURS[name](named, ema=0.9, backend=backend)
     train((ours,), (named,), 1)
@@ -249,7 +249,7 @@ def test_a_warm_up_that_goes_wrong(name, backend, device):
 )
 @every_backend
 def test_an_average_that_does_not_fit(value, message, backend, device):
-    """Put there by hand, as what loads a state dict would not."""
+    """State that is put there by hand; loading a state dict would not allow it."""
     named = parameters([(3,)], torch.float32, device)
     ours = OURS["adamw"](named, ema=0.9, backend=backend)
     train((ours,), (named,), 1)

@@ -84,8 +84,8 @@ def test_a_dict_without_averages(name, source, device):
 
 
 @every_name
-def test_an_average_that_nobody_moves_is_left_out(name, device):
-    """Of a dict whose groups have none, saved before a step dropped it, or of another tool: it would go stale."""
+def test_an_average_that_no_option_updates_is_left_out(name, device):
+    """Groups without `ema` drop averages that a dict still has from before a step, or from another tool."""
     ours, named = trained(name, device)
     state_dict = saved(ours.state_dict())
     state_dict["param_groups"][0]["ema"] = None
@@ -99,7 +99,7 @@ def test_an_average_that_nobody_moves_is_left_out(name, device):
 @pytest.mark.parametrize("kind", ["ours without", "torch"])
 @every_name
 def test_a_dict_with_averages_elsewhere(name, kind, device):
-    """Ours goes on averaging, as with any other option of a dict; torch.optim carries averages along."""
+    """Our optimizer continues averaging, as with any other option of a dict; torch.optim keeps the averages as is."""
     ours, named = trained(name, device)
     again = twin(named)
     other = ours_of(name, again, ema=None) if kind != "torch" else TORCH[name](again, **OPTIONS[name], foreach=False)

@@ -40,7 +40,7 @@ def failing(module, name, monkeypatch, *, when_ready):
 @pytest.mark.parametrize("taken", [0, 2])
 @every_case
 def test_second_launch_cannot_be_made_ready(name, backend, taken, device, monkeypatch):
-    """No memory for it, or a kernel that does not compile: nothing is stepped, and the next step is right."""
+    """Out of memory, or a kernel that does not compile: nothing is stepped, and the next step is correct."""
     named, twins = mixed(device), mixed(device)
     optimizer, other = (OURS[name](some, backend=backend, **OPTIONS[name]) for some in (named, twins))
     for (_, twin), (_, param) in zip(twins, named, strict=True):
@@ -62,7 +62,7 @@ def test_second_launch_cannot_be_made_ready(name, backend, taken, device, monkey
 @pytest.mark.parametrize("taken", [0, 2])
 @every_case
 def test_second_launch_fails(name, backend, taken, device, monkeypatch):
-    """What was launched before is stepped in full, state and count included; the rest not at all."""
+    """The first launch is stepped in full, state and count included; the second launch changes nothing."""
     (_, first), (_, second) = named = mixed(device)
     optimizer = OURS[name](named, backend=backend, **OPTIONS[name])
     for _ in range(taken):

@@ -1,4 +1,4 @@
-"""Random sequences of what training loops do, on our optimizer and on torch's single-tensor one, compared all along."""
+"""Random sequences of training operations, compared step by step with torch's single-tensor optimizer."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ OPTIONS = {
     "lr in momentum": st.tuples(
         st.fixed_dictionaries(COMMON), st.sampled_from([{}, {"momentum": 0.5, "nesterov": True}])
     ),
-    # with rates that no weight was halved to, so that no step ends near zero
+    # with rates that halve no weight, so that no step ends near zero
     "hyperball": st.tuples(
         st.fixed_dictionaries({**COMMON, "lr": st.sampled_from([0.05, 0.2])}),
         st.sampled_from([
@@ -47,7 +47,7 @@ LATER = {
 }
 # plain gradients more often than the others, so that most sequences do not end in NaN
 KINDS = st.lists(st.sampled_from([*["uniform"] * 12, *GRADIENTS]), min_size=1, max_size=3)
-# what leaves NaN in a weight: the factors of such a layer are compared nowhere, as those of any norm
+# these leave NaN in a weight: the factors of such a layer are not compared, as with any norm
 ENDLESS = ("huge", "overflowing", "one NaN", "one infinity")
 FINITE_KINDS = KINDS.map(lambda kinds: ["uniform" if kind in ENDLESS else kind for kind in kinds])
 MODEL = st.lists(st.sampled_from(SHAPES), min_size=1, max_size=3)
@@ -77,14 +77,14 @@ def layers(name):
         {"corrected_decay": True},
         *OPTIONS_OF_LAYERS.get(name, ()),
     ]
-    # of lr in the momentum buffer, η stays out of it
+    # with lr in the momentum buffer, η is not part of the buffer
     entries += [] if name == "lr in momentum" else [0.5, {"lr": 3.0, "weight_decay": 0.5}]
     return st.one_of(st.none(), st.lists(st.sampled_from(entries), min_size=3, max_size=3))
 
 
 @st.composite
 def sequences(draw, name):
-    """Operations, most of them with a step behind them that shows what they have left."""
+    """Operations, most of them followed by a step that shows their effect."""
     options, kinds = {**COMMON, **LATER[name]}, FINITE_KINDS if name == "hyperball" else KINDS
     sequence = [("step", draw(kinds))]
     for _ in range(draw(st.integers(3, 8))):

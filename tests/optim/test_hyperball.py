@@ -1,4 +1,4 @@
-"""Layers on spheres: the printed formula, norms that stay, radii in the state, and what a step tells about them."""
+"""Layers on spheres: the formula of the paper, constant norms, radii in the state, and statistics of a step."""
 
 import math
 from copy import deepcopy
@@ -27,7 +27,7 @@ def unit(x):
 
 
 def printed(name, options, param, lr):
-    """Yields after every gradient, in float64, what the paper has: w ← R · N(w − lr · R · N(u)), u of torch.optim."""
+    """Yields the paper's weight after every gradient, in float64: w ← R · N(w − lr · R · N(u)), u of torch.optim."""
     w = param.detach().double().clone()
     radius = w.norm().float().double()
     other = torch.nn.Parameter(w.clone())
@@ -43,7 +43,7 @@ def printed(name, options, param, lr):
 
 @pytest.mark.parametrize(("name", "options"), RULES)
 def test_the_formula_as_printed(name, options, device):
-    """In double precision; decay does not act on these layers, and acts on the others."""
+    """In double precision; decay does not affect these layers, only the others."""
     named = parameters([(7, 33), (9,), (3, 2, 5)], torch.float64, device)
     plain = twin(named[1:2])
     ours = ALL[name](named, lr=0.05, weight_decay=0.3, **options, scaling=Hyperball(), backend="torch")
@@ -84,7 +84,7 @@ MORE = [
     ("name", "options"), [("sgd", {"momentum": 0.9, "nesterov": True}), ("adamw", {"amsgrad": True}), ("lion", {})]
 )
 def test_twins(name, options, more, scaling, dtype, device):
-    """Kernels against the reference, whatever else a step does."""
+    """Kernels against the reference, with every other option of a step."""
     named = parameters([(6, 35), (5,), (2, 3), (0, 3)], dtype, device)
     expected = twin(named)
     options = {**OPTIONS[name], **options, **more, "scaling": scaling}
@@ -94,7 +94,7 @@ def test_twins(name, options, more, scaling, dtype, device):
         compare(partial(close, steps=step + 1), ours, other, named, expected)
         close(ours.layer_stats().values.float(), other.layer_stats().values.float(), steps=8 * (step + 1))
         if dtype != torch.float32:
-            # what was rounded apart would part further
+            # start again from equal values, or rounding differences would grow
             for (_, p), (_, q) in zip(named, expected, strict=True):
                 q.data.copy_(p)
                 for key, value in other.state[q].items():
@@ -122,7 +122,7 @@ def test_stochastic_rounding(name, device):
     ],
 )
 def test_the_norm_does_not_drift(backend, dtype, more, device):
-    """Over 10,000 steps, of which each is measured."""
+    """Over 10,000 steps, each of them measured."""
     named = parameters([(8, 24)], dtype, device)
     param = named[0][1]
     optimizer = ALL["adamw"](named, lr=0.01, scaling=Hyperball(), backend=backend, **more)
@@ -174,7 +174,7 @@ def test_a_weight_that_was_edited_comes_back(backend, device):
 @every_backend
 @every_name
 def test_radii_are_saved(name, backend, device):
-    """A run goes on from a checkpoint on the spheres of its start, slice by slice."""
+    """A resumed run continues on the radii that it started with, slice by slice."""
     named = parameters([(6, 5), (4,)], torch.float32, device)
     options = {**OPTIONS[name], "scaling": Hyperball(), "backend": backend, "layers": {"p0[2:5]": 0.5}}
     start = named[0][1].detach().double()
@@ -252,7 +252,7 @@ def test_a_radius_that_was_put_there_is_checked(device):
 @every_backend
 @every_name
 def test_spheres_begin_with_the_option(name, backend, device):
-    """Without spheres in a step or in a checkpoint, those after it are of the weights as they are then."""
+    """After a step or a checkpoint without spheres, new radii are the norms of the current weights."""
     named = parameters([(6, 5)], torch.float32, device)
     param = named[0][1]
     ours = ALL[name](named, **OPTIONS[name], backend=backend)
@@ -276,8 +276,8 @@ def test_spheres_begin_with_the_option(name, backend, device):
 
 
 @every_backend
-def test_the_radius_is_of_the_first_step_of_a_layer(backend, device):
-    """Not of the optimizer's: what has no gradient may change until it has one."""
+def test_the_first_step_of_a_layer_sets_its_radius(backend, device):
+    """The radius is set when the layer is first stepped: until it has a gradient, its weights may change."""
     named = parameters([(6, 5), (3, 4)], torch.float32, device)
     optimizer = ALL["sgd"](named, lr=0.1, scaling=Hyperball(), backend=backend)
     for _ in range(2):
@@ -307,7 +307,7 @@ def test_what_is_refused(device):
 @pytest.mark.parametrize("scaling", [Hyperball(), ELR(0.3, retract="sphere")], ids=["Hyperball", "ELR"])
 @every_name
 def test_statistics(name, scaling, backend, device):
-    """‖Δw‖ / ‖w‖ is of the weights before and after; the cosine is that of Δw where ρ is 1."""
+    """‖Δw‖ / ‖w‖ uses the weights before and after the step; the cosine uses Δw where ρ is 1."""
     named = parameters([(6, 35), (5,), (2, 3)], torch.float64 if backend == "torch" else torch.float32, device)
     optimizer = ALL[name](named, lr=0.05, weight_decay=0.1, scaling=scaling, backend=backend)
     for _ in range(3):

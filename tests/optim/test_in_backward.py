@@ -1,4 +1,4 @@
-"""Steps during backward give what a step after it gives, with the gradients of one bucket in memory at a time."""
+"""Steps during backward equal a step after it, with the gradients of one bucket in memory at a time."""
 
 import gc
 import shutil
@@ -29,7 +29,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 class Net(nn.Module):
-    """Tied weights, a frozen one, one without a gradient, and one of no dimension."""
+    """Tied weights, a frozen parameter, a parameter without a gradient, and a 0-dimensional one."""
 
     def __init__(self, frozen=True):
         super().__init__()
@@ -140,7 +140,7 @@ def unnamed(named):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_layers_without_names(backend, device):
-    """Are called by their place in the optimizer, not in the bucket."""
+    """Hooks are called with the parameter's position in the optimizer, not in the bucket."""
     sides = twins(ALL["sgd"], device, groups=unnamed, lr=0.1, scaling=ELR(0.1), backend=backend)
     train(sides)
     expected, found = (optimizer.layer_stats() for _, optimizer in sides)
@@ -172,7 +172,7 @@ def test_plans_are_kept(size, monkeypatch, device):
     assert buckets == {1: 9, 200: 3, 1 << 30: 1}[size]
     train(sides, 3)
     assert len(made) == buckets
-    # of its own bucket alone
+    # members of one bucket only
     model, optimizer = sides[0]
     members = [member.position for each in optimizer._stepped for plan in each.plans for member in plan.members]
     assert sorted(members) == [i for i, p in enumerate(model.parameters()) if optimizer.state.get(p)]
@@ -216,7 +216,7 @@ def test_peak_of_gradients(layers_at_once, device):
 
 
 def test_gradients_are_freed(device):
-    """Not only out of `.grad`."""
+    """References outside `.grad` are gone too."""
     model = deep(4).to(device)
     optimizer = ALL["adamw"](model.named_parameters(), lr=0.01)
     fused_lwlr.step_in_backward(model, optimizer, max_bytes=1)
@@ -285,7 +285,7 @@ def test_a_copy_has_no_hooks(device):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_remove(backend, device):
-    """In the middle of a step too: the rest is stepped by `step()`."""
+    """Also in the middle of a step: `step()` then steps the remaining parameters."""
     sides = twins(ALL["adamw"], device, size=None, backend=backend, **OPTIONS["adamw"])
     model, optimizer = sides[1]
     handle = fused_lwlr.step_in_backward(model, optimizer, max_bytes=200)
@@ -322,7 +322,7 @@ def test_checkpointed_activations(reentrant, device):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_that_backward_still_needs(backend, device):
-    """A use that no gradient comes from does not delay the step: PyTorch says so, and computes nothing wrong."""
+    """A use without a gradient does not delay the step: PyTorch says so, and the result is correct."""
     first, second = (nn.Linear(4, 4).to(device) for _ in range(2))
     model = nn.Sequential(first, second)
     optimizer = ALL["sgd"](model.parameters(), lr=0.1, backend=backend)
@@ -333,7 +333,7 @@ def test_weights_that_backward_still_needs(backend, device):
 
 
 def test_two_optimizers(device):
-    """Of one model: each steps its own parameters, also where only one does so in backward."""
+    """Two optimizers on one model: each steps its parameters, also where only one of them does so in backward."""
     models, sides = [Net().to(device)], []
     models += [deepcopy(models[0]) for _ in range(2)]
     for model in models:
@@ -356,7 +356,7 @@ def test_two_optimizers(device):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_stochastic_rounding(backend, device):
-    """All in one bucket: the bits of a step after backward. In several: noise of their own, the same in every run."""
+    """One bucket: the bits of a step after backward. Several buckets: separate noise for each, equal in every run."""
     options = {**OPTIONS["sgd"], "backend": backend, "stochastic_rounding": True}
     sides = twins(ALL["sgd"], device, torch.bfloat16, 1 << 30, **options)
     train(sides)
@@ -410,7 +410,7 @@ def test_compiled(compiled, device):
     check(sides)
 
 
-# what is refused
+# refusals
 
 
 REFUSED = [
@@ -494,7 +494,7 @@ def test_gradients_before(device):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_accumulation(size, device):
-    """A second gradient, whether or not the first was used already."""
+    """A second gradient, before or after the first one was used."""
     _, (model, optimizer) = twins(ALL["sgd"], device, size=size)
     x = uniform((5, FEATURES), torch.float32, device)
     model(x).sum().backward()
@@ -571,7 +571,7 @@ OPERATIONS = st.one_of(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ALL)
 def test_fuzz(name, backend, device):
-    """Gradients arrive in any order, some not at all, between whatever else happens to an optimizer."""
+    """Gradients arrive in any order, some not at all, mixed with other operations on an optimizer."""
 
     @given(
         st.lists(st.sampled_from(SHAPES), min_size=4, max_size=4), st.sampled_from([1, 20, 50, 1000]),
@@ -614,7 +614,7 @@ def test_fuzz(name, backend, device):
 
 
 class FailsOnce(nn.Module):
-    """Raises in the first backward pass, as if memory had run out."""
+    """Raises in the first backward pass, as if memory were exhausted."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""An exception anywhere around a step: it is taken or it is not, and the next one is as if nothing had been."""
+"""An exception anywhere around a step: the step is complete or has no effect, and the next one is unaffected."""
 
 import signal
 
@@ -27,7 +27,7 @@ every_place = pytest.mark.parametrize(("name", "backend", "row", "taken"), PLACE
 
 
 class Interrupted(BaseException):
-    """As KeyboardInterrupt is: no Exception."""
+    """Like KeyboardInterrupt, not a subclass of Exception."""
 
 
 def interrupt(*arguments, **more):
@@ -35,7 +35,7 @@ def interrupt(*arguments, **more):
 
 
 def pair(name, backend, row, taken, device):
-    """An optimizer to interrupt and one to leave alone, on twins, both after so many steps."""
+    """An optimizer to interrupt and its twin to leave alone, both after `taken` steps."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     options = {**OPTIONS[name], **ROWS[name][row], "layers": {"p0[0:1]": 0.5}, "backend": backend}
@@ -46,7 +46,7 @@ def pair(name, backend, row, taken, device):
 
 
 def untouched(optimizer, other, named, expected, step):
-    """An interrupted step changes nothing, and two that follow are those of the optimizer left alone."""
+    """An interrupted step changes nothing, and the next two steps equal the steps of an undisturbed twin."""
     before, grads = snapshot(optimizer, named), [p.grad.clone() for _, p in named]
     versions = [p._version for _, p in named]
     with pytest.raises(Interrupted):
@@ -172,7 +172,7 @@ def test_a_launch_that_rescales_raises(backend, taken, device, monkeypatch):
         with pytest.raises(Interrupted):
             step(0)
     assert identical([p.detach() for p in models[0].parameters()], before)
-    # a forward pass of its own, so that running statistics are those of both
+    # an extra forward pass, so that both models have the same running statistics
     models[1](batch[0])
     for _ in range(2):
         step(0)

@@ -35,7 +35,7 @@ def test_layer_stats(name, backend, more, device):
     assert isinstance(stats, StepStatistics)
     assert stats.names == tuple(key for key, _ in named)
     assert stats.constrained == (True, False, True, False, True)
-    # of the gradients as they are, also if they were clipped
+    # norms of the gradients before clipping
     grads, weights = [p.grad.double() for _, p in named], [w.double() for w in before]
     agree(stats.abs_sum, [g.abs().sum() for g in grads])
     agree(stats.grad_norm, [g.norm() for g in grads])
@@ -62,7 +62,7 @@ def test_layer_stats(name, backend, more, device):
 
 @every_case
 def test_layer_stats_of_the_direction(name, backend, device):
-    """Norms are of the gradient, also where the trust ratio is of something else."""
+    """Norms are norms of the gradient, also where the trust ratio uses another quantity."""
     optimizer, named, before = statistics(name, backend, device, LAMB(), steps=1)
     stats = optimizer.layer_stats()
     agree(stats.grad_norm, [p.grad.double().norm() for _, p in named])
@@ -75,7 +75,7 @@ def test_layer_stats_of_the_direction(name, backend, device):
 
 @every_backend
 def test_layer_stats_in_the_order_of_parameters(backend, device):
-    """Dtypes are launched apart, some layers have no gradient, one is in slices."""
+    """Each dtype is a separate launch, some layers have no gradient, one is in slices."""
     dtypes = (torch.float32, torch.bfloat16, torch.float32, torch.bfloat16)
     named = [(f"p{i}", parameters([(4, 2)], dtype, device)[0][1]) for i, dtype in enumerate(dtypes)]
     optimizer = OURS["sgd"](named, lr=0.1, scaling=ELR(0.1), layers={"p2[1:3]": 0.5}, backend=backend)
@@ -155,7 +155,7 @@ def test_logger_refuses_no_steps(every):
 
 @every_case
 def test_after_a_step_without_gradients(name, backend, device):
-    """The message tells this from an optimizer that was never stepped."""
+    """The message distinguishes this from an optimizer that was never stepped."""
     optimizer, named, _ = statistics(name, backend, device, LARS())
     for _, p in named:
         p.grad = None

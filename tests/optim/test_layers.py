@@ -1,4 +1,4 @@
-"""`layers=`: every option of a layer is what a param group of its own with that option would do."""
+"""`layers=`: the options of a layer act like a separate param group with these options."""
 
 import json
 import pickle
@@ -27,7 +27,7 @@ OWN = {
         {"lr": 0.5, "betas": (0.5, 0.9)}, {"weight_decay": 0.0}, {"lr": 2.0, "weight_decay": 3.0}, {}, {"lr": 0.0}
     ],
 }  # fmt: skip
-"""What each of the parameters has."""
+"""The options of each parameter."""
 MORE = {"sgd": {"dampening": 0.3, "maximize": True}, "adamw": {"amsgrad": True}, "lion": {"maximize": True}}
 every_rule = pytest.mark.parametrize("name", ALL)
 
@@ -48,7 +48,7 @@ def groups_of(name, named, options):
 @every_backend
 @every_rule
 def test_layers_are_param_groups(name, backend, more, device):
-    """Of torch; bit for bit with the reference. In one launch."""
+    """Against torch; bit for bit with the reference. In one launch."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     options = {**OPTIONS[name], **(MORE[name] if more else {})}
@@ -68,7 +68,7 @@ def test_layers_are_param_groups(name, backend, more, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @every_rule
 def test_backends_agree(name, dtype, scaling, device):
-    """And both with param groups of ours, also where the decay is part of a norm."""
+    """Both are also compared with our param groups, including the case where the decay enters a norm."""
     named = parameters([(6, 5), (4,), (300, 4), (), (1,)], dtype, device)
     twins = [twin(named) for _ in range(2)]
     options = {**OPTIONS[name], "scaling": scaling, "state_dtype": torch.float32}
@@ -86,7 +86,7 @@ def test_backends_agree(name, dtype, scaling, device):
 @every_backend
 @every_rule
 def test_slices_have_options(name, backend, device):
-    """Each slice as a parameter of its own; what no slice covers has the options of the whole."""
+    """Each slice acts like a separate parameter; elements outside all slices have the options of the parameter."""
     (key, param), other = named = parameters([(6, 300), (5,)], torch.float32, device)
     pieces = [
         (str(i), torch.nn.Parameter(t.detach().clone())) for i, t in enumerate((*param.split([1, 3, 2]), other[1]))
@@ -201,7 +201,7 @@ MERGED = [
 
 @pytest.mark.parametrize(("layers", "expected"), MERGED, ids=[str(layers) for layers, _ in MERGED])
 def test_options_are_merged_in_their_order(layers, expected):
-    """Key by key, the last that fits; what a layer has not is the group's."""
+    """Key by key, the last match wins; an option that no entry sets comes from the group."""
     named = parameters([(4, 3), (3,)], torch.float32, torch.device("cpu"))
     optimizer = fused_lwlr.AdamW(named, lr=0.1, layers=layers)
     group = {"lr": 0.1, "weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}
@@ -217,7 +217,7 @@ def test_options_are_merged_in_their_order(layers, expected):
 
 
 def test_calibrated_rates_are_merged_with_other_options():
-    """Those of slices too, which `fused_lwlr.calibrate` returns for a fused projection."""
+    """This includes the rates of slices, which `fused_lwlr.calibrate` returns for a fused projection."""
     rates = fused_lwlr.LayerRates.from_gradients(
         ["qkv.bias[0:2]", "qkv.bias[2:4]", "qkv.bias[4:6]", "out.weight"], [2, 2, 2, 9], [1, 4, 16, 1], [""] * 4, 1
     )
@@ -270,7 +270,7 @@ def test_betas_that_are_none(betas, message, device):
 @every_backend
 @every_rule
 def test_state_dicts(name, backend, device):
-    """They are plain data, and a new optimizer goes on with them; so does the training with a pickled optimizer."""
+    """A new optimizer continues from a state dict, which is plain data; a pickled optimizer continues as well."""
     named = parameters(SHAPES, torch.float32, device)
     ours = ALL[name](named, **OPTIONS[name], layers=[layers_of(name, named), {"p0[1:3]": 0.25}], backend=backend)
     train((ours,), (named,), 3)
@@ -311,7 +311,7 @@ def test_groups_are_edited(backend, device):
 
 
 def test_many_options_are_few_rows(device):
-    """Layers with the same options share a row, whatever their rates; numbers stay arguments of the kernel."""
+    """Layers with the same options share a row, also if their rates differ; numbers stay arguments of the kernel."""
     named = parameters([(3,)] * 30, torch.float32, device)
     layers = {key: {"lr": i + 1.0, "weight_decay": float(i % 3)} for i, (key, _) in enumerate(named)}
     ours = fused_lwlr.AdamW(named, layers=layers, backend="triton")
@@ -348,7 +348,7 @@ def test_json_round_trip(name, device):
 @every_backend
 @every_rule
 def test_two_groups_with_the_same_names(name, backend, device):
-    """As of two models: a key applies to both, and every layer is listed."""
+    """With the keys of two models: a key applies to both, and every layer is listed."""
     groups = [parameters([(4, 3), (3,)], torch.float32, device) for _ in range(2)]
     expected = [twin(group) for group in groups]
     options = {**OPTIONS[name], "scaling": LAMB(), "backend": backend}

@@ -16,7 +16,7 @@ NUMBERS = {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.1}
 
 
 class Paper:
-    """Algorithm 2, in float64; one rate for each parameter, and a factor of its direction or gradient."""
+    """Algorithm 2 in float64, with one rate for each parameter, and a factor of its direction or gradient."""
 
     def __init__(self, named, lr, betas, weight_decay, etas=None):
         self.weights = [p.detach().double().clone() for _, p in named]
@@ -51,7 +51,7 @@ def agrees(named, optimizer, paper):
 @every_backend
 @pytest.mark.parametrize("maximize", [False, True])
 def test_against_the_paper(backend, maximize, device):
-    """Multipliers, late and missing gradients, another rate in every step."""
+    """Multipliers, late and missing gradients, and a new rate in every step."""
     named = parameters(SHAPES, torch.float32, device)
     optimizer = Lion(named, **NUMBERS, maximize=maximize, layers={"p0": 0.5, "p2": 2.0}, backend=backend)
     paper = Paper(named, **NUMBERS, etas=[0.5, 1, 2, 1, 1])
@@ -89,7 +89,7 @@ def test_other_dtypes(dtype, device):
 @every_backend
 @pytest.mark.parametrize("scaling", [s for s in SCALINGS if not s.on_spheres], ids=name_of)
 def test_scalings(backend, scaling, device):
-    """The factor that the step reports is that of its update, or of its gradient."""
+    """The reported factor is the factor of the update or of the gradient."""
     named = parameters([(6, 5), (1030, 2)], torch.float32, device)
     optimizer = Lion(named, lr=0.02, weight_decay=0.1, scaling=scaling, backend=backend)
     paper = Paper(named, 0.02, (0.9, 0.99), 0.1)
@@ -174,7 +174,7 @@ def test_resumes_with_the_same_bits(backend, options, device):
 
 @every_backend
 def test_a_loss_scale(backend, device):
-    """GradScaler hands its scale and its verdict to the step."""
+    """GradScaler passes its scale and its found_inf to the step."""
     named, other = (parameters([(6, 5), (7,)], torch.float32, device) for _ in range(2))
     for (_, p), (_, q) in zip(named, other, strict=True):
         q.data.copy_(p.data)
@@ -238,7 +238,7 @@ def test_it_learns(device):
 
 @every_backend
 def test_slices_and_a_count_on_the_device(backend, device):
-    """All slices of a parameter go by the same count."""
+    """All slices of a parameter share its step count."""
     named, whole = (parameters([(6, 5)], torch.float32, device) for _ in range(2))
     whole[0][1].data.copy_(named[0][1].data)
     options = {"capturable": True, "backend": backend}

@@ -62,7 +62,7 @@ def rounded(weights, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("mode", MODES)
 def test_against_the_reference_of_mlperf(mode, dtype, backend, device):
-    """The rate moves up and down, through zero; some gradients are missing; each step starts from what is stored."""
+    """The rate rises and falls, through zero; some gradients are missing; each step starts from the stored values."""
     if dtype == torch.float64 and backend == "triton":
         pytest.skip("Triton's kernels have no double precision")
     scaling, options = MODES[mode]
@@ -93,7 +93,7 @@ def min_float(dtype):
 
 @every_backend
 def test_it_differs_from_torchs_placement_while_the_rate_moves(backend, device):
-    """At one rate both are the same up to rounding; torch's buffer times the rate of now is not ours when it moves."""
+    """At a constant rate both agree up to rounding; when the rate changes, torch's buffer times the rate differs."""
     for rates, alike in (([0.1] * 5, True), ([0.1, 0.2, 0.4, 0.2, 0.1], False)):
         named = parameters(SHAPES[:3], torch.float32, device)
         other = copy.deepcopy(named)
@@ -204,7 +204,7 @@ def test_both_backends_agree(options, scaling, device):
 
 @every_backend
 def test_rescaled_weights_keep_the_function(backend, device):
-    """What is divided by Ŵ has its buffer divided too, so that training is the same but for the scale."""
+    """Weights are divided by Ŵ together with their buffers, so only the scale of the training changes."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.LayerNorm(6, eps=0.0), nn.Linear(6, 2)).to(device)
     batch = (torch.rand(8, 4, device=device), torch.randint(2, (8,), device=device))

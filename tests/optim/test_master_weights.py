@@ -1,4 +1,4 @@
-"""Exact weights of half-precision parameters, beside torch.optim on float32 copies of them."""
+"""Exact weights of half-precision parameters, compared with torch.optim on float32 copies of them."""
 
 from functools import partial
 
@@ -36,7 +36,7 @@ def hand_over(named, wide):
 
 
 def agree(ours, torchs, named, wide, backend, steps):
-    """Bit for bit where it is the same arithmetic; and the parameter is what the exact weight rounds to."""
+    """Bit for bit if both use the same arithmetic; the parameter is the rounded exact weight."""
     check = same if backend == "torch" else partial(close, steps=steps)
     for (_, p), (_, q) in zip(named, wide, strict=True):
         state = ours.state.get(p, {})
@@ -70,7 +70,7 @@ def test_steps_too_small_for_the_parameter_add_up(name, backend, dtype, device):
     for _ in range(32):
         param.grad = torch.ones_like(param)
         ours.step()
-    # of AdamW with a constant gradient every step is lr
+    # AdamW with a constant gradient moves by lr in every step
     assert (param - (1 - 2.0**-7)).abs().max() <= torch.finfo(dtype).eps / 4
 
 
@@ -88,7 +88,7 @@ def data_swap(param):
 
 
 def average(param):
-    # of some elements so little that the parameter stays as it is
+    # moves some elements by less than the parameter's precision
     with torch.no_grad():
         param.lerp_(torch.zeros_like(param), torch.linspace(0, 0.1, len(param), device=param.device).to(param.dtype))
 
@@ -109,7 +109,7 @@ def poisoned(param):
 @pytest.mark.parametrize("edit", [in_place, data_copy, data_swap, average, loaded, poisoned])
 @every_case
 def test_edits_from_outside_count(name, backend, edit, dtype, device):
-    """Elements that were changed go on from what they are now, the others from their exact weight."""
+    """Edited elements continue from their new value, the others from their exact weight."""
     named = [("p", nn.Parameter(uniform((130,), dtype, device)))]
     ours, torchs, wide = pair_of(name, named, backend)
     param = named[0][1]
@@ -131,7 +131,7 @@ def test_edits_from_outside_count(name, backend, edit, dtype, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
 @every_case
 def test_wider_parameters_have_none(name, backend, dtype, device):
-    """Beside one that has."""
+    """A wider parameter in the same optimizer as a half-precision one."""
     if backend == "triton" and dtype == torch.float64:
         pytest.skip("the kernels are of up to float32")
     half, other = nn.Parameter(uniform((6,), torch.float16, device)), nn.Parameter(uniform((6,), dtype, device))

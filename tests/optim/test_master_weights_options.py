@@ -1,4 +1,4 @@
-"""Exact weights beside everything else that a step may take, and beside steps that are skipped."""
+"""Exact weights combined with every other option, and with skipped steps."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from fused_lwlr.methods.elr import ScaleInvariant
 
 SHAPES = [(6, 5), (), (40,)]
 SLICES = {"p0[0:2]": 0.5, "p0[3:6]": 2.0, "p1": 0.0}
-# norms of weights are of the parameter: these ask for none
+# norms of weights use the rounded parameter: these options need none
 WITHOUT_NORMS = [
     {"layers": SLICES}, {"clip_global_norm": 0.5}, {"scaling": NormalizedGradient()},
     {"scaling": ClipByLayer(0.5), "layers": SLICES, "clip_global_norm": 3.0}, {"nonfinite": "skip"},
@@ -29,8 +29,8 @@ def master_of(optimizer, param):
     "options", WITHOUT_NORMS, ids=lambda o: "-".join(name_of(v) if k == "scaling" else k for k, v in o.items())
 )
 @every_case
-def test_as_float32(name, backend, options, device):
-    """What an optimizer of float32 parameters does with the same gradients."""
+def test_equals_float32(name, backend, options, device):
+    """The same result as an optimizer of float32 parameters with the same gradients."""
     named = parameters(SHAPES, torch.bfloat16, device)
     wide = [(key, nn.Parameter(p.detach().float())) for key, p in named]
     options = {**OPTIONS[name], **options}
@@ -68,7 +68,7 @@ def test_scalings_by_the_norm_of_the_parameter(backend, scaling, device):
 
 @every_backend
 def test_rescaled_weights(backend, device):
-    """The exact weight is divided by Ŵ as well, which is that of the parameters; a bias without gradient too."""
+    """The exact weight is also divided by Ŵ, computed from the parameters; a bias without a gradient too."""
     named = parameters([(6, 5), (4, 5), (6,)], torch.bfloat16, device)
     (_, first), (_, second), (_, bias) = named
     owner = torch.nn.ParameterDict(named)
@@ -129,7 +129,7 @@ def test_a_skipped_step_changes_nothing(name, backend, why, scaling, device):
 
 @every_case
 def test_grad_scaler(name, backend, device):
-    """float16 parameters with float16 gradients, unscaled in float32: no underflow, beside float32 training."""
+    """float16 parameters and gradients, unscaled in float32: no underflow, compared with float32 training."""
     param = nn.Parameter(torch.linspace(-1, 1, 33).half().to(device))
     wide = nn.Parameter(param.detach().float())
     options = {**OPTIONS[name], "state_dtype": torch.float32}
@@ -137,7 +137,7 @@ def test_grad_scaler(name, backend, device):
     expected = OURS[name]([wide], **options, backend="torch")
     scaler = torch.amp.GradScaler(device.type, init_scale=2.0**14, growth_interval=100)
     for step in range(4):
-        # gradients that float16 has no numbers for without the scale
+        # gradients that underflow in float16 without the scale
         x = torch.rand(33, device=device) * 2.0**-24
         ours.zero_grad()
         scaler.scale((param.float() * x).sum()).backward()
@@ -152,7 +152,7 @@ def test_grad_scaler(name, backend, device):
 
 @every_backend
 def test_bytes(backend, device):
-    """Nothing but the exact weight is more: 4 bytes for each element of a half-precision parameter."""
+    """Only the exact weight is added: 4 bytes for each element of a half-precision parameter."""
     named = parameters([(6, 5), (130,)], torch.bfloat16, device)
     ours = OURS["adamw"](named, master_weights=True, backend=backend)
     gradients(named)

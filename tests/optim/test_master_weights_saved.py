@@ -56,7 +56,7 @@ def test_copies_go_on_alone(name, backend, device):
 
 @every_case
 def test_a_dict_without_exact_weights(name, backend, device):
-    """Of torch.optim or of an optimizer without them: they begin as the parameters are."""
+    """A dict of torch.optim or of an optimizer without exact weights: these begin as copies of the parameters."""
     named = parameters(SHAPES, torch.bfloat16, device)
     plain = TORCH[name](named, **OPTIONS[name], foreach=False)
     train((plain,), (named,), 2)
@@ -77,7 +77,7 @@ def test_a_dict_without_exact_weights(name, backend, device):
 @pytest.mark.parametrize("kind", ["without", "float32", "torch"])
 @every_case
 def test_a_dict_with_exact_weights_elsewhere(name, backend, kind, device):
-    """Where there are to be none they are left out, so that none grow stale; torch.optim takes the dict as well."""
+    """An optimizer without exact weights drops them when it loads the dict; torch.optim accepts the dict as well."""
     ours, named = trained(name, backend, torch.bfloat16, device)
     again = [(key, nn.Parameter(p.detach().float() if kind == "float32" else p.detach().clone())) for key, p in named]
     if kind == "torch":
@@ -87,7 +87,7 @@ def test_a_dict_with_exact_weights_elsewhere(name, backend, kind, device):
     other.load_state_dict(saved(ours.state_dict()))
     train((other,), (again,), 2)
     assert kind == "torch" or not any("master_weight" in state for state in other.state.values())
-    # and back: what went on there counts
+    # and back: the new steps count
     resumed = ours_of(name, twin(named), backend)
     params = [(key, p) for (key, _), p in zip(named, resumed.param_groups[0]["params"], strict=True)]
     with torch.no_grad():

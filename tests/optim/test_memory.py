@@ -1,4 +1,4 @@
-"""What an optimizer holds besides parameters and state: little, no more of it as it steps, and nothing for longer."""
+"""Memory of an optimizer, without parameters and state: small, constant over steps, and freed in time."""
 
 import gc
 import sys
@@ -22,7 +22,7 @@ PER_TILE, PER_TENSOR = 64, 256
 CONTROLS = [{}, {"clip_global_norm": 1.0}, {"nonfinite": "skip"}, {"nonfinite": "raise"}]
 MORE = [*CONTROLS, {"ema": 0.9}, *({"scaling": scaling} for scaling in SCALINGS)]
 every_control = pytest.mark.parametrize("more", MORE, ids=lambda more: "-".join([*more, *map(name_of, more.values())]))
-# of which each holds what the others do not
+# each of these holds objects that the other one does not
 FULLEST = [{}, {"scaling": LAMB(), "clip_global_norm": 1.0, "nonfinite": "raise"}]
 every_kind = pytest.mark.parametrize("more", FULLEST, ids=["plain", "controlled"])
 
@@ -37,7 +37,7 @@ def _warm():
 
 @pytest.fixture
 def _no_collector():
-    """What is freed is freed at once: nothing waits in a reference cycle."""
+    """Memory is freed without the garbage collector: there are no reference cycles."""
     gc.disable()
     yield
     gc.enable()
@@ -45,7 +45,7 @@ def _no_collector():
 
 @pytest.fixture
 def _no_launch(monkeypatch):
-    """All that a step does besides running the kernel."""
+    """A step without the kernel launches."""
     real = launching.launch
     for name, module in sys.modules.items():
         if name.startswith("fused_lwlr.kernels.triton") and getattr(module, "launch", None) is real:
@@ -58,7 +58,7 @@ def made(name, shapes, device, backend, **more):
 
 
 def tensors_within(*things):
-    """All that can be reached from some objects, but for what belongs to modules, classes and functions."""
+    """All objects that can be reached from the given ones, except members of modules, classes and functions."""
     found, seen, waiting = {}, set(), list(things)
     while waiting:
         thing = waiting.pop()
@@ -107,7 +107,7 @@ TRACED = 1_000
 )
 @pytest.mark.usefixtures("_no_launch")
 def test_nothing_grows(name, backend, more, device):
-    """By no tensor, no object and not by a pointer a step, with rates and gradients that are new in every one."""
+    """Steps leak no tensor, object or pointer, with new rates and gradients in every step."""
     optimizer, named = made(name, [(3,)], device, backend, **more)
     [(_, p)] = named
     memory = [torch.rand_like(p) for _ in range(3)]
@@ -121,7 +121,7 @@ def test_nothing_grows(name, backend, more, device):
             # a new tensor, at an address that varies
             p.grad = memory[taken % 3].view_as(p)
             optimizer.step()
-        # Python keeps some thousand of the names that it was asked for, of which torch's C++ makes new ones each time
+        # Python caches about a thousand attribute names, and torch's C++ makes new ones each time
         sys._clear_type_cache()
         return live_tensors(), sys.getallocatedblocks()
 
@@ -182,7 +182,7 @@ def test_gradients_go_with_zero_grad_after_a_failure(name, more, taken, device, 
 @every_name
 @pytest.mark.usefixtures("_no_collector")
 def test_gradients_go_with_zero_grad_after_a_refusal(name, backend, device):
-    """That of the first launch, which was taken in before the second was found not to fit."""
+    """Includes the gradient of the first launch, which was prepared before the second one was refused."""
     named = parameters([(3, 4)], torch.float32, device) + parameters([(5,)], torch.bfloat16, device)
     optimizer = OURS[name]([p for _, p in named], **OPTIONS[name], backend=backend)
     train((optimizer,), (named,), 1)
@@ -238,8 +238,8 @@ def test_an_optimizer_goes_at_once(name, backend, more, device):
 @every_backend
 @every_name
 @pytest.mark.usefixtures("_no_collector")
-def test_loading_lets_go_of_what_was(name, backend, more, refused, device):
-    """Of the state before, and of a dict that was refused."""
+def test_loading_frees_the_old_state(name, backend, more, refused, device):
+    """Frees the old state, and a dict that was refused."""
     optimizer, named = made(name, [(3, 4), (5,)], device, backend, **more)
     train((optimizer,), (named,), 2)
     other, others = made(name, [(3, 4), (5,)], device, backend, **more)
@@ -262,7 +262,7 @@ def test_loading_lets_go_of_what_was(name, backend, more, refused, device):
 @every_name
 @pytest.mark.usefixtures("_no_collector")
 def test_a_model_goes_at_once_where_its_optimizer_was_made(name, monkeypatch):
-    """Also where ZeroRedundancyOptimizer was imported, which a constructor looks for among its callers."""
+    """Also after an import of ZeroRedundancyOptimizer, whose hook inspects the callers of a constructor."""
     monkeypatch.setitem(
         sys.modules, "torch.distributed.optim.zero_redundancy_optimizer", ModuleType("zero_redundancy_optimizer")
     )

@@ -1,4 +1,4 @@
-"""Memory that moves, or is cut anew, under tensors that stay the same objects: version counters need not tell of it."""
+"""Memory that is moved or resized under the same tensor objects: version counters need not change."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def kept(*twins):
 
 
 def follow(name, device, move):
-    """Two steps, a move on both twins, and a third: beside torch's. By addresses, which the reference does not use."""
+    """Two steps, a move on both twins, and a third step, compared with torch. Only the kernels use addresses."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     ours = OURS[name](named, **OPTIONS[name], backend="triton")
@@ -70,7 +70,7 @@ def test_one_count_is_set(device):
 
 
 def test_weights_change_places(device):
-    """One version counter goes up by what another goes down by: norms are those of the weights as they are."""
+    """One version counter rises as much as another falls: norms must come from the current weights."""
     named = parameters(SHAPES, torch.float32, device)
     with torch.no_grad():
         for _ in range(5):

@@ -1,4 +1,4 @@
-"""Steps with gradients that are not finite are skipped whole, and leave no trace."""
+"""Steps with gradients that are not finite are skipped as a whole, and leave no trace."""
 
 import math
 
@@ -17,7 +17,7 @@ from fused_lwlr import ELR, LAMB, LARC, LARS
 @every_row
 @pytest.mark.parametrize("bad_steps", [(0,), (0, 1, 3), (2,)])
 def test_skipped_steps_leave_no_trace(name, row, bad_steps, backend, device):
-    """Also the first, from which momentum would be born without dampening."""
+    """Also the first step, which would fill the momentum buffer without dampening."""
     ours, other, named, expected = pair_of(name, row, backend, device, shapes=[(3, 5)])
     good = 0
     for step in range(4):
@@ -79,7 +79,7 @@ def test_one_bad_element_is_enough(name, shape, at, device):
 @nan_arithmetic
 @every_case
 def test_all_parts_skip_together(name, backend, device):
-    """Two dtypes are two launches, of one verdict."""
+    """Two dtypes need two launches, which share one decision."""
     dtypes = (torch.float32, torch.bfloat16)
     named = [(str(dtype), torch.nn.Parameter(uniform((3, 3), dtype, device))) for dtype in dtypes]
     ours = OURS[name](named, **OPTIONS[name], nonfinite="skip", backend=backend)
@@ -117,7 +117,7 @@ def test_complex_and_slices_skip(name, backend, device):
 @every_case
 @pytest.mark.parametrize("nonfinite", ["skip", "raise"])
 def test_large_gradients_are_finite(name, nonfinite, backend, device):
-    """Their squares need not be: what is finite is used as without the option."""
+    """Gradients whose squares overflow are finite: the step equals a step without the option."""
     ours, other, named, expected = pair_of(name, {}, backend, device, nonfinite=nonfinite)
     gradients(named, expected)
     for _, p in (*named, *expected):
@@ -133,7 +133,7 @@ def test_large_gradients_are_finite(name, nonfinite, backend, device):
 @every_row
 @pytest.mark.parametrize("nonfinite", ["skip", "raise"])
 def test_nothing_to_skip(name, row, nonfinite, backend, device):
-    """Counting on the device changes nothing: as torch.optim."""
+    """Counting on the device changes no result: the same as torch.optim."""
     named = parameters([(3, 5), (2,)], torch.float32, device)
     expected = twin(named)
     ours = OURS[name](named, **{**OPTIONS[name], **row}, nonfinite=nonfinite, backend=backend)

@@ -1,4 +1,4 @@
-"""Gradients that are not finite raise, by name, and training can go on."""
+"""A gradient that is not finite raises an error with the parameter's name, and training can continue."""
 
 import math
 

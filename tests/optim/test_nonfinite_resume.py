@@ -1,4 +1,4 @@
-"""Runs that skip go on from state dicts and copies: steps that were skipped do not count."""
+"""State dicts and copies of runs with skipped steps: skipped steps do not count."""
 
 from copy import deepcopy
 from functools import partial
@@ -14,7 +14,7 @@ from tolerances import close, same
 @every_backend
 @every_row
 def test_state_of_torch_and_back(name, row, backend, device):
-    """A buffer without a step count, as torch's SGD keeps it, is one of a gradient that was taken."""
+    """A buffer without a step count, as torch's SGD stores it, holds one gradient already."""
     named = parameters([(3, 5), (2,)], torch.float32, device)
     expected = twin(named)
     options = {**OPTIONS[name], **row}
@@ -40,7 +40,7 @@ def test_state_of_torch_and_back(name, row, backend, device):
 @every_backend
 @every_row
 def test_resuming_after_a_skipped_first_step(name, row, backend, device):
-    """A buffer that was made but holds no gradient yet is still the first one's to fill."""
+    """A buffer that exists but holds no gradient yet is filled by the first gradient."""
     ours, other, named, expected = pair_of(name, row, backend, device, shapes=[(3,)])
     gradients(named)
     spoil(named)
@@ -87,7 +87,7 @@ def test_corrections_after_many_steps(taken, betas, backend, device):
 
 @every_backend
 def test_first_steps_that_were_skipped_are_still_to_come(backend, device):
-    """The count goes along to an optimizer that does not skip, and is no part of its state; one gradient comes late."""
+    """An optimizer that does not skip accepts the count and leaves it out of its state; one gradient comes late."""
     options = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "backend": backend}
     p, q, r = ([torch.nn.Parameter(torch.ones(3, device=device)) for _ in range(2)] for _ in range(3))
     skips = OURS["sgd"](p, **options, nonfinite="skip")

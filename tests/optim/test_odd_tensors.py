@@ -27,7 +27,7 @@ def two(values):
 
 
 class Wrapped(torch.Tensor):
-    """A gradient without memory of its own, that means the tensor it wraps."""
+    """A gradient without storage that stands for the tensor it wraps."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -58,7 +58,7 @@ def step(optimizer, grads=None):
 
 
 def refuses(optimizer, message, error=RuntimeError, grads=None):
-    """The next step raises, and leaves the plain parameters and all state as they are."""
+    """The next step raises, and does not change the plain parameters and the state."""
     named = [("p", p) for group in optimizer.param_groups for p in group["params"] if type(p) is nn.Parameter]
     named = [(label, p) for label, p in named if p.untyped_storage().nbytes()]
     before = [p.detach().clone() for _, p in named]
@@ -90,7 +90,7 @@ def test_wrapper_subclasses_are_stepped_as_what_they_wrap(name, backend, scaling
 @every_name
 @AUTO_AND_TORCH
 def test_a_wrapper_gradient_of_a_plain_parameter(name, backend):
-    """It comes when there is a plan for plain gradients already."""
+    """The error comes after a plan for plain gradients was made."""
     param, expected = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     ours, torchs = optimizer_of(name, backend, param), TORCH[name]([expected], **OPTIONS[name], foreach=False)
     for wrap in (torch.clone, torch.clone, Wrapped, torch.clone, Wrapped):
@@ -129,7 +129,7 @@ def test_what_has_an_address():
     assert all(map(is_addressable, (base, base[3:], torch.zeros(0), nn.Parameter(base))))
     assert not any(map(is_addressable, (two(base), base.to("meta"), base.to("meta")[3:])))
     with FakeTensorMode():
-        # whose data pointer is its offset, and not 0
+        # its data pointer is its offset, not 0
         assert not is_addressable(torch.zeros(8)[3:])
     view = base[3:]
     freed(base)
@@ -274,7 +274,7 @@ def test_updates_that_autograd_must_see(name, backend):
 
 @every_name
 def test_a_traced_step(name):
-    """The trace has the step, or there is none."""
+    """The trace contains the step, or tracing raises."""
 
     def traced(backend):
         param = nn.Parameter(torch.ones(3))
@@ -322,7 +322,7 @@ def test_parameters_that_share_memory_are_refused(name, backend):
     twice = nn.Parameter(torch.ones(6).as_strided((3, 2), (1, 1)))
     grads = [torch.ones(2), torch.ones(3, 2)]
     refuses(optimizer_of(name, backend, nn.Parameter(torch.ones(2)), twice), "'p1' share memory", grads=grads)
-    # columns of one matrix interleave, and share nothing
+    # columns of one matrix interleave but share no memory
     columns = [nn.Parameter(column) for column in torch.ones(4, 6).split(2, dim=1)]
     step(optimizer_of(name, backend, *columns))
     assert all((p < 1).all() for p in columns)
@@ -342,7 +342,7 @@ def test_elements_of_one_tensor_that_share_memory(strides, shares):
 @every_name
 @pytest.mark.parametrize(("option", "value"), [("lr", 1e300), ("weight_decay", 1e300), ("lr", 1e38)], ids=str)
 def test_numbers_beyond_float32_are_refused(name, backend, option, value):
-    """Where torch raises in the middle of the step; the third is within it, and beyond it with the multiplier."""
+    """The step refuses the cases where torch raises midway; the third parameter becomes invalid with the multiplier."""
     params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))]
     groups = [{"params": [("p0", params[0])]}, {"params": [("p1", params[1])], option: value}]
     optimizer = OURS[name](groups, **OPTIONS[name], layers={"p1": 10.0}, backend=backend)
@@ -408,7 +408,7 @@ def test_layer_statistics_of_wrapper_subclasses(backend):
 
 @every_case
 def test_what_has_no_gradient_may_be_anything(name, backend):
-    """Frozen parameters that no step could take."""
+    """Frozen parameters that no step could update."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])

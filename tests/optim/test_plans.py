@@ -25,7 +25,7 @@ OWN = {"sgd": {"scaling": BalancedLR(select=everything)}, "adamw": {"scaling": L
 
 @pytest.fixture
 def made(monkeypatch):
-    """All plans that are made."""
+    """Records all plans that are made."""
     found = []
 
     class Counted(base.Plans):
@@ -57,7 +57,7 @@ def pair(name, backend, device):
 
 @every_case
 def test_heads_take_turns(name, backend, made, device):
-    """As in torch.optim; and nothing is made anew once every parameter has its state."""
+    """As in torch.optim; after every parameter has its state, no new plan is made."""
     both, twins = pair(name, backend, device)
     for step in range(12):
         turn(both, twins, TURNS[step % 3])
@@ -71,8 +71,8 @@ def test_heads_take_turns(name, backend, made, device):
 
 @pytest.mark.parametrize("more", [*CONTROLS, None], ids=lambda more: "-".join(more or ["own"]))
 @every_case
-def test_as_if_made_anew(name, backend, more, made, device):
-    """Norms that are carried from step to step are of the weights as they are, whoever has changed them."""
+def test_equals_a_new_plan_in_every_step(name, backend, more, made, device):
+    """Norms carried from step to step are the norms of the current weights, also after edits."""
     more = OWN[name] if more is None else more
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
@@ -139,20 +139,20 @@ def count_anew(optimizer, named):
 
 
 def move_counts(optimizer, named):
-    """Which then are no longer where those of other parameters are."""
+    """The counts are then no longer next to each other in memory."""
     for state in optimizer.state.values():
         if "step" in state:
             state["step"].data = state["step"].data.clone()
 
 
 def exchange(optimizer, named):
-    """State of the heads, of which the next step has one: counts are where those of the other should be."""
+    """State of the heads, of which the next step has one; each count is then at the address of the other one."""
     (_, p), (_, q) = named[2:4]
     optimizer.state[p], optimizer.state[q] = optimizer.state[q], optimizer.state[p]
 
 
 def hand_over(optimizer, named):
-    """To a head that the next step has not, from the one that it has, which begins anew."""
+    """Gives the state of the head in the next step to the other head; the former starts again without state."""
     optimizer.state[named[2][1]] = optimizer.state.pop(named[3][1])
 
 
@@ -198,8 +198,8 @@ def test_something_else_changes(name, backend, change, device):
 @pytest.mark.parametrize("members", [*TURNS, (0,)])
 @every_backend
 @every_name
-def test_state_that_was_replaced_is_let_go(name, backend, members, device):
-    """By the next step, whichever parameters it is of."""
+def test_replaced_state_is_freed(name, backend, members, device):
+    """The next step frees it, whichever parameters that step includes."""
     named = parameters(SHAPES, torch.float32, device)
     optimizer = OURS[name](named, **OPTIONS[name], backend=backend)
     for step in range(6):
@@ -227,7 +227,7 @@ def test_one_plan_for_every_set(backend, made, device):
 @pytest.mark.parametrize("noisy", [False, True], ids=["", "noisy"])
 @every_name
 def test_same_bits_by_a_plan_that_was_kept(name, noisy, dtype, device):
-    """Of sums over layers, and of noise, too."""
+    """Includes sums over layers and noise."""
     more = NOISY if noisy else OWN[name]
     named = parameters(SHAPES, dtype, device)
     others = twin(named)
@@ -258,10 +258,10 @@ def turned(tensor):
 @pytest.mark.parametrize(("name", "more"), ALONE)
 @every_backend
 def test_same_bits_as_where_the_others_are_not_there(name, backend, more, odd, device):
-    """Layers of two dtypes dropped at random: each step as by an optimizer of those alone that have a gradient.
+    """Layers of two dtypes dropped at random: each step equals a step of an optimizer with only the remaining layers.
 
     Args:
-        odd: whether strides of a parameter, some gradients and some state are others.
+        odd: whether some parameters, gradients and state have other strides.
     """
     torch.manual_seed(2)
     shapes = [(6, 5), (3, 2), (7,)]
@@ -304,7 +304,7 @@ def test_same_bits_as_where_the_others_are_not_there(name, backend, more, odd, d
 
 @every_case
 def test_what_is_not_stepped_may_be_anything(name, backend, device):
-    """As in torch.optim: state of parameters without a gradient is not looked into."""
+    """As in torch.optim, state of parameters without a gradient is not checked."""
     both, twins = pair(name, backend, device)
     turn(both, twins, range(4))
     for named in twins:
@@ -315,13 +315,13 @@ def test_what_is_not_stepped_may_be_anything(name, backend, device):
 
 
 @every_case
-def test_what_was_refused_is_refused_again(name, backend, device):
-    """Also as long as it stays as it is, and of another parameter; a gradient that is right is taken after it."""
+def test_a_refused_gradient_is_refused_again(name, backend, device):
+    """Also if the gradient did not change, or belongs to another parameter; a valid gradient is accepted afterwards."""
     both, twins = pair(name, backend, device)
     for members in TURNS[:2]:
         turn(both, twins, members)
     ours, named = both[0], twins[0]
-    # what is wrong is what it was in the step before, or the parameter is another
+    # the same wrong gradient again, or on another parameter
     for wrong in (torch.ones(3, device=device), torch.ones(3, 2, dtype=torch.float64, device=device)):
         for place in (3, 2, 3):
             gradients(*twins)
@@ -347,7 +347,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 @every_backend
 def test_what_gets_its_gradient_late_is_refused(backend, what, device):
-    """Also if it has state, and a gradient that goes with it."""
+    """Also if it has state, and a gradient that fits it."""
     make, message = REFUSED[what]
     a, b = (p for _, p in parameters([(3, 2), (3, 2)], torch.float32, device))
     late = make(b)

@@ -1,4 +1,4 @@
-"""What holds besides the arithmetic: missing gradients, stale memory, version counters, failures half-way."""
+"""Guarantees other than the arithmetic: missing gradients, stale memory, version counters, partial failures."""
 
 import weakref
 from contextlib import nullcontext
@@ -179,7 +179,7 @@ def test_momentum_begins_in_mid_training(backend, device):
 
 @every_backend
 def test_amsgrad_begins_in_mid_training(backend, device):
-    """torch fails here (KeyError); the maximum starts from zero, and the other state goes on."""
+    """torch fails here (KeyError); the maximum starts from zero, and the other state is kept."""
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     ours = OURS["adamw"](named, **OPTIONS["adamw"], backend=backend)

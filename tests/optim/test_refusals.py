@@ -1,4 +1,4 @@
-"""What is refused: arguments that cannot be honoured, and steps that could not be right."""
+"""Refused calls: arguments that cannot be honoured, and steps that could not be correct."""
 
 import json
 import math
@@ -290,7 +290,7 @@ def test_options_of_the_optimizer_in_a_group(name, option, value, params):
 
 @every_name
 def test_options_of_the_optimizer_in_a_group_with_their_own_values(name, params):
-    """As ZeroRedundancyOptimizer gives them. They are not kept in the group, where nothing reads them."""
+    """As ZeroRedundancyOptimizer passes them. The group does not keep them, since no code reads them."""
     options = {"scaling": LARS(), "clip_global_norm": 1.0, "nonfinite": "skip", "rescale_weights": False}
     shared = {option: value for option, value in options.items() if option != "rescale_weights"}
     ours = OURS[name]([{"params": params, **options}], **shared)

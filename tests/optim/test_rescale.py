@@ -1,4 +1,4 @@
-"""Weight rescaling: the function of the network stays, in training and in evaluation mode, step after step."""
+"""Weight rescaling keeps the function of the network, in training and in evaluation mode, step after step."""
 
 import pickle
 import re
@@ -15,7 +15,7 @@ from fused_lwlr.kernels import triton
 from fused_lwlr.models.small import ResNet
 
 BATCH = 8
-# in float64, and what float32 leaves of it after some layers of rounding
+# in float64, and the precision that float32 rounding over some layers leaves
 DOUBLE, SINGLE = 1e-9, 2e-3
 
 
@@ -36,7 +36,7 @@ MODELS = {"resnet": lambda: ResNet(image_size=8, channels=1, classes=10), "biase
 
 
 def prepared(name, dtype=torch.float64, eps=1e-30):
-    """A model whose eps does not count, what is invariant in it, and a batch."""
+    """A model with negligible eps, its scale-invariant layers, and a batch."""
     torch.manual_seed(0)
     model = MODELS[name]().to(dtype)
     for module in model.modules():
@@ -76,7 +76,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_function_is_that_of_the_step_without(name, options):
-    """After each of many steps, a twin that took the same step without rescaling computes the same."""
+    """After each of many steps, the outputs equal the outputs of a twin that steps without rescaling."""
     model, found, batch = prepared(name)
     optimizer = fused_lwlr.SGD(model.parameters(), rescale_weights=found, backend="torch", **options)
     for _ in range(12):
@@ -92,7 +92,7 @@ def test_the_function_is_that_of_the_step_without(name, options):
         for actual, expected in zip(outputs(model, batch[0]), outputs(twin, batch[0]), strict=True):
             torch.testing.assert_close(actual, expected, rtol=DOUBLE, atol=DOUBLE)
         torch.testing.assert_close(model.get_parameter(found.names[0]) * largest, twin.get_parameter(found.names[0]))
-        # what is not invariant is not touched; the norm of all gradients is a sum, which may round otherwise
+        # layers that are not invariant do not change; the norm of all gradients is a sum, which may round otherwise
         check = close if "clip_global_norm" in options else same
         check(model.head.weight, twin.head.weight)
         check(model.head.bias, twin.head.bias)

@@ -30,7 +30,7 @@ class Half(Scaling):
 
 @dataclass(frozen=True)
 class Bounded(Scaling):
-    """Names of its own for what a formula is written in, a field named as it is, and an int."""
+    """Custom argument names in the formula, a field with the name of one of them, and an int."""
 
     length: float
 
@@ -102,7 +102,7 @@ CUSTOM = [
 @every_case
 @pytest.mark.parametrize(("scaling", "expected"), CUSTOM, ids=lambda x: type(x).__name__)
 def test_a_scaling_of_ones_own(name, scaling, expected, backend, device):
-    """The factor against Python's arithmetic, and the step with that factor put in by hand."""
+    """The factor against Python's arithmetic, and the step with that factor applied by hand."""
     named = parameters([(3, 7), (41,)], torch.float32, device)
     ours = OURS[name](named, lr=0.1, weight_decay=0.2, scaling=scaling, layers={"p0": 0.5}, backend=backend)
     target = scaling.target(OURS[name].rule)
@@ -284,7 +284,7 @@ REFUSED = {
 @every_case
 @pytest.mark.parametrize("why", REFUSED)
 def test_a_formula_that_no_backend_can_run_is_refused_when_it_is_given(why, name, backend, device):
-    """On every backend, in one sentence, and nothing is changed."""
+    """Every backend raises one sentence, and nothing is changed."""
     scaling, message = REFUSED[why]
     named = parameters([(3, 7)], torch.float32, device)
     with pytest.raises(ValueError, match=message):

@@ -9,7 +9,7 @@ from tolerances import close
 
 # below and above a thread each, a block and a tile; the reference is cheap, the interpreter is not
 SHAPES = [(5,), (33, 130), (4096,), (4097,), (2, 3, 1500), (), (0,)]
-# of each parameter in turn
+# one row of options for each parameter in turn
 ROWS = {
     "sgd": [
         {}, {"weight_decay": 0.1}, {"momentum": 0.9, "weight_decay": 0.1}, {"momentum": 0.9, "dampening": 0.3},

@@ -1,4 +1,4 @@
-"""Scalings that are one another, or nothing, at some numbers."""
+"""Scalings that equal another scaling, or no scaling, for certain numbers."""
 
 from dataclasses import replace
 from functools import partial
@@ -65,7 +65,7 @@ def test_one_at_another_rate(name, one, lr, other, backend, device):
 @every_backend
 @over([NormalizedGradient(), NormalizedGradientAdaptive(), LARS(eps=0.0), ELR(0.1, eps=0.0)])
 def test_length_of_the_gradient_does_not_matter(scaling, backend, device):
-    """A power of two, with which nothing rounds otherwise; decay is left out, of which LARS knows the size."""
+    """Powers of two, which round exactly; decay is left out because LARS compares its size with the gradient."""
     named = parameters([(33, 30)] if backend == "torch" else [(3, 7)], torch.float32, device)
     expected = twin(named)
     a, b = (OURS["sgd"](t, **UNDECAYED, scaling=scaling, backend=backend) for t in (named, expected))

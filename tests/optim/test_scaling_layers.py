@@ -1,4 +1,4 @@
-"""What a layer is to a scaling: a tensor or a slice of one, of any size and dtype, with its η."""
+"""The layers of a scaling: a tensor or a slice of one, of any size and dtype, with its η."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from fused_lwlr import ELR, LAMB, LARS
     [(*case, "torch") for case in FORMULAS] + [(name, VARIANTS[i], "triton") for name in OURS for i in (0, 5, 9)],
 )
 def test_multipliers_are_groups(name, scaling, backend, device):
-    """η acts as a group of its own with lr · η would; 0 leaves a layer where it is."""
+    """η acts like a separate group with lr · η; 0 freezes a layer."""
     shapes = SHAPES if backend == "torch" else [(3, 7), (5,), ()]
     named = parameters(shapes, torch.float32, device)
     expected = twin(named)
@@ -39,7 +39,7 @@ def test_multipliers_are_groups(name, scaling, backend, device):
     + [("sgd", "triton", VARIANTS[2]), ("adamw", "triton", VARIANTS[0])],
 )
 def test_slices_are_layers(name, backend, scaling, device):
-    """Slices have norms and factors of their own, also at the seams of blocks and where rows are not aligned."""
+    """Slices have separate norms and factors, also at block boundaries and where rows are not aligned."""
     inner = 700 if backend == "torch" else 9
     ((key, param),) = named = parameters([(10, inner)], torch.float32, device)
     cuts = [(0, 4, 0.5), (4, 5, 1.0), (5, 9, 3.0), (9, 10, 1.0)]
@@ -102,7 +102,7 @@ def test_nothing_but_empty_tensors(name, backend, device):
 
 @every_name
 def test_thousands_of_tensors(name, device):
-    """Each as the one optimizer of a single tensor steps it, for a few of them."""
+    """Each tensor steps as in an optimizer of this tensor alone; checked for a few tensors."""
     named = parameters([(2, 2)] * 3000, torch.float32, device)
     picked = range(0, 3000, 500)
     expected = twin([named[i] for i in picked])

@@ -1,4 +1,4 @@
-"""Scalings, limits and selections that are refused as soon as they are given."""
+"""Scalings, limits and selections that are refused at construction."""
 
 import math
 

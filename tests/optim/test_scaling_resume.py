@@ -1,4 +1,4 @@
-"""Scaled runs go on from copies, checkpoints and with another scaling as if nothing had been."""
+"""Scaled runs continue bit-identically from copies and checkpoints, and with another scaling."""
 
 from copy import deepcopy
 
@@ -56,7 +56,7 @@ def test_resuming_is_not_having_stopped(name, backend, more, scaling, device):
 
 @every_case
 def test_a_scaling_is_changed_in_mid_training(name, backend, device):
-    """It is an attribute: the next step goes by what it is."""
+    """`scaling` is an attribute: the next step uses its current value."""
     named = parameters([(3, 5), (4,)], torch.float32, device)
     expected = twin(named)
     ours = OURS[name](named, **OPTIONS[name], scaling=LARS(), backend=backend)

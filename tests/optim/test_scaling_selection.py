@@ -1,4 +1,4 @@
-"""Which layers a scaling acts on; the others step as without it."""
+"""The layers that a scaling selects; other layers step as without it."""
 
 import contextlib
 
@@ -43,7 +43,7 @@ def test_selection(name, scaling, constrained, device):
 def test_layers_that_are_not_selected_step_as_without(name, scaling, backend, device):
     named = layers(device)
     expected = twin(named)
-    # an eps that keeps AdamW's first direction from being a mere sign, whatever the gradient's length
+    # a large eps keeps AdamW's first direction from being only the sign of the gradient
     options = OPTIONS[name] | ({"eps": 0.1} if name == "adamw" else {})
     ours = OURS[name](named, **options, scaling=scaling, backend=backend)
     plain = OURS[name](expected, **options, backend=backend)

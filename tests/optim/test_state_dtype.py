@@ -1,4 +1,4 @@
-"""Moments and momentum in a dtype of their own: rounded once a step, and kept through checkpoints."""
+"""Moments and momentum in a separate dtype: rounded once a step, and kept through checkpoints."""
 
 from functools import partial
 
@@ -50,7 +50,7 @@ def test_rounded_once_a_step(name, options, backend, dtype, state_dtype, device)
                 assert value.stride() == p.stride()
                 exact = torchs.state[q][key]
                 close(value, exact.to(state_dtype), steps=4)
-                # from here on the same: a difference in the last bit would be one of 2⁸
+                # start again from equal values: a difference in the last bit would become one of 2⁸
                 exact.copy_(value)
             close(p.detach(), q.detach().to(dtype), steps=8)
             with torch.no_grad():
@@ -60,7 +60,7 @@ def test_rounded_once_a_step(name, options, backend, dtype, state_dtype, device)
 @every_state_dtype
 @every_case
 def test_loading_keeps_it(name, backend, state_dtype, device):
-    """Also float32 state of a bfloat16 parameter, which torch.optim rounds; a resumed run goes on as before."""
+    """Also float32 state of a bfloat16 parameter, which torch.optim rounds; a resumed run continues bit-identically."""
     named = parameters(SHAPES, torch.bfloat16, device)
     ours = ours_of(name, named, backend, state_dtype=state_dtype)
     train((ours,), (named,), 3)
@@ -95,7 +95,7 @@ def test_loading_converts(name, backend, dtype, device):
             assert back.state[back.param_groups[0]["params"][i]][key].dtype == torch.float32
     train((ours, torchs), (again, named), 1)
     for (_, p), (_, q) in zip(again, named, strict=True):
-        # 0.05 of momentum, of which a half-precision one is off by half its last digit
+        # 0.05 of momentum, which half precision rounds by half of its last digit
         assert ((p - q).abs() <= 0.05 * 4 * EPS[dtype] + 16 * EPS[torch.float32]).all()
 
 
@@ -106,7 +106,7 @@ def test_loading_converts(name, backend, dtype, device):
 @every_state_dtype
 @every_dtype
 def test_bytes(name, options, columns, dtype, state_dtype, device):
-    """Parameter twice, gradient once, and each column of state twice, in whatever it is kept; exact weights too."""
+    """Parameter twice, gradient once, and each column of state twice, in its dtype; exact weights too."""
     for master in (False, True):
         named = parameters([(6, 5)], dtype, device)
         ours = ours_of(name, named, "triton", state_dtype=state_dtype, master_weights=master, **options)
@@ -117,7 +117,7 @@ def test_bytes(name, options, columns, dtype, state_dtype, device):
 
 @every_case
 def test_three_dtypes_with_state_of_one(name, backend, device):
-    """A launch for each dtype of parameters, and each as if alone."""
+    """A launch for each dtype of parameters, each as in a separate optimizer."""
     named = [pair for dtype in ALL for pair in parameters([(7,)], dtype, device)]
     named = [(f"{i}", p) for i, (_, p) in enumerate(named)]
     alone = [[(key, nn.Parameter(p.detach().clone()))] for key, p in named]
@@ -138,7 +138,7 @@ def test_three_dtypes_with_state_of_one(name, backend, device):
 @pytest.mark.parametrize("state_dtype", HALF, ids=str)
 @every_name
 def test_wider_parameters_keep_their_own(name, state_dtype, dtype, device):
-    """State of complex and of double-precision parameters is of the parameter's dtype, also when it is loaded."""
+    """State of complex and double-precision parameters keeps the parameter's dtype, also when it is loaded."""
     named = parameters([(6, 5), (7,)], dtype, device)
     others = twin(named)
     ours = ours_of(name, named, "torch", state_dtype=state_dtype)
@@ -154,7 +154,7 @@ def test_wider_parameters_keep_their_own(name, state_dtype, dtype, device):
 @nan_arithmetic
 @every_case
 def test_clipped_and_skipped(name, backend, device):
-    """Clipped, and skipped in the middle: nothing changes then, and state stays in its dtype."""
+    """With clipping and a skipped step in the middle, which changes nothing; state keeps its dtype."""
     named = parameters(SHAPES, torch.float32, device)
     options = {"state_dtype": torch.bfloat16, "clip_global_norm": 0.5, "nonfinite": "skip"}
     ours = ours_of(name, named, backend, **options)

@@ -1,4 +1,4 @@
-"""Rounding at random: what it rounds to, how often, and that its noise repeats nothing."""
+"""Stochastic rounding: its results, their frequencies, and independent noise."""
 
 import math
 from itertools import combinations, pairwise
@@ -12,7 +12,7 @@ from tolerances import same
 from fused_lwlr.kernels import SGD, Table, reference, triton
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 
-# norms of weights overflow in some, which is all the same here
+# norms of weights overflow in some rows, which does not matter here
 pytestmark = [overflow, nan_arithmetic]
 HALF = [torch.bfloat16, torch.float16]
 every_half = pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -51,7 +51,7 @@ def neighbours(x, dtype):
     return min(value, toward), max(value, toward)
 
 
-# one ordinary binade, one with an odd last digit, large, small; of float16 subnormal, and at the border of these
+# one ordinary binade, one with an odd last digit, large, small; for float16 also subnormal and at its border
 BASES = {
     torch.bfloat16: [1.0, 1.0078125, -3.0, 2.0**100, 2.0**-120, -(2.0**-130)],
     torch.float16: [1.0, 1.0009765625, -3.0, 40000.0, 2.0**-14, -(2.0**-15), 3 * 2.0**-24, 0.0],
@@ -116,7 +116,7 @@ def test_the_same_bits_on_both_backends(dtype, device):
 
 
 def noise(**of):
-    """Which elements are rounded up, of all that have the same fraction."""
+    """Marks the elements that are rounded up; all have the same fraction."""
     return (directly(torch.full((N,), 1 + 0.4 * 2.0**-7), torch.bfloat16, **of) > 1).double()
 
 
@@ -132,7 +132,7 @@ STREAMS = [
 
 
 def test_streams_are_independent():
-    """Of seeds, rows, steps and columns; also shifted, and one element from the next."""
+    """Different seeds, rows, steps and columns, also shifted, and neighbouring elements."""
     found = [noise(**of) for of in STREAMS]
     bound = SIGMAS / math.sqrt(N)
     for a, b in combinations(found, 2):
@@ -145,7 +145,7 @@ def test_streams_are_independent():
 
 
 def test_steps_in_a_row_are_independent():
-    """Of one element: the mean over 4096 steps is as exact as chance allows, in each of 64 elements."""
+    """For one element: the mean over 4096 steps is as exact as chance allows, in each of 64 elements."""
     x = torch.full((64,), 1 + 0.3 * 2.0**-7)
     ups = torch.stack([directly(x, torch.bfloat16, taken=taken) > 1 for taken in range(4096)]).double()
     assert ((ups.sum(0) - 0.3 * 4096).abs() <= SIGMAS * math.sqrt(4096 * 0.21)).all()

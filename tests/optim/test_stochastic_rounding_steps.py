@@ -1,4 +1,4 @@
-"""Stochastic rounding in the steps of an optimizer: what it keeps, and that runs repeat."""
+"""Stochastic rounding in optimizer steps: small steps are not lost, and runs repeat."""
 
 import math
 from copy import deepcopy
@@ -28,7 +28,7 @@ def params_of(optimizer, named):
 @pytest.mark.parametrize("stochastic", [True, False])
 @pytest.mark.parametrize(("backend", "steps"), [("torch", 1024), ("triton", 64)])
 def test_steps_too_small_for_the_parameter_add_up(backend, steps, stochastic, device):
-    """A 32nd of the distance to the next number each: rounded to the nearest, nothing would ever happen."""
+    """Steps of a 32nd of the distance to the next number: rounded to nearest, the weight would never change."""
     param = nn.Parameter(torch.full((N,), 1.5, dtype=torch.bfloat16, device=device))
     ours = ours_of("sgd", [param], backend, lr=2.0**-12, momentum=0, weight_decay=0, stochastic_rounding=stochastic)
     param.grad = torch.ones_like(param)
@@ -66,7 +66,7 @@ def test_second_moments_decay(backend, stochastic, device):
 @every_half
 @every_case
 def test_a_run_repeats(name, backend, dtype, device):
-    """By the seed alone; so do copies of an optimizer, and one that resumes."""
+    """Runs repeat with the same seed; so do copies of an optimizer, and a resumed one."""
     start = parameters(SHAPES, dtype, device)
     runs = []
     for seed in (1, 1, 2):
@@ -90,7 +90,7 @@ def test_a_run_repeats(name, backend, dtype, device):
 
 @every_case
 def test_an_earlier_seed_in_a_dict(name, backend, device):
-    """The seed is of the optimizer, as it was constructed, and not of the dict."""
+    """The seed of the constructor counts, not the seed in the dict."""
     named = parameters(SHAPES, torch.bfloat16, device)
     ours = ours_of(name, named, backend, rounding_seed=1)
     train((ours,), (named,), 1)
@@ -114,7 +114,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("of_param", LAYOUTS)
 @every_half
 def test_both_backends_draw_the_same(of_param, of_grad, slices, dtype, device):
-    """Where float32 arithmetic is exact, bit for bit, whatever the strides."""
+    """Bit for bit where float32 arithmetic is exact, for any strides."""
     start = LAYOUTS[of_param](torch.randint(-64, 64, (12, 20)).to(device, dtype) / 64)
     made = []
     for backend in ("torch", "triton"):
@@ -158,7 +158,7 @@ def test_noise_of_parameters_in_several_launches(name, device):
 @nan_arithmetic
 @every_case
 def test_a_skipped_step_draws_nothing(name, backend, device):
-    """It changes nothing, and the steps after it are as if it had not been."""
+    """A skipped step changes nothing, including later steps."""
     named = parameters(SHAPES, torch.bfloat16, device)
     others = twin(named)
     ours, plain = (ours_of(name, n, backend, nonfinite="skip") for n in (named, others))

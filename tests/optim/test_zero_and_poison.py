@@ -12,7 +12,7 @@ from tolerances import close, same
 
 from fused_lwlr import ELR, LAMB, ClipByLayer, NormalizedGradient
 
-# the factor of zero weights and of zero gradients is 1, save where a direction is left, or φ has a lower bound
+# the factor of zero weights and of zero gradients is 1, except where a direction is left, or φ has a lower bound
 ZEROS = [*(replace(s, **ALL) for s in SCALINGS), LAMB(min_norm=0.5, **ALL), ELR(0.1, eps=0.0, **ALL)]
 every_zero = pytest.mark.parametrize("scaling", ZEROS, ids=name_of)
 
@@ -22,7 +22,7 @@ every_zero = pytest.mark.parametrize("scaling", ZEROS, ids=name_of)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize(("weight", "gradient"), [(0, 1), (1, 0), (0, 0)])
 def test_zeros(name, scaling, weight, gradient, weight_decay, device):
-    """Of layers of zeros nothing becomes NaN, and they step as without a scaling if it says nothing else."""
+    """Layers of zeros produce no NaN, and step as without a scaling unless the scaling defines another result."""
     options = {"lr": 0.1, "weight_decay": weight_decay, "scaling": scaling, "backend": "torch"}
     named = parameters([(3, 5), (4,), ()], torch.float32, device)
     for _, p in named:
@@ -78,7 +78,7 @@ def test_zeros_in_triton(name, scaling, device):
 @every_scaling
 @every_case
 def test_poison_stays_in_its_layer(name, backend, scaling, bad, device):
-    """What torch would make of a bad element is lost; with it at most the rest of its layer."""
+    """A bad element costs the elements that it costs in torch, and at most the rest of its layer."""
     named = parameters([(3, 5), (2, 2)], torch.float32, device)
     expected = twin(named)
     ours = OURS[name](named, **OPTIONS[name], scaling=scaling, backend=backend)

@@ -1,4 +1,4 @@
-"""Minibatches of the digits in the order of a training, to train by hand with."""
+"""Minibatches of the digits in the order of a training, for training loops by hand."""
 
 import torch
 
@@ -7,7 +7,7 @@ from fused_lwlr.data.sampler import permutation
 
 
 def batches(seed, size=64):
-    """Those of the first epoch: as many as are whole."""
+    """The full minibatches of the first epoch."""
     images, _ = digits()
     order = torch.from_numpy(permutation(len(images), seed, 0))
     return [(images.inputs[i], images.targets[i]) for i in order.split(size)[: len(images) // size]]

@@ -1,4 +1,4 @@
-"""The studies elr-spread and elr-constrained: smoke tests through the command, and a training by hand beside each."""
+"""The studies elr-spread and elr-constrained: smoke tests through the command, and comparisons with manual training."""
 
 import numpy as np
 import pandas
@@ -85,7 +85,7 @@ def test_constrained(tmp_path):
 
 
 def test_constrained_step_by_hand():
-    """Eq. 14, and all weights divided by the largest norm before the step, with running statistics along."""
+    """Eq. 14, and all weights divided by the largest norm before the step, together with running statistics."""
     goal, lr = 0.05, 0.3
     recipe = recipe_of(model="noshort8x2", init="model", lr=lr, momentum=0.0, weight_decay=0.0, scaling="elr",
                        goal=goal, warmup=0.0, epochs=1, seed=3, device="cpu")  # fmt: skip
@@ -131,8 +131,8 @@ def test_names_of_nets():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_fit_beside_a_training_by_hand(momentum):
-    """Measured E, and what the first step alone predicts."""
+def test_fit_against_a_training_by_hand(momentum):
+    """Measured E, and its prediction from the first step alone."""
     steps, lr = 3, 0.5
     found = elr_fit.measure(steps=steps, model="toynet6x4", lr=lr, momentum=momentum, seed=0, **COMMON)
     torch.manual_seed(0)

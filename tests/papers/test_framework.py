@@ -1,4 +1,4 @@
-"""Studies: jobs that are kept as they finish, runs that go on after a kill, and what is refused."""
+"""Studies: finished jobs are stored, killed runs resume, and changed settings are refused."""
 
 import json
 import os
@@ -133,7 +133,7 @@ def test_killed_run_goes_on():
 
 def alive(pid):
     try:
-        # a zombie has ended, whether or not anyone has asked
+        # a zombie has ended, even if its parent has not waited for it
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
@@ -161,7 +161,7 @@ def test_a_failure_is_named_and_the_others_are_kept(monkeypatch):
     ],
 )
 def test_other_settings_are_refused(first, second, changed):
-    # of what has no results yet they may be put right
+    # a study without results accepts corrected settings
     start(toy.study(), **second)
     store, jobs = start(toy.study(), **first)
     run(store, jobs[:1], workers=1)

@@ -36,7 +36,7 @@ def test_training_by_hand():
     model = build("resnet8x2", image_size=8, channels=1, classes=10)
     torch.manual_seed(2)
     kaiming_init_(model)
-    # the running statistics of batch normalization would tell if measuring had changed them
+    # running statistics of batch normalization would show if measuring had changed them
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches(2)))
     for x, y in batches(2):
@@ -76,7 +76,7 @@ def test_gradient_std():
     ],
 )
 def test_figures_of_the_paper(model, normalized, net, gradinit):
-    """Those of GradInit, Tables 3 and 10, after the first epoch."""
+    """GradInit, Tables 3 and 10, after the first epoch."""
     of = pandas.DataFrame({"model": model, "normalized": normalized})
     found, figures = _paper(of)
     assert (found, figures["gradinit-normalized"][0]) == (net, gradinit)

@@ -24,7 +24,7 @@ SETTINGS = {"model": "postln1", "data": "python-docs", "steps": 3, "device": "cp
 
 
 def test_training_by_hand():
-    """Plain SGD from Xavier's initialization, a linear fall after warm-up, and both halves of what is held out."""
+    """Plain SGD from Xavier's initialization, a linear decay after warm-up, and both halves of the held-out text."""
     found = train_from(start="xavier", warmup=0.34, optimizer="sgd", momentum=0.0, weight_decay=0.0, lr=0.3, seed=1,
                        eval_every=2, **SETTINGS)  # fmt: skip
     text = open_text("python-docs", context=64, vocabulary="characters")
@@ -47,7 +47,7 @@ def test_training_by_hand():
 
 @torch.no_grad()
 def losses_of(model, text):
-    """The loss of each half of the held-out sequences, the first of which is the shorter one."""
+    """The losses of both halves of the held-out sequences; the first half is the shorter one."""
     inputs, targets = (torch.cat(parts) for parts in zip(
         *((b.inputs, b.targets) for b in val_batches(text.val, batch_size=64, device=CPU)), strict=True
     ))  # fmt: skip

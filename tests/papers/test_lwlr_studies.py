@@ -1,4 +1,4 @@
-"""The studies of layer-wise rates: smoke tests through the command, and what their jobs compute."""
+"""The studies of layer-wise rates: smoke tests through the command, and the results of their jobs."""
 
 import json
 
@@ -60,7 +60,7 @@ def test_number_of_minibatches(tmp_path):
     ]
     off = [abs(eta[16, 16, seed] - eta[4, 64, seed]).max() for seed in (0, 1)]
     assert min(off) > 0
-    # what T = 1 is: the first minibatch that training sees, at the weights that it starts from
+    # T = 1 means the first minibatch of the training, at the initial weights
     model = new_model(Recipe(seed=1), image_size=8, channels=1, classes=10)
     rates = calibrate(model, batches(1), cross_entropy, steps=1, init=False)
     assert eta[1, 64, 1].tolist() == list(rates.values())
@@ -68,7 +68,7 @@ def test_number_of_minibatches(tmp_path):
 
 def test_layerwise_against_single(tmp_path):
     ((row,), grid), jobs = quick("lwlr-vs-single", tmp_path)
-    # of each arm the rate that is best on held-out images, whatever it does on the test images
+    # each arm uses the rate that is best on held-out images, independent of the test images
     arms = {}
     for kind in ("single", "layerwise"):
         of_kind = [job["values"] for job in jobs if job["parameters"]["kind"] == kind]
@@ -84,7 +84,7 @@ def test_layerwise_against_single(tmp_path):
 
 
 def test_tokens_are_left_out_of_the_calibration(monkeypatch):
-    """Where they have η = 1, and the other rates the mean that they have without them."""
+    """Where these have η = 1, and the other rates keep their mean."""
     seen = []
 
     def kept(recipe, **options):
@@ -103,7 +103,7 @@ def test_tokens_are_left_out_of_the_calibration(monkeypatch):
 
 
 def test_the_papers_models_have_one_rate(monkeypatch):
-    """That of their preset, without images held out."""
+    """The rate of the preset, without held-out images."""
     seen = {}
 
     def untrained(recipe, *, tuned):
@@ -165,7 +165,7 @@ def test_a_method_without_anything_is_that_of_torch(name):
 
 
 def test_methods_differ():
-    """Each from its first grid rate but one: no two methods have the same loss."""
+    """Each from its second grid rate: no two methods have the same loss."""
     losses = {
         name: methods.measure(name, "2x128", None, lr=0.02, seed=0, **COMMON)["train_loss"] for name in methods.METHODS
     }

@@ -1,4 +1,4 @@
-"""Learning rates that are chosen on held-out images, and the study of large batches, all of whose arms have them."""
+"""Learning rates chosen on held-out images, and the study of large batches, in which each arm has such a rate."""
 
 import math
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_of_text_the_first_half_of_validation_is_held_out():
 
 
 def test_a_tuned_training_is_tested_on_both():
-    """By hand, of the model that it leaves: loss on the held-out images, accuracy on the test images."""
+    """By hand, from the final model: loss on the held-out images, accuracy on the test images."""
     trainers = []
 
     def optimizer(trainer):

@@ -1,4 +1,4 @@
-"""A study of additions, for the runner: each job notes that it ran, and may fail, or kill whoever started it."""
+"""A study of additions for the runner: each job records its run, and may fail, or kill its parent process."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ LOG = Path("ran.txt")
 
 
 def add(x, seed, deed=""):
-    """x + seed, after what `deed` says was done; once only, so that a second attempt succeeds."""
+    """x + seed, after the action `deed`, which runs only once, so that a second attempt succeeds."""
     with LOG.open("a") as file:
         file.write(f"{x} {seed} {os.getpid()}\n")
     first = not Path(f"{deed}.done").exists()
@@ -27,7 +27,7 @@ def add(x, seed, deed=""):
     if deed == "kill" and first:
         while len(ran()) < 4:
             time.sleep(0.01)
-        # the other one is sleeping by now, and the first two have been kept
+        # the other job is sleeping by now, and the results of the first two are stored
         os.kill(os.getppid(), signal.SIGKILL)
     if deed and deed != "fail" and first:
         time.sleep(60)
@@ -35,12 +35,12 @@ def add(x, seed, deed=""):
 
 
 def ran():
-    """(x, seed) of every call there was, in order."""
+    """(x, seed) of every call, in order."""
     return [tuple(map(int, line.split()[:2])) for line in LOG.read_text().splitlines()] if LOG.exists() else []
 
 
 def study(deeds=None):
-    """x = 10, 20, 30 and 40; the values of x in `deeds` do that."""
+    """x = 10, 20, 30 and 40; `deeds` maps some of them to an action."""
     deeds = deeds or {}
 
     def jobs(settings):
@@ -59,7 +59,7 @@ def study(deeds=None):
 
 
 if __name__ == "__main__":
-    # in a pool of two, of which the third job kills this process while the fourth sleeps
+    # in a pool of two, the third job kills this process while the fourth sleeps
     toy = study({30: "kill", 40: "sleep"})
     settings = toy.settings(seeds=2)
     jobs = sorted(toy.jobs(settings), key=lambda job: job.parameters["x"] + 15 * job.parameters["seed"])

@@ -1,4 +1,4 @@
-"""--eval-only: what a run's own validation said, of a folder that stays as it is, or of a model as it comes."""
+"""--eval-only: repeats a run's validation without changing its folder, or validates a model with other weights."""
 
 import dataclasses
 import re
@@ -89,7 +89,7 @@ def test_what_cannot_be_tested_is_told_in_one_line(command, folder):
     assert "--eval-only and --dry-run exclude each other" in told("train --eval-only --dry-run")
     assert "--data is missing: --preset resnet50-sgd" in told("train --eval-only --preset resnet50-sgd")
     assert "nowhere has no run (run.json) to test: leave --out out" in told("train --eval-only --out nowhere")
-    assert "is of another model: blocks.2.conv1.weight" in told("train --eval-only --out run --model resnet20")
+    assert "is for another model: blocks.2.conv1.weight" in told("train --eval-only --out run --model resnet20")
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
     assert "run has no checkpoint to test" in told("train --eval-only --out run")

@@ -50,7 +50,7 @@ def test_the_command_writes_the_same_files_every_time(tmp_path):
         ("", {}, "exists: remove it, or name a new folder"),
         ("new", {"classes": 1}, "classes=1, images=64: give 2 classes"),
         ("new", {"images": 0}, "classes=4, images=0: give 2 classes"),
-        ("new", {"classes": 2000}, "classes=2000: .* cannot be cut into so many"),
+        ("new", {"classes": 2000}, "classes=2000: .* are too small for this number"),
     ],
 )
 def test_what_cannot_be_made_is_refused_and_leaves_nothing(name, options, message, tmp_path):

@@ -1,4 +1,4 @@
-"""The report of runs that finished, died, or have hardly begun."""
+"""The report of runs that finished, died, or have just begun."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ VOID = {"meta", "img"}
 
 
 class Page(HTMLParser):
-    """Its text and pictures; every element must be closed, in order, and nothing may come from outside."""
+    """Its text and pictures; every element must be closed in order, and the page must load no other file."""
 
     def __init__(self, text):
         super().__init__()
@@ -82,7 +82,7 @@ def test_of_a_run_that_finished(tmp_path):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """The titles of pictures that are made, but not rendered, which takes longer than all else."""
+    """The titles of the figures, which are made but not rendered, since rendering takes most of the time."""
     titles = []
 
     def picture(title, draw, caption):
@@ -95,7 +95,7 @@ def undrawn(monkeypatch):
 
 
 def test_of_a_run_that_died(undrawn, tmp_path):
-    """In the middle of a line, with one checkpoint; by then it had been started twice."""
+    """Killed in the middle of a line, with one checkpoint, after two starts."""
     fill(tmp_path, steps=2)
     record_facts(tmp_path, end="SIGTERM")
     fill(tmp_path, steps=5, after=2)
@@ -144,7 +144,7 @@ def test_layers_without_a_scaling_have_no_picture_of_it(undrawn, tmp_path, monke
 
 
 def test_numbers_that_are_not_finite(tmp_path):
-    """Of a run that diverged from its first step on: nothing is drawn of them, and nothing fails."""
+    """A run that diverged in its first step: no value is drawn, and the report is written."""
     fill(tmp_path)
     for name in ("metrics.jsonl", "layers.jsonl"):
         records = read_records(tmp_path / name)
@@ -162,7 +162,7 @@ def test_numbers_that_are_not_finite(tmp_path):
 
 def test_a_folder_without_a_run(tmp_path):
     for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(FileNotFoundError, match=r"holds no run: there is no run.json in it"):
+        with pytest.raises(FileNotFoundError, match=r"holds no run, since it has no run.json"):
             write_report(folder)
     fill(tmp_path)
     (tmp_path / "layers.jsonl").write_text("nonsense\n")
@@ -180,7 +180,7 @@ def test_the_pictures_show_what_was_recorded(tmp_path):
     assert list(accuracy.lines[2].get_ydata()) == pytest.approx([23, 43, 23])
     assert list(lr.lines[0].get_xdata()) == [0.5, 1, 1.5, 2, 2.5, 3]
     rate, share, norm, skipped = figures.throughput(train).axes
-    # 64 images in 3 to 8 seconds, of which 1.5 in the step
+    # 64 images in 3 to 8 seconds, 1.5 of them in the step
     assert list(rate.lines[0].get_ydata()) == pytest.approx([64 / seconds for seconds in range(3, 9)])
     assert set(rate.lines[1].get_ydata()) == {64 / 1.5}
     assert list(share.lines[1].get_ydata()) == pytest.approx([50 / seconds for seconds in range(3, 9)])

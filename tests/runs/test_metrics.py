@@ -33,7 +33,7 @@ def train(folder, after, stop, seconds=2.0):
 
 
 def content(folder):
-    """All but what differs in time."""
+    """All fields except times."""
     names = ("metrics.jsonl", "layers.jsonl")
     return [[{k: v for k, v in r.items() if k not in TIMING} for r in read_records(folder / name)] for name in names]
 
@@ -60,7 +60,7 @@ def test_what_is_written(tmp_path):
     ("died", "checkpoint", "cut"), [(7, 4, 0), (7, 4, 1), (7, 4, -1), (6, 6, 40), (5, 0, 40), (3, None, 40)]
 )
 def test_an_interrupted_run_has_the_lines_of_one_that_was_not(died, checkpoint, cut, tmp_path):
-    """Whatever was written after the checkpoint, and wherever the last line was cut off."""
+    """For any lines written after the checkpoint, and for any cut of the last line."""
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     train(straight, None, 9)
     train(stopped, None, died)
@@ -87,7 +87,7 @@ def test_a_step_is_recorded_once(tmp_path):
 
 
 def test_records_that_could_not_be_written_are_written_with_the_next(tmp_path):
-    """Also where a part of a line came to the disk."""
+    """Also if part of a line reached the disk."""
     resource = pytest.importorskip("resource")
     straight, full = Metrics(tmp_path / "straight"), Metrics(tmp_path / "full")
     records = [interval(1), layers(1), *(interval(step) for step in range(2, 7))]
@@ -117,7 +117,7 @@ def test_a_damaged_line_is_named(line, tmp_path):
     path.write_bytes(first + b"\n" + line + b"\n" + rest)
     with pytest.raises(ValueError, match=r"line 2 of .*metrics.jsonl is not a record of a run .*: delete it"):
         Metrics(tmp_path, after=2)
-    # unless the run begins anew
+    # unless the run starts from the beginning
     Metrics(tmp_path)
     assert read_records(path) == []
 

@@ -1,4 +1,4 @@
-"""A run with --loader: trained on what that makes, which is said to lose the bits if its order is its own."""
+"""A run with --loader trains on the batches of that loader; a warning says if its order is not reproducible."""
 
 import dataclasses
 import os
@@ -70,7 +70,7 @@ def test_a_run_goes_on_where_its_stream_was(monkeypatch, capsys):
     # two passes a step; the batches of a call are four
     assert asked == [(0, 8), (4, 8), (6, 8), (10, 8)]
     told = capsys.readouterr().out
-    assert "--loader own_loader:load has an order and an augmentation of its own" in " ".join(told.split())
+    assert "--loader own_loader:load decides order and augmentation" in " ".join(told.split())
     kinds = [record["kind"] for record in read_records("run/metrics.jsonl")]
     assert (kinds.count("train"), kinds.count("validation")) == (6, 1)
 

@@ -70,7 +70,7 @@ def test_what_cannot_be_recorded(tmp_path):
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A package beside another folder that it links to, and a commit of both."""
+    """A package next to a folder that it links to, and a commit of both."""
     if shutil.which("git") is None:
         pytest.skip("needs git")
     package = tmp_path / "checkout" / "package"
@@ -97,7 +97,7 @@ def test_the_commit_of_the_sources(change, dirty, checkout):
 
 
 def test_no_commit_outside_a_checkout(checkout, tmp_path, monkeypatch):
-    """As in site-packages of an environment inside of one, or without git."""
+    """Installed in site-packages within another checkout, or without git."""
     installed = checkout.parent / "venv" / "package"
     installed.mkdir(parents=True)
     (installed / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""A run in its folder: killed anywhere it goes on to the same bits; another configuration or model is refused."""
+"""A run in its folder: killed at any point it resumes bit-identically; another configuration or model is refused."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ RUNS = [
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    """Reports have tests of their own, and take as long as a run here."""
+    """Reports are tested elsewhere, and take as long as a run here."""
     monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
 
 
@@ -121,10 +121,10 @@ def test_what_changes_no_bit_may_change(straight, tmp_path):
 def test_another_configuration_is_refused_with_what_differs(change, line, straight, tmp_path):
     folder = shutil.copytree(straight(RUNS[0]), tmp_path / "run")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="is of a run with other options") as refused:
+    with pytest.raises(ValueError, match="belongs to a run with other options") as refused:
         running.run(dataclasses.replace(RUNS[0], out=str(folder), **change))
     assert f"  {line}\n" in str(refused.value)
-    assert "Repeat its options to go on with it, or choose another folder (--out)" in str(refused.value)
+    assert "Repeat its options to resume it, or choose another folder (--out)" in str(refused.value)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -164,9 +164,9 @@ def test_a_run_does_not_go_on_with_other_data_of_the_same_number(change, tmp_pat
     assert start["config"][loop.FINGERPRINT] == load_data(recipe).fingerprint
     assert running.run(recipe) == 0
     changed(tmp_path / "data")
-    with pytest.raises(ValueError, match=rf"of a run with other options:\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
+    with pytest.raises(ValueError, match=rf"a run with other options:\n  {loop.FINGERPRINT}: \w+ -> \w+\nRepeat"):
         running.run(recipe)
-    # a run of a version that had no fingerprints
+    # a run of an older version without fingerprints
     [path] = (tmp_path / "runs/train/checkpoints").glob("*2.pt")
     saved = torch.load(path, weights_only=True)
     del saved["config"][loop.FINGERPRINT]
@@ -193,7 +193,7 @@ def test_other_code_is_told(straight, tmp_path, capfd):
 
 
 def test_a_run_has_the_rates_of_a_file_that_is_gone(straight, tmp_path):
-    """It continues without the file to the same bits, and is refused with other rates in the file."""
+    """Without the file it continues bit-identically, and it is refused if the file has other rates."""
     folder, path = tmp_path / "run", tmp_path / "rates.json"
     shutil.copy(straight(RUNS[0]) / "rates.json", path)
     recipe = dataclasses.replace(BASE, rates=str(path), out=str(tmp_path / "whole"))
@@ -249,7 +249,7 @@ def test_a_run_that_is_done_trains_no_more(straight, monkeypatch, tmp_path):
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     with ExitStack() as held:
         running._lock(tmp_path, held)
-        with pytest.raises(ValueError, match=rf"process {os.getpid()} is at work in"):
+        with pytest.raises(ValueError, match=rf"process {os.getpid()} is training in"):
             running.run(dataclasses.replace(BASE, out=str(tmp_path)))
         assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     assert not list(tmp_path.iterdir())

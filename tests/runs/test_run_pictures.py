@@ -1,4 +1,4 @@
-"""Runs on a folder of pictures, some of which cannot be read: interrupted, listed, and how to go on."""
+"""Runs on a folder of pictures with unreadable files: interruption, the list of skipped files, resumption."""
 
 import dataclasses
 import shutil
@@ -38,7 +38,7 @@ def records(folder):
 
 
 def dying_before(monkeypatch, step):
-    """A training that raises before it takes a step."""
+    """A training that raises before its first step."""
     whole = trainer.Trainer.gradients
 
     def gradients(self, passes):
@@ -49,7 +49,7 @@ def dying_before(monkeypatch, step):
     monkeypatch.setattr(trainer.Trainer, "gradients", gradients)
 
 
-# with fp16 the scale of the loss has fallen by then, since gradients overflow with the one that it begins with
+# with fp16 the loss scale has fallen by then, since gradients overflow with the initial scale
 @pytest.mark.parametrize("options", [{}, {"model": "vit", "amp": "fp16", "micro_batch": 2, "ema": 0.9}], ids=str)
 def test_interrupted_within_an_interval(options, pictures, tmp_path, monkeypatch):
     a, b = (dataclasses.replace(BASE, **options, data=str(pictures), out=str(tmp_path / name)) for name in "ab")

@@ -10,7 +10,7 @@ LAYER = "b0.conv.weight"
 
 @pytest.fixture
 def events():
-    """Reads back what was written."""
+    """Reads the written events."""
     pytest.importorskip("tensorboard")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -34,7 +34,7 @@ def test_metrics_and_layers(events, tmp_path):
     train = [record for record in records if record.kind == "train"]
     assert scalars(found, "train/loss") == [(r.step, round(r.loss, 4)) for r in train]
     assert scalars(found, "train/images_per_second") == [(r.step, round(r.per_second, 4)) for r in train]
-    # what is not finite has no point
+    # values that are not finite have no point
     assert [step for step, _ in scalars(found, "train/grad_norm")] == [1, 3, 4]
     assert [step for step, _ in scalars(found, "validation/top1_ema")] == [2, 4]
     layers = [record for record in records if record.kind == "layers"]

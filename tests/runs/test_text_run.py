@@ -1,4 +1,4 @@
-"""A model of text is trained as one of images is, by the command, and measured in tokens."""
+"""A model of text is trained by the same command as a model of images, and measured in tokens."""
 
 import multiprocessing
 import os
@@ -35,7 +35,7 @@ def records(folder):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """The current folder: a text that tells of its next word, and a run that was not interrupted."""
+    """The current folder: a predictable text, and a run that was not interrupted."""
     folder = tmp_path_factory.mktemp("text")
     (folder / "text.txt").write_text("".join(f"{i} bottles of beer on the wall, " for i in range(150)))
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""What is logged to Weights & Biases, by a stand-in of its package."""
+"""Values logged to Weights & Biases, with a fake package."""
 
 import dataclasses
 import sys
@@ -17,7 +17,7 @@ from fused_lwlr.training.recipe import Recipe
 
 @pytest.fixture
 def wandb(monkeypatch):
-    """Runs that were begun: what with, and what was logged."""
+    """The runs that were started: their options and logged values."""
     runs = []
 
     def init(**options):

@@ -35,13 +35,13 @@ def test_a_field_that_is_gone():
 
 def test_the_refusal_says_what_may_change_and_how_to_go_on():
     check_config(OLD, {**OLD, "out": "b"}, free=["out", "device"], where="runs/a")
-    with pytest.raises(ValueError, match="runs/a is of a run with other options") as caught:
+    with pytest.raises(ValueError, match="runs/a belongs to a run with other options") as caught:
         check_config(OLD, {**OLD, "out": "b", "lr": 0.2, "ema": 0.9}, free=["out", "device"], where="runs/a")
     assert str(caught.value).splitlines() == [
-        "runs/a is of a run with other options:",
+        "runs/a belongs to a run with other options:",
         "  lr: 0.1 -> 0.2",
         "  ema: null -> 0.9",
-        "Repeat its options to go on with it, or choose another folder (--out). Only device, out may change.",
+        "Repeat its options to resume it, or choose another folder (--out). Only device, out may change.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a step did to each layer, against norms by hand."""
+"""Values of a step for each layer, against norms computed by hand."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_layers_of_a_step(kind):
     trust = {None: 1, BalancedLR: None, LARS: 0.01 * norms[0][1] / norms[0][0]}.get(scaling, found.trust_ratio[0])
     assert plain(found)["trust_ratio"][0] == (trust if trust is None else pytest.approx(trust, rel=1e-5))
     if scaling in (ELR, LAMB):
-        # of the direction with LAMB, which is not the gradient
+        # LAMB's norms are norms of the direction, not of the gradient
         assert found.trust_ratio[0] == pytest.approx(optimizer.layer_stats().trust_ratio[0].item())
         assert found.trust_ratio[0] != 1
         assert found.trust_ratio[1] == 1
@@ -118,6 +118,6 @@ def test_a_compiled_model_has_the_names_of_the_model():
     optimizer.step()
     found = probe.take(1)
     assert found.names == NAMES
-    # of biases that were zero
+    # the biases were zero
     assert math.isinf(found.elr[3])
     assert plain(found)["elr"][3] is None

@@ -1,4 +1,4 @@
-"""Every preset trains on a folder of pictures, at a size for tests; commands say what they would do, and what came."""
+"""Every preset trains on a folder of pictures at test size; commands print their plan and the result."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from fused_lwlr.training.presets import PRESETS, resolve
 from fused_lwlr.training.recipe import FIELDS
 from fused_lwlr.training.setup import model_argument
 
-# of each architecture a narrow and shallow one
+# a narrow and shallow model of each architecture
 SMALL = {
     "timm:resnet50": {"model": "timm:test_resnet"},
     "timm:vit_small_patch16_224": ("embed_dim=24", "depth=2", "num_heads=2"),
@@ -138,7 +138,7 @@ def test_saved_bytes_are_those_of_a_linear_layer():
     model = torch.nn.Sequential(torch.nn.Linear(30, 50), torch.nn.Sigmoid(), torch.nn.Linear(50, 2))
     with saved_bytes(model) as saved:
         model(torch.randn(7, 30)).sum().backward()
-    # the inputs of both layers; what sigmoid keeps is that of the second
+    # the inputs of both layers; sigmoid saves its output, which is the second layer's input
     assert saved[0] == 4 * 7 * (30 + 50)
 
 
@@ -230,7 +230,7 @@ def test_help_lists_every_option_with_its_default(command):
 
 
 def test_a_run_of_an_older_version_goes_on(command, tmp_path):
-    """Its checkpoints lack the options that came later; a changed one among them is refused."""
+    """Checkpoints of an older version lack newer options; a change of one of these is refused."""
     line = "train --model noshort --rates single --device cpu --epochs 2 --checkpoint-minutes 1000"
     command(line)
     [path] = (tmp_path / "runs/train/checkpoints").glob("*.pt")
@@ -244,7 +244,7 @@ def test_a_run_of_an_older_version_goes_on(command, tmp_path):
 
 @pytest.mark.parametrize("code", [0, 143])
 def test_one_of_several_processes_ends_at_once(code, command, monkeypatch):
-    """Its exit code tells torchrun whether the training is done: not whether threads of gloo end in order."""
+    """The exit code tells torchrun whether the training is complete, also if gloo's threads do not end cleanly."""
     left = []
     monkeypatch.setattr("fused_lwlr.runs.run.run", lambda recipe: code)
     monkeypatch.setattr("os._exit", left.append)

@@ -1,4 +1,4 @@
-"""Recipes: the presets are those of the paper, options replace their parts, and what cannot be is refused."""
+"""Recipes: presets equal the paper's, options replace single values, and impossible combinations are refused."""
 
 import dataclasses
 import math
@@ -56,7 +56,7 @@ def test_presets_are_whole_and_survive_json(name):
     assert recipe.micro_batch == 256
     if name.endswith("-lwlr"):
         plain = resolve(name.removesuffix("-lwlr"), {})
-        # gradients are measured where the paper does: behind scales of 0 there are none
+        # gradients are measured as in the paper: scales of 0 would hide them
         assert recipe == dataclasses.replace(plain, rates="layerwise", init="lwlr")
 
 
@@ -218,7 +218,7 @@ def test_pretrained_weights_are_not_overwritten(init):
     assert resolve("resnet50-sgd", {"pretrained": True}).init == "model"
 
 
-# the others have the rate of MLPerf's table, or one that is scaled
+# the others have the rate of MLPerf's table, or a scaled rate
 FIXED = {"resnet50-a1": 2048, "resnet50-a2": 2048, "resnet50-a3": 2048, "vit-s-deit3": 2048, "vit-s-big-vision": 1024}
 
 
@@ -233,7 +233,7 @@ def test_a_preset_whose_rate_does_not_follow_the_batch_size_says_so(name):
             f"--preset {name} has --lr {recipe.lr:g} for batches of {FIXED[name]:,} and does not scale it: give "
             "--lr-scaling linear or sqrt to scale it to --batch-size 8192, or --lr."
         ]
-        # no note where the user has decided
+        # no note for a value that the user gave
         for options, ratio in (
             ({"lr_scaling": "sqrt"}, math.sqrt(8192 / FIXED[name])),
             ({"lr_scaling": "linear"}, 8192 / FIXED[name]),
@@ -416,7 +416,7 @@ def test_steps_from_epochs():
 
 @pytest.mark.parametrize(("steps", "warmup"), [(2000, 111), (90, 5), (10, 1), (2, 0), (1, 0)])
 def test_with_steps_warm_up_keeps_its_share(steps, warmup):
-    """Five of 90 epochs, and not what five epochs would be."""
+    """Five of 90 epochs, which differs from a schedule of five epochs."""
     recipe = resolve("resnet50-sgd", {"steps": steps})
     assert (total_steps(recipe, 5004), warmup_steps(recipe, 5004)) == (steps, warmup)
 

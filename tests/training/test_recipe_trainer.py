@@ -1,4 +1,4 @@
-"""What a training computes, beside a plain loop with torch.optim, and however a batch is split."""
+"""Results of a training, compared with a plain loop over torch.optim, for any split of a batch."""
 
 import copy
 import dataclasses
@@ -42,7 +42,7 @@ def trained(recipe, data, steps=None):
 
 
 def by_hand(recipe, data, steps):
-    """A loop without anything of ours but the order of images and the initialization."""
+    """A loop that uses only our order of images and our initialization."""
     torch.manual_seed(recipe.seed)
     model = build(recipe.model, image_size=8, channels=1, classes=10)
     lwlr_init_(model)
@@ -89,7 +89,7 @@ def test_a_plain_loop_gets_the_same_bits(options, data):
 
 
 def test_passes_are_averaged(data):
-    """Without batch normalization the split of a batch is a matter of rounding, calibration included."""
+    """Without batch normalization, splits of a batch agree up to rounding, calibration included."""
     recipe = dataclasses.replace(BASE, model="vit", rates="layerwise", calibration_steps=2, steps=2)
     whole, parts = (trained(dataclasses.replace(recipe, micro_batch=size), data)[0] for size in (32, 8))
     assert parts.accumulation == 4
@@ -101,7 +101,7 @@ def test_passes_are_averaged(data):
 
 @pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
 def test_rates_are_those_of_calibrate(amp, data):
-    """In the precision of the training, but for fp16, which would need a scale."""
+    """In the precision of the training, except fp16, which would need a loss scale."""
     recipe = dataclasses.replace(BASE, rates="layerwise", calibration_steps=3, amp=amp)
     trainer, _ = trained(recipe, data, 1)
     torch.manual_seed(0)
@@ -134,7 +134,7 @@ def test_gradinit_scales_the_weights_of_the_model_itself(options, data):
 
 @pytest.mark.parametrize(("amp", "error"), [("bf16", 0.05), ("fp16", 0.01)])
 def test_mixed_precision(amp, error, data):
-    """Gradients are those of single precision but for rounding, and a step takes the scale of the loss out again."""
+    """Gradients equal single precision up to rounding, and a step divides by the loss scale."""
     trainers = [Trainer(dataclasses.replace(BASE, model="vit", amp=name), ALONE, data) for name in ("none", amp)]
     for trainer in trainers:
         trainer.prepare()
@@ -168,7 +168,7 @@ def test_channels_last_changes_strides_alone(data):
 
 def test_compiled(data, monkeypatch):
     compiler = torch.compile
-    # by dynamo alone: what inductor makes of the graph is not ours
+    # by dynamo only: inductor's code is not ours to test
     monkeypatch.setattr(torch, "compile", lambda model: compiler(model, backend="eager"))
     recipe = dataclasses.replace(BASE, model="vit", steps=2)
     plain, _ = trained(recipe, data)
@@ -188,7 +188,7 @@ def test_weight_decay_of_matrices_alone(data):
 
 
 def test_what_is_excluded_has_neither_decay_nor_scaling(data):
-    """By name, as in MLPerf: a weight of a convolution too."""
+    """By name, as in MLPerf: this includes weights of convolutions."""
     patterns = ("*bn*", "*.bias", "conv.weight")
     recipe = dataclasses.replace(BASE, scaling="lars", lr_in_momentum=True, exclude=patterns, steps=1)
     trainer = Trainer(recipe, ALONE, data)
@@ -236,7 +236,7 @@ def test_a_normalization_of_many_dimensions_has_neither_decay_nor_scaling():
 
 def test_a_pattern_that_fits_nothing_is_refused(data):
     trainer = Trainer(dataclasses.replace(BASE, exclude=("*.scale",)), ALONE, data)
-    with pytest.raises(ValueError, match=r"--exclude \*\.scale fits no parameter of resnet, which has "):
+    with pytest.raises(ValueError, match=r"--exclude \*\.scale matches no parameter of resnet, which has "):
         trainer.prepare()
 
 
@@ -252,7 +252,7 @@ def test_layer_decay_multiplies_rates(data):
 
 
 def test_weights_of_a_checkpoint_are_where_training_starts(timm, tmp_path):
-    """And timm's own initialization stays where the model is asked for: the last scale of a block is 0."""
+    """timm's own initialization is kept where the model needs it: the last scale of a block is 0."""
     options = {"model": "timm:test_resnet", "rates": "single"}
     sizes = {"image_size": 32, "channels": 3, "classes": 3}
     trained = timm.create_model("test_resnet", num_classes=3)
@@ -302,7 +302,7 @@ def test_scalings(options, shown, data):
 
 
 def test_averages_are_tested_in_the_same_pass_with_averaged_statistics(data, monkeypatch):
-    """Against swa_utils, weights and running statistics, at the decay that few steps make."""
+    """Against swa_utils, weights and running statistics, with the decay for a small number of steps."""
     from torch.optim.swa_utils import AveragedModel
 
     recipe = dataclasses.replace(BASE, ema=0.5, steps=6)
@@ -314,7 +314,7 @@ def test_averages_are_tested_in_the_same_pass_with_averaged_statistics(data, mon
         return torch.lerp(averaged, current, 1 - decays[int(count) - 1]) if averaged.is_floating_point() else current
 
     theirs = AveragedModel(trainer.model, avg_fn=moved, use_buffers=True)
-    theirs.n_averaged.fill_(1)  # our average has the weights before the first step
+    theirs.n_averaged.fill_(1)  # our average includes the weights before the first step
     passes = trainer.batches()
     for _ in range(6):
         trainer.gradients(passes)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or absent whatever fails, and loaded only where they fit."""
+"""Checkpoints of a run: complete or absent after any failure, and loaded only into a matching run."""
 
 import errno
 import io
@@ -19,8 +19,8 @@ from fused_lwlr.training.checkpoints import FORMAT, Checkpoints
 @pytest.mark.parametrize("compiled", ["not", "whole", "parts"])
 @pytest.mark.parametrize("make", [OURS, TORCH], ids=["ours", "torch"])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_a_run_goes_on_to_the_same_bits(name, make, compiled, tmp_path):
-    """Also where it was compiled, and is not any more: the names in the file are those of the model."""
+def test_a_run_resumes_bit_identically(name, make, compiled, tmp_path):
+    """Also if the saved run was compiled and the resumed one is not: names in the file are names of the model."""
     run = run_of(network(), make[name], **OPTIONS[name])
     train(run, range(2))
     model = run["models"]["model"]
@@ -94,7 +94,7 @@ def test_what_fails_leaves_the_checkpoint_before(where, error, run, tmp_path, mo
         raise error
 
     monkeypatch.setattr(where, fail)
-    told = r"step-000000002.pt could not be written \(.*No space left\): .*step-000000001.pt is whole"
+    told = r"step-000000002.pt could not be written \(.*No space left\): .*the run can resume from .*step-000000001.pt"
     with pytest.raises(type(error), match=told if isinstance(error, OSError) else None):
         checkpoints.save(2, **run)
     monkeypatch.undo()
@@ -107,7 +107,7 @@ def test_torch_tells_of_a_full_disk_in_its_own_way(run, tmp_path):
     if not full.exists():
         pytest.skip("needs /dev/full")
     (tmp_path / "step-000000001.partial").symlink_to(full)
-    with pytest.raises(OSError, match=r"could not be written \(.+\): make room .* there is none before it"):
+    with pytest.raises(OSError, match=r"could not be written \(.+\): make room .* there is no earlier checkpoint"):
         Checkpoints(tmp_path).save(1, **run)
 
 
@@ -151,7 +151,7 @@ def test_every_changed_byte_is_noticed_or_without_effect(run, tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def test_one_that_the_disk_does_not_give_is_not_damaged(number, run, tmp_path, monkeypatch):
-    """The next attempt may read it: nothing is renamed, and no older one is taken."""
+    """The next attempt may be able to read it: no file is renamed, and no older one is loaded."""
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         checkpoints.save(step, **run)
@@ -188,7 +188,7 @@ def test_from_a_damaged_one_it_goes_back_and_says_so(run, tmp_path):
     [line] = told
     assert line.startswith(f"{second} is damaged (")
     assert line.endswith("going back to step-000000001.pt")
-    # it does not stand in the way of those after it
+    # it does not block later checkpoints
     assert (tmp_path / "step-000000002.damaged").read_bytes() == damaged
     checkpoints.save(2, **run)
     assert checkpoints.restore(**run).step == 2
@@ -198,7 +198,7 @@ def test_with_damaged_ones_alone_it_refuses(run, tmp_path):
     checkpoints = Checkpoints(tmp_path, notice=pytest.fail)
     for step in (1, 2):
         checkpoints.save(step, **run).write_bytes(b"nonsense")
-    match = r"no checkpoint that is whole, but step-000000002.pt \(.+\), step-000000001.pt \(.+\): put a copy .*--out"
+    match = r"no complete checkpoint, only .*2.pt \(.+\), step-000000001.pt \(.+\): replace one by a copy, .*--out"
     with pytest.raises(ValueError, match=match):
         checkpoints.restore(**run)
     torch.save({"step": 2}, tmp_path / "step-000000002.pt")
@@ -212,7 +212,7 @@ def test_one_of_a_later_version_is_not_gone_back_from(run, tmp_path):
     checkpoints.save(1, **run)
     path = checkpoints.save(2, **run)
     files.replace(path, lambda file: torch.save({**files.read_tensors(path), "format": FORMAT + 1}, file))
-    with pytest.raises(OSError, match=rf"has format {FORMAT + 1}, of another version of .*reads {FORMAT}"):
+    with pytest.raises(OSError, match=rf"another version .*format {FORMAT + 1}.*reads format {FORMAT}"):
         checkpoints.restore(**run)
 
 

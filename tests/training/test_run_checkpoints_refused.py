@@ -1,4 +1,4 @@
-"""What is no checkpoint, or one of something else, is refused by name, and nothing changes."""
+"""Files that are not checkpoints, or belong to another run, are refused by name, and nothing changes."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_code_in_a_file_is_not_run(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = Checkpoints(tmp_path).save(1, **run)
     torch.save({**files.read_tensors(path), "state": Malicious()}, path)
-    with pytest.raises(ValueError, match="no checkpoint that is whole"):
+    with pytest.raises(ValueError, match="no complete checkpoint"):
         Checkpoints(tmp_path).restore(**run)
     assert not Path("marker").exists()
     torch.load(path, weights_only=False)

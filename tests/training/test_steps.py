@@ -1,4 +1,4 @@
-"""What one step of a training is made of: scale of the loss, dropout, mixing, precision, options of the optimizer."""
+"""Parts of a training step: loss scale, dropout, mixing, precision, options of the optimizer."""
 
 import copy
 import dataclasses
@@ -24,7 +24,7 @@ def data():
 
 
 def test_the_scale_of_the_loss_falls_until_steps_are_taken(data):
-    """With the scale that GradScaler begins with gradients overflow; such a step changes no weight."""
+    """Gradients overflow at GradScaler's initial scale; a step on overflow changes no weight."""
     trainer = Trainer(dataclasses.replace(BASE, amp="fp16", steps=8), ALONE, data)
     trainer.prepare()
     passes, scales, moved = trainer.batches(), [], []
@@ -60,7 +60,7 @@ def test_the_norm_that_is_recorded_is_of_the_gradients_of_the_last_step(data, mo
 
 
 def test_dropout_follows_from_seed_step_and_pass(data):
-    """What a model draws in a pass is not that of other passes, whatever was drawn before, and whose pass it is."""
+    """Each pass draws different random numbers, independent of earlier draws and of the process that runs it."""
 
     def drawn(rank, step, seed=0, size=2):
         recipe = dataclasses.replace(BASE, seed=seed, micro_batch=8)
@@ -77,7 +77,7 @@ def test_dropout_follows_from_seed_step_and_pass(data):
     assert len({number for numbers in found for number in numbers}) == 8
     torch.manual_seed(7)
     assert drawn(0, 1) == found[1]
-    # the passes of one process are those of two in turn, and of four
+    # one process runs the passes of two, or of four, in turn
     assert drawn(0, 0, size=1) == [found[0][0], found[2][0], found[0][1], found[2][1]]
     assert drawn(3, 0, size=4) == [found[2][1]]
 
@@ -111,7 +111,7 @@ def test_what_goes_into_the_model(channels_last, data):
     trainer = Trainer(dataclasses.replace(BASE, channels_last=channels_last), ALONE, data)
     trainer.prepare()
     strides = []
-    # of three channels: those of one lie in memory in either order
+    # three channels: images of one channel have the same strides in both memory formats
     images = torch.rand(32, 3, 8, 8)
     trainer.called = lambda inputs: strides.append(inputs.stride()) or trainer.model(inputs[:, :1])
     trainer.gradients(batch._replace(inputs=images) for batch in trainer.batches())
@@ -119,7 +119,7 @@ def test_what_goes_into_the_model(channels_last, data):
 
 
 def test_each_pass_is_mixed_for_itself(data, monkeypatch, timm):
-    """What is drawn for a pass depends on the step and on its number in it, whichever process has it."""
+    """The mix of a pass depends on the step and the pass number, not on the process that runs it."""
     recipe = dataclasses.replace(BASE, mixup=0.5, batch_size=16, micro_batch=4)
     images = torch.rand(4, 1, 8, 8)
 

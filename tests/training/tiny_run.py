@@ -1,4 +1,4 @@
-"""A tiny training, and what it has."""
+"""A tiny training, and its parts."""
 
 import itertools
 from copy import deepcopy

@@ -2,8 +2,8 @@
 
 The networks start from orthogonal weights. With two layers, f(x) = xᵀ W₁ W₂ / h, the teacher is M = Q / √h with Q
 orthogonal, and the loss is ‖W₁ W₂ / h − M‖². With three layers, f(x) = xᵀ W₁ W₂ a / √h with a fixed, the teacher is β,
-the loss is ‖W₁ W₂ a / √h − β‖², and ‖a‖ = ‖β‖ = 1. With these scales the critical rates, h^(3/2) and h, and the terms
-are those of the paper.
+the loss is ‖W₁ W₂ a / √h − β‖², and ‖a‖ = ‖β‖ = 1. With these scales the critical rates, h^(3/2) and h, and the
+terms equal the paper's.
 
 The signal part of the gradient is A₁ = M W₂ᵀ / h and A₂ = W₁ᵀ M / h (for three layers A₁ = β (W₂ a)ᵀ / √h and
 A₂ = W₁ᵀ β aᵀ / √h). It leaves out the part that comes from the network's own output. Training and test data are white.
@@ -52,7 +52,7 @@ def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
 
         (1 + a b)² / h + (2 (a + b) (1 + a b) / √h − 1)² + (a b (5 + a b) / h)² + 2 (1 + a b) a b (5 + a b) / h²
 
-    The formulas are derived here. Their highest terms are those that the paper names: powers of 1 + η₁ η₂ / h³, and
+    The formulas are derived here. The highest terms are the ones that the paper names: powers of 1 + η₁ η₂ / h³, and
     η₁⁴ η₂⁴ / h⁶.
 
     Args:
@@ -61,10 +61,10 @@ def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
         layers: 2, or 3 with a fixed last one.
 
     Returns:
-        float64, of the shape of the rates together.
+        float64, of the broadcast shape of the rates.
 
     Raises:
-        ValueError: another number of layers, or a width below 2.
+        ValueError: `layers` is neither 2 nor 3, or the width is below 2.
     """
     a, b, _ = _start(eta1, eta2, h, layers)
     both, p = 2 * (a + b) * (1 + a * b), a * b
@@ -75,7 +75,7 @@ def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
 
 
 def _two_layers(c0: ArrayLike, c1: ArrayLike, c2: ArrayLike, h: int) -> Array:
-    """E ‖c₀ + c₁ V + c₂ V²‖² over orthogonal V: the trace of V has mean 0, and that of V² mean 1."""
+    """E ‖c₀ + c₁ V + c₂ V²‖² over orthogonal V: the trace of V has mean 0, and the trace of V² mean 1."""
     c0, c1, c2 = map(np.asarray, (c0, c1, c2))
     return np.asarray(h * (c0**2 + c1**2 + c2**2) + 2 * c0 * c2)
 
@@ -88,7 +88,7 @@ def _start(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int) -> tuple[Array
 
 
 def check(h: int, layers: int, steps: int = 0) -> None:
-    """Raise ValueError unless there is such a network."""
+    """Raise ValueError for invalid sizes."""
     if layers not in (2, 3):
         raise ValueError(f"layers={layers!r} must be 2 or 3")
     if h < 2:

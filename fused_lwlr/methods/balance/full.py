@@ -1,8 +1,8 @@
 """The expected test loss after any number of steps of gradient descent, computed without matrices.
 
 Two layers: W₁ = U F₁ P and W₂ = Pᵀ F₂ with U = W₁ W₂ and P = W₂ᵀ at the start, where F₁ and F₂ are polynomials of the
-orthogonal matrix V = Uᵀ Q. They commute, and have one complex number for each eigenvalue e^(iθ) of V. Of a Haar
-distributed V the traces of odd powers have mean 0 and those of even powers mean 1, at any h, so that
+orthogonal matrix V = Uᵀ Q. They commute, and have one complex number for each eigenvalue e^(iθ) of V. If V is Haar
+distributed, traces of odd powers have mean 0 and traces of even powers mean 1, at any h, so that
 
     E Σ_θ g(θ) = (h − 1) · mean of g over the circle + (g(0) + g(π)) / 2.
 
@@ -46,7 +46,7 @@ def full_gradient_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, steps: int, lay
     one, two = np.broadcast_arrays(np.asarray(eta1, dtype=np.float64), np.asarray(eta2, dtype=np.float64))
     with np.errstate(over="ignore", invalid="ignore"):
         loss = _two_layers(one, two, h, steps) if layers == 2 else _three_layers(one, two, h, steps)
-    # what overflows becomes infinity minus infinity
+    # an overflow becomes infinity minus infinity
     return np.asarray(np.where(np.isnan(loss), np.inf, loss))
 
 
@@ -68,10 +68,10 @@ def _mean(eta1: Array, eta2: Array, h: int, steps: int, points: int) -> Array:
 
 
 def _angles(points: int) -> tuple[NDArray[np.complex128], Array]:
-    """e^(iθ) for θ between 0 and π, where g is as on the other half of the circle, and weights whose sum is 1.
+    """e^(iθ) for θ between 0 and π, since g is the same on the other half of the circle, and weights whose sum is 1.
 
-    Close together near both ends, as in tanh-sinh quadrature: near π training escapes from a saddle, the later the
-    nearer, so that g gets a spike there that is narrower after every step.
+    The points are dense near both ends, as in tanh-sinh quadrature: near π training escapes from a saddle, later for
+    points closer to π, so that g has a spike there that becomes narrower with every step.
     """
     t = np.linspace(-REACH, REACH, points)
     end = np.pi / (1 + np.exp(np.pi * np.sinh(np.abs(t))))  # the distance to the nearer end

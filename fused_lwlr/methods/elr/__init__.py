@@ -1,4 +1,4 @@
-"""Effective learning rates: what they are over training, and which weights a network is invariant to the scale of."""
+"""Effective learning rates over training, and the scale-invariant weights of a network."""
 
 from fused_lwlr.methods.elr.history import ELRHistory
 from fused_lwlr.methods.elr.invariance import scale_invariant

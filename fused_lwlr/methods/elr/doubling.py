@@ -14,14 +14,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from fused_lwlr.layers import Layer
 from fused_lwlr.model import as_it_was, loss_of
 
-# Doubling is exact in floating point, so where it should change nothing it mostly changes no bit. Gradients
+# Doubling is exact in floating point, so outputs that should not change mostly have the same bits. Gradients
 # get more room: kernels of the backward pass may add in any order, and halves of small float16 numbers round.
 _OUTPUTS, _GRADIENTS = 1e-4, 1e-2
-# The eps meanwhile: far below variances that matter, and yet the noise of a constant channel stays noise, for
-# which 1e-30 would be no bound.
+# The eps meanwhile: far below relevant variances, but large enough that noise of a constant channel stays small, which
+# 1e-30 would not ensure.
 _EPS = 1e-12
 
-NO_POWER = "a bias or running statistics would follow its scale by no one power"
+NO_POWER = "a bias or running statistics do not change by a single power of its scale"
 Exponents = dict[Tensor | nn.Module, int | None]  # None: no power of two, or not the same one in every call
 
 
@@ -39,7 +39,7 @@ class Trial(NamedTuple):
 
 
 class Doubling:
-    """Runs a model in training mode with some weights doubled, and compares the results with those of the model."""
+    """Runs a model in training mode with some weights doubled, and compares the results with the unchanged model's."""
 
     def __init__(self, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor]) -> None:
         self._model, self._batch, self._loss_fn = model, batch, loss_fn
@@ -66,7 +66,7 @@ class Doubling:
             self._set_eps(_EPS)
             self._outputs, self._grads = self._run([])
             if not all(tensor.isfinite().all() for tensor in (*self._outputs, *self._grads.values())):
-                # such as a module that adds eps to variances in half precision, where it is too little
+                # for example, a module adds eps to variances in half precision, and eps underflows
                 self._set_eps(None)
                 self._outputs, self._grads = self._run([])
             if not any(tensor.isfinite().any() for tensor in self._outputs):
@@ -83,7 +83,7 @@ class Doubling:
         outputs, grads = self._run(weights)
         if not _same(outputs, self._outputs, _OUTPUTS):
             return Trial("outputs change with its scale", self._found)
-        # not where a weight is 0: a filter of zeros leaves nothing but eps in the variance, which does not double
+        # not if a weight is 0: the variance of a filter of zeros is eps, which does not double
         halved, base = (
             [layer.of(of.get(layer.param, torch.zeros_like(layer.param)) * (layer.param != 0)) for layer in weights]
             for of in (grads, self._grads)
@@ -102,7 +102,7 @@ class Doubling:
         trial = self.alone(weights)
         if trial.problem:
             return trial
-        if bias is not None:  # its other parts stay, so the whole of it follows by no power
+        if bias is not None:  # its other parts stay, so the whole bias has no power
             trial.exponents.pop(bias.param, None)
         if None in trial.exponents.values():
             return Trial(NO_POWER, trial.exponents)
@@ -167,7 +167,7 @@ class Doubling:
             self._observe(module, module, (args, kwargs))
 
     def _observe(self, key: Tensor | nn.Module, module: nn.Module, value: Any) -> int:
-        """Records and returns the power of two between a tensor of this run and that of the reference run."""
+        """Records and returns the power of two between a tensor of this run and of the reference run."""
         tensor = next((t for t in tensors_in(value) if t.is_floating_point()), None)
         if tensor is None:
             return 0
@@ -187,7 +187,7 @@ class Doubling:
 
 
 def _power(scaled: Tensor, base: Tensor) -> int | None:
-    """Returns the i with scaled = 2^i · base: 0 if both are zero, None if there is no such i."""
+    """Returns the i with scaled = 2^i · base: 0 if both are zero, None if no i fits."""
     if scaled.shape != base.shape:
         return None
     scaled, base = (tensor if tensor.dtype == torch.float64 else tensor.float() for tensor in (scaled, base))
@@ -212,7 +212,7 @@ def _close(new: Tensor, old: Tensor, tolerance: float) -> bool:
 
 
 def _set(param: Tensor, value: Tensor) -> None:
-    # past autograd's count of changes, since the graph may hold the parameter; and autocast holds casts of it
+    # without autograd's version counter, since the graph may hold the parameter; and autocast holds casts of it
     param.data.copy_(value)
     torch.clear_autocast_cache()
 

@@ -99,12 +99,12 @@ class ELRHistory:
         return cls(names, steps, *arrays)
 
     def plot(self, path: str | Path | None = None, title: str | None = None) -> "Figure":
-        """Plots E of every layer over time, coloured by depth, and beside it their mean and spread.
+        """Plots E of every layer over time, coloured by depth, and, on the right, their mean and spread.
 
         Needs matplotlib.
 
         Args:
-            path: the file to save the figure to; its suffix gives the format. If None, nothing is saved.
+            path: the file to save the figure to; its suffix gives the format. None saves nothing.
             title: the title of the figure.
         """
         from matplotlib.figure import Figure

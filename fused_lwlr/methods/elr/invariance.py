@@ -19,7 +19,7 @@ from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.shards import is_distributed, reshard
 from fused_lwlr.statistics import StatisticsPass
 
-_NO_GRADIENT = 1e-10  # of ‖g‖·‖w‖, relative to the largest: a branch may start with a scale as small as 1e-6
+_NO_GRADIENT = 1e-10  # ‖g‖·‖w‖ relative to the largest: a branch may start with a scale as small as 1e-6
 
 
 def scale_invariant(
@@ -74,8 +74,8 @@ def scale_invariant(
     reshard(model)
     if any(map(is_distributed, model.parameters())):
         raise ValueError(
-            "model is sharded over processes: call scale_invariant before that; what it returns holds for the model "
-            "when it is sharded as well"
+            "model is sharded over processes: call scale_invariant before sharding; the result also holds for the "
+            "sharded model"
         )
     layers = [Layer(name, param) for name, param in model.named_parameters() if examined(param)]
     if not layers:
@@ -83,7 +83,7 @@ def scale_invariant(
     parts = {layer.name: layer for layer in layers_of(model) if layer.stop is not None}
     every = [*layers, *(layer for layer in parts.values() if examined(layer.param))]
     halves = _halves(batch)
-    # hooks put into a model that is compiled already are not seen, unless it runs as if it were not
+    # a compiled model ignores new hooks, unless it runs without its compiled code
     compiled = "torch._dynamo" in sys.modules
     with torch.compiler.set_stance("force_eager") if compiled else nullcontext(), as_it_was(model), torch.enable_grad():
         if not model.training:
@@ -106,7 +106,7 @@ def scale_invariant(
     first, second = (dots / norms).tolist()
     cosines = {layer.name: (a, b) for layer, a, b in zip(every, first, second, strict=True)}
     shown = [layer.name for layer in layers]
-    # slices of what is not invariant as a whole
+    # slices of weights that are not invariant as a whole
     shown += [layer.name for layer in every[len(layers) :] if split_name(layer.name)[0] in reasons]
     owners: dict[Tensor, tuple[nn.Module, str]] = {
         param: (module, name)
@@ -146,7 +146,7 @@ def _statistics(
 ) -> Tensor:
     """‖g‖·‖w‖ and ⟨g, w⟩ of each layer, of shape [layers, 2]; NaN without a gradient."""
     reduction = StatisticsPass(layers, backend)
-    # the same random numbers for every pass, so that what one leaves out by chance all leave out
+    # the same random numbers for every pass, so that all passes drop the same random parts
     with as_it_was(model):
         loss = loss_of(model, half, loss_fn, layers[0].param.device)
         if loss.dim() != 0:
@@ -177,14 +177,14 @@ def _not_perpendicular(layers: list[Layer], norms: Tensor, cosines: Tensor, tole
 
 
 def _select(doubling: Doubling, candidates: dict[str, Layer], reasons: dict[str, str]) -> Exponents:
-    """Add the candidates that are out to `reasons`; return the powers for all others at once."""
+    """Add rejected candidates to `reasons`; return the powers for all others at once."""
     trials = {name: doubling.alone([layer]) for name, layer in candidates.items()}
     reasons.update((name, trial.problem) for name, trial in trials.items() if trial.problem)
     chosen = [name for name in candidates if name not in reasons]
     result = Trial("", {})
     while chosen:
         result = doubling.together([candidates[name] for name in chosen])
-        # out with all that reach what has no power; then what has one may have changed
+        # first reject all candidates that reach a tensor without a power; other powers may change then
         lost = {key for key, power in result.exponents.items() if power is None}
         out = [name for name in chosen if any(trials[name].exponents.get(key, 0) != 0 for key in lost)]
         if not out:
@@ -193,7 +193,7 @@ def _select(doubling: Doubling, candidates: dict[str, Layer], reasons: dict[str,
         chosen = [name for name in chosen if name not in out]
     if not result.problem:
         return result.exponents
-    # what remains is state that is not known here: as many as go together, in order
+    # the remaining cause is unknown state: keep as many as work together, in order
     kept: list[str] = []
     exponents: Exponents = {}
     for name in chosen:

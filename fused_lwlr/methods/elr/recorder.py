@@ -33,7 +33,7 @@ class ELRRecorder:
         every: the number of steps between two records.
         select: the layers to record, as for a `Scaling`. By default all weights, without biases and normalization
             layers. The layers in the paper are `scale_invariant(...).names`.
-        momentum: whether to record the norm of `state["momentum_buffer"]` after the step, if there is one, in place of
+        momentum: whether to record the norm of `state["momentum_buffer"]` after the step, if there is one, instead of
             the norm of the gradient. The learning rate multiplies this buffer, and `simulate.momentum` models it.
         backend: "auto", "triton" or "torch", as for the optimizers.
 

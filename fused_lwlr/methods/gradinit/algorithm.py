@@ -81,7 +81,7 @@ def gradinit_(
         and the branch.
 
     Warns:
-        UserWarning: γ is far from the norm: at least nine in ten steps were on the constraint, or none was (only for
+        UserWarning: γ is far from the norm: at least nine in ten steps were on the constraint, or no step was (only for
             10 steps or more).
 
     Raises:
@@ -232,7 +232,7 @@ def _official(network: Network, tau: float, min_scale: float, lr: float) -> Rule
 
 
 def _gradients(loss: Tensor, params: Params) -> Params:
-    """Those of all parameters that have one, to be differentiated again."""
+    """Gradients of all parameters that have one, differentiable again."""
     found = torch.autograd.grad(loss, list(params.values()), create_graph=True, allow_unused=True)
     gradients = {name: gradient for name, gradient in zip(params, found, strict=True) if gradient is not None}
     sparse = [name for name, gradient in gradients.items() if gradient.layout != torch.strided]

@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 class Minibatches:
-    """S and S̃, made of what an iterable gives, two of its minibatches each, as the official code makes them.
+    """S and S̃, each made of two minibatches of an iterable, as in the official code.
 
     With minibatches b0, b1, ...: S is [b0; b1], and S̃ is [b0; b2] at an overlap of 0.5, [b3; b2] at 0, and S at 1.
-    In between, b0 (below 0.5) or b1 (above) is kept in part, its first samples. An iterable that is no iterator is
+    In between, only the first samples of b0 (below 0.5) or b1 (above) are kept. An iterable that is not an iterator is
     started again when it ends.
 
     Args:
-        source: where the minibatches come from.
-        overlap: the part of S that is in S̃ as well, 0 to 1.
-        steps: how many steps they are for.
+        source: the minibatches.
+        overlap: the fraction of S that S̃ contains too, 0 to 1.
+        steps: the number of steps.
 
     Raises:
-        ValueError: an iterator whose length is known and too small.
+        ValueError: an iterator has a known length that is too small.
     """
 
     def __init__(self, source: Iterable[Any], overlap: float, steps: int) -> None:
@@ -69,10 +69,10 @@ class Minibatches:
 
 
 def endless(source: Iterable[Any]) -> Iterator[Any]:
-    """What an iterable gives, over and over; an iterator only once.
+    """Yields the items of an iterable again and again, but the items of an iterator only once.
 
     Raises:
-        ValueError: there is nothing, or no more.
+        ValueError: the iterable is empty, or an iterator has ended.
     """
     while True:
         taken = 0
@@ -86,12 +86,12 @@ def endless(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def join(first: Any, second: Any) -> Any:
-    """One minibatch of the samples of two: pairs, mappings, and whatever nests them.
+    """Joins the samples of two minibatches: pairs, mappings, and any nesting of them.
 
-    Tensors of the most frequent first size are joined along it; all else must be equal in both.
+    Tensors of the most frequent first size are joined along it; all other values must be equal in both.
 
     Raises:
-        ValueError: two minibatches that do not go together, by what is different in them.
+        ValueError: two minibatches do not fit together; the message names the difference.
     """
     sizes = _samples(first), _samples(second)
 

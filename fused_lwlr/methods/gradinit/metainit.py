@@ -1,4 +1,4 @@
-"""MetaInit: scale weights so that the gradient changes little along itself, without labels or data if need be.
+"""MetaInit: scale weights so that the gradient changes little along itself, also without labels or data.
 
 Initializing Learning by Learning to Initialize (Dauphin and Schoenholz, 2019), Eq. 1 and the code that it prints.
 """
@@ -107,7 +107,7 @@ def metainit_(
     with examined(model):
         network = Network(model, loss_fn)
         norms = np.array([weight.norm().item() for weight in network.weights.values()])
-        # vectors keep their norms, and what is zero has no direction
+        # vectors keep their norms, and zero has no direction
         moving = np.array([weight.dim() >= 2 for weight in network.weights.values()]) & (norms > 0)
         scales, velocity = np.ones(len(norms)), np.zeros(len(norms))
         source = endless(batches)

@@ -20,9 +20,9 @@ Params = dict[str, Tensor]
 
 
 class Network:
-    """The loss of a model with other parameters in place of its own.
+    """The loss of a model as a function of its parameters.
 
-    Those that require a gradient are replaced, a tied one in all its places; frozen ones stay.
+    Trainable parameters are replaced, a tied one at all its uses; frozen ones stay.
 
     Args:
         model: the model; use this inside `examined(model)`.
@@ -47,7 +47,7 @@ class Network:
         when it takes gradients.
 
         Raises:
-            ValueError: a loss that is no scalar, that is not finite, or that depends on none of the parameters.
+            ValueError: the loss is not a scalar, is not finite, or depends on no parameter.
         """
         values = {f"model.{name}": param for name, param in params.items()}
 
@@ -63,7 +63,7 @@ class Network:
         return result
 
     def towards_scales(self, gradients: Sequence[Tensor | None]) -> list[float | None]:
-        """⟨∂/∂(αW), W⟩ of every parameter: the derivative with respect to its scale, None where there is none."""
+        """⟨∂/∂(αW), W⟩ of every parameter: the derivative with respect to its scale, None without a gradient."""
         pairs = zip(gradients, self.weights.values(), strict=True)
         dots = [(gradient * weight).sum() for gradient, weight in pairs if gradient is not None]
         values = iter(torch.stack(dots).tolist() if dots else [])
@@ -71,7 +71,7 @@ class Network:
 
 
 class _Holder(nn.Module):
-    """What is called with a model is called with the parameters that `functional_call` put into it."""
+    """Calls a function of the model with the parameters that `functional_call` put into it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -90,8 +90,8 @@ def check_model(model: nn.Module, function: str) -> None:
     """
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
-            "model is wrapped in DistributedDataParallel, whose replicas would get scales of their own: call "
-            f"{function} on one process, and wrap the model after that, which gives its weights to all of them"
+            "model is wrapped in DistributedDataParallel, whose replicas would get different scales: call "
+            f"{function} on one process, and wrap the model after that, which sends its weights to all processes"
         )
     if not any(param.requires_grad for param in model.parameters()):
         raise ValueError("model has no parameter that requires a gradient")
@@ -107,10 +107,10 @@ def check_model(model: nn.Module, function: str) -> None:
 
 @contextmanager
 def examined(model: nn.Module) -> Iterator[None]:
-    """Batch statistics in normalizations, dropout off, everything differentiable twice; then all as it was.
+    """Batch statistics in normalizations, dropout off, everything differentiable twice; restored afterwards.
 
     Autocast is off, attention takes its plain form, and so do recurrent layers: fused kernels of both have a first
-    derivative only. A compiled model runs as if it were not.
+    derivative only. A compiled model runs without its compiled code.
     """
     device = next(model.parameters()).device
     with ExitStack() as stack:
@@ -130,7 +130,7 @@ def examined(model: nn.Module) -> Iterator[None]:
 
 
 def rescale_(model: nn.Module, scales: Mapping[str, float]) -> None:
-    """Multiply parameters in place by their scales: in one call, which no interrupt divides."""
+    """Multiply parameters in place by their scales: in one call, which an interrupt cannot split."""
     params = dict(model.named_parameters())
     with torch.no_grad():
         torch._foreach_mul_([params[name] for name in scales], list(scales.values()))

@@ -1,7 +1,7 @@
-"""How scales follow their gradients: Adam with two first moments (the official code), or gradient descent (the text).
+"""Update rules of the scales: Adam with two first moments (the official code), or gradient descent (the paper).
 
-A rule maps scales and gradients to new scales. All are of one number for each parameter, in float64; a gradient is
-None where a scale has none.
+A rule maps scales and gradients to new scales: one number for each parameter, in float64; the gradient is None for a
+parameter without a scale.
 """
 
 from collections.abc import Sequence
@@ -34,15 +34,15 @@ class Descent:
 class RescaleAdam:
     """Adam as in the official code, `RescaleAdam` of github.com/zhuchen03/gradinit.
 
-    Each branch has a first moment and a step count of its own; the second moment is shared, and its bias correction
-    counts steps of both. The objective is divided by η, and then each gradient clipped to ±1. Clamped in both
-    branches. A scale without a gradient, or one that reached 0 (of a bias), is left as it is, with its moments and
-    counts; that of a parameter which is zero has a gradient of 0 and stays as well.
+    Each branch has a separate first moment and step count; the second moment is shared, and its bias correction
+    counts steps of both. The objective is divided by η, and then each gradient clipped to ±1. Both branches clamp the
+    scales. A scale without a gradient, or a bias's scale that reached 0, does not change, nor do its moments and
+    counts; a parameter of zeros has a gradient of 0, so its scale stays as well.
 
     Args:
         tau: the learning rate of the scales.
         floor: lowest scale of each parameter, of shape [parameters].
-        lr: η, that of the optimizer.
+        lr: η, the learning rate of the optimizer.
     """
 
     beta1, beta2, eps, clip = 0.9, 0.999, 1e-8, 1.0

@@ -46,11 +46,11 @@ def calibrate(
             tensor of token ids, alone or in a list, has the loss `loss_fn(model(ids), ids)`.
         loss_fn: returns the mean loss over the minibatch, a scalar.
         steps: T, the number of minibatches. If None, all of them are used. The rates from one minibatch differ from
-            those of an epoch by some percent.
+            the rates from an epoch by some percent.
         accumulate: the number of `batches` whose mean gradient counts as the gradient of one minibatch. Use it if a
             minibatch does not fit in memory.
-        init: whether to initialize the weights with `lwlr_init_` first, as the paper does. If False, the weights are
-            used as they are.
+        init: whether to initialize the weights with `lwlr_init_` first, as the paper does. If False, the weights
+            do not change.
         progress: show a progress bar (needs rich).
         backend: the backend of the reduction: "auto", "triton" or "torch".
 

@@ -11,34 +11,34 @@ from fused_lwlr.methods.lwlr.mup import growth, matrices_of
 def completep(
     model: nn.Module, base: nn.Module, *, alpha: float = 1.0, eps: float = 1e-8, blocks: Blocks = None
 ) -> dict[str, dict[str, Any]]:
-    """Options for AdamW with which rates, decay and ε that were tuned on a small transformer fit a wide and deep one.
+    """Options for AdamW that transfer rates, decay and ε tuned on a small transformer to a wide and deep one.
 
         in blocks:   η = m_L^(α−1) / m_N of weights, m_L^(α−1) of others,   λ · m_N of weights,   ε / (m_N · m_L^α)
         elsewhere:   η = 1,                                                 λ,                    ε / m_N
         output:      η = 1 / m_N,                                           λ · m_N,              ε
 
-    with m_N the width and m_L the number of blocks over those of the base (Don't be lazy: CompleteP enables
+    with m_N and m_L the ratios of width and number of blocks to the base (Don't be lazy: CompleteP enables
     compute-efficient deep transformers, arXiv 2505.01618, Table 1; η and λ are multipliers of lr and weight_decay). The
     paper multiplies logits by 1 / m_N instead, with η = 1, λ and ε / m_N for the output layer. The row above is the
-    same step of the product of the two, for a model without that factor.
+    same update of the product of the two, for a model without that factor.
 
-    These are the options of the optimizer alone. The model is to add m_L^(−α) times each block to its residual stream,
-    and to draw hidden weights with variance 1 / m_N of the base's, and output weights with 1 / m_N².
+    These are the options of the optimizer alone. The model must add m_L^(−α) times each block to its residual stream,
+    and draw hidden weights with variance 1 / m_N of the base's, and output weights with 1 / m_N².
 
     Args:
-        model: the one to train.
-        base: the same with the width and the number of blocks at which lr, weight_decay and eps were tuned. Its blocks
-            are alike: the first stands for those that it lacks.
+        model: the model to train.
+        base: the same model with the width and the number of blocks at which lr, weight_decay and eps were tuned. Its
+            blocks are alike: the first one replaces missing ones.
         alpha: α, from 0.5 to 1; 1 is CompleteP.
-        eps: ε of the base.
-        blocks: as of `layer_decay`, in both models.
+        eps: ε that was tuned on the base.
+        blocks: as in `layer_decay`, in both models.
 
     Returns:
-        Parameter name -> {"lr", "weight_decay", "eps"}, for `layers=` of an optimizer; multipliers of 1 where `model`
-        is as wide and deep as `base`.
+        Parameter name -> {"lr", "weight_decay", "eps"}, for `layers=` of an optimizer; multipliers are 1 if `model`
+        has the width and depth of `base`.
 
     Raises:
-        ValueError: α or ε out of range, no blocks found, or a base with other parameters or numbers of dimensions.
+        ValueError: α or ε is out of range, no blocks are found, or the base has other parameters or dimensions.
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha={alpha} must be from 0 to 1; 1 is CompleteP")

@@ -1,4 +1,4 @@
-"""Multipliers by depth alone: what LWLR is compared with, and what fine-tuning goes by."""
+"""Multipliers by depth alone: baselines for LWLR, and rates for fine-tuning."""
 
 from collections.abc import Iterable, Sequence
 
@@ -58,7 +58,7 @@ def layer_decay(
 
         η = decay^(n + 1 − k)
 
-    with k = 0 for what comes before the n blocks, k = 1 ... n in them and n + 1 for what comes after them, such as the
+    with k = 0 for parameters before the n blocks, k = 1 ... n in the blocks and n + 1 after them, such as in the
     head (as in BEiT: BERT Pre-Training of Image Transformers).
 
     Args:
@@ -66,15 +66,15 @@ def layer_decay(
         decay: the factor, above 0 and at most 1; 1 for no decay.
         blocks: the name of a `Sequential` or `ModuleList` of blocks, or the names of the blocks themselves in order
             ("layer1", "layer2", ... of a ResNet). When None, it is the list that holds nearly all parameters.
-        frozen: names of parameters, or patterns with `*` and `?`, that get 0. Their weights stay as they are, bit for
-            bit, although gradients are computed.
+        frozen: names of parameters, or patterns with `*` and `?`, that get 0. Their weights do not change in a
+            single bit, although gradients are computed.
 
     Returns:
         Parameter name -> η, for `layers=` of an optimizer.
 
     Raises:
         ValueError: a decay out of range, blocks that are not in the model or that cannot be found, or a pattern that
-            fits no parameter.
+            matches no parameter.
     """
     if not 0 < decay <= 1:
         raise ValueError(f"decay={decay} must be above 0 and at most 1")
@@ -119,7 +119,7 @@ def blocks_of(model: nn.Module, wanted: Blocks) -> list[str]:
         raise ValueError(f"blocks={wanted!r} is not a Sequential or ModuleList of the model")
     for name in names:
         if name not in modules:
-            raise ValueError(f"blocks= has {name!r}, which is not a module of the model")
+            raise ValueError(f"blocks= has {name!r}, but the model has no such module")
     return names
 
 
@@ -135,7 +135,7 @@ def _trunk(model: nn.Module) -> str:
     ]
     if not found:
         raise ValueError(
-            f"no Sequential or ModuleList holds {TRUNK:.0%} of the model: name its blocks, such as "
-            'blocks=("layer1", "layer2", "layer3", "layer4")'
+            f"no Sequential or ModuleList holds {TRUNK:.0%} of the model: pass blocks=, such as "
+            '("layer1", "layer2", "layer3", "layer4")'
         )
     return found[-1]

@@ -1,7 +1,7 @@
-"""The initialization that LWLR measures gradients at (Algorithm 1, line 3).
+"""The initialization at which LWLR measures gradients (Algorithm 1, line 3).
 
 Convolution and linear weights are drawn from N(0, std = √(1/fan_out)), which preserves the variance of
-gradients on their way back; scales are 1 and biases 0.
+gradients in the backward pass; scales are 1 and biases 0.
 """
 
 import math
@@ -21,20 +21,20 @@ Kind = Literal["weight", "scale", "bias", "other"]
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-# position embeddings and relative-position tables: parameters, or modules whose weight is one
+# position embeddings and relative-position tables: parameters, or modules that hold one
 _POSITIONS = re.compile(r"wpe$|pos_?e(mb|nc)|position|rel_pos|(^|_)pos$|relative_attention_bias")
-# class and register tokens; a module of such a name is an embedding of words
+# class and register tokens; a module with such a name is a word embedding
 _TOKENS = re.compile(r"token|class_emb")
 _SCALES = re.compile(r"gamma|gain|scale|layer_?scale|ls\d")
 
 
 def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
-    """What each parameter of a model is: a weight, a scale, a bias, "other" (left alone), or None (cannot tell)."""
+    """The kind of each parameter of a model: a weight, a scale, a bias, "other" (left alone), or None (unknown)."""
     names = {id(param): name for name, param in model.named_parameters()}
     kinds: dict[str, Kind | None] = {}
     for path, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
-            # a tied parameter is what its first owner makes of it
+            # the first owner of a tied parameter decides
             kinds.setdefault(names[id(param)], _kind(module, path.rpartition(".")[2], name, param))
     return kinds
 
@@ -85,10 +85,10 @@ def lwlr_init_(
 
     Convolution, linear and embedding weights: N(0, std = √(1/fan_out)), with the fan-out of PyTorch
     (out_channels · kernel area, divided by groups); a fused query / key / value projection is three layers,
-    each with its own third of the outputs. Scales of normalizations and of LayerScale are set to 1. Biases, class
+    each with a third of the outputs. Scales of normalizations and of LayerScale are set to 1. Biases, class
     tokens, position embeddings and tables of relative positions are set to 0. A position embedding that is an
-    `nn.Embedding` is recognised by its name, such as "wpe", "pos_emb" or "position_embeddings". Buffers stay as they
-    are.
+    `nn.Embedding` is recognised by its name, such as "wpe", "pos_emb" or "position_embeddings". Buffers do not
+    change.
 
     A weight that an embedding shares with an output layer has the fan-out of the output layer, which is the number of
     outputs. (The paper's rule is about linear layers, and does not mention embeddings of words.)
@@ -119,7 +119,7 @@ def lwlr_init_(
     for name, kind in found.items():
         if kind in ("scale", "bias"):
             parameters[name].fill_(1.0 if kind == "scale" else 0.0)
-    # their thirds are not layers of their own, but are drawn as these are
+    # their thirds are not separate layers, but are drawn as if they were
     thirds = {name for name, module in fused_qkv(model) if is_conv1d(module)}
     for layer in layers_of(model):
         if found[layer.name.partition("[")[0]] == "weight":
@@ -135,7 +135,7 @@ def _draw(layer: Layer, outputs: int, generator: torch.Generator | None) -> None
         return
     from torch.distributed.tensor import distribute_tensor
 
-    # a slice of shards is a copy, and processes may draw different numbers: all get those of the first
+    # a slice of shards is a copy, and processes may draw different numbers: all receive the first one's
     mesh, placements = layer.param.device_mesh, layer.param.placements  # type: ignore[attr-defined]
     whole = layer.param.full_tensor()  # type: ignore[attr-defined]
     layer.of(whole).normal_(0.0, std, generator=generator)
@@ -146,7 +146,7 @@ def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
     names = {name for name, _ in model.named_parameters()}
     for name, kind in kinds.items():
         if name not in names:
-            raise ValueError(f"kinds= names {name!r}, which is not a parameter of the model")
+            raise ValueError(f"kinds= names {name!r}, but the model has no such parameter")
         if kind not in get_args(Kind):
             raise ValueError(f"kinds={{{name!r}: {kind!r}}} is not one of {', '.join(map(repr, get_args(Kind)))}")
     return kinds

@@ -1,4 +1,4 @@
-"""Options of layers by what they are: their weight decay, and rates of the parts of a transformer."""
+"""Options of layers by kind: weight decay, and rates for the parts of a transformer."""
 
 from torch import nn
 
@@ -10,16 +10,16 @@ BLOCKWISE = {"norm": 1.0, "vo": 4.0, "ffn": 6.0, "qk": 8.0, "embedding": 10.0}
 
 
 def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
-    """No weight decay for biases, normalizations and embeddings, as language and vision models are mostly trained.
+    """No weight decay for biases, normalizations and embeddings, as usual for language and vision models.
 
-    These are parameters with fewer than two dimensions, those of normalizations and of `torch.nn.Embedding`, and what
-    `model.no_weight_decay()` names where there is such a method, as in timm's models.
+    These are parameters with fewer than two dimensions, parameters of normalizations and of `torch.nn.Embedding`, and
+    the parameters named by `model.no_weight_decay()` if the model has such a method, as in timm.
 
     Args:
         model: the model whose parameters the optimizer gets.
 
     Returns:
-        Parameter name -> {"weight_decay": 0}, for `layers=` of an optimizer; beside rates
+        Parameter name -> {"weight_decay": 0}, for `layers=` of an optimizer; with rates,
         `layers=[rates, no_decay(model)]`.
     """
     kinds = (nn.Embedding, nn.EmbeddingBag)
@@ -33,16 +33,16 @@ def no_decay(model: nn.Module) -> dict[str, dict[str, float]]:
 
 
 def corrected_decay(invariant: ScaleInvariant) -> dict[str, dict[str, bool]]:
-    """Weight decay that follows lr, for layers whose scale does not matter.
+    """Weight decay that follows lr, for scale-invariant layers.
 
         weight_decay · lr / max_lr
 
     In a steady state weight decay keeps ‖g‖ / ‖w‖ of such a layer at √(2 weight_decay / lr), which grows as lr falls;
-    with the correction at √(2 weight_decay / max_lr) (Why Gradients Rapidly Increase Near the End of Training, arXiv
+    with the correction it is √(2 weight_decay / max_lr) (Why Gradients Rapidly Increase Near the End of Training, arXiv
     2506.02285: AdamC and SGDC).
 
     Args:
-        invariant: what `fused_lwlr.scale_invariant` returns. Of slices that are invariant by themselves too.
+        invariant: the result of `fused_lwlr.scale_invariant`. Slices that are invariant alone are included.
 
     Returns:
         Layer name -> {"corrected_decay": True}, for `layers=` of an optimizer.
@@ -51,21 +51,21 @@ def corrected_decay(invariant: ScaleInvariant) -> dict[str, dict[str, bool]]:
 
 
 def blockwise(model: nn.Module) -> dict[str, float]:
-    """Rates for the parts of a transformer that go against their sharpness.
+    """Rates for the parts of a transformer, lower for sharper parts.
 
         η: normalizations 1, value and output projections 4, feed-forward 6, query and key projections 8, embeddings 10
 
     (The Sharpness Disparity Principle in Transformers for Accelerating Language Model Pre-Training, ICML 2025, arXiv
-    2502.19002. lr is that of the normalizations: about the best single rate, which they limit.) Fused query, key and
-    value projections are told apart by slices. Everything else gets 1, such as the head, whose rate the paper's code
-    leaves to its user.
+    2502.19002. lr is the rate of the normalizations, which limit the best single rate to about this value.) Slices
+    distinguish fused query, key and value projections. Other layers get 1, such as the head, whose rate the paper's
+    code leaves to its user.
 
     Args:
         model: normalizations and embeddings are found by the types of modules, projections by the usual names, such as
             `q_proj`, `qkv`, `out_proj`, `fc1`, `mlp`.
 
     Returns:
-        Layer name -> η, for `layers=` of an optimizer. `optimizer.layers()` tells what each layer got.
+        Layer name -> η, for `layers=` of an optimizer. `optimizer.layers()` shows the result.
 
     Raises:
         ValueError: no query, key, value or feed-forward projection was found by its name.

@@ -1,4 +1,4 @@
-"""What the parameters of a model are: normalizations, embeddings, and the projections of a transformer."""
+"""Kinds of a model's parameters: normalizations, embeddings, and the projections of a transformer."""
 
 import re
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from fused_lwlr.layers import layers_of, split_name
 Kind = Literal["norm", "embedding", "qk", "vo", "ffn"]
 
 _NORM = re.compile(r"norm(\dd)?$", re.IGNORECASE)
-# the module that a weight is in
+# the name of a weight's module
 _QK = re.compile(r"q|k|wq|wk|to_q|to_k|query|key|[qk]_proj(_weight)?|[qk]_lin")
 _VO = re.compile(r"v|o|wv|wo|to_v|to_out|value|[vo]_proj(_weight)?|out_proj|[vo]_lin|out_lin|proj")
 _FUSED = re.compile(r"qkv|in_proj_weight|in_proj_bias")
 _FFN = re.compile(r"fc\d|linear\d|lin\d|w\d|c_fc|(gate|up|down)_proj|wi(_\d)?")
-# what is a projection in an attention module, or part of a feed-forward one
+# names of projections in attention modules, and of feed-forward modules
 _OUTPUT = re.compile(r"out|c_proj|dense")
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _FFN_PART = re.compile(r"mlp|ffn|feed_?forward|intermediate|\d\.output$", re.IGNORECASE)
@@ -28,17 +28,17 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def own_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
-    """Yields every module with each of the parameters that it holds itself."""
+    """Yields every module with each parameter that it owns."""
     for module in model.modules():
         for param in module.parameters(recurse=False):
             yield module, param
 
 
 def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
-    """Returns the kind of every layer, and None of those of no kind: heads, convolutions, tokens.
+    """Returns the kind of every layer, and None for other layers: heads, convolutions, tokens.
 
-    Normalizations and embeddings go by the type of their module, and embeddings by "embed" in their name too;
-    projections by the usual names. Of fused query, key and value projections each third is a layer.
+    Normalizations and embeddings are found by the type of their module, and embeddings also by "embed" in their name;
+    projections by the usual names. Each third of a fused query, key and value projection is a layer.
     """
     by_type: dict[int, Kind] = {}
     for module, param in own_parameters(model):
@@ -52,7 +52,7 @@ def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
 def _by_name(name: str) -> Kind | None:
     parameter, start, stop = split_name(name)
     parts = parameter.split(".")
-    # neither says what a module is for
+    # these parts do not tell the kind of a module
     while len(parts) > 1 and (parts[-1] in ("weight", "bias") or parts[-1].isdigit()):
         parts.pop()
     *outer, own = parts

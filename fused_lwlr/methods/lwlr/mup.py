@@ -12,18 +12,18 @@ Rule = Literal["sgd", "adamw"]
 def mup(
     model: nn.Module, base: nn.Module, rule: Rule, *, decay: bool = False, eps: float | None = None
 ) -> dict[str, Any]:
-    """Learning-rate multipliers that keep updates at one size whatever the width (μP).
+    """Learning-rate multipliers that keep the size of updates independent of the width (μP).
 
         SGD:    η = (fan_out / base fan_out) / (fan_in / base fan_in)
         Adam:   η = 1 / (fan_in / base fan_in)
 
-    (Tensor Programs V, Table 3: SGD's rate of input weights, biases and scales goes with the width, that of output
-    weights against it; Adam's of hidden and output weights goes against it.) Everything but the weights of linear and
-    convolution layers counts as a bias, with a fan_in of 1. These are the learning rates only: draw weights with
-    variance 1 / fan_in, and those of the output layer with 1 / fan_in².
+    (Tensor Programs V, Table 3: SGD's rates of input weights, biases and scales grow with the width, its rates of
+    output weights fall; Adam's rates of hidden and output weights fall.) Everything but the weights of linear and
+    convolution layers counts as a bias, with a fan_in of 1. These are only the learning rates: draw weights with
+    variance 1 / fan_in, and weights of the output layer with 1 / fan_in².
 
-    With Adam the gradient of a weight shrinks with the width and ε does not, and η · λ of hidden weights shrinks. Both
-    stay as they are with
+    With Adam the gradient of a weight shrinks with the width while ε does not, and η · λ of hidden weights shrinks.
+    These options keep both constant:
 
         λ · fan_in / base fan_in        ε / (fan_out / base fan_out)
 
@@ -33,21 +33,21 @@ def mup(
         model: the model to train.
         base: the same model with the widths at which the learning rate was tuned.
         rule: "sgd" or "adamw".
-        decay: whether weight decay is multiplied too, of AdamW.
-        eps: ε of the base, if it is to follow the width, of AdamW.
+        decay: whether weight decay is multiplied too, for AdamW.
+        eps: ε of the base, if it should follow the width, for AdamW.
 
     Returns:
-        Parameter name -> η, or options with `decay` or `eps`, for `layers=` of an optimizer; all 1 where `model` is as
-        wide as `base`.
+        Parameter name -> η, or options with `decay` or `eps`, for `layers=` of an optimizer; all 1 if `model` has the
+        width of `base`.
 
     Raises:
-        ValueError: another rule, `decay` or `eps` for SGD, or a base with other parameters, or other numbers of
-            dimensions.
+        ValueError: `rule` is unknown, `decay` or `eps` is given for SGD, or the base has other parameters or
+            numbers of dimensions.
     """
     if rule not in get_args(Rule):
         raise ValueError(f"rule={rule!r} is not one of {', '.join(map(repr, get_args(Rule)))}")
     if rule == "sgd" and (decay or eps is not None):
-        raise ValueError("decay= and eps= are of AdamW: leave them out for rule='sgd'")
+        raise ValueError("decay= and eps= are for AdamW: leave them out for rule='sgd'")
     params, based = dict(model.named_parameters()), dict(base.named_parameters())
     if params.keys() != based.keys():
         other = sorted(params.keys() ^ based.keys())[0]
@@ -67,10 +67,10 @@ def mup(
 
 
 def growth(name: str, param: Tensor, base: Tensor, matrix: tuple[int, int] | None) -> tuple[float, float]:
-    """Returns by how much the fans of a parameter are larger than in the base.
+    """Returns the ratios of a parameter's fans to the base's.
 
     Args:
-        matrix: which dimensions are inputs and outputs, of the weight of a linear or convolution layer.
+        matrix: which dimensions are inputs and outputs, for the weight of a linear or convolution layer.
 
     Raises:
         ValueError: the base has another number of dimensions.

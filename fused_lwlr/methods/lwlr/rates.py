@@ -115,7 +115,7 @@ class LayerRates(Mapping[str, float]):
             find(pattern, names, "exclude", "layer of these rates")
         left = [layer for layer in self.layers if not (layer.note or matches(layer.name, patterns))]
         if not left:
-            raise ValueError(f"exclude has {', '.join(map(repr, patterns))}, which leaves no measured layer")
+            raise ValueError(f"exclude has {', '.join(map(repr, patterns))}, so no measured layer is left")
         mean = sum(layer.numel * layer.eta for layer in left) / sum(layer.numel for layer in left)
         kept = {layer.name for layer in left}
 
@@ -127,7 +127,7 @@ class LayerRates(Mapping[str, float]):
         return LayerRates([changed(layer) for layer in self.layers], self.steps)
 
     def __or__(self, other: Mapping[str, float]) -> "LayerRates":
-        """Returns these rates, updated by those of `other` as `dict` does. No other η changes.
+        """Returns these rates, updated by the rates of `other` like `dict`. No other η changes.
 
         The mean over parameters may then differ from 1, see `exclude`. A parameter in `other` replaces its slices in
         these rates, such as query, key and value. Other `LayerRates` may add layers.
@@ -149,12 +149,10 @@ class LayerRates(Mapping[str, float]):
         return LayerRates(list((merged | given).values()), self.steps)
 
     def _row(self, name: str, eta: float) -> LayerRate:
-        """What is known of a layer, or of the slices of a parameter together, with another η."""
+        """The row of a layer, or of all slices of a parameter, with another η."""
         parts = [layer for layer in self.layers if name in (layer.name, split_name(layer.name)[0])]
         if not parts:
-            raise ValueError(
-                f"the mapping right of | has {name!r}, which is neither a layer nor a parameter of these rates"
-            )
+            raise ValueError(f"the mapping right of | has {name!r}, but these rates have no such layer or parameter")
         numel = sum(layer.numel for layer in parts)
         gradient = sum(layer.numel * layer.gradient for layer in parts) / max(1, numel)
         return LayerRate(name, float(eta), numel, gradient, parts[0].kind, "set")
@@ -197,12 +195,12 @@ class LayerRates(Mapping[str, float]):
             raise ValueError(f"{path} does not hold layer rates, as calibrate writes them: {lacks}") from error
 
     def plot(self, path: str | Path | None = None, title: str | None = None) -> "Figure":
-        """Plots η against depth: all layers on the left, convolution and linear layers alone on the right.
+        """Plots η against depth: all layers on the left, only convolution and linear layers on the right.
 
-        The plots are those of the paper's Figures 4 and 5. Needs matplotlib.
+        The plots correspond to the paper's Figures 4 and 5. Needs matplotlib.
 
         Args:
-            path: the file to save the figure to; its suffix gives the format. If None, nothing is saved.
+            path: the file to save the figure to; its suffix gives the format. None saves nothing.
             title: the title of the figure.
         """
         from matplotlib.figure import Figure

@@ -48,9 +48,9 @@ def cosine(lr: float, steps: int, warmup_steps: int = 0) -> Array:
 def one_cycle(
     lr: float, steps: int, pct_start: float = 0.1, div_factor: float = 10.0, final_div_factor: float = 1000.0
 ) -> Array:
-    """Returns half a cosine up from lr / div_factor to lr, and another one down to lr / div_factor / final_div_factor.
+    """Returns half a cosine from lr / div_factor up to lr, then one down to lr / div_factor / final_div_factor.
 
-    The same as `OneCycleLR` with cosine annealing. The defaults are those of Spreads in Effective Learning Rates,
+    The same as `OneCycleLR` with cosine annealing. The defaults are from Spreads in Effective Learning Rates,
     Figure 17.
 
     Args:
@@ -68,7 +68,7 @@ def one_cycle(
     """
     _check(lr, steps, 0)
     if not 0 <= pct_start <= 1:
-        raise ValueError(f"pct_start={pct_start} must be a part of the steps, 0 to 1")
+        raise ValueError(f"pct_start={pct_start} must be a fraction of the steps, 0 to 1")
     for name, value in (("div_factor", div_factor), ("final_div_factor", final_div_factor)):
         if not value > 0:
             raise ValueError(f"{name}={value} must be above 0")

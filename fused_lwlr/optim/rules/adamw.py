@@ -22,15 +22,15 @@ class AdamW(FusedOptimizer, torch.optim.AdamW):
         v ← β₂ · v + (1 − β₂) · g²
         w ← w − lr · η / (1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + eps)
 
-    The multiplier acts on the decay too, as a param group of its own with rate lr · η would.
+    The multiplier acts on the decay too, like a separate param group with rate lr · η.
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad, maximize: as in `torch.optim.AdamW`.
-        options: what all optimizers share, see `FusedOptimizer`: layers, scaling, clip_global_norm, nonfinite,
+        options: options of all optimizers, see `FusedOptimizer`: layers, scaling, clip_global_norm, nonfinite,
             ema, cautious_decay, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a layer that is not a parameter.
+        ValueError: an argument is out of range or not supported, or a layer is not a parameter.
     """
 
     rule = kernels.ADAMW

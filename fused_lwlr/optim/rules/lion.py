@@ -21,8 +21,8 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
         w ← w · (1 − lr · η · weight_decay) − lr · η · sign(c)
         m ← β₂ · m + (1 − β₂) · g
 
-    (Symbolic Discovery of Optimization Algorithms, Algorithm 2.) The multiplier acts on the decay too, as a param group
-    of its own with rate lr · η would. The state is `state["exp_avg"]`.
+    (Symbolic Discovery of Optimization Algorithms, Algorithm 2.) The multiplier acts on the decay too, like a separate
+    param group with rate lr · η. The state is `state["exp_avg"]`.
 
     Args:
         params: parameters, or param groups, named or not.
@@ -33,7 +33,7 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
         options: the options that all optimizers share, see `FusedOptimizer`.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a layer that is not a parameter.
+        ValueError: an argument is out of range or not supported, or a layer is not a parameter.
     """
 
     rule = kernels.LION

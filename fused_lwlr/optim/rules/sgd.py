@@ -23,25 +23,25 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         b ← momentum · b + (1 − dampening) · g       (b ← g on the first step)
         w ← w − lr · η · (b, or g + momentum · b with nesterov)
 
-    With `lr_in_momentum`, where the two differ while lr changes:
+    With `lr_in_momentum`, which differs only if lr changes:
 
         b ← momentum · b + lr · (g + weight_decay · w)
         w ← w − η · (b, or lr · (g + weight_decay · w) + momentum · b with nesterov)
 
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov, maximize: as in `torch.optim.SGD`.
-        lr_in_momentum: keep lr in the momentum buffer, as the TensorFlow reference of MLPerf does with LARS, whose
-            factor is in the buffer either way. It is part of `state_dict()`; a state dict that differs in it is
-            refused. It needs momentum and no dampening, and goes with every option but `capturable` and scalings whose
-            factor depends on lr or on the direction (LARC, LAMB).
-        rescale_weights: what `fused_lwlr.scale_invariant` returns, to divide the weights of scale-invariant layers by
-            the largest of their norms in every step, and what depends on them with them, so that the function of the
-            network stays as it is, up to the eps of its normalizations.
-        options: what all optimizers share, see `FusedOptimizer`: layers, scaling, clip_global_norm, nonfinite,
+        lr_in_momentum: keep lr in the momentum buffer, as in the TensorFlow reference of MLPerf for LARS, whose factor
+            is in the buffer either way. It is part of `state_dict()`; a state dict with another value is refused. It
+            needs momentum and no dampening, and works with every option but `capturable` and scalings whose factor
+            depends on lr or on the direction (LARC, LAMB).
+        rescale_weights: the result of `fused_lwlr.scale_invariant`. Every step divides the weights of these layers by
+            the largest of their norms, and rescales the tensors that depend on them. The function of the network does
+            not change, up to the eps of its normalizations.
+        options: options of all optimizers, see `FusedOptimizer`: layers, scaling, clip_global_norm, nonfinite,
             ema, master_weights, stochastic_rounding, rounding_seed, state_dtype, capturable, backend.
 
     Raises:
-        ValueError: an argument out of range, one that cannot be honoured, or a layer that is not a parameter.
+        ValueError: an argument is out of range or not supported, or a layer is not a parameter.
     """
 
     rule = kernels.SGD
