@@ -180,6 +180,9 @@ def save(results: dict[str, Any], out: Path, stem: str) -> list[Path]:
     if results["gpu"]:
         paths.append(out / f"bench-{stem}-throughput.png")
         figures.throughput(results["gpu"], paths[-1])
+    if results.get("host"):
+        paths.append(out / f"bench-{stem}-host.png")
+        figures.host(results["host"], paths[-1])
     if results.get("scaling"):
         paths.append(out / f"bench-{stem}-scaling.png")
         figures.scaling(results["scaling"], paths[-1])

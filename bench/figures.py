@@ -54,3 +54,26 @@ def scaling(rows: list[dict[str, Any]], path: Path) -> None:
     axes[1, 0].set_ylabel("tables on the device, kB")
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def host(rows: list[dict[str, Any]], path: Path) -> None:
+    """Host time of a step with a learning rate for each tensor, over the number of tensors, with new gradients."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
+    lines = (
+        ("groups", "torch.optim, a rate for each tensor", "s-"), ("fused", "torch.optim, one rate", "o--"),
+        ("ours", "fused_lwlr, a rate for each tensor", "D-"),
+    )  # fmt: skip
+    for axis, name in zip(axes, ("SGD", "AdamW"), strict=True):
+        found = [row for row in rows if (row["optimizer"], row["gradients"]) == (name, "new")]
+        for who, label, style in lines:
+            axis.loglog([row["tensors"] for row in found], [row[who] * 1e3 for row in found], style, label=label)
+        axis.set_title(name)
+        axis.set_xlabel("tensors")
+        counts = [row["tensors"] for row in found]
+        axis.set_xticks(counts, [f"{count:,}" for count in counts])
+        axis.minorticks_off()
+        axis.grid(visible=True, alpha=0.3)
+    axes[0].set_ylabel("host time of a step, ms")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

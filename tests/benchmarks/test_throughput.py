@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -53,6 +54,12 @@ def test_it_becomes_json_markdown_and_a_figure(result, tmp_path):
     assert "### toy, fp32, sgd: 3 tensors, 1,269" in text
     assert text.count("| LARS | ours |") == 1
     figures.throughput(result, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5000
+
+
+def test_host_times_become_a_figure(tmp_path):
+    recorded = json.loads((Path(figures.__file__).parent / "results" / "bench-amd-epyc.json").read_text())
+    figures.host(recorded["host"], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 

@@ -103,8 +103,8 @@ def test_saved_is_loaded_to_the_same_bits_sharded_or_not(name, saved):
     for kind, make in MODELS.items():
         other = make()
         inner = other.module if kind == "ddp" else other
-        # multipliers come with the checkpoint, and multipliers that it lacks are removed
-        again = OPTIMIZERS[name](inner.named_parameters(), layers=None if name != "lars" else MULTIPLIERS)
+        # multipliers come with the checkpoint
+        again = OPTIMIZERS[name](inner.named_parameters())
         if kind == "plain":
             # has state already; the others have none
             train(other, again, range(7, 8))

@@ -123,7 +123,8 @@ def test_a_signal_to_one_process_stops_all_and_both_go_on_to_the_same_bits(optio
 def test_a_weight_that_diverged_on_one_process_ends_all(options):
     """A disk that is full during one step does not stop the run."""
     recipe = dataclasses.replace(
-        BASE, **options, rates="single", micro_batch=None, out=str(folder()), checkpoint_minutes=1e-6
+        BASE, **options, rates="single", calibration_steps=None, micro_batch=None, out=str(folder()),
+        checkpoint_minutes=1e-6,
     )  # fmt: skip
     update, sync, steps = Trainer.update, os.fsync, []
 
@@ -170,7 +171,7 @@ def test_all_processes_refuse(change, message):
 def test_a_run_on_the_disk_of_another_machine_is_not_begun_again(first):
     """Process 0 has no checkpoint, or an older copy."""
     here = folder() / str(dist.get_rank())
-    recipe = dataclasses.replace(BASE, rates="single", ema=None, out=str(here))
+    recipe = dataclasses.replace(BASE, rates="single", calibration_steps=None, ema=None, out=str(here))
     checkpoints = here / "checkpoints"
     checkpoints.mkdir(parents=True)
     for step in range(1, (first if dist.get_rank() == 0 else 4) + 1):
@@ -232,7 +233,7 @@ def test_gradients_of_shards_are_reduced_once_a_step():
     """The same number of collectives as with one pass, in which gradients are also reduced to their shards."""
     found = []
     for passes in (1, 2):
-        recipe = dataclasses.replace(BASE, rates="single", fsdp=True, micro_batch=24 // passes)
+        recipe = dataclasses.replace(BASE, rates="single", calibration_steps=None, fsdp=True, micro_batch=24 // passes)
         trainer = Trainer(recipe, two(), digits())
         trainer.adopt()
         calls = []
