@@ -69,7 +69,7 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def from_first(self, model: nn.Module, *, params: bool = False) -> None:
+    def broadcast(self, model: nn.Module, *, params: bool = False) -> None:
         """Give every process the buffers of the first, which each process has of its own images, or all weights."""
         if self.size > 1:
             for tensor in [*model.buffers(), *(model.parameters() if params else ())]:

@@ -14,7 +14,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
     ("line", "texts"),
     [
         ("--help", ["calibrate", "train", "demo", "--version", "Start with fused-lwlr demo"]),
-        ("calibrate --help", ["Examples:", "--steps", "--no-init", "--plot", "one sub-folder per class", "synthetic"]),
+        (
+            "calibrate --help",
+            ["Examples:", "--steps", "--no-init", "--plot", "a folder for each class", "--vocabulary"],
+        ),
         (
             "train --help",
             ["Examples:", "--rates", "--scaling", "--goal", "--preset", "1e-4 for sgd, 0.1 for adamw", "runs/train"],
