@@ -1,4 +1,4 @@
-"""The command `fused-lwlr calibrate`, some of whose options are fields of a recipe."""
+"""The command `fused-lwlr calibrate`. Options are fields of a recipe where it has them."""
 
 import importlib
 import inspect
@@ -91,6 +91,6 @@ def calibrate(
 
 
 _own = [each for each in inspect.signature(calibrate).parameters.values() if each.kind is not each.VAR_KEYWORD]
-# what typer reads
+# typer reads these
 calibrate.__signature__ = inspect.Signature([*parameters(*FIELDS), *_own])  # type: ignore[attr-defined]
 calibrate.__annotations__ = {each.name: each.annotation for each in calibrate.__signature__.parameters.values()}  # type: ignore[attr-defined]

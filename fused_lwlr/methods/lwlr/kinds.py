@@ -38,7 +38,7 @@ def roles_of(model: nn.Module) -> dict[str, Role | None]:
     """Returns the role of every layer, and None for layers without one: heads, convolutions, tokens.
 
     Normalizations and embeddings go by the type of their module, and embeddings by "embed" in their name too;
-    projections by the usual names. Of fused query, key and value projections each third is a layer.
+    projections by the usual names. Each third of a fused query, key and value projection is a layer.
     """
     by_type: dict[int, Role] = {}
     for module, param in own_parameters(model):
