@@ -69,7 +69,7 @@ def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool
 
 
 def parameters(*names: str) -> list[inspect.Parameter]:
-    """Options of a command for fields of a recipe; the default of each is None."""
+    """Options of a command for fields of a recipe, with the default None."""
     hints = get_type_hints(Recipe)
     return [_parameter(name, hints[name]) for name in names]
 
