@@ -1,7 +1,7 @@
 """Write the tables and pictures of recorded studies from their recorded results; nothing is trained.
 
-python -m bench.studies            # of all
-python -m bench.studies NAME ...   # of some
+python -m bench.studies            # writes all
+python -m bench.studies NAME ...   # writes some
 """
 
 import argparse

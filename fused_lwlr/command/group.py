@@ -44,12 +44,6 @@ OTHER_WORDS = {
     "--wd": "--weight-decay",
 }
 """Names of an option in other programs."""
-GONE = {
-    "--resume": "repeat the same command to resume the run",
-    "balance": "it is fused-lwlr study balance now",
-    "elr": "it is fused-lwlr study elr-fit, and fused-lwlr study elr-simulation, now",
-}
-"""Missing or former options and commands, and their replacements."""
 
 
 class Command(TyperCommand):
@@ -173,20 +167,15 @@ class Group(TyperGroup):
                 return f"{option} {value}: {error.message.removeprefix('Value error, ').rstrip('.')}"
             unknown = re.search(r"No such command '(.*)'", message)
             close = difflib.get_close_matches(unknown[1], COMMANDS, n=1) if unknown else []
-            hint = f"did you mean {close[0]}?" if close else GONE.get(unknown[1]) if unknown else None
-            return f"there is no command {unknown[1]}: {hint}" if unknown and hint else message
+            return f"there is no command {unknown[1]}: did you mean {close[0]}?" if unknown and close else message
         own = [opt for param in error.ctx.command.params for opt in param.opts]
         elsewhere = next((names for opt, names in self._options().values() if opt == typed), [])
-        names = [opt.removeprefix("--") for opt in own]
-        close = difflib.get_close_matches(typed.removeprefix("--"), names, n=1, cutoff=0.7)
-        if typed in GONE:
-            hint = GONE[typed]
-        elif OTHER_WORDS.get(typed) in own:
+        if OTHER_WORDS.get(typed) in own:
             hint = f"did you mean {OTHER_WORDS[typed]}?"
         elif elsewhere:
             hint = f"it is one of fused-lwlr {' and '.join(elsewhere)}"
-        elif close:
-            hint = f"did you mean --{close[0]}?"
+        elif error.possibilities:
+            hint = f"did you mean {error.possibilities[0]}?"
         else:
             hint = f"{error.ctx.command_path} --help lists them"
         return f"there is no option {typed}: {hint}"

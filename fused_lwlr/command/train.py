@@ -68,6 +68,12 @@ def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool
     return run(recipe)
 
 
+def parameters(*names: str) -> list[inspect.Parameter]:
+    """Options of a command for fields of a recipe, with the default None."""
+    hints = get_type_hints(Recipe)
+    return [_parameter(name, hints[name]) for name in names]
+
+
 def _parameter(name: str, hint: Any) -> inspect.Parameter:
     """An option for a field: None if it is not given, otherwise a string, which the recipe reads, or a flag."""
     default, extra = FIELDS[name].default, FIELDS[name].json_schema_extra
@@ -98,7 +104,6 @@ def _metavar(kind: Any) -> str:
 
 
 def _signature() -> list[inspect.Parameter]:
-    hints = get_type_hints(Recipe)
     kw = inspect.Parameter.KEYWORD_ONLY
     preset = Annotated[str | None, typer.Option(help="A recipe to start from.", metavar="NAME", show_default=False)]
     config = Annotated[
@@ -122,7 +127,7 @@ def _signature() -> list[inspect.Parameter]:
         inspect.Parameter("dry_run", kw, default=False, annotation=dry),
         inspect.Parameter("eval_only", kw, default=False, annotation=tested),
         inspect.Parameter("presets", kw, default=False, annotation=listed),
-        *(_parameter(name, hints[name]) for name in FIELDS),
+        *parameters(*FIELDS),
     ]
 
 

@@ -18,8 +18,6 @@ class Mixing:
         mixup: α of Mixup, whose weights are drawn from Beta(α, α); 0 for none. 0.5 in the LWLR paper.
         cutmix: α of CutMix; 0 for none. With both, one of them is drawn for each micro-batch.
         smoothing: label smoothing, in [0, 1): this much of a target is spread evenly over all classes.
-        probability: that a micro-batch is mixed.
-        switch: probability of CutMix, where both are on.
         seed: 0 or more.
 
     Raises:
@@ -34,8 +32,6 @@ class Mixing:
         mixup: float = 0.0,
         cutmix: float = 0.0,
         smoothing: float = 0.0,
-        probability: float = 1.0,
-        switch: float = 0.5,
         seed: int = 0,
     ) -> None:
         check_seed(seed)
@@ -43,12 +39,9 @@ class Mixing:
             raise ValueError(f"mixup={mixup} and cutmix={cutmix}: give at least one of them, above 0, and none below")
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing={smoothing} is out of range: give 0 or more, and less than 1")
-        for name, value in (("probability", probability), ("switch", switch)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}={value} is not a probability: give 0 to 1")
         self.seed = seed
         self.mix = import_timm("Mixup and CutMix").data.Mixup(
-            mixup, cutmix, prob=probability, switch_prob=switch, label_smoothing=smoothing, num_classes=classes
+            mixup, cutmix, label_smoothing=smoothing, num_classes=classes
         )
 
     def __call__(

@@ -34,7 +34,7 @@ class Comparison:
 
     @classmethod
     def of(cls, differences: Iterable[float], *, lower_is_better: bool = False) -> "Comparison":
-        """Compare; a difference is the value of a method minus the value of what it is compared with."""
+        """Compare by differences, each the value of a method minus the value of its rival."""
         finite = [value for value in differences if isfinite(value)]
         n = len(finite)
         if n < 2 or not any(finite):
@@ -56,7 +56,7 @@ def p_text(p: float) -> str:
 
 
 def cells(differences: Iterable[float], form: str, *, lower_is_better: bool = False) -> list[str]:
-    """What a table has in `COLUMNS`."""
+    """The cells of a table in `COLUMNS`."""
     differences = list(differences)
     found = Comparison.of(differences, lower_is_better=lower_is_better)
     return [cell(differences, form), p_text(found.p), str(found.n), found.verdict]

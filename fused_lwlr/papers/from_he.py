@@ -23,7 +23,7 @@ def from_he(trainer: Trainer) -> SGD | AdamW:
     kaiming_init_(trainer.model)
     if recipe.goal is None:
         return new_optimizer(recipe, trainer.model, None)
-    layers = scale_invariant(trainer.model, next(trainer.pairs(1)), cross_entropy)
+    layers = scale_invariant(trainer.model, next(trainer.minibatches(1)), cross_entropy)
     if not layers.names:
         raise ValueError(f"{recipe.model} has no scale-invariant layers to hold at one effective learning rate")
     return SGD(

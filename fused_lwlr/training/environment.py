@@ -1,4 +1,4 @@
-"""What runs: versions, the state of the sources, and the machine."""
+"""The environment of a process: versions, the state of the sources, and the machine."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ PACKAGES = ("triton", "timm", "torchvision", "transformers", "tokenizers", "data
 
 
 def environment() -> dict[str, Any]:
-    """What this process runs on: values of JSON, None for what is not installed or cannot be known."""
+    """The environment of this process: values of JSON, and None for everything that is not installed or unknown."""
     commit, dirty = git_state(Path(fused_lwlr.__file__).parent)
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -42,7 +42,7 @@ def sources(folder: Path) -> str:
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """The commit that the sources in a folder are of, and whether they differ from it.
+    """The commit of the sources in a folder, and whether they differ from it.
 
     None and None where they are not under version control, as in site-packages, also if that is in a checkout of
     something else, and where git cannot be asked.
@@ -54,7 +54,7 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")
-        # kernels are beside the package, reached through a link
+        # a link leads to the kernels, which are outside of the package
         sources = [str(folder), *(str(path.resolve()) for path in folder.glob("kernels"))]
         return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", *sources))
     except (OSError, subprocess.SubprocessError):
@@ -62,7 +62,7 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 
 
 def device_name(device: torch.device) -> str:
-    """What a device is called by its maker; "cpu" for the CPU."""
+    """The name that its maker gave a device; "cpu" for the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

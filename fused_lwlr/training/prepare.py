@@ -39,7 +39,7 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
         tau=recipe.gradinit_tau,
         progress=progress and world.first,
     )
-    world.from_first(model, params=True)
+    world.broadcast(model, params=True)
 
 
 def gradinit_batches(recipe: Recipe) -> int:

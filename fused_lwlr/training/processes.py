@@ -69,7 +69,7 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def from_first(self, model: nn.Module, *, params: bool = False) -> None:
+    def broadcast(self, model: nn.Module, *, params: bool = False) -> None:
         """Gives every process the buffers of the first, which depend on each process's images, or also all weights."""
         if self.size > 1:
             for tensor in [*model.buffers(), *(model.parameters() if params else ())]:

@@ -114,7 +114,7 @@ class Trainer:
         # check the file before minutes are spent
         given = rates_of_file(recipe, self.model)
         if recipe.init == "gradinit":
-            passes = self.pairs(gradinit_batches(recipe), alone=True)
+            passes = self.minibatches(gradinit_batches(recipe), alone=True)
             gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
         left_out = excluded(recipe.rates_exclude, self.model, recipe.model)
         called = spread(self.model, recipe, self.world)
@@ -165,7 +165,7 @@ class Trainer:
             self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch
         )
 
-    def pairs(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+    def minibatches(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets of the training from its first step on, for measurements."""
         sampler = self._sampler(0, steps, alone=alone)
         for i, batch in enumerate(self._passes(sampler)):
@@ -287,10 +287,10 @@ class Trainer:
             world_size=self.world.size,
             rank=self.world.rank,
         )
-        self.world.from_first(self.model)
+        self.world.broadcast(self.model)
         weights: dict[str, Context] = {"model": nullcontext}
         if self.averages is not None and self.step:
-            self.world.from_first(self.averages)
+            self.world.broadcast(self.averages)
             weights["ema"] = self.averaged
         found = evaluate(
             self.model, images, self.world, self.mixed_precision, weights, agree=agree,

@@ -1,4 +1,4 @@
-"""The paired t test of studies, beside SciPy's and a printed table of Student's distribution."""
+"""The paired t test of studies against SciPy's, and against a printed table of Student's distribution."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_p_is_that_of_scipy(n):
 @pytest.mark.parametrize(("n", "critical"), [(3, 4.303), (4, 3.182), (5, 2.776), (10, 2.262)])
 @pytest.mark.parametrize("lower_is_better", [False, True])
 def test_a_difference_is_decided_from_the_printed_critical_value_on(n, critical, lower_is_better):
-    """Of Student's t at 5 %, two-sided, with n − 1 degrees of freedom: printed with three decimals."""
+    """Critical values of Student's t at 5 %, two-sided, with n − 1 degrees of freedom, have three decimals."""
     noise = np.linspace(-1, 1, n)
     error = noise.std(ddof=1) / math.sqrt(n)
     for factor, verdicts in ((0.999, ("undecided", "undecided")), (1.001, ("helps", "hurts"))):

@@ -43,7 +43,7 @@ def test_the_scale_of_the_loss_falls_until_steps_are_taken(data):
 
 
 def test_the_norm_that_is_recorded_is_of_the_gradients_of_the_last_step(data, monkeypatch):
-    """The norm is of all layers. A record has two steps."""
+    """It is the norm over all layers. A record has two steps."""
     norms, records = [], []
     update = Trainer.update
 

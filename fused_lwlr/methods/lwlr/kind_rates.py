@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fused_lwlr.methods.lwlr.kinds import is_norm, kinds_of, own_parameters
+from fused_lwlr.methods.lwlr.kinds import is_norm, own_parameters, roles_of
 from fused_lwlr.rescaling import ScaleInvariant
 
 BLOCKWISE = {"norm": 1.0, "vo": 4.0, "ffn": 6.0, "qk": 8.0, "embedding": 10.0}
@@ -70,11 +70,11 @@ def blockwise(model: nn.Module) -> dict[str, float]:
     Raises:
         ValueError: no query, key, value or feed-forward projection was found by its name.
     """
-    kinds = kinds_of(model)
-    if not {"qk", "vo", "ffn"} <= set(kinds.values()):
-        missing = ", ".join(sorted({"qk", "vo", "ffn"} - {kind or "" for kind in kinds.values()}))
+    roles = roles_of(model)
+    if not {"qk", "vo", "ffn"} <= set(roles.values()):
+        missing = ", ".join(sorted({"qk", "vo", "ffn"} - {role or "" for role in roles.values()}))
         raise ValueError(
             f"blockwise() finds no layers of the kind {missing} by the usual names in this model, which has "
-            f"{', '.join(list(kinds)[:4])}, ...: give layers= patterns of its names"
+            f"{', '.join(list(roles)[:4])}, ...: give layers= patterns of its names"
         )
-    return {name: 1.0 if kind is None else BLOCKWISE[kind] for name, kind in kinds.items()}
+    return {name: 1.0 if role is None else BLOCKWISE[role] for name, role in roles.items()}

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fused_lwlr.layers import layers_of, split_name
 
-Kind = Literal["norm", "embedding", "qk", "vo", "ffn"]
+Role = Literal["norm", "embedding", "qk", "vo", "ffn"]
 
 _NORM = re.compile(r"norm(\dd)?$", re.IGNORECASE)
 # the name of a weight's module
@@ -34,13 +34,13 @@ def own_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
             yield module, param
 
 
-def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
-    """Returns the kind of every layer, and None for other layers: heads, convolutions, tokens.
+def roles_of(model: nn.Module) -> dict[str, Role | None]:
+    """Returns the role of every layer, and None for layers without one: heads, convolutions, tokens.
 
     Normalizations and embeddings are found by the type of their module, and embeddings also by "embed" in their name;
     projections by the usual names. Each third of a fused query, key and value projection is a layer.
     """
-    by_type: dict[int, Kind] = {}
+    by_type: dict[int, Role] = {}
     for module, param in own_parameters(model):
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             by_type[id(param)] = "embedding"
@@ -49,7 +49,7 @@ def kinds_of(model: nn.Module) -> dict[str, Kind | None]:
     return {layer.name: by_type.get(id(layer.param)) or _by_name(layer.name) for layer in layers_of(model)}
 
 
-def _by_name(name: str) -> Kind | None:
+def _by_name(name: str) -> Role | None:
     parameter, start, stop = split_name(name)
     parts = parameter.split(".")
     # these parts do not tell the kind of a module
