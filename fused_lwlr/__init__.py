@@ -48,6 +48,7 @@ __all__ = [
     "multipliers",
     "register_timm",
     "scale_invariant",
+    "show_config",
     "simulate",
     "step_in_backward",
 ]

@@ -70,6 +70,18 @@ def pick(
     return triton
 
 
+def describe(device: torch.device) -> str:
+    """Returns the backend that "auto" takes for float32 on a device, and the reason if it is the reference."""
+    try:
+        module = pick("auto", device, torch.float32)
+    except ImportError as error:
+        return str(error)
+    if module is not reference:
+        return "triton"
+    reason = (_problem_on_cpu() or "Triton's interpreter is slower") if device.type == "cpu" else "no kernels for it"
+    return f"torch, since {reason}"
+
+
 @cache
 def _problem_on_cpu() -> str | None:
     """Why "auto" does not take Triton kernels on this CPU; "" for a reason that needs no warning, None if it does."""

@@ -1,6 +1,7 @@
 """All that `fused_lwlr` offers, imported at once; `fused_lwlr` itself does so when one of the names is asked for."""
 
 from fused_lwlr import balance, multipliers, simulate
+from fused_lwlr.configuration import show_config
 from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
 from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
 from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
@@ -58,6 +59,7 @@ __all__ = [
     "multipliers",
     "register_timm",
     "scale_invariant",
+    "show_config",
     "simulate",
     "step_in_backward",
 ]

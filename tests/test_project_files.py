@@ -59,7 +59,8 @@ def test_a_bug_report_has_versions_and_a_reproduction():
     (versions,) = (field["attributes"]["description"] for field in form["body"] if field["id"] == "versions")
     command = " ".join(versions.partition('python -c "')[2].partition('"')[0].split())
     compile(command, "versions", "exec")
-    assert "fused_lwlr.__version__" in command
+    assert "fused_lwlr.show_config()" in command
+    assert command in (ROOT / "CONTRIBUTING.md").read_text()
 
 
 def test_the_citation_is_of_this_version():

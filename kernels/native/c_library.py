@@ -82,8 +82,12 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
             return load(str(library))
 
 
-def _folder() -> Path:
-    """Returns the folder of libraries of this user, in Triton's cache."""
+def cache_folder() -> Path:
+    """Returns the folder of libraries of this user, in Triton's cache.
+
+    Raises:
+        FileNotFoundError: the home folder is unknown.
+    """
     folder = os.path.expanduser(knobs.cache.dir)
     if folder.startswith("~"):
         raise FileNotFoundError("the home folder is unknown")
@@ -96,7 +100,7 @@ def _checked(name: str) -> str:
     Raises:
         OSError: the file is missing or damaged, or other users can write to it.
     """
-    path = _folder() / name
+    path = cache_folder() / name
     for each in (path.parent, path):
         status = each.lstat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
@@ -110,7 +114,7 @@ def _checked(name: str) -> str:
 
 def _add(name: str, data: bytes) -> None:
     """Writes a file of the cache. Other processes see the whole file or none."""
-    folder = _folder()
+    folder = cache_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, part = tempfile.mkstemp(dir=folder)
     try:
