@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fuzz lint docs gpu bench bench-gpu bench-host clean
+.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fashion-mnist fuzz lint docs gpu bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -19,6 +19,10 @@ demo: $(VENV)/.demo
 # kernels are compiled for this CPU
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not long"
+
+# the data set of a long test, on Debian and Ubuntu
+fashion-mnist:
+	sudo apt-get update && sudo apt-get install -y dataset-fashion-mnist
 
 # machine code, several processes, races, compilers and other libraries' trainers; then kernels in Triton's
 # interpreter, which tells integers that overflow and lets programs overlap

@@ -24,7 +24,7 @@ def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool
 
     Examples:
 
-      fused-lwlr train --model vit --optimizer adamw
+      fused-lwlr train --batch-size 1150 --steps 32 --scaling lars --trust-coefficient 0.02 --lr 2.7
 
       fused-lwlr train --preset resnet50-sgd --data imagenet/ --amp bf16 --ema 0.9999
 

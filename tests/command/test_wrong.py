@@ -21,18 +21,21 @@ WRONG = [
     # names of models, data, devices and presets
     (
         "calibrate --model nope",
-        "there is no model 'nope': choose from resnet, vit, noshort, short, a deep one such as ",
+        "there is no model 'nope': choose from resnet, vit, noshort, short, vit6x64, a deep one such as ",
     ),
     (
         "calibrate --data nowhere",
-        "--data nowhere is not a folder of images: give one, digits, synthetic, tar files, or text as python-docs, ",
+        "--data nowhere is not a folder of images: give one, digits, fashion-mnist, idx:FOLDER, synthetic, tar files, or ",
     ),
-    ("train --data out", "--data out is not a folder of images: give one, digits, synthetic, tar files, or text as"),
+    (
+        "train --data out",
+        "--data out is not a folder of images: give one, digits, fashion-mnist, idx:FOLDER, synthetic, tar",
+    ),
     ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
     ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),
     ("calibrate --device toaster", "--device toaster cannot be used here"),
     ("train --preset resnet50", "there is no preset 'resnet50': did you mean resnet50-"),
-    ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-vs-single, "),
+    ("study lwlr", "there is no study 'lwlr': choose from demo, lwlr-fashion, lwlr-vs-single, "),
     ("report nowhere", "nowhere holds no run, since it has no run.json"),
     # numbers
     ("calibrate --steps 0", "--steps 0: "),
