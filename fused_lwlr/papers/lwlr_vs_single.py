@@ -23,7 +23,7 @@ OPTIMIZERS = ("sgd", "adamw")
 FACTORS = (1 / 9, 1 / 3, 1, 3, 9, 27)
 """Multiples of the base rate (`training.defaults`): the grid of every arm."""
 RATES = {"single": "single", "layerwise": "layer-wise", "spared": "layer-wise but tokens"}
-"""The kinds of rates that are compared, and what tables call them. The last, of a ViT, has η = 1 for `TOKENS`."""
+"""The compared kinds of rates, and their names in tables. The last one, for a ViT, has η = 1 for `TOKENS`."""
 TOKENS = ("cls_token", "pos_embed")
 COLORS = dict(zip(RATES.values(), ("0.45", "#d1495b", "#00798c"), strict=True))
 PRESETS = {"timm:resnet50": "resnet50", "timm:vit_small_patch16_224": "vit-s"}
@@ -55,7 +55,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(model: str, optimizer: str, kind: str, factor: float, **common: Any) -> dict[str, Any]:
-    """Train; at the end, the loss on held-out images, that of training, and the test accuracy in %.
+    """Train; at the end, the loss on held-out images, the training loss, and the test accuracy in %.
 
     The paper's models have one rate, which needs no held-out images.
     """
@@ -79,7 +79,7 @@ def _recipe(model: str, optimizer: str, factor: float, common: dict[str, Any]) -
 
 
 def sign(values: Iterable[float]) -> str:
-    """The sign of a mean that is two standard errors or more from 0, or that it is not."""
+    """The sign of a mean that is at least two standard errors from 0, otherwise a note."""
     finite = [value for value in values if isfinite(value)]
     if len(finite) < 2:
         return "unknown"
@@ -89,14 +89,14 @@ def sign(values: Iterable[float]) -> str:
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Accuracies at the best rates and what they differ by, paired by seed; all rates."""
+    """Accuracies at the best rates and their differences, paired by seed; all rates."""
     chosen = best(results, by=["model", "optimizer", "kind"])
     tuned = [] if set(results.model) & set(PRESETS) else [_grid(results)]
     return Report([table(settings, chosen), *tuned], _draw(results))
 
 
 def table(settings: Settings, chosen: Any) -> Table:
-    """Accuracies of the kinds of rates, each at its best rate, and what they differ by."""
+    """Accuracies of the kinds of rates, each at its best rate, and their differences."""
     rows = []
     for (model, optimizer), of in chosen.groupby(["model", "optimizer"], sort=False):
         arms = of.pivot(index="seed", columns="kind", values="test_accuracy").astype(float)
