@@ -94,7 +94,7 @@ def _of(results: Any, entry: Entry) -> Any:
 
 
 def sentence(results: Any, entry: Entry) -> str:
-    """How an entry compares with the best of those before it in its task, seed by seed."""
+    """A comparison of an entry with the best earlier entry of its task, seed by seed."""
     before = [other for other in ENTRIES[: ENTRIES.index(entry)] if other.task == entry.task]
     losses = {other.name: _of(results, other).loss.tolist() for other in before}
     trained = {name: values for name, values in losses.items() if all(map(isfinite, values))}

@@ -153,7 +153,7 @@ def test_paths_that_are_no_folder(folder, tmp_path_factory):
 def test_a_folder_that_may_not_be_read_is_named(folder, monkeypatch):
     listed = os.scandir
 
-    def scandir(path):  # as root, who may run this, nothing is forbidden
+    def scandir(path):  # root, who may run this test, can read any folder
         if str(path).endswith("n02"):
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path)

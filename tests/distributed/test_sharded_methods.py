@@ -103,7 +103,7 @@ def test_statistics_of_slices(backend, dtype):
 @pytest.mark.parametrize("init", [True, False])
 @LAYOUT
 def test_calibrate(layout, init):
-    """The same rates on every process, whose minibatches are the same; and the model stays as it was."""
+    """The same rates on every process, whose minibatches are the same; and the model does not change."""
     whole, sharded = network(), shard(network(), layout)
     cross_entropy(sharded(batches()[0][0]), batches()[0][1]).backward()
     found = []

@@ -246,7 +246,7 @@ def test_no_memory_is_shared(name, device):
 
 @every_name
 def test_names_with_a_prefix(name, device):
-    """As of a compiled model: the optimizer keeps its own names, by which scalings and layers select."""
+    """As for a compiled model: the optimizer keeps its own names, by which scalings and layers select."""
     named = parameters(SHAPES, torch.float32, device)
     prefixed = [(f"_orig_mod.{key}", p) for key, p in twin(named)]
     other = OURS[name](prefixed, **OPTIONS[name], layers={"_orig_mod.p0": 0.5})

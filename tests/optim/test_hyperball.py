@@ -103,7 +103,7 @@ def test_twins(name, options, more, scaling, dtype, device):
 
 @every_name
 def test_stochastic_rounding(name, device):
-    """Rounded at random, the weight is near the sphere after every step, and ρ corrects what rounding did to it."""
+    """With stochastic rounding, the weight is near the sphere after every step, and ρ corrects the rounding."""
     named = parameters([(64, 64)], torch.bfloat16, device)
     options = {**OPTIONS[name], "lr": 1e-3, "stochastic_rounding": True, "scaling": Hyperball()}
     optimizer = ALL[name](named, **options, backend="triton")

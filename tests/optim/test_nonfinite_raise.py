@@ -26,7 +26,7 @@ def test_raise_names_the_layer_and_goes_on(name, row, backend, device):
         else:
             ours.step()
             other.step()
-    # nothing is left to report
+    # no error is left to report
     ours.state_dict()
     for (_, p), (_, q) in zip(named, expected, strict=True):
         close(p.detach(), q.detach(), 2)

@@ -138,7 +138,7 @@ def test_a_constrained_run_is_the_same_run(name, momentum):
     for _ in range(15):
         for net, optimizer in ((model, rescaled), (twin, plain)):
             backward(net, batch, optimizer)
-            # a bias before a normalization moves nothing but running means, at a rate that is not held
+            # a bias before a normalization only changes running means, at a rate that is not held
             for param_name, param in net.named_parameters():
                 if param_name in names:
                     param.grad = torch.zeros_like(param)

@@ -1,4 +1,4 @@
-"""Scalings of one's own: any formula, place and numbers."""
+"""Custom scalings: any formula, target and numbers."""
 
 from dataclasses import dataclass, field
 
@@ -193,7 +193,7 @@ def test_both_backends_agree_on_the_dot_of_exact_weights(device):
 
 
 def own(formula, target="gradient", **fields):
-    """A scaling with a formula and fields of one's own."""
+    """A scaling with a custom formula and custom fields."""
     namespace = {
         "formula": staticmethod(formula),
         "targets": (target,),

@@ -129,7 +129,7 @@ def test_beyond_the_rows_of_mlperf_is_refused(batch):
     assert resolve("resnet50-lars", {**options, "epochs": 30}).epochs == 30
 
 
-# rate, decay, epochs, pixels, Mixup, CutMix, smoothing, copies, and what else is special, of each source
+# rate, decay, epochs, pixels, Mixup, CutMix, smoothing, copies, and special options, of each source
 @pytest.mark.parametrize(
     ("name", "expected"),
     {

@@ -141,7 +141,7 @@ def test_every_changed_byte_is_noticed_or_without_effect(run, tmp_path):
         except ValueError as error:
             assert "\n" not in str(error)  # noqa: PT017
             refused += 1
-    # the rest are padding, and what zip has twice
+    # the other bytes are padding, and headers that zip stores twice
     assert refused > 100
     for part in range(8):
         path.write_bytes(whole[: len(whole) * part // 8])
