@@ -52,7 +52,7 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
     smoke, tests = pytest(queue), pytest(*TESTS)
     memcheck = [*MEMCHECK, *pytest(queue, statistics, plugins=False)]
     if rehearsal:
-        smoke = tests = memcheck = pytest(f"{queue}::test_carried_norms_are_those_of_the_weights", plugins=False)
+        smoke = tests = memcheck = pytest(f"{queue}::test_carried_norms_equal_the_norms_of_the_weights", plugins=False)
     return {
         "smoke": Stage(150, [smoke, [*module, "bench.stress", *small]]),
         "tests": Stage(530, [tests]),

@@ -30,7 +30,7 @@ def opened(path, **options):
     return open_data(path, **{"image_size": 8, "augmentation": "none", **options})
 
 
-def test_files_and_classes_are_those_of_torchvision(folder, third_party):
+def test_files_and_classes_equal_torchvisions(folder, third_party):
     wanted = third_party("torchvision").datasets.ImageFolder(folder / "train", is_valid_file=_is_image)
     data = opened(folder)
     assert data.classes == tuple(wanted.classes) == ("n01", "n02", "n10")

@@ -87,7 +87,7 @@ def test_ids_count_by_their_order(name, ids, device):
 @pytest.mark.parametrize("saved", [["x", "y", "z"], None])
 @every_name
 @pytest.mark.filterwarnings("ignore:parameter 0 of group 0 is 'p0' in the optimizer but 'x' in the state dict")
-def test_names_are_those_of_the_constructor(name, own, saved, device):
+def test_names_come_from_the_constructor(name, own, saved, device):
     """Where torch takes the names of the dict."""
     named = parameters(SHAPES, torch.float32, device)
     optimizer = OURS[name](named if own else [p for _, p in named], **OPTIONS[name])

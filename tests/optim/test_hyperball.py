@@ -290,7 +290,7 @@ def test_the_first_step_of_a_layer_sets_its_radius(backend, device):
     torch.testing.assert_close(named[1][1].detach().norm(), norm, rtol=1e-6, atol=0)
 
 
-def test_what_is_refused(device):
+def test_refused_options(device):
     named = parameters([(6, 5)], torch.float32, device)
     for scaling in (Hyperball(), ELR(0.1, retract="sphere")):
         with pytest.raises(ValueError, match=r"does not go with lr_in_momentum=True"):

@@ -13,7 +13,7 @@ from tolerances import close
 @nan_arithmetic
 @every_backend
 @every_row
-def test_raise_names_the_layer_and_goes_on(name, row, backend, device):
+def test_raise_names_the_layer_and_training_continues(name, row, backend, device):
     ours, other, named, expected = pair_of(name, row, backend, device, nonfinite="raise")
     for step in range(4):
         gradients(named, expected)

@@ -245,7 +245,7 @@ def test_survives_deepcopy_and_pickle():
 
 
 @pytest.mark.parametrize("wrong", [True, None, 0, [], ["conv.weight"]])
-def test_only_what_was_measured(wrong):
+def test_only_measured_layers_are_accepted(wrong):
     model = MODELS["biased"]()
     with pytest.raises(ValueError, match=rf"rescale_weights={re.escape(repr(wrong))} .*scale_invariant"):
         fused_lwlr.SGD(model.parameters(), lr=0.1, rescale_weights=wrong)

@@ -277,7 +277,7 @@ REFUSED = {
     "a statistic": (own(plain, lr=1.0), "Own has a field 'lr', the name of a statistic"),
     "no number": (own(with_a_number, a="x"), r"Own\(a='x'\) must be a number"),
     "correction": (own(plain, bias_correction=0.5), r"Own\(bias_correction=0.5\) must be True or False"),
-    "correction named": (own(corrected, bias_correction=True), "Own.formula takes 'bias_correction', which is neither"),
+    "correction named": (own(corrected, bias_correction=True), "Own.formula takes 'bias_correction', but its arguments"),
 }
 
 
@@ -295,7 +295,7 @@ def test_a_formula_that_no_backend_can_run_is_refused_when_it_is_given(why, name
     assert ours.scaling is None
 
 
-def test_what_only_triton_refuses_is_refused_before_anything_is_written(device):
+def test_refusals_of_triton_come_before_any_write(device):
     named = parameters([(3, 7)], torch.float32, device)
     ours = OURS["sgd"](named, lr=0.1, scaling=own(counted), backend="triton")
     gradients(named)
@@ -305,7 +305,7 @@ def test_what_only_triton_refuses_is_refused_before_anything_is_written(device):
     assert identical(before, snapshot(ours, named))
 
 
-def test_the_rows_say_what_is_scaled(device):
+def test_rows_mark_the_scaled_layers(device):
     """A backend gets a formula, a target and numbers."""
     scale = LAMB(min_norm=0.5, max_norm=2.0, max_ratio=3.0).scale(OURS["adamw"].rule)
     assert isinstance(scale, kernels.Scale)

@@ -70,7 +70,7 @@ def trainings(monkeypatch, losses):
     return ran
 
 
-def test_the_rate_is_chosen_by_validation_and_not_by_what_is_reported(monkeypatch):
+def test_the_rate_is_chosen_by_validation_not_by_test_loss(monkeypatch):
     ran = trainings(monkeypatch, {0.1: (2.0, 5.0), 0.2: (2.1, 1.0), 0.4: (None, 0.5)})
     found = tuned({}, [0.1, 0.2, 0.4], seeds=3)
     assert found == {
@@ -113,7 +113,7 @@ def test_study(tmp_path, name, column, values):
 
 
 @pytest.mark.parametrize("name", ["gradinit-language", "elr-language", "lwlr-language"])
-def test_what_is_not_text_is_refused(name):
+def test_data_that_are_not_text_are_refused(name):
     study = find(name)
     with pytest.raises(ValueError, match=f"--data digits is images: {name} needs text"):
         study.settings(data="digits")
