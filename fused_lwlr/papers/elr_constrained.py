@@ -100,13 +100,13 @@ def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """The best rate of each setup, the gains by warm-up and constraining, and all rates in the picture."""
+    """The best rate of each setup, what warm-up and constraining bring, and all rates in the picture."""
     best = top(results)
     return Report([table(settings, results, best), _differences(best), _rates(results)], _draw(results, best))
 
 
 def top(results: Any) -> Any:
-    """For each net, setup and warm-up, the rate with the highest mean accuracy; a diverged training counts as 0."""
+    """Of each net, setup and warm-up, the rate at which accuracy is highest on average; what diverged has 0."""
     results = results.assign(rate=[_rate(lr, goal) for lr, goal in zip(results.lr, results.goal, strict=True)])
     mean = results.fillna({"test_accuracy": 0.0}).groupby(["model", "setup", "warmup", "rate"], sort=False)
     best = mean.test_accuracy.mean().groupby(level=[0, 1, 2], sort=False).idxmax()

@@ -8,7 +8,7 @@ from fused_lwlr.data.sequences import Sequences
 from fused_lwlr.data.sources import Loaded, Split
 
 PART = 5
-"""One image of this number is held out."""
+"""One image in so many is held out."""
 
 
 class Selected(Split):

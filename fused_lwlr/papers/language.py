@@ -1,6 +1,6 @@
 """Small Transformers on text: each way to train, at the best of some learning rates.
 
-A rate is chosen with one seed on the first half of the held-out text; results are reported on the second half.
+A rate is chosen by one seed, on the first half of the text that is held out; the second half is what is reported.
 """
 
 import re
@@ -27,7 +27,7 @@ RECIPE: dict[str, Any] = {"vocabulary": "characters", "batch_size": 16, "schedul
 WIDTH = "width=32"
 GRADINIT: dict[str, Any] = {"tau": 0.06, "relative_gamma": 0.8}
 HALF = 4
-"""Sequences of each of the three minibatches for a step of GradInit."""
+"""Sequences of each of the three minibatches that a step of GradInit takes."""
 TRAINS = 2.7
 """Half a nat below 3.2, the loss of predicting each character with its frequency."""
 DIVERGED = 3.3
@@ -65,11 +65,11 @@ def jobs(settings: Settings, arms: Sequence[Arm]) -> list[Job]:
 
 
 def tuned(labels: dict[str, str], lrs: Sequence[float], seeds: int, **fields: Any) -> dict[str, Any]:
-    """Train at every rate with seed 0, and at the rate with the lowest validation loss with the other seeds as well.
+    """Train at every rate with seed 0, and at that with the lowest validation loss with the other seeds as well.
 
     Returns:
-        The rate, or None if all diverged; the test loss of every seed at it; and the grid: for each rate the losses
-        on validation and test, None if it diverged.
+        The rate, or None where all diverged; the test loss of every seed at it; and the grid: of each rate the losses
+        on validation and test, None where it diverged.
     """
     found = {lr: train_from(lr=lr, seed=0, **fields) for lr in lrs}
     grid = [[lr, each.val_loss, each.test_loss] for lr, each in found.items()]
@@ -134,7 +134,7 @@ def xavier_(model: nn.Module) -> None:
 def tables(
     settings: Settings, results: Any, title: str, paper: Mapping[str, Sequence[str]], notes: Sequence[str]
 ) -> list[Table]:
-    """The loss of each arm at its best rate with figures of a paper, and the losses of all rates.
+    """The loss of each arm at its best rate beside figures of a paper, and that of all rates.
 
     Args:
         paper: by column, a cell for each arm.

@@ -23,7 +23,7 @@ OPTIMIZERS = ("sgd", "adamw")
 FACTORS = (1 / 9, 1 / 3, 1, 3, 9, 27)
 """Multiples of the base rate (`training.defaults`): the grid of every arm."""
 RATES = {"single": "single", "layerwise": "layer-wise", "spared": "layer-wise but tokens"}
-"""The compared kinds of rates, and their names in tables. The last one, for a ViT, has η = 1 for `TOKENS`."""
+"""The kinds of rates that are compared, and what tables call them. The last, of a ViT, has η = 1 for `TOKENS`."""
 TOKENS = ("cls_token", "pos_embed")
 COLORS = dict(zip(RATES.values(), ("0.45", "#d1495b", "#00798c"), strict=True))
 PRESETS = {"timm:resnet50": "resnet50", "timm:vit_small_patch16_224": "vit-s"}
@@ -79,7 +79,7 @@ def _recipe(model: str, optimizer: str, factor: float, common: dict[str, Any]) -
 
 
 def sign(values: Iterable[float]) -> str:
-    """The sign of a mean that is at least two standard errors from 0, otherwise a note."""
+    """The sign of a mean that is two standard errors or more from 0, or that it is not."""
     finite = [value for value in values if isfinite(value)]
     if len(finite) < 2:
         return "unknown"

@@ -149,8 +149,8 @@ def for_mup(method: str, images: Splits, depth: int, width: int, seed: int) -> t
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """The best loss of each method and size, the number of rates that work, and losses over rates."""
-    # infinite if one seed diverged
+    """The best loss of each method and size, the rates that work, and losses over rates."""
+    # infinite as soon as one seed diverged
     mean = results.fillna({"train_loss": inf}).groupby(["method", "size", "lr"], sort=False).train_loss.mean()
     sizes, grid = list(results["size"].unique()), results.groupby("method").lr.nunique().iloc[0]
     losses, usable, accuracies = [], [], []

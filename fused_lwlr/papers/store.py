@@ -14,7 +14,7 @@ from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.tables import Report
 
 RESULT = {"name", "parameters", "values", "seconds"}
-"""Keys of a job's file: the job, its result, and its seconds."""
+"""What the file of a job has: the job, what came out, and the seconds that it took."""
 
 
 class Store:
@@ -53,7 +53,7 @@ class Store:
             return None
         found = _read(path)
         if found.keys() != RESULT:
-            raise ValueError(f"{path} is not the result of a job: delete it to run the job again")
+            raise ValueError(f"{path} is not the result of a job: delete it to run the job anew")
         changed = _changed(found["parameters"], json.loads(json.dumps(job.parameters)))
         if changed:
             raise ValueError(f"{path} belongs to a job with other parameters: {changed}; choose another --out")
@@ -64,7 +64,7 @@ class Store:
         return [result for job in jobs if (result := self.load(job)) is not None]
 
     def save_report(self, report: Report, results: Sequence[dict[str, Any]], device: str) -> list[Path]:
-        """Write results.json, table.md and the picture; returns their paths."""
+        """Write results.json, table.md and the picture; returns where."""
         paths = [self.out / "results.json", self.out / "table.md", self.out / f"{self.settings.study}.png"]
         about = {
             "settings": asdict(self.settings),

@@ -277,7 +277,7 @@ REFUSED = {
     "a statistic": (own(plain, lr=1.0), "Own has a field 'lr', the name of a statistic"),
     "no number": (own(with_a_number, a="x"), r"Own\(a='x'\) must be a number"),
     "correction": (own(plain, bias_correction=0.5), r"Own\(bias_correction=0.5\) must be True or False"),
-    "correction named": (own(corrected, bias_correction=True), "Own.formula takes 'bias_correction', but its arg"),
+    "correction named": (own(corrected, bias_correction=True), "Own.formula takes 'bias_correction', which is neither"),
 }
 
 

@@ -70,7 +70,7 @@ def trainings(monkeypatch, losses):
     return ran
 
 
-def test_the_rate_is_chosen_by_validation_not_by_test_loss(monkeypatch):
+def test_the_rate_is_chosen_by_validation_and_not_by_what_is_reported(monkeypatch):
     ran = trainings(monkeypatch, {0.1: (2.0, 5.0), 0.2: (2.1, 1.0), 0.4: (None, 0.5)})
     found = tuned({}, [0.1, 0.2, 0.4], seeds=3)
     assert found == {

@@ -120,7 +120,7 @@ def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_saved_bytes_of_linear_layers():
+def test_saved_bytes_are_those_of_a_linear_layer():
     from fused_lwlr.runs.dry_run import saved_bytes
 
     model = torch.nn.Sequential(torch.nn.Linear(30, 50), torch.nn.Sigmoid(), torch.nn.Linear(50, 2))
