@@ -23,7 +23,7 @@ MODEL = "toynet50x16"
 LRS, MOMENTA = (0.01, 1.0), (0.0, 0.9)
 STEPS = 30
 CONSTANT = 10**6
-"""Steps of a training, so many that the cosine does not fall in the first few steps."""
+"""Steps of a training: enough that the cosine does not fall in the first few steps."""
 
 
 def jobs(settings: Settings) -> list[Job]:

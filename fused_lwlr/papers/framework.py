@@ -16,8 +16,8 @@ TEXT_OPTIONS = frozenset({"data", "steps", "seeds", "set"})
 class Settings:
     """Settings from the command line; part of every result, except the device.
 
-    Trainings have a number of epochs, or of steps; the other is None.
-    `model` is None for the study's own models. `training` has fields of the recipes of all trainings, as
+    Trainings have a number of epochs, or of steps; the other one has no value.
+    Without `model` the study uses its own models. `training` has fields of the recipes of all trainings, as
     text. `quick` is a smoke test of seconds: the fewest values with which the report works.
     """
 
@@ -108,7 +108,7 @@ class Study:
         quick: bool = False,
         device: str = "auto",
     ) -> Settings:
-        """Settings, with the study's own values for options that are None.
+        """Settings, with the study's own values for missing options.
 
         Raises:
             ValueError: this study lacks an option, needs more seeds, or a field of the recipe does not

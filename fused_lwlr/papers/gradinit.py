@@ -121,7 +121,7 @@ def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any
 
 
 def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
-    """√ of the variance over minibatches of every element of a gradient, averaged over a weight's elements (σ(g)).
+    """The standard deviation over minibatches of every element of a gradient, averaged over a weight's elements (σ(g)).
 
     For weights of two dimensions or more, in the order of the model. Normalizations use statistics of the minibatch,
     and their running statistics do not change.
