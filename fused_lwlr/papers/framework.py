@@ -72,16 +72,16 @@ class Study:
 
     Args:
         name: on the command line.
-        doc: a sentence: what is compared, and in which figure or table of which paper.
+        doc: a sentence: the comparison, and the figure or table of the paper.
         jobs: the work, as settings have it.
         report: tables, with the paper's own figures beside, and a picture. It gets a data frame of pandas with a row
-            for each job, in their order: its name, parameters and values, of which None has become NaN among numbers.
+            for each job, in their order: its name, parameters and values, with NaN instead of None among numbers.
         epochs: by default, or None where it counts steps. `quick` has 1.
         steps: of a training by default, or None where it counts epochs. `quick` has 4.
         data: by default; others must be text as well, or images as well.
         seeds: by default, 0, 1, ... `quick` has 2.
-        least_seeds: below which there is nothing to show; a spread needs 2.
-        options: those of --data, --model, --epochs, --steps, --seeds and --set that have a meaning for it; others are
+        least_seeds: the fewest seeds for the report; a spread needs 2.
+        options: the applicable ones of --data, --model, --epochs, --steps, --seeds and --set; others are
             refused.
     """
 
