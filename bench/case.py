@@ -132,7 +132,7 @@ class Entry:
 
 
 def counted(entry: Entry) -> tuple[float, float] | None:
-    """Bytes of a parameter, and those read again from L2, of one step of ours; None elsewhere."""
+    """Bytes of a parameter, and bytes read again from L2, in one step of ours; None for other contestants."""
     if entry.contestant.who != "ours" or not entry.named[0][1].is_cuda:
         return None
     with recorded() as counted:

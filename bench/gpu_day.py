@@ -27,7 +27,7 @@ PACKAGES = ("torch", "triton", "numpy", "timm", "torchvision", "pytest", "pytest
 PLUGINS = {"xdist": ["-n", "14"], "pytest_timeout": ["--timeout=60", "--timeout-method=thread"]}
 """Packages that may be missing, and options of theirs."""
 TESTS = ["tests/kernels", "tests/optim", "tests/conformance"]
-# without its cache PyTorch allocates each tensor by itself, so that accesses beyond its end are seen
+# without its cache PyTorch allocates each tensor separately, so that accesses beyond its end are detected
 MEMCHECK = shlex.split("env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9")
 
 
@@ -52,7 +52,7 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
     smoke, tests = pytest(queue), pytest(*TESTS)
     memcheck = [*MEMCHECK, *pytest(queue, statistics, plugins=False)]
     if rehearsal:
-        smoke = tests = memcheck = pytest(f"{queue}::test_carried_norms_are_those_of_the_weights", plugins=False)
+        smoke = tests = memcheck = pytest(f"{queue}::test_carried_norms_equal_the_norms_of_the_weights", plugins=False)
     return {
         "smoke": Stage(150, [smoke, [*module, "bench.stress", *small]]),
         "tests": Stage(530, [tests]),

@@ -34,9 +34,9 @@ def pick(
         elements: number of elements of all tensors.
 
     Raises:
-        ImportError: Triton is asked for, or the tensors are on a GPU, and it is not installed.
-        RuntimeError: Triton is asked for, and kernels cannot be compiled for this CPU.
-        ValueError: Triton is asked for and cannot run on such tensors.
+        ImportError: the backend is "triton", or the tensors are on a GPU, but Triton is not installed.
+        RuntimeError: the backend is "triton", but kernels cannot be compiled for this CPU.
+        ValueError: the backend is "triton", but kernels cannot run on such tensors.
     """
     check_backend(backend)
     wide = dtype in (torch.float64, torch.complex128)

@@ -35,7 +35,7 @@ def check_formula(function: Any, name: str) -> tuple[str, ...]:
 
     Args:
         function: the formula.
-        name: what messages call it.
+        name: its name in messages.
 
     Raises:
         ValueError: it is not a plain function with source in operators, numbers and names of `kernels.formula`, or does

@@ -11,7 +11,7 @@ def retraction(radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_
     Args:
         radius: ‖w‖ after the step.
         weight_sq_sum, dot, direction_sq_sum: Σw², ⟨w, d⟩ and Σd² before it.
-        rate: what multiplies the direction.
+        rate: the factor of the direction.
     """
     sq_sum = weight_sq_sum - 2.0 * rate * dot + rate * rate * direction_sq_sum
     # not of NaN either, nor where rounding leaves nothing of the sum

@@ -1,4 +1,4 @@
-"""Scalings of one's own, whose formulas take any statistics and numbers by name."""
+"""Custom scalings, whose formulas use any statistics and numbers by name."""
 
 from dataclasses import dataclass
 

@@ -2,8 +2,8 @@
 
     python cuda_graph.py
 
-`capturable=True` lets a replay read the rate from the GPU, so that a schedule goes on working. The rate is a tensor
-there, and is changed in place.
+`capturable=True` lets a replay read the rate from the GPU, so that schedules keep working. The rate is a tensor
+on the GPU, and is changed in place.
 """
 
 import argparse
@@ -27,7 +27,7 @@ images, targets = torch.zeros(32, 64, device="cuda"), torch.zeros(32, dtype=torc
 
 
 def step():
-    """One training step; gradients are made anew, in the memory of the graph."""
+    """One training step; gradients are allocated again, in the memory of the graph."""
     optimizer.zero_grad(set_to_none=True)
     loss = nn.functional.cross_entropy(model(images), targets)
     loss.backward()

@@ -3,8 +3,8 @@
     pip install '.[timm]'
     python finetune_timm.py --data flowers/        # flowers/CLASS/*.jpg
 
-`layer_decay` gives one multiplier to each parameter, so one param group is enough. `--frozen` keeps parameters as they
-are, bit for bit.
+`layer_decay` gives one multiplier to each parameter, so one param group is enough. `--frozen` keeps parameters
+unchanged, bit for bit.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 8 fsdp2.py
     torchrun --nproc-per-node 2 fsdp2.py --device cpu --steps 5
 
-Norms are those of whole layers. A step adds one all-reduce of one small table to what FSDP2 does.
+Norms are norms of whole layers. A step adds one all-reduce of one small table to FSDP2's communication.
 """
 
 import argparse

@@ -49,7 +49,7 @@ groups = [
 ]
 lars = fused_lwlr.LARS(trust_coefficient=0.001)
 optimizer = fused_lwlr.SGD(groups, lr=args.lr, momentum=0.9, scaling=lars, lr_in_momentum=True)
-# linear warm-up, then a decay with the square of what is left
+# linear warm-up, then a decay with the square of the remaining fraction
 scheduler = torch.optim.lr_scheduler.LambdaLR(
     optimizer, lambda t: (t + 1) / warmup if t < warmup else max(0.0, 1 - (t - warmup) / (total - warmup)) ** 2
 )

@@ -13,7 +13,7 @@ def report(
 ) -> None:
     """Write the report of a run, as one HTML file.
 
-    It has what ran, curves, layers and speed. A training writes it when it ends; this is for one that was killed, or is
+    It has versions, curves, layers and speed. A training writes it when it ends; this is for one that was killed, or is
     under way.
     """
     from fused_lwlr.runs.html_report import write_report

@@ -12,7 +12,7 @@ class Attention(nn.Module):
     Args:
         fused: query, key and value are one projection; not with `memory`.
         every: the output is normalized.
-        causal: no token attends to those after it.
+        causal: no token attends to later tokens.
     """
 
     def __init__(self, width: int, heads: int, *, fused: bool, every: bool, causal: bool = True) -> None:

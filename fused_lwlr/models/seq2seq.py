@@ -35,7 +35,7 @@ class Seq2Seq(nn.Module):
         depth: number of blocks of the encoder, and of the decoder.
         context: the most tokens of a source, and of a target.
         classes: number of different tokens.
-        width, heads, hidden, tied, fused, layernorm, dropout: as of `GPT`. Attention to the source is not fused.
+        width, heads, hidden, tied, fused, layernorm, dropout: as in `GPT`. Attention to the source is not fused.
     """
 
     def __init__(

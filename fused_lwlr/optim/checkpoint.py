@@ -239,7 +239,7 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
     _check_column(param, value)
     dtype = options.dtype_of(param, name)
     if type(value.data) is not Tensor or type(param.data) is not Tensor:
-        # a DTensor and the like
+        # for example a DTensor
         return value.detach().to(param.device, dtype, copy=True)
     return torch.empty_like(param, dtype=dtype, memory_format=torch.preserve_format).copy_(value)
 

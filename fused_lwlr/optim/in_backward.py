@@ -165,7 +165,7 @@ def check_final(optimizer: FusedOptimizer) -> None:
 
 
 def hook_of(handle: StepInBackward) -> Callable[[Tensor], None]:
-    """Returns a hook of a parameter. It does not keep the handle alive: the collector of cycles looks into no hook."""
+    """Returns a hook of a parameter. It has no reference to the handle, since the garbage collector ignores hooks."""
     reference = ref(handle)
 
     @untraced

@@ -59,7 +59,7 @@ def entries_of(group: dict[str, Any], given: Any) -> list[Entry] | None:
 
     Args:
         group: the group, with its parameters and options.
-        given: None, what `layers=` takes, or one entry for each parameter. An entry is what `layers=` takes as a value,
+        given: None, a value of `layers=`, or an entry for each parameter. An entry is what `layers=` takes as a value,
             or a list of (start, stop, value).
 
     Raises:

@@ -143,7 +143,7 @@ def check_gradients(optimizer: str, groups: Groups, *, fused: bool) -> None:
     Args:
         optimizer: the name of the optimizer, for messages.
         groups: the param groups.
-        fused: whether fused=True was asked for, which torch refuses for meta tensors.
+        fused: whether fused=True was given, which torch refuses for meta tensors.
     """
     seen = set()
     places = [(group, at, param) for group in groups for at, param in enumerate(group["params"])]
@@ -166,7 +166,7 @@ def validate(
     Args:
         optimizer: the name of the optimizer, for messages.
         group, position: where the parameter is.
-        fused: whether fused=True was asked for, which torch refuses for meta tensors.
+        fused: whether fused=True was given, which torch refuses for meta tensors.
     """
     label = label_of(group, position)
     if param.is_nested:

@@ -1,1 +1,1 @@
-"""Tables and figures of the papers, at the size of this machine: what a study is, and a file for each."""
+"""Tables and figures of the papers, at the size of this machine: the framework, and a file for each study."""

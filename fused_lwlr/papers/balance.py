@@ -1,7 +1,7 @@
 """How a sum of learning rates is best divided between two layers, and rates that follow norms.
 
 Balancing Learning Rates Across Layers: losses of linear nets after one and two steps (Corollary 5.4), the width from
-which equal rates are a local minimum, and the scheduler that goes by norms.
+which equal rates are a local minimum, and the scheduler that uses norms.
 """
 
 import math
@@ -24,13 +24,13 @@ from fused_lwlr.papers.training import recipe_of
 from fused_lwlr.training.setup import load_data
 
 WIDTH = 1000
-"""Of the paper's figures."""
+"""Width of the paper's figures."""
 ALPHA = {2: 1.5, 3: 0.5}
-"""Layers -> α of the losses: for two the paper's critical rate; for three, where as much is learned in a step."""
+"""Layers -> α of the losses: for two the paper's critical rate; for three, the α with the same progress in a step."""
 ALPHAS = {2: (1.5, 1.4, 1.3, 1.2), 3: (1.0, 0.8, 0.6, 0.5)}
 WIDEST = 10**6
 NEAR = 0.02
-"""p of the point that equal rates are compared with."""
+"""p of the point for comparison with equal rates."""
 PARTS = (0.0, 0.3, 0.6, 0.9)
 """p, of rates (1 ± p) · h^α."""
 STEPS = (1, 2, 4, 8, 16)
@@ -39,11 +39,11 @@ PAPER = ("no", "yes", "yes", "yes", "yes")
 """Whether equal rates are a local minimum: Corollary 5.4, for large h; for later steps from trainings at h = 1000."""
 NETS = ("linear net", "ReLU net")
 LR = (0.02, 0.1)
-"""Of these."""
+"""Number of these trainings."""
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """Losses for every seed, what equal rates are for every α, and the scheduler for every seed."""
+    """Losses for every seed, the curvature at equal rates for every α, and the scheduler for every seed."""
     h = 40 if settings.quick else WIDTH
     found = []
     for layers, alpha in ALPHA.items():
@@ -60,9 +60,9 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def losses(layers: int, alpha: float, h: int, seed: int) -> dict[str, Any]:
-    """The loss of a net of random orthogonal weights, trained with matrices; and what is expected.
+    """The loss of a net with random orthogonal weights, trained with matrices; and its expectation.
 
-    `trained` and `exact` are of the full gradient, [parts, 2 steps], `closed` is of the signal alone.
+    `trained` and `exact` use the full gradient, [parts, 2 steps]; `closed` only uses the signal.
     """
     each = h**alpha
     rates = [(each * (1 + part), each * (1 - part)) for part in PARTS]
@@ -75,8 +75,8 @@ def losses(layers: int, alpha: float, h: int, seed: int) -> dict[str, Any]:
 
 
 def equal_rates(layers: int, any_alpha: float, h: int) -> dict[str, Any]:
-    """`curvature` of the exact loss after each of `STEPS`, None where it diverges; and the width from which on equal
-    rates are a local minimum after two steps, by closed form and exactly, None where that is above 10⁶.
+    """`curvature` of the exact loss after each of `STEPS`, None if it diverges; and the width from which on equal
+    rates are a local minimum after two steps, by closed form and exactly, None if it is above 10⁶.
     """
     found: dict[str, Any] = {"curvature": [_exact(layers, steps)(h, h**any_alpha) for steps in STEPS]}
     for name, of in (("closed_width", _closed(layers)), ("exact_width", _exact(layers, 2))):
@@ -85,7 +85,7 @@ def equal_rates(layers: int, any_alpha: float, h: int) -> dict[str, Any]:
 
 
 def curvature(loss: Callable[[float, float], Any], each: float) -> float | None:
-    """How much higher the loss is beside equal rates, relative to it and per p²: above 0 they are a local minimum."""
+    """Relative increase of the loss away from equal rates, per p²: a positive value means a local minimum."""
     try:
         middle, beside = float(loss(each, each)), float(loss(each * (1 + NEAR), each * (1 - NEAR)))
     except ValueError:  # chaotic
@@ -103,7 +103,7 @@ def _closed(layers: int) -> Callable[[int, float], float | None]:
 
 
 def first_width(holds: Callable[[int], bool]) -> int | None:
-    """The least h from which on a property holds, up to 10⁶; it is asked at 60 widths, then between two of them."""
+    """The least h from which on a property holds, up to 10⁶; it is checked at 60 widths, then between two of them."""
     tried = np.unique(np.geomspace(2, WIDEST, 60).round().astype(int)).tolist()
     failing = [h for h in tried if not holds(h)]
     if not failing:
@@ -119,9 +119,9 @@ def first_width(holds: Callable[[int], bool]) -> int | None:
 
 
 def schedule(steps: int, schedule_seed: int, data: str) -> dict[str, Any]:
-    """Rates and losses with `BalancedLR`, and losses at a single rate, of a linear and a ReLU net, whole batches.
+    """Rates and losses with `BalancedLR`, and losses at a single rate, of a linear and a ReLU net, with full batches.
 
-    The linear net has a linear teacher, the ReLU net the images; of other data than the digits at most 2,000.
+    The linear net has a linear teacher, the ReLU net learns the images: at most 2,000 of data other than the digits.
     """
     torch.manual_seed(schedule_seed)
     one, two, teacher = (nn.init.orthogonal_(torch.empty(12, 12)) * scale for scale in (2.0, 0.5, 6.0))
@@ -164,7 +164,7 @@ def follow(
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Losses, after which steps and from which width on equal rates are best, and the scheduler."""
+    """Losses, steps and widths for which equal rates are best, and the scheduler."""
     trained = dict(list(results.dropna(subset="seed").groupby("layers")))
     scheduled = results.dropna(subset="schedule_seed")
     tables = [_losses(trained), _equal(results.dropna(subset="any_alpha")), _schedule(settings, scheduled)]
@@ -185,7 +185,7 @@ def _losses(by_layers: dict[int, Any]) -> Table:
     notes = [
         f"h = {first.h:g}; trained: full gradient, mean ± standard deviation over {len(of)} seeds of weights and "
         "teacher",
-        "formula: of the signal alone; the paper prints that of two layers and one step, the others are derived from "
+        "formula: for the signal only; the paper prints the one of two layers and one step, others are derived from "
         "its model, of three layers with vectors of norm 1",
     ]
     columns = ["layers", "α", "steps", "p", "paper's formula", "exact", "trained", "trained, over p = 0, %"]

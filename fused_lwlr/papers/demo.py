@@ -27,10 +27,10 @@ class Entry:
     """An arm of a study in the demo.
 
     Args:
-        task: whose arms are compared.
-        name: of the arm.
-        needs: what it takes besides a training.
-        arm: of the study.
+        task: arms of one task are compared.
+        name: name of the arm.
+        needs: requirements in addition to a training.
+        arm: the arm of the study.
         lr: its best rate.
     """
 
@@ -63,13 +63,13 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
-    """The held-out loss at the end, and at some steps before; None where it diverged."""
+    """The held-out loss at the end, and at some steps before; None if it diverged."""
     found = train_from(eval_every=EVERY, **fields)
     return {"loss": found.test_loss, "curve": found.curve}
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """One table, with a sentence on each comparison below, and one picture; `quick` compares nothing."""
+    """One table, with a sentence on each comparison below, and one picture; `quick` has no comparisons."""
     rows = []
     for entry in ENTRIES:
         of = _of(results, entry)
@@ -88,7 +88,7 @@ def _of(results: Any, entry: Entry) -> Any:
 
 
 def sentence(results: Any, entry: Entry) -> str:
-    """How an entry compares with the best of those before it in its task, seed by seed."""
+    """A comparison of an entry with the best earlier entry of its task, seed by seed."""
     before = [other for other in ENTRIES[: ENTRIES.index(entry)] if other.task == entry.task]
     losses = {other.name: _of(results, other).loss.tolist() for other in before}
     trained = {name: values for name, values in losses.items() if all(map(isfinite, values))}
@@ -104,7 +104,7 @@ def sentence(results: Any, entry: Entry) -> str:
 
 
 def draw(results: Any) -> Figure:
-    """A panel for each task: mean curves, with the name and the last loss of each beside its end."""
+    """A panel for each task: mean curves, with the name and the last loss at the end of each."""
     tasks = list(dict.fromkeys(entry.task for entry in ENTRIES))
     figure = Figure(figsize=(12, 5), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks)), tasks, strict=True):
@@ -126,7 +126,7 @@ def _panel(axes: Any, results: Any, entries: list[Entry]) -> None:
             axes.plot(steps, losses, color=color, linewidth=4)
             ends.append((losses[-1], entry.name, color))
     low, high = min(ends)[0] - 0.15, max(ends)[0] + 0.6
-    # names at the ends of lines, but one above the other
+    # names at the ends of lines, moved apart vertically
     places: list[float] = []
     for loss, _, _ in sorted(ends):
         places.append(max(loss, places[-1] + 0.16 * (high - low) if places else low))

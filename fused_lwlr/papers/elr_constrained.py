@@ -1,4 +1,4 @@
-"""One effective learning rate for all layers, in a deep net without shortcuts; each with warm-up and without.
+"""One effective learning rate for all layers, in a deep net without shortcuts; with and without warm-up.
 
 Spreads in Effective Learning Rates: the three setups of Section 4, over some rates as in Figure 8 (ResNet-110), with
 and without warm-up as in Figures 9 and 12.
@@ -19,9 +19,9 @@ from fused_lwlr.papers.tuning import best
 
 MODEL = "noshort"
 WARMUP = 0.1
-"""Part of training; a cosine follows."""
+"""Fraction of the training; a cosine follows."""
 
-# Those that come first in each setup were chosen on held-out training images, as in `training.defaults`. Plain SGD's
+# The first ones in each setup were chosen on held-out training images, as in `training.defaults`. Plain SGD's
 # rate, with momentum 0.9 and weight decay 1e-4 or with neither, without warm-up or with a tenth of training:
 #                   0.003        0.01         0.03         0.1          0.3          1
 #   both            42.4 (1.63)  65.0 (1.05)  63.3 (1.00)  57.0 (1.06)
@@ -38,7 +38,7 @@ WARMUP = 0.1
 # Depth and width come from the held-out images too, by one or two seeds of coarser grids. 44 layers: 66.5 (0.98) at
 # 0.1 · 0.15 and 54.3 (1.25) for plain SGD at 0.1, four seeds, but 64.6 (0.90) for the latter at 0.3 with warm-up, two.
 # 20 layers of 8 channels: 72.6 (0.86) and, with momentum at 0.1, 76.0 (0.62). Fully connected layers, 16 of width 32:
-# 89.2 (0.38) and 93.4 (0.27); 24 of width 64: 79.9 (0.46) and 87.5 (0.43). So constraining is no gain in all of them.
+# 89.2 (0.38) and 93.4 (0.27); 24 of width 64: 79.9 (0.46) and 87.5 (0.43). So constraining is not always a gain.
 # From 44 fully connected layers or 56 convolutions of 8 channels on, neither learned much in 10 epochs.
 BOTH, NEITHER = {"momentum": 0.9, "weight_decay": 1e-4}, {"momentum": 0.0, "weight_decay": 0.0}
 SETUPS: dict[str, list[dict[str, Any]]] = {
@@ -56,12 +56,12 @@ PAPER: dict[tuple[str, bool], tuple[str, str, str]] = {
     ("constrained", False): ("73.9", "75.2", "1.285"),
     ("constrained", True): ("", "76.9", ""),
 }
-"""Setup, warm-up -> Figure 8 (ResNet-110 NoShort, CIFAR-10, test accuracy in %; of "conventional training" the best
-only), Figure 9 (ImageNet, top-1 in %, without warm-up the better of two goals), Figure 12 (Transformer, perplexity)."""
+"""Setup, warm-up -> Figure 8 (ResNet-110 NoShort, CIFAR-10, test accuracy in %; for "conventional training" only the
+best), Figure 9 (ImageNet, top-1 in %, without warm-up the better of two goals), Figure 12 (Transformer, perplexity)."""
 
 
 def nets(model: str | None) -> list[str]:
-    """Without shortcuts, and the same net with them where there is one."""
+    """The net without shortcuts, and the same net with shortcuts if it exists."""
     name = model or MODEL
     found = NAME.fullmatch(name)
     if found is not None:
@@ -95,7 +95,7 @@ def job(settings: Settings, model: str, setup: str, of: dict[str, Any], warmup: 
 
 
 def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
-    """Accuracy and training loss after every epoch; None for what diverges."""
+    """Accuracy and training loss after every epoch; None after divergence."""
     scaling: dict[str, Any] = {"scaling": "elr", "goal": goal} if goal is not None else {}
     found = train(recipe_of(init="model", **scaling, **common), optimizer=from_he)
     return {**found.last, "accuracies": found.accuracies if found.problem is None else None}
@@ -119,7 +119,7 @@ def _rate(lr: float, goal: float | None) -> str:
 
 
 def _groups(best: Any) -> dict[tuple[str, str, bool], Any]:
-    """By net, setup and whether there is warm-up; setups in their order, without warm-up first."""
+    """By net, setup and warm-up; setups in their order, without warm-up first."""
     keys = [
         (m, s, w) for m in best.model.unique() for s in best.setup.unique() for w in sorted(best.warmup.unique())
     ]  # fmt: skip
@@ -172,7 +172,7 @@ def _differences(best: Any) -> Table:
 
 
 def minus(one: Any, other: Any) -> Any:
-    """Differences of test accuracy, seed by seed; NaN where one diverged."""
+    """Differences of test accuracy, seed by seed; NaN if one diverged."""
     return one.set_index("seed").test_accuracy - other.set_index("seed").test_accuracy
 
 

@@ -1,7 +1,7 @@
-"""The model of effective learning rates, fitted to a real net's first step, beside what the net does from there on.
+"""The model of effective learning rates, fitted to a real net's first step, and compared with the net's later steps.
 
 As in Spreads in Effective Learning Rates, Figure 10: weight and gradient norms before the first step give each layer's
-c and ‖W‖², and nothing that comes later is used. SGD at constant rates, without weight decay, as the model assumes.
+c and ‖W‖², and later values are not used. SGD at constant rates, without weight decay, as the model assumes.
 """
 
 from itertools import product
@@ -19,11 +19,11 @@ from fused_lwlr.papers.tables import Report, Table
 from fused_lwlr.papers.training import recipe_of, trainer_of
 
 MODEL = "toynet50x16"
-"""As deep as the paper's, of half its width."""
+"""The depth of the paper's net, half its width."""
 LRS, MOMENTA = (0.01, 1.0), (0.0, 0.9)
 STEPS = 30
 CONSTANT = 10**6
-"""Steps of a training whose cosine has not begun to fall in the first few."""
+"""Steps of a training: enough that the cosine does not fall in the first few steps."""
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -41,20 +41,20 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(steps: int, **common: Any) -> dict[str, Any]:
-    """E of every layer before each of some steps and after the last, measured and predicted; None where it diverged.
+    """E of every layer before each of some steps and after the last, measured and predicted; None if it diverged.
 
     Raises:
-        ValueError: a model without scale-invariant layers.
+        ValueError: the model has no scale-invariant layers.
     """
     recipe = recipe_of(init="model", weight_decay=0.0, steps=CONSTANT, warmup=0.0, **common)
     trainer = trainer_of(recipe)
     if recipe.model.startswith("toynet"):
-        # the paper leaves out the first layer, whose gradient is another
+        # the paper leaves out the first layer, whose gradient differs
         layers = [name for name, param in trainer.model.named_parameters() if param.dim() == 4][1:]
     else:
         layers = list(scale_invariant(trainer.model, next(trainer.minibatches(1)), cross_entropy).names)
     if not layers:
-        raise ValueError(f"{recipe.model} has no scale-invariant layers, which are what the model is of")
+        raise ValueError(f"{recipe.model} has no scale-invariant layers, which this study compares")
     trainer.prepare()
     recorder = ELRRecorder(trainer.model, select=layers, momentum=recipe.momentum > 0).watch(trainer.optimizer)
     passes = trainer.batches()
@@ -70,7 +70,7 @@ def measure(steps: int, **common: Any) -> dict[str, Any]:
 
 
 def compare(measured: Any, predicted: Any) -> tuple[float, float, float, float]:
-    """Std(E) measured and predicted, their rank correlation over layers, and by what factor they are apart."""
+    """Std(E) measured and predicted, their rank correlation over layers, and their ratio."""
     ranks = spearmanr(measured, predicted).statistic if len(measured) > 1 else 1.0
     apart = np.exp(np.abs(np.log(measured / predicted)).mean())
     return float(measured.std()), float(predicted.std()), float(ranks), float(apart)

@@ -1,6 +1,6 @@
 """One effective learning rate for all layers of a post-LN Transformer, without warm-up.
 
-Spreads in Effective Learning Rates, Appendix B.3 and Figure 12: three setups of SGD, with warm-up and without, in a
+Spreads in Effective Learning Rates, Appendix B.3 and Figure 12: three setups of SGD, with and without warm-up, in a
 Transformer with more LayerNorms, here on text.
 """
 
@@ -53,7 +53,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Losses at the best rates, beside perplexities of the paper, and losses at all rates."""
+    """Losses at the best rates, with perplexities of the paper, and losses at all rates."""
     notes = [
         f"{MODEL} with LayerNorm after every layer of a branch, Xavier's initialization; warm-up: a fifth of the "
         f"training; constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖",

@@ -19,7 +19,7 @@ SKIP = 2
 """Layers that a shortcut spans, as in the paper's ResNets of basic blocks."""
 NETS = {"NoShort": "#d1495b", "Short": "#00798c"}
 LRS, STEPS = (1e-4, 1e-2, 1.0), 10
-"""Of the table."""
+"""Rates and steps of the table."""
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -114,7 +114,7 @@ def figure_6(figure: Any, steps: int = 100, lr: float = 0.1) -> None:
 
 
 def _weighted(found: simulate.Simulation, rates: simulate.Array) -> float:
-    """Std(λE) averaged over the steps: what schedules of different rates are compared by."""
+    """Std(λE) averaged over the steps: for comparisons of schedules with different rates."""
     return float((rates * found.spread[:-1]).mean())
 
 

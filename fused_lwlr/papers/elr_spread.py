@@ -1,7 +1,7 @@
 """The spread of effective learning rates over a training, by learning rate, net and momentum.
 
-Spreads in Effective Learning Rates, Figures 3 and 5: ResNet-56 on CIFAR-10, with shortcuts and without. Here also with
-batch normalization that has no parameters, and with biases in its place.
+Spreads in Effective Learning Rates, Figures 3 and 5: ResNet-56 on CIFAR-10, with and without shortcuts. Here also with
+batch normalization that has no parameters, and with biases instead.
 """
 
 import math
@@ -22,15 +22,15 @@ from fused_lwlr.training.trainer import Trainer
 MODEL = "resnet32x8"
 LRS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 MOMENTA = (0.5, 0.9)
-"""Besides 0; with shortcuts only, as in Figure 5."""
+"""In addition to 0; only with shortcuts, as in Figure 5."""
 LOW = 0.1
 """Below it, approximately, the spread starts to increase (Section 4.2)."""
 RECORDS = 2000
-"""At most so many steps of a training are recorded, and about 24 of them kept one by one."""
+"""Most recorded steps of a training; about 24 of them are kept separately."""
 
 
 def nets(model: str | None) -> list[str]:
-    """With shortcuts and without, in all kinds of normalization; or one model that is not of this family."""
+    """Nets with and without shortcuts, with all kinds of normalization; or one model outside this family."""
     found = NAME.fullmatch(model or MODEL)
     if found is None:
         return [str(model)]
@@ -59,7 +59,7 @@ def jobs(settings: Settings) -> list[Job]:
 def measure(**fields: Any) -> dict[str, Any]:
     """Mean(E) and Std(E) over layers, averaged over a training from He's initialization, and its test accuracy.
 
-    With momentum E is that of the buffer (Eq. 11), and `base_spread` that of the gradient. What diverges has no values.
+    With momentum E comes from the buffer (Eq. 11), and `base_spread` from the gradient. Divergence gives no values.
     """
     recorders: list[ELRRecorder] = []
 
@@ -67,7 +67,7 @@ def measure(**fields: Any) -> dict[str, Any]:
         optimizer = from_he(trainer)
         every = math.ceil(trainer.total / RECORDS)
         convolutions = [name for name, param in trainer.model.named_parameters() if param.dim() == 4]
-        # all weights of a net that is not of convolutions: a ViT has one
+        # all weights of a net without convolutions: a ViT has only one
         select: dict[str, Any] = {"select": convolutions} if len(convolutions) > 1 else {}
         for momentum in (False, True):
             recorders.append(
@@ -91,7 +91,7 @@ def measure(**fields: Any) -> dict[str, Any]:
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Figure 3, Figure 5, and what the paper says of them beside what is found."""
+    """Figure 3, Figure 5, and the paper's statements about them with our numbers."""
     plain = results[results.momentum == 0.0]
     rows = [
         [*key, cell(of.elr_mean, "{:.3g}"), cell(of.elr_spread, "{:.3g}"), cell(of.test_accuracy, "{:.1f}")]

@@ -4,7 +4,7 @@ from typing import Any
 
 import matplotlib
 
-matplotlib.use("agg")  # pictures go to files, also where there is a screen
+matplotlib.use("agg")  # figures are written to files, also on a machine with a screen
 
 import seaborn
 
@@ -12,7 +12,7 @@ BAND = {"errorbar": ("pi", 100), "err_kws": {"alpha": 0.15, "linewidth": 0}}
 
 
 def bands(results: Any, *, x: str, y: str, **options: Any) -> Any:
-    """A grid of panels (`seaborn.relplot`), which `col` and `row` divide, with lines of colours by `hue`."""
+    """A grid of panels (`seaborn.relplot`), divided by `col` and `row`, with colours by `hue`."""
     columns = results[options["col"]].nunique() if "col" in options else 1
     grid = seaborn.relplot(
         results, kind="line", x=x, y=y, height=3, aspect=1.2 if columns > 1 else 1.5, **{**BAND, **options}
@@ -21,7 +21,7 @@ def bands(results: Any, *, x: str, y: str, **options: Any) -> Any:
 
 
 def band(axes: Any, results: Any, *, x: str, y: str, **options: Any) -> None:
-    """The same in axes that there are, with a small legend."""
+    """The same in existing axes, with a small legend."""
     seaborn.lineplot(results, x=x, y=y, ax=axes, **{**BAND, **options})
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend() is not None:

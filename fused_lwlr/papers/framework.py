@@ -1,4 +1,4 @@
-"""What a study is: jobs that do not depend on each other, and a report of all their results."""
+"""The parts of a study: independent jobs, and a report of all their results."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ TEXT_OPTIONS = frozenset({"data", "steps", "seeds", "set"})
 
 @dataclass(frozen=True)
 class Settings:
-    """What was asked for on the command line; part of every result, except for the device.
+    """Settings from the command line; part of every result, except the device.
 
-    Trainings have a number of epochs, or of steps; the other is None.
-    `model` is None where the study's own models are wanted. `training` has fields of the recipes of all trainings, as
-    text. `quick` asks for a smoke test of seconds: as few values of everything as the report can do with.
+    Trainings have a number of epochs, or of steps; the other one has no value.
+    Without `model` the study uses its own models. `training` has fields of the recipes of all trainings, as
+    text. `quick` is a smoke test of seconds: the fewest values with which the report works.
     """
 
     study: str
@@ -33,14 +33,14 @@ class Settings:
 
     @property
     def common(self) -> dict[str, Any]:
-        """What all jobs that train have among their parameters."""
+        """Parameters of all jobs that train."""
         length = {"epochs": self.epochs} if self.steps is None else {"steps": self.steps}
         found = {"data": self.data, **length, "device": self.device}
         return {**found, "training": self.training} if self.training else found
 
     @property
     def over(self) -> str:
-        """What the numbers of a table are, for its notes."""
+        """The data, length and seeds of a table, for its notes."""
         spread = f", mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else ", one seed"
         length = f"{self.steps} steps" if self.steps else f"{self.epochs} epoch{'s' * (self.epochs != 1)}"
         return f"{self.data}, {length}{spread}"
@@ -48,13 +48,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: a function of plain parameters, the seed among them.
+    """One piece of work: a function of plain parameters, including the seed.
 
     Args:
-        name: what it is called, unlike all other jobs of the study: letters, digits and any of . , = + - _
-        function: at the top of a module, since it is called in another process; returns numbers, text, None (for what
-            is not finite) and lists of these by name.
-        parameters: its keyword arguments, all of which JSON can hold.
+        name: a unique name in the study: letters, digits and any of . , = + - _
+        function: at the top of a module, since it is called in another process; returns numbers, text, None (for
+            values that are not finite) and lists of these by name.
+        parameters: its keyword arguments, as JSON values.
     """
 
     name: str
@@ -72,18 +72,18 @@ class Study:
 
     Args:
         name: on the command line.
-        doc: a sentence: what is compared, and in which figure or table of which paper.
+        doc: a sentence: the comparison, and the figure or table of the paper.
         jobs: the work, as settings have it.
         more: the work that follows from results, by settings and a data frame as of `report`; jobs that have run are
             left out, and it is asked again until none is new.
         report: tables, with the paper's own figures beside, and a picture. It gets a data frame of pandas with a row
-            for each job, in their order: its name, parameters and values, of which None has become NaN among numbers.
+            for each job, in their order: its name, parameters and values, with NaN instead of None among numbers.
         epochs: by default, or None where it counts steps. `quick` has 1.
         steps: of a training by default, or None where it counts epochs. `quick` has 4.
         data: by default; others must be text as well, or images as well.
         seeds: by default, 0, 1, ... `quick` has 2.
-        least_seeds: below which there is nothing to show; a spread needs 2.
-        options: those of --data, --model, --epochs, --steps, --seeds and --set that have a meaning for it; others are
+        least_seeds: the fewest seeds for the report; a spread needs 2.
+        options: the applicable ones of --data, --model, --epochs, --steps, --seeds and --set; others are
             refused.
     """
 
@@ -111,11 +111,11 @@ class Study:
         quick: bool = False,
         device: str = "auto",
     ) -> Settings:
-        """Settings, with the study's own values for what is None.
+        """Settings, with the study's own values for missing options.
 
         Raises:
-            ValueError: an option that this study does not have, fewer seeds than it needs, or a field of the recipe
-                that is not of the form NAME=VALUE.
+            ValueError: this study lacks an option, needs more seeds, or a field of the recipe does not
+                have the form NAME=VALUE.
         """
         given = {"data": data, "model": model, "epochs": epochs, "steps": steps, "seeds": seeds}
         given["set"] = " ".join(training) or None
@@ -124,7 +124,7 @@ class Study:
                 raise ValueError(f"--{option} {given[option]} has no meaning for {self.name}: leave it out")
         if data is not None and is_text(data) != is_text(self.data):
             kinds = ("text", "images") if is_text(data) else ("images", "text")
-            raise ValueError(f"--data {data} is {kinds[0]}: {self.name} is of {kinds[1]}")
+            raise ValueError(f"--data {data} is {kinds[0]}: {self.name} needs {kinds[1]}")
         count = seeds if seeds is not None else min(2, self.seeds) if quick else self.seeds
         if count < self.least_seeds:
             raise ValueError(f"--seeds {count}: {self.name} shows a spread over seeds, which takes two at least")

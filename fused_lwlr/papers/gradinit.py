@@ -23,19 +23,19 @@ from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.trainer import Trainer
 
-# DenseNet-100 is left to --model densenet100x4, or densenet100. Of growth 4 and on one core, it takes 14 s for 6 epochs
-# from He's initialization (the ResNet 3 s), after which it has 99.7 %, and 165 s with MetaInit. Of growth 12, a forward
-# and a backward pass of 64 images take 0.4 s, more than three times as long.
+# DenseNet-100 is left to --model densenet100x4, or densenet100. With growth 4 and on one core, it takes 14 s for 6
+# epochs from He's initialization (the ResNet 3 s), after which it has 99.7 %, and 165 s with MetaInit. With growth 12,
+# a forward and a backward pass of 64 images take 0.4 s, more than three times as long.
 MODELS = ("resnet", "noshort20x8-nobn", "vgg19x8", "vgg19x8-nobn")
-"""With batch normalization and shortcuts, with neither, and VGG-19 of an eighth of its width."""
+"""A net with batch normalization and shortcuts, a net with neither, and VGG-19 of an eighth of its width."""
 INITS = ("kaiming", "metainit", "gradinit", "gradinit-normalized")
 """The last divides the gradient by its norm, as the authors' scripts for CIFAR-10 do."""
 STEPS = {"metainit": 60, "gradinit": 200, "gradinit-normalized": 200}
-"""Of an initialization; an epoch's, where that is more, as in the paper."""
+"""Steps of an initialization; the steps of an epoch if these are more, as in the paper."""
 LR, CLIP = 0.1, 1.0
 """Section 4.1.1; nets without normalization are clipped."""
 MEASURED = 16
-"""Minibatches that the variance is over."""
+"""Number of minibatches for the variance."""
 
 LABELS = {
     "kaiming": "He",
@@ -57,7 +57,7 @@ PAPER: dict[tuple[str, bool], tuple[tuple[str, str], ...]] = {
 """Tables 3 and 10, CIFAR-10: by net and whether it has batch normalization, accuracy in % after the first epoch and the
 best, mean ± standard error of 4 seeds, of each of `ARMS`: the authors' scripts normalize the gradient."""
 FAMILIES = {"vgg": "VGG-19", "noshort": "VGG-19", "densenet": "DenseNet-100"}
-"""How a model's name begins -> the net of the paper that is most like it; of others it is ResNet-110."""
+"""Start of a model's name -> the most similar net of the paper; ResNet-110 for other names."""
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -77,8 +77,8 @@ def jobs(settings: Settings) -> list[Job]:
 def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any]:
     """Test accuracy after every epoch, and σ(g) of every weight before and after the initialization.
 
-    SGD at a rate of 0.1 with a cosine from the start, clipped without batch normalization. None for what diverges;
-    `problem` says so, also where the initialization itself fails.
+    SGD at a rate of 0.1 with a cosine from the start, clipped without batch normalization. None after divergence;
+    `problem` has the reason, also if the initialization itself fails.
     """
     found: dict[str, Any] = dict.fromkeys(("first", "best", "last", "accuracies", "before", "after", "normalized"))
 
@@ -95,7 +95,7 @@ def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any
             batches = minibatches(trainer.data.train, recipe.batch_size, steps=steps, **of)
             metainit_(model, batches, cross_entropy, steps=steps)
         elif init != "kaiming":
-            # GradInit joins two
+            # GradInit joins two minibatches
             halves = minibatches(trainer.data.train, recipe.batch_size // 2, steps=3 * steps, **of)
             normalize = init == "gradinit-normalized"
             gradinit_(model, halves, cross_entropy, lr=recipe.lr, steps=steps, normalize=normalize)
@@ -122,10 +122,10 @@ def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any
 
 
 def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
-    """√ of the variance over minibatches of every element of a gradient, averaged over a weight's elements (σ(g)).
+    """The standard deviation over minibatches of every element of a gradient, averaged over a weight's elements (σ(g)).
 
-    Of weights of two dimensions or more, in the order of the model. Normalizations take statistics of the minibatch,
-    and their running ones stay as they are.
+    For weights of two dimensions or more, in the order of the model. Normalizations use statistics of the minibatch,
+    and their running statistics do not change.
     """
     weights = [param for param in model.parameters() if param.dim() > 1]
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -142,13 +142,13 @@ def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> 
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Accuracy, what it is over He's initialization, and σ(g)."""
+    """Accuracy, its gain over He's initialization, and σ(g)."""
     results = results.astype(dict.fromkeys(("first", "best", "last"), float))
     return Report([_accuracy(settings, results), _differences(results), _variance(results)], _draw(results))
 
 
 def _paper(of: Any) -> tuple[str, dict[str, tuple[str, str]]]:
-    """The paper's net most like that of these results, and its figures."""
+    """The paper's net that is most similar, and its figures."""
     name, normalized = of.model.iloc[0], bool(of.normalized.iloc[0])
     net = next((net for start, net in FAMILIES.items() if name.startswith(start)), "ResNet-110")
     return f"{net} {'with' if normalized else 'without'} BN", dict(zip(ARMS, PAPER[net, normalized], strict=True))
@@ -186,7 +186,7 @@ def _differences(results: Any) -> Table:
 
 
 def factors(results: Any) -> list[Any]:
-    """σ(g) after the initialization over before it, of every weight, for each seed that has them."""
+    """σ(g) after the initialization divided by σ(g) before it, for every weight and each seed with both."""
     pairs = zip(results.before, results.after, strict=True)
     return [np.array(after) / np.array(before) for before, after in pairs if before is not None and min(before) > 0]
 

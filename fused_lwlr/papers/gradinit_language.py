@@ -1,6 +1,6 @@
-"""GradInit in place of warm-up: a post-LN Transformer over learning rates and β₂ of AdamW, and with SGD.
+"""GradInit instead of warm-up: a post-LN Transformer over learning rates and β₂ of AdamW, and with SGD.
 
-GradInit, Table 7 and Figure 3: which trainings work without warm-up, on IWSLT-14 German to English.
+GradInit, Table 7 and Figure 3: trainings that work without warm-up, on IWSLT-14 German to English.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ STARTS: dict[str, dict[str, Any]] = {
     "GradInit": {"start": "gradinit"},
     "warm-up, 1.2 × the steps": {"warmup": WARMUP, "longer": 1.2},
 }
-"""GradInit takes as long as 26 steps of training; the last takes 40 steps more."""
+"""GradInit takes as long as 26 steps of training; the last one takes 40 steps more."""
 BETAS = (0.98, 0.999)
 ADAMW_LRS = (0.003, 0.0045, 0.0065, 0.009, 0.0125)
 SGD_LRS = (0.15, 0.3, 0.6, 1.2)
@@ -47,7 +47,7 @@ ARMS = [
 ]
 PAPER = {("AdamW", "plain"): "fails", ("AdamW", "warm-up"): "35.6 (RAdam)", ("AdamW", "GradInit"): "36.1",
          ("SGD", "GradInit"): "35.6"}  # fmt: skip
-"""BLEU on IWSLT-14: Table 7, and of what fails the introduction."""
+"""BLEU on IWSLT-14: Table 7, and the introduction for the failures."""
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -56,7 +56,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Losses at the best rates, beside BLEU of the paper, and losses at all rates."""
+    """Losses at the best rates, with BLEU of the paper, and losses at all rates."""
     notes = [
         f"{MODEL}, PyTorch's initialization; warm-up: a fifth of the training; GradInit: 15 steps, τ 0.06, γ 0.8 of "
         "the first norm, before a training without warm-up",

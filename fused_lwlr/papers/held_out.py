@@ -1,4 +1,4 @@
-"""The part of the data that learning rates are chosen by."""
+"""The held-out part of the data, on which learning rates are chosen."""
 
 from dataclasses import replace
 
@@ -27,14 +27,14 @@ class Selected(Split):
 
 
 def hold_out(data: Splits | Text) -> tuple[Splits | Text, Split]:
-    """Returns the data without the part that learning rates are chosen by, and this part.
+    """Returns the data without the part on which learning rates are chosen, and this part.
 
     For images it is a random fifth of the training images, at most 5,000, the same for every seed of a training, and
     without augmentation. For text it is the first half of the validation text.
 
     Raises:
-        ValueError: there are fewer than two sequences of validation text, or the data come from a loader with an order
-            of its own.
+        ValueError: there are fewer than two sequences of validation text, or the data come from a loader with its
+            own order.
     """
     if isinstance(data, Text):
         if not isinstance(data.val, Sequences) or len(data.val) < 2:

@@ -1,4 +1,4 @@
-"""Small Transformers on text: each way to train at the best of some learning rates.
+"""Small Transformers on text: each way to train, at the best of some learning rates.
 
 A rate is chosen by the mean over seeds of the loss on the first half of the text that is held out; the second half is
 what is reported.
@@ -28,15 +28,15 @@ from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
 RECIPE: dict[str, Any] = {"vocabulary": "characters", "batch_size": 16, "schedule": "polynomial", "power": 1.0}
-"""Of all trainings; rates fall linearly, and sequences have 64 characters."""
+"""Fields of all trainings; rates fall linearly, and sequences have 64 characters."""
 WIDTH = "width=32"
 GRADINIT: dict[str, Any] = {"tau": 0.06, "relative_gamma": 0.8}
 GRADINIT_BATCH = 4
 """Sequences of each of the three minibatches that a step of GradInit takes."""
 TRAINS = 2.7
-"""A loss half a nat below 3.2, which is that of predicting each character as often as it comes."""
+"""Half a nat below 3.2, the loss of predicting each character with its frequency."""
 DIVERGED = 3.3
-"""Where pictures have what diverged."""
+"""Loss of diverged trainings in pictures."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Arm:
     """A way to train.
 
     Args:
-        labels: what it is called in tables, by column.
-        fields: of `train_from`.
+        labels: its names in tables, by column.
+        fields: arguments of `train_from`.
         lrs: learning rates to choose from.
     """
 
@@ -90,13 +90,13 @@ def train_from(
     """One training.
 
     Args:
-        steps, longer: of the optimizer, and what they are multiplied by.
-        start: the initialization: "model", which is PyTorch's; "lwlr"; "xavier"; or "gradinit", which is PyTorch's and
-            then GradInit.
-        gradinit_steps: of GradInit.
-        warmup: part of the training in which the rate rises.
-        model_args: of the model, besides its width.
-        fields: of the recipe.
+        steps, longer: steps of the optimizer, and their factor.
+        start: the initialization: "model" (PyTorch's), "lwlr", "xavier", or "gradinit" (PyTorch's and
+            then GradInit).
+        gradinit_steps: steps of GradInit.
+        warmup: fraction of the training in which the rate rises.
+        model_args: arguments of the model, in addition to its width.
+        fields: fields of the recipe.
     """
 
     def begun(trainer: Trainer) -> SGD | AdamW:
@@ -105,7 +105,7 @@ def train_from(
             torch.manual_seed(recipe.seed)
             xavier_(model)
         elif start == "gradinit":
-            # minibatches that training does not have in this order
+            # minibatches in another order than in the training
             order: dict[str, Any] = {"device": trainer.world.device, "seed": recipe.seed + 1000}
             batches = minibatches(trainer.data.train, GRADINIT_BATCH, steps=3 * gradinit_steps, **order)
             rule: Any = "sgd" if recipe.optimizer == "sgd" else "adam"
@@ -119,7 +119,7 @@ def train_from(
 
 
 def xavier_(model: nn.Module) -> None:
-    """Draw weights of linear layers as Xavier (Glorot) does, uniformly, and set biases to 0."""
+    """Draw weights of linear layers uniformly, by Xavier's rule (Glorot), and set biases to 0."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
@@ -200,7 +200,7 @@ def _grid(results: Any, labels: Sequence[str], validated: int) -> Table:
 
 
 def draw(results: Any, *, col: Sequence[str], hue: str, style: str | None = None, colors: dict[str, str]) -> Figure:
-    """The loss to choose by over the learning rate: a panel for each `col`, and lines for `hue`, labels of arms."""
+    """The validation loss over the learning rate: a panel for each `col`, and lines for `hue`, labels of arms."""
     rows = [
         {
             **of.labels,

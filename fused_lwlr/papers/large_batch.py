@@ -70,7 +70,7 @@ def report(settings: Settings, results: Any) -> Report:
     columns = ["batch", "optimizer", "best lr", "training loss", "held-out loss", "test accuracy %"]
     columns += comparison.COLUMNS
     notes = [
-        f"{settings.model or MODEL}, {settings.data}, {steps} steps, of which a tenth are warm-up, then a cosine; mean "
+        f"{settings.model or MODEL}, {settings.data}, {steps} steps: a tenth warm-up, then a cosine; mean "
         f"± standard deviation over {settings.seeds} seeds",
         f"best lr: of {results.groupby(['batch_size', 'arm']).lr.nunique().max()}, by the loss on held-out images, one "
         f"in {PART} for training; training loss: the mean of the last epoch",

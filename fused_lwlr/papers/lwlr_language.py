@@ -1,6 +1,6 @@
-"""Layer-wise rates for a pre-LN Transformer: initialization and rates apart, with SGD and with AdamW.
+"""Layer-wise rates for a pre-LN Transformer: initialization and rates separately, with SGD and with AdamW.
 
-Initializing the Layer-wise Learning Rate, Table 1, has no text; the nearest that it has is a vision Transformer.
+Initializing the Layer-wise Learning Rate, Table 1, has no text; its most similar model is a vision Transformer.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Losses at the best rates, beside accuracies of the paper, and losses at all rates."""
+    """Losses at the best rates, with accuracies of the paper, and losses at all rates."""
     said = []
     for of in language.arms_of(results):
         shown = of["initialization"] == STARTS["lwlr"]

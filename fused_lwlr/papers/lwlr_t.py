@@ -1,4 +1,4 @@
-"""How many minibatches a calibration takes, and of what size (Initializing the Layer-wise Learning Rate, Table 3)."""
+"""The number and size of minibatches for a calibration (Initializing the Layer-wise Learning Rate, Table 3)."""
 
 from itertools import product
 from typing import Any
@@ -23,22 +23,22 @@ OTHER_SIZES = (16, 256)
 MOST = 1000
 """The largest T, unless an epoch is longer."""
 SIZES_AT = 100
-"""T at which minibatches of other sizes are compared."""
+"""T for the comparison of other minibatch sizes."""
 
 PAPER = {1: (11.02, 2.66, 77.07), 10: (3.51, 0.69, 77.01), 100: (1.01, 0.18, 77.04), 1000: (0.32, 0.06, 77.07)}
 """Table 3, ResNet-50: T -> largest and mean deviation from T = 5004 over layers in %, validation accuracy in %."""
 PAPER_ACCURACY = 77.15
-"""Of T = 5004, an epoch."""
+"""Accuracy for T = 5004, an epoch."""
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """A calibration for every model, number and size of minibatches; some train with what it found."""
+    """A calibration for every model, number and size of minibatches; some train with the result."""
     models = [settings.model] if settings.model else ["resnet"] if settings.quick else list(MODELS)
     epoch = len(load_data(recipe_of(model=models[0], **settings.common)).train) // BATCH_SIZE
     most = 4 if settings.quick else max(MOST, epoch)
     steps = [t for t in (10**i for i in range(9)) if t < most] + [most]
     cells = [(t, BATCH_SIZE, not settings.quick or t == most) for t in steps]
-    # the same images, whatever the size: T = 100 minibatches of 64 are 25 of 256
+    # the same images for all sizes: T = 100 minibatches of 64 are 25 of 256
     images = min(SIZES_AT, most) * BATCH_SIZE
     for size in OTHER_SIZES:
         cells += [(t, size, False) for t in sorted({1, images // size})]
@@ -46,7 +46,7 @@ def jobs(settings: Settings) -> list[Job]:
         Job(
             f"{model.replace(':', '-')}-T{t}-batch{size}-seed{seed}",
             measure,
-            # accuracy is that of the first model alone, as in the paper
+            # only the first model has an accuracy, as in the paper
             {"model": model, "steps": t, "batch_size": size, "seed": seed, "trained": trained and model == models[0]}
             | settings.common,
         )

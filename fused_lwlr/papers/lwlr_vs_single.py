@@ -56,7 +56,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(model: str, optimizer: str, kind: str, factor: float, **common: Any) -> dict[str, Any]:
-    """Train; at the end, the loss on held-out images, that of training, and the test accuracy in %.
+    """Train; at the end, the loss on held-out images, the training loss, and the test accuracy in %.
 
     The paper's models have one rate, which needs no held-out images.
     """
@@ -74,14 +74,14 @@ def _recipe(model: str, optimizer: str, factor: float, common: dict[str, Any]) -
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Accuracies at the best rates and what they differ by, paired by seed; all rates."""
+    """Accuracies at the best rates and their differences, paired by seed; all rates."""
     chosen = best(results, by=["model", "optimizer", "kind"])
     tuned = [] if set(results.model) & set(PRESETS) else [_grid(results)]
     return Report([table(settings, chosen), *tuned], _draw(results))
 
 
 def table(settings: Settings, chosen: Any) -> Table:
-    """Accuracies of the kinds of rates, each at its best rate, and what they differ by."""
+    """Accuracies of the kinds of rates, each at its best rate, and their differences."""
     rows = []
     for (model, optimizer), of in chosen.groupby(["model", "optimizer"], sort=False):
         arms = of.pivot(index="seed", columns="kind", values="test_accuracy").astype(float)

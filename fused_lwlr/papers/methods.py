@@ -1,6 +1,6 @@
 """Layer-wise methods over learning rates and sizes of a net.
 
-Initializing the Layer-wise Learning Rate: training losses of Figure 7, beside the accuracies of Table 2 and Figure 1.
+Initializing the Layer-wise Learning Rate: training losses of Figure 7, with the accuracies of Table 2 and Figure 1.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from fused_lwlr.training.trainer import Trainer
 SIZES = ((2, 32), (2, 128), (2, 512), (6, 128))
 """(depth, width) of the perceptrons; the paper's have depth 2."""
 BASE_WIDTH = 32
-"""At which μP is the same as a single rate, but for the weights that it starts from."""
+"""The size at which μP equals a single rate, except for its initial weights."""
 FACTORS = (1 / 16, 1 / 4, 1, 4, 16)
 """Multiples of a method's middle rate."""
 
@@ -38,8 +38,8 @@ class Method:
     Args:
         optimizer: "sgd" or "adamw".
         lr: the middle of its grid of rates, on a logarithmic scale.
-        multipliers: what it multiplies rates with, by the model.
-        calibrated: whether multipliers are those of LWLR.
+        multipliers: multipliers of rates for a model.
+        calibrated: whether to use LWLR's multipliers.
         scaling: its scaling, if it has one.
     """
 
@@ -66,7 +66,7 @@ METHODS = {
     "LAMB": Method("adamw", 0.02, scaling=LAMB()),
     "AdamW-mup": Method("adamw", 0.02),
 }
-"""Trust coefficients, and the rate of LARC, are of the appendix. Each grid has the best rate of a 2x128 net inside."""
+"""Trust coefficients, and the rate of LARC, are from the appendix. The best rate of a 2x128 net is inside each grid."""
 MUP = ("mup", "AdamW-mup")
 
 LOW = 0.1
@@ -110,7 +110,7 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
         model=model or "resnet",
         optimizer=chosen.optimizer,
         rates="layerwise" if chosen.calibrated else "single",
-        # the perceptrons are to overfit
+        # the perceptrons should overfit
         weight_decay=WEIGHT_DECAY[chosen.optimizer] if model else 0.0,
         **common,
     )
@@ -143,7 +143,7 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
 
 
 def for_mup(method: str, images: Splits, depth: int, width: int, seed: int) -> tuple[MLP, dict[str, float]]:
-    """A perceptron as μP draws it, and μP's multipliers."""
+    """A perceptron with μP's initialization, and μP's multipliers."""
     network = drawn_for_mup(images, depth, width, BASE_WIDTH, seed)
     rule: Any = METHODS[method].optimizer
     return network, multipliers.mup(network, MLP(images, depth, BASE_WIDTH), rule)

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron of any width and depth, and how μP draws it."""
+"""A multi-layer perceptron of any width and depth, and its initialization for μP."""
 
 from itertools import pairwise
 
@@ -34,7 +34,7 @@ def drawn(data: Splits, depth: int, width: int, seed: int) -> MLP:
 
 @torch.no_grad()
 def drawn_for_mup(data: Splits, depth: int, width: int, base: int, seed: int) -> MLP:
-    """Weights of variance 1 / fan_in, those of the output base / fan_in² (Tensor Programs V, Table 3); biases 0."""
+    """Weights of variance 1 / fan_in, for the output base / fan_in² (Tensor Programs V, Table 3); biases 0."""
     torch.manual_seed(seed)
     model = MLP(data, depth, width)
     for layer in model.layers:

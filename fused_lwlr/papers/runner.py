@@ -1,4 +1,4 @@
-"""Run what a study has not run yet: jobs in a pool of processes, each result kept as it comes."""
+"""Run the missing jobs of a study in a pool of processes; each result is stored immediately."""
 
 import math
 import multiprocessing
@@ -22,23 +22,23 @@ from fused_lwlr.papers.store import Store, write
 
 
 class JobError(RuntimeError):
-    """Jobs of a study failed; the results of the others are kept."""
+    """Jobs of a study failed; the results of the other jobs are stored."""
 
 
 def run(
     store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str], None] = lambda name: None
 ) -> list[dict[str, Any]]:
-    """The results of all jobs: what the folder has already is read, the rest is run.
+    """The results of all jobs: results in the folder are read, the other jobs are run.
 
-    With one worker jobs run in this process; with more in as many processes, of one thread each. The worker itself
-    writes the result, in one piece: whatever is killed, the jobs underway are lost and no others. A job that fails
+    With one worker jobs run in this process; with more, each worker is a process with one thread. The worker itself
+    writes the result atomically, so a kill only loses the jobs underway. A job that fails
     does not keep the others from running.
 
     Args:
-        on_job: called with the name of each job that is done, those found in the folder first.
+        on_job: called with the name of each finished job, first for jobs found in the folder.
 
     Raises:
-        ValueError: two jobs of one name, no job, or a folder with results of other parameters.
+        ValueError: two jobs have the same name, there is no job, or the folder has results with other parameters.
         JobError: a job failed, or a worker died. The traceback of each is in the folder `failures`.
     """
     names = [job.name for job in jobs]
@@ -57,7 +57,7 @@ def run(
         more += ", ..." if len(failures) > 6 else ""
         raise JobError(
             f"job {name} of {store.settings.study} failed: {type(error).__name__}: {error}{more}. Tracebacks are in "
-            f"{store.out / 'failures'}; the same command runs them again and keeps what is done"
+            f"{store.out / 'failures'}; repeat the command to run them again"
         )
     return store.finished(jobs)
 
@@ -79,7 +79,7 @@ def _in_a_pool(
     store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str], None]
 ) -> list[tuple[str, BaseException]]:
     failures: list[tuple[str, BaseException]] = []
-    # a fork would share what threads of torch, or a GPU, hold
+    # a fork would share state of torch's threads, or of a GPU
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, max(1, len(jobs))), context, initializer=_prepare)
     try:
@@ -92,7 +92,7 @@ def _in_a_pool(
                 future.result()
             except BrokenProcessPool as error:
                 raise JobError(
-                    f"a process of {store.settings.study} died (out of memory?): the same command goes on; fewer "
+                    f"a process of {store.settings.study} died (out of memory?): repeat the command to continue; fewer "
                     "--jobs need less memory"
                 ) from error
             except Exception as error:
@@ -113,7 +113,7 @@ def _work(job: Job, path: Path, environment: dict[str, Any]) -> None:
 
 
 def finite(values: Any) -> Any:
-    """The same, with None for floats that are not finite, which JSON does not have."""
+    """The same, with None for floats that are not finite, which JSON cannot express."""
     if isinstance(values, dict):
         return {key: finite(value) for key, value in values.items()}
     if isinstance(values, (list, tuple)):
@@ -122,7 +122,7 @@ def finite(values: Any) -> Any:
 
 
 def _prepare() -> None:
-    """Start a worker: one thread, and no life of its own should its parent be killed."""
+    """Start a worker: one thread, and an end if its parent is killed."""
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -141,7 +141,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _keep(out: Path, name: str, error: BaseException) -> BaseException:
-    """Write down where it happened: in the worker, if it was in one."""
+    """Store the traceback, of the worker if it failed there."""
     folder = out / "failures"
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")

@@ -25,19 +25,19 @@ class Store:
     The number of seeds may differ from the one that its results are of: only new seeds run.
 
     Raises:
-        ValueError: it holds results of other settings, or files that are not those of a study.
+        ValueError: it holds results of other settings, or files that do not belong to a study.
     """
 
     def __init__(self, out: Path, settings: Settings) -> None:
         self.out, self.jobs, self.settings = out, out / "jobs", settings
         path = out / "settings.json"
-        # without results there is nothing to mix up: a mistyped option can be put right
+        # without results there is nothing to mix up: a mistyped option can be corrected
         if path.exists() and any(self.jobs.glob("*.json")):
             changed = _changed(_read(path) | {"device": settings.device, "seeds": settings.seeds}, asdict(settings))
             if changed:
                 raise ValueError(
                     f"{out} holds a run with other settings: {changed}; choose another folder (--out), or repeat its "
-                    "settings to go on with it"
+                    "settings to continue it"
                 )
         self.jobs.mkdir(parents=True, exist_ok=True)
         write(path, asdict(settings))
@@ -48,14 +48,14 @@ class Store:
         return environment() | {"device": device_name(pick_device(self.settings.device))}
 
     def path(self, job: Job) -> Path:
-        """Where the result of a job is."""
+        """The file of a job's result."""
         return self.jobs / f"{job.name}.json"
 
     def load(self, job: Job) -> dict[str, Any] | None:
         """The result of a job, or None if it has none yet.
 
         Raises:
-            ValueError: it has one, but of other parameters, or the file is not a result.
+            ValueError: its result has other parameters, or the file is not a result.
         """
         path = self.path(job)
         if not path.exists():
@@ -65,7 +65,7 @@ class Store:
             raise ValueError(f"{path} is not the result of a job: delete it to run the job again")
         changed = _changed(found["parameters"], json.loads(json.dumps(job.parameters)))
         if changed:
-            raise ValueError(f"{path} is of a job with other parameters: {changed}; choose another --out")
+            raise ValueError(f"{path} belongs to a job with other parameters: {changed}; choose another --out")
         return found
 
     def finished(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
@@ -114,11 +114,11 @@ def frame(results: Sequence[dict[str, Any]]) -> Any:
 
 
 def write(path: Path, content: Any) -> None:
-    """Replace a file of JSON: after a crash there is the old one or the new one, whole.
+    """Replace a file of JSON: after a crash either the old or the new file exists completely.
 
     Raises:
-        ValueError: a number that is not finite, which JSON does not have.
-        TypeError: something else that JSON does not have.
+        ValueError: a number is not finite, which JSON cannot express.
+        TypeError: another value that JSON cannot express.
     """
     files.replace_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 

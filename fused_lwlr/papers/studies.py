@@ -20,14 +20,14 @@ STUDIES = {
     "lwlr-language": "fused_lwlr.papers.lwlr_language",
     "balance": "fused_lwlr.papers.balance",
 }
-"""Name -> the module whose `STUDY` it is; imported when it is asked for."""
+"""Name -> the module with its `STUDY`; imported on use."""
 
 
 def find(name: str) -> Any:
-    """A `framework.Study`.
+    """The `framework.Study` with this name.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: no study has this name.
     """
     if name not in STUDIES:
         raise ValueError(f"there is no study {name!r}: choose from {', '.join(STUDIES)}")

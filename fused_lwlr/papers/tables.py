@@ -1,4 +1,4 @@
-"""What a study shows: tables, as text and as Markdown, and a picture."""
+"""The output of a study: tables, as text and as Markdown, and a picture."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a title; `notes` are sentences that go below it.
+    """Rows of text under a title; `notes` are sentences below it.
 
-    The first `labels` columns name what a row is; the others are numbers.
+    The first `labels` columns name the row; the others are numbers.
     """
 
     title: str
@@ -39,7 +39,7 @@ class Table:
         for i, name in enumerate(self.columns):
             table.add_column(Text(name), justify="left" if i < self.labels else "right", overflow="fold")
         for row in self.rows:
-            # a line may end between columns' words, not within a number and its spread
+            # lines may break between words, not between a number and its spread
             table.add_row(*(Text(text.replace(" ", "\N{NO-BREAK SPACE}")) for text in row))
         return table
 
@@ -53,14 +53,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a study shows; the picture is a figure of matplotlib."""
+    """The whole output of a study; the picture is a figure of matplotlib."""
 
     tables: Sequence[Table]
     figure: "Figure"
 
 
 def cell(values: Iterable[float | None], form: str = "{:.3f}") -> str:
-    """Mean ± standard deviation of what is finite, and how many are not: None and NaN stand for them."""
+    """Mean ± standard deviation of the finite values, and the number of others: None and NaN."""
     values = list(values)
     finite = [value for value in values if value is not None and math.isfinite(value)]
     note = f"{len(values) - len(finite)} of {len(values)} diverged"

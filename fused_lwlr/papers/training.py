@@ -20,12 +20,12 @@ from fused_lwlr.training.trainer import Trainer
 
 @dataclass
 class Trained:
-    """How a training went: the mean loss of each epoch, and the test accuracy in % after it.
+    """The results of a training: the mean loss of each epoch, and the test accuracy in % after it.
 
     Attributes:
-        curve: of text, (steps taken, test loss in nats a token) at every evaluation.
-        val_loss: after the last step, on what was held out to choose by; None without it, or if it diverged.
-        problem: why it ended before its last step, or None.
+        curve: for text, (steps taken, test loss in nats a token) at every evaluation.
+        val_loss: loss after the last step on the data held out for choices; None without such data, or if it diverged.
+        problem: the reason if it ended before its last step, or None.
         rates: the layer-wise rates that it used, or None.
     """
 
@@ -37,7 +37,7 @@ class Trained:
     rates: LayerRates | None = None
 
     def add(self, record: Record) -> None:
-        """Take a record of the loop."""
+        """Receive a record of the loop."""
         if isinstance(record, Interval):
             self.losses.append(record.loss)
         elif isinstance(record, Validation):
@@ -48,12 +48,12 @@ class Trained:
 
     @property
     def test_loss(self) -> float | None:
-        """Of text, the loss after the last step; None where it diverged."""
+        """For text, the loss after the last step; None if it diverged."""
         return self.curve[-1][1] if self.problem is None else None
 
     @property
     def last(self) -> dict[str, float | None]:
-        """Training loss and test accuracy of the last epoch; None where it diverged."""
+        """Training loss and test accuracy of the last epoch; None if it diverged."""
         diverged = self.problem is not None
         return {
             "train_loss": None if diverged else self.losses[-1],
@@ -62,26 +62,26 @@ class Trained:
 
 
 def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
-    """The recipe of a study's training: its own fields, and those that `--set` gave.
+    """The recipe of a study's training: its own fields, and the fields of `--set`.
 
     Layer-wise rates are those of Algorithm 1, unless `fields` have `rates_exclude`.
 
     Args:
-        training: fields by name, as text; they take the place of others.
-        warmup: part of the training in which rates rise; None where `fields` have `warmup_epochs`.
-        fields: of the recipe; `epochs` or `steps` is one of them.
+        training: fields by name, as text; they replace others.
+        warmup: fraction of the training in which rates rise; None if `fields` have `warmup_epochs`.
+        fields: fields of the recipe; `epochs` or `steps` is one of them.
 
     Raises:
-        ValueError: a field that a recipe has not, or that is out of bounds.
+        ValueError: a recipe has no such field, or a field is out of bounds.
     """
     own: dict[str, Any] = {"rates": "single", "rates_exclude": ()}
     if warmup is not None:
-        # with `steps` it is the part of `epochs` that counts
+        # with `steps` only the fraction of `epochs` counts
         epochs = fields.get("epochs", 1.0)
         own |= {"epochs": epochs, "warmup_epochs": warmup * epochs}
     asked = {name: _value(text) for name, text in (training or {}).items()}
     chosen = {**own, **fields, "deterministic": False, **asked}
-    # fields that act in some trainings of a study alone, such as calibration_steps with layer-wise rates
+    # fields that only affect some trainings of a study, such as calibration_steps with layer-wise rates
     for name in without_effect(chosen):
         if ONLY[name][0] in {**own, **fields}:
             del chosen[name]
@@ -89,7 +89,7 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
 
 
 def trainer_of(recipe: Recipe, model: nn.Module | None = None, data: Splits | Text | None = None) -> Trainer:
-    """What trains by a recipe, in this process alone; on other data, where they are given."""
+    """A trainer for a recipe, in this process only; on the given data, or the recipe's."""
     return Trainer(recipe, World(0, 1, pick_device(recipe.device)), data or load_data(recipe), model=model)
 
 
@@ -100,15 +100,15 @@ def train(
     optimizer: Callable[[Trainer], Any] | None = None,
     tuned: bool = False,
 ) -> Trained:
-    """Train by a recipe, in this process; nothing is written. A training that diverges ends early.
+    """Train by a recipe, in this process, without writing files. A training that diverges ends early.
 
-    The initial weights and the order of images follow from the seed, whatever the optimizer and its rates are.
+    The initial weights and the order of images follow from the seed, for any optimizer and rates.
 
     Args:
         recipe: what to train.
-        model: a network to train, with the weights that it has, instead of the one that the recipe names.
-        optimizer: makes the optimizer, of a trainer with its model and rates, instead of what the recipe says.
-        tuned: hold out a part of the data, to choose the learning rate by.
+        model: a network to train from its present weights, instead of the recipe's model.
+        optimizer: makes the optimizer, from a trainer with its model and rates, instead of the recipe's optimizer.
+        tuned: hold out a part of the data, on which the learning rate is chosen.
     """
     data = load_data(recipe)
     fit, held_out = hold_out(data) if tuned else (data, None)

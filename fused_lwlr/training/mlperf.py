@@ -10,7 +10,7 @@ IMAGES = 1_281_167
 
 
 class Row(NamedTuple):
-    """One reference point; decay steps are those after warm-up."""
+    """One reference point; decay steps come after warm-up."""
 
     batch_size: int
     lr: float

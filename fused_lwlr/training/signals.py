@@ -31,7 +31,7 @@ class StopFlag:
         sys.exit(flag.exit_code)
 
     A second SIGINT ends the process at once; further signals of the other kinds change nothing. The end of torchrun
-    counts as SIGTERM: nobody could stop the processes that it leaves.
+    counts as SIGTERM: otherwise its processes would keep running.
 
     Under torch.distributed it must be made on all ranks.
 
@@ -81,7 +81,7 @@ class StopFlag:
 
     @property
     def exit_code(self) -> int:
-        """The exit code on all ranks: 128 and the signal, as of shells (143 after SIGTERM), or 0 without one.
+        """The exit code on all ranks: 128 and the signal, as in shells (143 after SIGTERM), or 0 without one.
 
         Not 0, since the run is not done: schedulers that requeue do so by this. torchrun, whose processes end with it,
         exits with 1 itself; it kills processes that still run 30 s after the signal.

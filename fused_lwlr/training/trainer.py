@@ -275,7 +275,7 @@ class Trainer:
             agree: as for `evaluate`.
 
         Raises:
-            StoppedError: as of `evaluate`.
+            StoppedError: as in `evaluate`.
             ValueError: a loader made another number of images than its length.
         """
         images = val_batches(

@@ -106,7 +106,7 @@ def _checked(name: str) -> str:
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise PermissionError(f"another user owns {each} or can write to it")
     data = path.read_bytes()
-    # the loader ignores what follows the library
+    # the loader ignores bytes after the library
     if data[-32:] != hashlib.sha256(data[:-32]).digest():
         raise OSError(f"{path} is damaged")
     return str(path)

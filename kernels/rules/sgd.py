@@ -29,7 +29,7 @@ def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, .
 
 
 def update(w, g, states, present, coefficients, options):  # type: ignore[no-untyped-def]
-    """The formula above. `coefficients` are what multiplies the buffer, and the gradient in it."""
+    """The formula above. `coefficients` multiply the buffer and its gradient."""
     (momentum_buffer,) = states
     decay, gain = coefficients
     momentum, nesterov = option(options, MOMENTUM), option(options, NESTEROV) != 0

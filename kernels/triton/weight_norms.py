@@ -44,7 +44,7 @@ class WeightNorms:
         return known
 
     def remember_rows(self, launched: np.ndarray) -> None:
-        """Notes that the Σw² of some parameters, those where `launched` is True, is right now."""
+        """Marks the Σw² of the parameters with `launched` True as valid."""
         self.rows, self.measured = np.where(launched, self.versions(), self.rows), True
 
     def forget_rows(self) -> None:

@@ -150,7 +150,7 @@ def test_facts(gpu):
     assert gpu.facts().items() >= {"device": "Stand-in", "capability": "9.0", "l2_bytes": 1000}.items()
 
 
-def test_copies_count_what_is_read_and_written(monkeypatch):
+def test_copies_count_reads_and_writes(monkeypatch):
     """16 bytes read and 16 written in 4 seconds."""
     host = clock.CpuClock()
     monkeypatch.setattr(host, "device_seconds", lambda call, flush, host: 4.0)

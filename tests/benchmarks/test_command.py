@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure the GPU")
-def test_what_cannot_be_measured_is_said(tmp_path, capsys):
+def test_missing_measurements_are_reported(tmp_path, capsys):
     assert cli.main(["--gpu", "--out", str(tmp_path), "--commit", "abc"]) == 0
     assert "skipped: gpu: no GPU: GPU time" in capsys.readouterr().out
     (path,) = tmp_path.glob("*.json")
@@ -89,7 +89,7 @@ def test_every_parameter_set_has_shapes():
         shapes_of("AlexNet")
 
 
-def test_shapes_are_those_of_timm(timm):
+def test_shapes_equal_timms(timm):
     with torch.device("meta"):
         model = timm.create_model(NETWORKS["ViT-S/16"])
     assert shapes_of("ViT-S/16") == [tuple(p.shape) for p in model.parameters()]
@@ -115,7 +115,7 @@ def test_constants_are_set_before_kernels_are_imported():
     ], result.stderr
 
 
-def test_the_sweep_tries_what_there_is():
+def test_the_sweep_tries_existing_constants():
     steps = {(c.rule, c.method) for c in contestants() if c.who == "ours"}
     for step, _, changes in sweep.candidates():
         rule, _, method = step.partition(" ")

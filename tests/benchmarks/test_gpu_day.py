@@ -84,7 +84,7 @@ def test_a_day_that_is_asked_to_end_kills_its_processes(tmp_path):
     assert gone(rows_of(path)[1]["child"])
 
 
-def test_stages_end_in_nine_minutes_and_call_what_exists():
+def test_stages_end_in_nine_minutes_and_call_existing_commands():
     found = stages(Path("out"), False)
     assert list(found) == NAMES
     for stage in found.values():
@@ -134,7 +134,7 @@ def test_rehearsal(name, tmp_path):
     assert not any(row.get("wrong") or row.get("failed") or row.get("outcome") == "failed" for row in measured)
 
 
-def test_metrics_are_read_from_what_ncu_prints():
+def test_metrics_are_read_from_the_output_of_ncu():
     text = """\
 ==PROF== Connected to process 7
 made a step

@@ -54,7 +54,7 @@ def test_results_are_added_once(run, tmp_path):
         ({"commit": "a" * 40 + " with changes"}, "with changes': commit the changes, and measure again"),
     ],
 )
-def test_what_has_no_key_is_not_added(run, tmp_path, capsys, about, why):
+def test_results_without_a_key_are_not_added(run, tmp_path, capsys, about, why):
     run("--add", written(tmp_path))
     assert len(run("--add", written(tmp_path, date="2026-01-02", **about))) == 2
     assert why in capsys.readouterr().err

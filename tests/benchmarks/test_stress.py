@@ -24,7 +24,7 @@ def wrong(device, steps):
     return [row["wrong"] for row in found]
 
 
-def test_the_queue_does_what_two_launches_do(device, monkeypatch, threads):
+def test_the_queue_equals_two_launches(device, monkeypatch, threads):
     change_sizes(monkeypatch, queue_passes=2)
     assert wrong(device, stress.SAME_ORDER + 2) == [0] * 5
 
@@ -45,7 +45,7 @@ def test_one_different_bit_is_wrong(device, monkeypatch, bit):
 
 
 def test_a_wrong_norm_is_wrong(device, monkeypatch):
-    """As of elements that a norm leaves out, which both ways of a step would agree on."""
+    """Covers elements that a norm skips, on which both ways of a step would agree."""
     real = torch.Tensor.square
     monkeypatch.setattr(torch.Tensor, "square", lambda self: real(self) * (1 + 1e-4))
     assert stress.large((1 << 20) + 9, device)["wrong"] == 1

@@ -76,11 +76,11 @@ def test_contestants_are_right(contestant):
         (torchs("adamw", "plain", "fused", 7), "clip"),
     ],
 )  # fmt: skip
-def test_who_does_something_else_is_refused(contestant, claimed):
+def test_a_wrong_contestant_is_refused(contestant, claimed):
     assert "wrong by" in gate.refusal(contestant._replace(method=claimed), torch.float32, DEVICE)
 
 
-def test_what_is_refused_is_not_timed(monkeypatch):
+def test_refused_contestants_are_not_timed(monkeypatch):
     wrong = ours("sgd", "plain")._replace(method="ELR", who="somebody")
     failing = wrong._replace(who="another", build=lambda *_: torch.optim.SGD([]))
     entrants = [torchs("sgd", "plain", "fused", 5), ours("sgd", "plain"), wrong, failing]

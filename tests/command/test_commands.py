@@ -60,7 +60,7 @@ def test_no_option_is_cut_at_80_columns(run, name, monkeypatch):
     assert {opt for param in command(name).params for opt in param.opts if opt[0] == "-"} <= set(output.split())
 
 
-def test_help_does_not_wait_for_torch_or_what_draws():
+def test_help_imports_neither_torch_nor_plotting():
     slow = {"torch", "matplotlib", "sklearn", "timm", "PIL", "pandas", "pydantic"}
     code = f"import sys, fused_lwlr.command.main; print({slow} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -163,7 +163,7 @@ def test_processes_of_torchrun_tell_an_error_once(line, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_error_of_one_process_is_told(run, monkeypatch):
+def test_the_error_of_one_process_is_shown(run, monkeypatch):
     waited = []
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("time.sleep", waited.append)

@@ -34,7 +34,7 @@ def provoke(cls, entry, **more):
 
 
 @pytest.mark.parametrize(("name", "number", "backend"), ROWS)
-def test_errors_are_those_of_torch(name, number, backend):
+def test_errors_equal_torchs(name, number, backend):
     ours = provoke(OURS[name], _errors(name)[number], backend=backend)
     assert ours == provoke(TORCH[name], _errors(name)[number])
 

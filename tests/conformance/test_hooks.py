@@ -77,7 +77,7 @@ def test_a_hook_replaces_the_arguments(pair):
 
 
 @every_case
-def test_hooks_see_what_torch_shows(pair):
+def test_hooks_see_the_same_as_in_torch(pair):
     """A hook that edits gradients and rates before the step, and parameters after it."""
     ours, torchs, named, expected = pair
 

@@ -48,7 +48,7 @@ def test_equal_parameters_equal_dicts(stepped, name, desc, backend):
 
 
 @every_input_and_backend
-def test_dicts_hold_what_torchs_hold(stepped, name, desc, backend):
+def test_dicts_have_the_keys_of_torchs(stepped, name, desc, backend):
     ours, torchs, _, _ = stepped
     mine, theirs = ours.state_dict(), torchs.state_dict()
     assert mine.keys() == theirs.keys()

@@ -172,7 +172,7 @@ def test_ways_not_to_give_parameters(name, backend, wrong):
 
 
 @every_case
-def test_what_a_group_must_be(name, backend):
+def test_refused_groups(name, backend):
     leaf = torch.ones(3, requires_grad=True)
     group = {"params": [torch.nn.Parameter(torch.ones(3))]}
     for wrong in (

@@ -107,7 +107,7 @@ def test_pillow_is_missed_at_once_and_not_in_a_worker(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ModuleNotFoundError) as info:
         open_data("synthetic", augmentation="none", image_size=8)
-    assert info.value.name == "PIL"  # by which the command line says what to install
+    assert info.value.name == "PIL"  # the command line uses this name to tell the package to install
 
 
 def test_importing_imports_no_extras():

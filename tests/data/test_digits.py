@@ -24,7 +24,7 @@ def test_digits_are_the_real_ones_split_the_same_way_every_time():
     assert digits(16)[0].inputs[0].shape == (1, 16, 16)
 
 
-def test_minibatches_are_those_of_a_training():
+def test_minibatches_equal_a_trainings():
     images, _ = digits()
     before = torch.get_rng_state()
     found = list(minibatches(images, 500, CPU, seed=3, steps=3))
@@ -38,7 +38,7 @@ def test_minibatches_are_those_of_a_training():
         next(minibatches(images, 2000, CPU, seed=0, steps=1))
 
 
-def test_without_augmentation_the_central_square_is_what_is_kept(tmp_path):
+def test_without_augmentation_the_central_square_is_kept(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
         wide = Image.new("RGB", (60, 20), "black")

@@ -30,7 +30,7 @@ def opened(path, **options):
     return open_data(path, **{"image_size": 8, "augmentation": "none", **options})
 
 
-def test_files_and_classes_are_those_of_torchvision(folder, third_party):
+def test_files_and_classes_equal_torchvisions(folder, third_party):
     wanted = third_party("torchvision").datasets.ImageFolder(folder / "train", is_valid_file=_is_image)
     data = opened(folder)
     assert data.classes == tuple(wanted.classes) == ("n01", "n02", "n10")
@@ -154,7 +154,7 @@ def test_paths_that_are_no_folder(folder, tmp_path_factory):
 def test_a_folder_that_may_not_be_read_is_named(folder, monkeypatch):
     listed = os.scandir
 
-    def scandir(path):  # as root, who may run this, nothing is forbidden
+    def scandir(path):  # root, who may run this test, can read any folder
         if str(path).endswith("n02"):
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path)

@@ -152,7 +152,7 @@ def test_no_more_is_made_ahead_than_was_said(workers, prefetch):
     while images.made.value < used + workers * prefetch and time.monotonic() < limit:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert images.made.value == used + workers * prefetch  # and one of those used is in use
+    assert images.made.value == used + workers * prefetch  # one of the used ones is still in use
 
 
 @pytest.mark.parametrize(("source", "image"), [("synthetic", 3 * 20 * 20 + 8), ("digits", 4 * 20 * 20 + 8)])

@@ -71,7 +71,7 @@ def test_cutmix(where, timm, device):
 
 
 @pytest.mark.parametrize("field", ["seed", "step", "rank", "micro"])
-def test_what_is_drawn_follows_from_where_it_is_and_from_nothing_else(field, timm, device):
+def test_draws_depend_only_on_the_position(field, timm, device):
     def mixed(**changed):
         where = {"seed": 1, "step": 2, "rank": 3, "micro": 4, **changed}
         return Mixing(classes=CLASSES, mixup=0.5, cutmix=1.0, seed=where.pop("seed"))(*batch(device), **where)[0]

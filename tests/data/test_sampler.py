@@ -76,7 +76,7 @@ def test_a_start_at_any_step_continues_the_order(start_step):
         ({"seed": -1}, "seed=-1 is negative"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_with_a_way_out(options, message):
+def test_refusals_name_a_fix(options, message):
     with pytest.raises(ValueError, match=message):
         sampler(**options)
 

@@ -14,7 +14,7 @@ def numbered(first, count, size=3):
     return [(torch.full((size, 3, 4, 4), float(i)), torch.full((size,), i)) for i in range(first, first + count)]
 
 
-def test_batches_are_asked_for_anew_where_they_end():
+def test_a_stream_that_ends_is_called_again():
     asked = []
 
     def epochs_of_four(part):

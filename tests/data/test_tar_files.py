@@ -112,7 +112,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_is_refused(kind, tmp_path, monkeypatch):
+def test_refused_files(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     members, options, message = REFUSED[kind]
     if members is None:
@@ -123,7 +123,7 @@ def test_what_cannot_be_is_refused(kind, tmp_path, monkeypatch):
         open_data(**{"source": "a.tar", "image_size": 8, "augmentation": "none", **options})
 
 
-def test_classes_of_validation_are_those_of_training(tmp_path, monkeypatch):
+def test_validation_has_the_classes_of_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, classes in (("one", 1), ("two", 2), ("three", 3)):
         pack(f"{name}.tar", [(f"{c}.{kind}", b"%d" % c) for c in range(classes) for kind in ("jpg", "cls")])

@@ -173,7 +173,7 @@ def test_refused(case, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("missing", "source"), [("tokenizers", "python-docs"), ("datasets", "hf:some/data")])
-def test_a_missing_package_is_told_with_its_extra(missing, source, tmp_path, monkeypatch, tokenizer):
+def test_a_missing_package_is_named_with_its_extra(missing, source, tmp_path, monkeypatch, tokenizer):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match=rf"{missing} is not installed: pip install '\.\[hf\]'"):
         open_text(source, context=8, tokenizer=str(tmp_path / "tokenizer.json"))

@@ -86,7 +86,7 @@ def close(a, b):
     [((2, {}), (4, {}), (1, {})), ((1, {}), (2, {"fsdp": True}), (4, {})), ((4, {"fsdp": True}), (1, {}), (2, {}))],
     ids=["2-4-1", "1-2fsdp-4", "4fsdp-1-2"],
 )
-def test_it_goes_on_with_any_number_of_processes(first, second, third):
+def test_a_run_resumes_with_any_number_of_processes(first, second, third):
     straight, moved = (dataclasses.replace(BASE, out=str(Path(name).absolute())) for name in ("straight", "moved"))
     assert train(straight, 1)[0] in (0, None)
     told = []
@@ -130,7 +130,7 @@ def test_all_machines_need_the_same_images():
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (2, 4), (4, 2), (4, 1), (4, 4)])
-def test_what_was_counted_since_the_last_record_is_counted_once(before, after):
+def test_counts_since_the_last_record_are_counted_once(before, after):
     recipe = dataclasses.replace(
         BASE, out=str(Path("run").absolute()), rates="single", calibration_steps=None, ema=None, corrupt="skip"
     )

@@ -29,7 +29,7 @@ TWICE = [
 ]
 
 
-def test_what_counts_counts():
+def test_the_counter_counts_calls():
     with counted() as talk:
         dist.all_reduce(torch.ones(2, dtype=torch.float64))
         dist.all_gather([torch.ones(1) for _ in range(4)], torch.ones(1))

@@ -141,7 +141,7 @@ def full_disk(handle):
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_what_does_not_fit_is_refused_on_all_ranks(kind):
+def test_a_mismatch_is_refused_on_all_ranks(kind):
     model = MODELS[kind]()
     optimizer = OPTIMIZERS["sgd"]((model.module if kind == "ddp" else model).named_parameters())
     train(model, optimizer, range(1))
@@ -174,7 +174,7 @@ def test_all_ranks_stop_after_the_step_in_which_one_got_a_signal():
 
 
 @pytest.mark.parametrize(("signalled", "tested"), [(None, True), (0, False), (1, False)])
-def test_all_ranks_validate_or_stop_whoever_has_more_batches(signalled, tested):
+def test_all_ranks_validate_or_stop_with_unequal_batches(signalled, tested):
     """Rank 0 has three batches of two samples, rank 1 one batch; a signal comes with the first batch of a rank."""
     rank = dist.get_rank()
     torch.manual_seed(0)

@@ -96,7 +96,7 @@ def records(out):
 
 
 @pytest.mark.parametrize("options", [{"model": "resnet"}, {"fsdp": True}], ids=["ddp-batch-norm", "fsdp"])
-def test_a_signal_to_one_process_stops_all_and_both_go_on_to_the_same_bits(options):
+def test_a_signal_to_one_process_stops_all_and_they_resume_bit_identically(options):
     straight, stopped = (dataclasses.replace(BASE, **options, out=str(folder())) for _ in range(2))
     assert quickly(straight) == 0
     whole = Trainer.update
@@ -183,7 +183,7 @@ def test_a_run_on_the_disk_of_another_machine_is_not_begun_again(first):
 
 
 @pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])
-def test_a_dry_run_takes_steps_in_all_processes_and_one_tells(options):
+def test_a_dry_run_steps_in_all_processes_and_one_prints(options):
     recipe = dataclasses.replace(BASE, **options, ema=None, rates="single", calibration_steps=None, out="nowhere")
     console = Console(file=io.StringIO(), width=200)
     with pytest.MonkeyPatch.context() as patch:

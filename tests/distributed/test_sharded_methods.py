@@ -73,7 +73,7 @@ def test_statistics(layout, backend):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("layout", ["rows", "hybrid", "both"])
-def test_statistics_of_what_is_not_finite(layout, bad):
+def test_statistics_of_values_that_are_not_finite(layout, bad):
     """Statistics of one process's shard."""
     whole = parameters()
     sharded = spread(whole, layout)
@@ -103,7 +103,7 @@ def test_statistics_of_slices(backend, dtype):
 @pytest.mark.parametrize("init", [True, False])
 @LAYOUT
 def test_calibrate(layout, init):
-    """The same rates on every process, whose minibatches are the same; and the model stays as it was."""
+    """The same rates on every process, whose minibatches are the same; and the model does not change."""
     whole, sharded = network(), shard(network(), layout)
     cross_entropy(sharded(batches()[0][0]), batches()[0][1]).backward()
     found = []
@@ -191,7 +191,7 @@ def evaluated(model):
     return model
 
 
-def test_what_was_gathered_does_not_count():
+def test_gathered_weights_do_not_count():
     whole, sharded = network(), shard(network(), "fully_shard")
     found = [calibrate(model, batches(), cross_entropy) for model in (whole, evaluated(sharded))]
     assert dict(found[1]) == pytest.approx(dict(found[0]), rel=1e-9)

@@ -88,7 +88,7 @@ def documented(docstring, sections=("Args", "Attributes")):
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_docstring_has_what_it_needs(name):
+def test_docstrings_have_the_required_sections(name):
     value = PUBLIC[name]
     docstring = inspect.getdoc(value)
     assert docstring, "no docstring"

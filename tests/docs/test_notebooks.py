@@ -22,7 +22,7 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_committed_was_executed(path):
+def test_committed_notebooks_were_executed(path):
     """In order, without an error, with pictures that are small."""
     notebook = read(path)
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]

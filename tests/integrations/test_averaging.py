@@ -145,7 +145,7 @@ def test_averages_in_place_for_an_evaluation(name, scaling, backend, swap, model
 @every_swap
 @every_backend
 @every_scaled
-def test_training_goes_on_from_averages(name, scaling, backend, swap, model):
+def test_training_continues_from_averages(name, scaling, backend, swap, model):
     """The next step uses norms of the averaged weights, like an optimizer that never saw other weights."""
     ours, averaged = averaging(name, scaling, backend, model)
     norms = [p.detach().double().norm() for p in model.parameters()]

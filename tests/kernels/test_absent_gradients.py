@@ -114,7 +114,7 @@ def test_totals_skip_rows_without_a_gradient(backend):
 
 
 @every_backend
-def test_what_is_rescaled_without_a_gradient(backend):
+def test_rescaled_rows_without_a_gradient(backend):
     """The parameter is divided, with its momentum, and neither counted nor averaged."""
     made = make("sgd", SHAPES, torch.float32, torch.device("cpu"))
     count = len(SHAPES)
@@ -156,7 +156,7 @@ def test_the_first_gradient_comes_late():
         equal(table, other)
 
 
-def test_work_is_of_what_has_a_gradient():
+def test_only_rows_with_a_gradient_have_work():
     """Nine of ten experts have no gradient: no more launches, and no work items for them."""
     shapes = [(50, 50)] * 40
     table = make("sgd", shapes, torch.float32, torch.device("cpu"), [Row(i, scaled=True) for i in range(40)])
@@ -202,7 +202,7 @@ def test_gradients_that_do_not_fit(change):
         assert all(a is b for a, b in zip(table.columns["grad"], grads, strict=True))
 
 
-def test_gradients_of_another_dtype_than_those_before():
+def test_gradients_of_another_dtype_than_before():
     """They are not mistaken for the gradients of the step before, also if they fit their parameters."""
     param, grad = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
     table = Table({"param": [param], "grad": [grad]})

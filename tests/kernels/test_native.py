@@ -290,7 +290,7 @@ def wait_for_nobody(flag):
         pass
 
 
-def test_nobody_waits_for_ever(monkeypatch):
+def test_no_program_waits_forever(monkeypatch):
     monkeypatch.setattr(build, "WAIT", 1)
     with pytest.raises(RuntimeError, match="wait_for_nobody: a thread waited 1 s for another"):
         run(wait_for_nobody, torch.zeros(1, dtype=torch.int32))

@@ -66,7 +66,7 @@ def floats(numbers):
 @every_rule
 @pytest.mark.parametrize("more", [(), (0.7,), (0.7, 1e-9)])
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_all_rows_share_is_left_out(name, more, count):
+def test_numbers_that_all_rows_share_are_left_out(name, more, count):
     h = HYPER[name]
     found = numbers(name, [h] * count, more=more)
     row = expected(name, h, more)

@@ -41,13 +41,13 @@ def test_told(how, a, b):
         run(a, b, how)
 
 
-def test_what_fits_is_not():
+def test_integers_that_fit_are_not_reported():
     assert run(LARGEST - 1, 1, "add") == LARGEST
     assert run(-LARGEST, 1, "sub") == -LARGEST - 1
     assert run(2**15, 2**15, "mul") == 2**30
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_what_is_meant_to_wrap_does():
+def test_wrapping_operations_wrap():
     assert run(LARGEST, 1, "wrapping add") == -LARGEST - 1
     assert run(2**16, 2**15, "wrapping mul") == -LARGEST - 1

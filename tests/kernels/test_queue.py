@@ -126,7 +126,7 @@ def test_counters_are_back_at_zero(operation, device, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_carried_norms_are_those_of_the_weights(dtype, device):
+def test_carried_norms_equal_the_norms_of_the_weights(dtype, device):
     table = scaled("sgd", device, dtype)
     for taken in range(3):
         weights = [param.double().square().sum() for param in table.columns["param"]]

@@ -79,7 +79,7 @@ def test_one_full_step_by_hand(h, alpha):
     assert balance.full_gradient_loss(a, b, h, 1) == pytest.approx(expected, rel=1e-11)
 
 
-def test_what_the_closed_form_leaves_out():
+def test_the_part_that_the_closed_form_leaves_out():
     """At the critical rate the full gradient shifts the loss by about 4 / h, at lower ones by less than 1 / h²."""
     h = 1000
     assert balance.one_step_loss(h**1.5, h**1.5, h) == pytest.approx(0.8795, abs=5e-5)

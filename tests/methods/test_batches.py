@@ -115,7 +115,7 @@ def test_labels_are_kept_from_the_model_inside_ddp():
 
 
 def test_other_entries_are_not_dropped():
-    """A misspelt entry is an error of the model's, not one that nobody notices."""
+    """A misspelt entry raises an error of the model instead of being ignored."""
     with pytest.raises(TypeError, match="attention_msk"):
         loss_of(Inputs(), {"x": 1, "attention_msk": 2}, lambda output, _: output, torch.device("cpu"))
 

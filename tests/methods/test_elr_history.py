@@ -35,7 +35,7 @@ def backward(model):
 
 @pytest.mark.parametrize("closure", [False, True], ids=["backward first", "closure"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_recorded(name, closure):
+def test_recorded_values(name, closure):
     model = net()
     optimizer = OPTIMIZERS[name](model)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)

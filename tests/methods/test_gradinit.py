@@ -155,7 +155,7 @@ def test_algorithm_1(mode, optimizer, rates, normalize):
 
 
 def test_clamps():
-    """Official: a bias stops at 0 and stays there, a weight at 0.01. Paper: everything at 0.01."""
+    """Official: scales of biases stop at 0, scales of weights at 0.01. Paper: everything at 0.01."""
     rates = {"lr": 0.1, "gamma": 0.8, "tau": 0.4}
     scales, _ = fused_lwlr.gradinit_(net(), data(60), cross_entropy, steps=15, **rates)
     lowest = {kind: min(value for name, value in scales.items() if kind in name) for kind in ("weight", "bias")}

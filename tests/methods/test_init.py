@@ -113,7 +113,7 @@ def test_position_embeddings_are_biases(name, zero):
 
 @pytest.mark.parametrize("first", ["wte", "head"])
 def test_a_tied_head_has_its_own_fan_out(first):
-    """300 outputs, not the 40 of the embedding, whichever of the two modules comes first."""
+    """300 outputs, not the 40 of the embedding, for any order of the two modules."""
     modules = {"wte": nn.Embedding(300, 40), "head": nn.Linear(40, 300, bias=False)}
     modules["head"].weight = modules["wte"].weight
     model = nn.ModuleDict({name: modules[name] for name in (first, *({"wte", "head"} - {first}))})

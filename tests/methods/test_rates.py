@@ -89,7 +89,7 @@ def test_exclude_is_a_calibration_without_the_layers(patterns, excluded):
     assert found.exclude(*patterns, "head.bias") == pytest.approx(dict(found), rel=1e-14)
 
 
-def test_exclude_refuses_what_fits_nothing():
+def test_exclude_refuses_patterns_without_a_match():
     with pytest.raises(ValueError, match=r"exclude has 'wte\.weight', which is not a layer of these rates; did you"):
         fused().exclude("wte.weight")
 

@@ -221,7 +221,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize(("rates", "of_torch"), SCHEDULES)
-def test_schedules_are_those_of_torch(rates, of_torch):
+def test_schedules_equal_torchs(rates, of_torch):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
     scheduler = of_torch(optimizer)
     expected = []

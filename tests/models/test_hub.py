@@ -41,7 +41,7 @@ def some_batch(count=4):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_logits_are_those_of_the_model_with_its_names(name, transformers):
+def test_logits_equal_the_models_with_its_names(name, transformers):
     model = built(name)
     logits = model(some_batch()[0])
     assert logits.shape == (4, 6, 20)

@@ -28,7 +28,7 @@ def some_batch(count=4):
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_token_of_the_target_sees_the_source_and_what_is_before_it(options):
+def test_a_target_token_sees_the_source_and_earlier_tokens(options):
     model = build("seq2seq2", **SIZES, **options).double()
     pairs, _ = some_batch()
     base = model(pairs)

@@ -27,7 +27,7 @@ def scaled_step(ours, named, device, found_inf=0.0, scale=SCALE):
 
 @every_case
 def test_grad_scaler(name, backend, device):
-    """Overflows on the first step and on a later one are as if those steps were not there: no momentum is born."""
+    """Steps with an overflow, the first or a later one, have no effect: no momentum is created."""
     named = parameters([(1030,)], torch.float32, device)
     other = twin(named)
     ours = OURS[name](named, backend=backend, **OPTIONS[name])

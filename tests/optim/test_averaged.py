@@ -61,7 +61,7 @@ def test_in_and_out(name, backend, kind, raised, device):
 
 
 @every_name
-def test_what_has_no_average_stays(name, device):
+def test_parameters_without_an_average_do_not_change(name, device):
     """Groups with None, and parameters that were not stepped."""
     named = parameters([(3,), (4,), (5,)], torch.float32, device)
     ours = OURS[name]([{"params": named[:2]}, {"params": named[2:], "ema": None}], lr=0.1, ema=0.9)

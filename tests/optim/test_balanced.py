@@ -43,7 +43,7 @@ def torch_of(name, named, **options):
 
 
 @every_case
-def test_rates_are_those_of_the_formula(name, backend, device):
+def test_rates_equal_the_formula(name, backend, device):
     named = layers(device)
     expected = twin(named)
     ours = OURS[name](named, scaling=BalancedLR(), backend=backend, **OPTIONS[name])
@@ -301,7 +301,7 @@ def test_factors():
     assert found.tolist() == pytest.approx([3 / 1.75, 1.5 / 1.75, 1.0, 0.75 / 1.75])
 
 
-def test_layer_stats_says_what_there_is_instead(device):
+def test_layer_stats_names_the_alternative(device):
     named = layers(device)
     optimizer = OURS["sgd"](named, lr=0.1, scaling=BalancedLR())
     train((optimizer,), (named,), 1)

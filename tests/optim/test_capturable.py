@@ -1,4 +1,4 @@
-"""capturable=True outside of a graph: counts on the device, numbers that live there, and torch's state dicts."""
+"""capturable=True outside of a graph: counts on the device, numbers on the device, and torch's state dicts."""
 
 from copy import deepcopy
 from functools import partial
@@ -123,7 +123,7 @@ def test_state_dicts_go_to_torch_and_back(name, backend, capturable, device):
     again = twin(expected)
     resumed = ours_of(name, again, backend)
     resumed.load_state_dict(back)
-    # how it is implemented stays as constructed
+    # implementation options do not change after construction
     assert resumed.param_groups[0]["capturable"] is True
     train((resumed, torchs), (again, expected), 3)
     for (_, p), (_, q) in zip(again, expected, strict=True):

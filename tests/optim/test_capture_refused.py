@@ -32,7 +32,7 @@ def ours_of(name, named, **more):
 
 
 def refused(ours, named, match):
-    """Nothing changes, and gradients are not held on to."""
+    """The refusal changes nothing and keeps no reference to gradients."""
     before = snapshot(ours, named)
     with pytest.raises(RuntimeError, match=match):
         ours.step()

@@ -37,7 +37,7 @@ def torchs_of(name, named, **options):
 @pytest.mark.parametrize(
     ("name", "options"), [("sgd", {}), ("sgd", {"momentum": 0.0}), ("adamw", {}), ("adamw", {"amsgrad": True})]
 )
-def test_keys_are_those_of_torch(name, options, device):
+def test_keys_equal_torchs(name, options, device):
     named = parameters(SHAPES, torch.float32, device)
     expected = twin(named)
     ours, torchs = ours_of(name, named, **options), torchs_of(name, expected, **options)
@@ -140,7 +140,7 @@ def test_resuming_is_not_having_stopped(name, backend, multipliers, dtype, devic
 
 @pytest.mark.parametrize("copy", [deepcopy, through_pickle])
 @every_case
-def test_copies_go_on_alike_and_apart(name, backend, copy, device):
+def test_copies_step_alike_and_share_no_memory(name, backend, copy, device):
     named = parameters(SHAPES, torch.float32, device)
     ours = ours_of(name, named, backend, MULTIPLIERS)
     train((ours,), (named,), 3)

@@ -40,7 +40,7 @@ every_shape = pytest.mark.parametrize("flat", [False, True])
 
 
 def network(device):
-    """With a zero weight, whose norm divides by zero where nobody looks, and a parameter that is frozen."""
+    """A network with a zero weight, whose norm divides by zero in unused values, and a frozen parameter."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3), nn.Linear(3, 3)).to(device)
     nn.init.zeros_(model[3].weight)
@@ -171,7 +171,7 @@ def test_sharded_state_stays_sharded(name, nonfinite, mesh):
             OURS[name]([torch.nn.Parameter(moved)], **OPTIONS[name]).load_state_dict(other.state_dict())
 
 
-# torch refuses a state without tensors, as of SGD without momentum
+# torch refuses a state without tensors, as for SGD without momentum
 @pytest.mark.parametrize(("name", "options"), [row for row in ROWS if row != ("sgd", {"momentum": 0.0})])
 def test_full_state_dicts(name, options, device):
     """`full_state_dict=True` turns tuples into lists."""

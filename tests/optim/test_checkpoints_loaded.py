@@ -87,7 +87,7 @@ def test_ids_count_by_their_order(name, ids, device):
 @pytest.mark.parametrize("saved", [["x", "y", "z"], None])
 @every_name
 @pytest.mark.filterwarnings("ignore:parameter 0 of group 0 is 'p0' in the optimizer but 'x' in the state dict")
-def test_names_are_those_of_the_constructor(name, own, saved, device):
+def test_names_come_from_the_constructor(name, own, saved, device):
     """Where torch takes the names of the dict."""
     named = parameters(SHAPES, torch.float32, device)
     optimizer = OURS[name](named if own else [p for _, p in named], **OPTIONS[name])
@@ -246,7 +246,7 @@ def test_no_memory_is_shared(name, device):
 
 @every_name
 def test_names_with_a_prefix(name, device):
-    """As of a compiled model: the optimizer keeps its own names, by which scalings and layers select."""
+    """As for a compiled model: the optimizer keeps its own names, by which scalings and layers select."""
     named = parameters(SHAPES, torch.float32, device)
     prefixed = [(f"_orig_mod.{key}", p) for key, p in twin(named)]
     other = OURS[name](prefixed, **OPTIONS[name], layers={"_orig_mod.p0": 0.5})

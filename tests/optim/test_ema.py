@@ -75,7 +75,7 @@ def test_the_average_is_that_of_torch(name, decay, options, backend, device):
     """The weights also equal the weights of a step without averages, bit for bit."""
     options = {**options, "backend": backend}
     dtype = options.pop("dtype", torch.float32)
-    # a block and the rest of a tile, where nothing else is asked for
+    # with few options, also a block and the rest of a tile
     named = parameters([*SHAPES, *([] if len(options) > 1 else [(1030,)])], dtype, device)
     other = twin(named)
     ours, plain = made(name, named, {**options, "ema": decay}), made(name, other, options)

@@ -59,7 +59,7 @@ def test_resuming_is_not_having_stopped(name, backend, kind, device):
 @pytest.mark.parametrize("source", ["torch", "ours without", "older"])
 @every_name
 def test_a_dict_without_averages(name, source, device):
-    """They begin with the weights before the next step, and the decay is the one that was asked for."""
+    """Averages begin with the weights before the next step, and the decay is the one of the constructor."""
     named = parameters(SHAPES, torch.float32, device)
     plain = TORCH[name](named, **OPTIONS[name]) if source == "torch" else ours_of(name, named, ema=None)
     train((plain,), (named,), 2)

@@ -103,7 +103,7 @@ def test_twins(name, options, more, scaling, dtype, device):
 
 @every_name
 def test_stochastic_rounding(name, device):
-    """Rounded at random, the weight is near the sphere after every step, and ρ corrects what rounding did to it."""
+    """With stochastic rounding, the weight is near the sphere after every step, and ρ corrects the rounding."""
     named = parameters([(64, 64)], torch.bfloat16, device)
     options = {**OPTIONS[name], "lr": 1e-3, "stochastic_rounding": True, "scaling": Hyperball()}
     optimizer = ALL[name](named, **options, backend="triton")
@@ -290,7 +290,7 @@ def test_the_first_step_of_a_layer_sets_its_radius(backend, device):
     torch.testing.assert_close(named[1][1].detach().norm(), norm, rtol=1e-6, atol=0)
 
 
-def test_what_is_refused(device):
+def test_refused_options(device):
     named = parameters([(6, 5)], torch.float32, device)
     for scaling in (Hyperball(), ELR(0.1, retract="sphere")):
         with pytest.raises(ValueError, match=r"does not go with lr_in_momentum=True"):

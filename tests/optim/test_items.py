@@ -67,7 +67,7 @@ def test_items(numel, measured):
 
 
 @pytest.mark.parametrize("numel", LISTS)
-def test_what_counts_as_read_from_l2_is_read_soon(numel):
+def test_reads_counted_from_l2_come_soon(numel):
     """Norms read little between the norms of such a row and its update, and of small rows all are such rows."""
     row, kind, _, counts, within = items_of(numel, 4)
     sizes = np.array(numel) * 4

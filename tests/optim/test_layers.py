@@ -158,7 +158,7 @@ def test_numbers_on_the_device(name, backend, device):
 @pytest.mark.parametrize("scaling", [None, LAMB()], ids=name_of)
 @every_rule
 def test_replays_read_both_numbers(name, scaling, device):
-    """Under a CUDA graph, rates and decays of all layers are live."""
+    """Under a CUDA graph, replays read the current rates and decays of all layers."""
     named = parameters([(6, 5), (), (40,), (3,), (2, 2)], torch.float32, device)
     other, made = twin(named), []
     for twins in (named, other):

@@ -202,7 +202,7 @@ def test_a_loss_scale(backend, device):
         ({"scaling": LAMB(bias_correction=False)}, "Lion has no moments whose bias could be corrected"),
     ],
 )
-def test_what_is_refused(options, message, device):
+def test_refused_options(options, message, device):
     with pytest.raises(ValueError, match=message):
         Lion(parameters([(3,)], torch.float32, device), **options)
     with pytest.raises(TypeError, match=r"Lion.__init__\(\) got an unexpected keyword argument 'momentum'"):

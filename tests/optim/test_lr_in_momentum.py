@@ -122,7 +122,7 @@ def trained(named, optimizer, steps):
 
 
 @every_backend
-def test_a_checkpoint_goes_on_with_the_same_bits(backend, device):
+def test_a_checkpoint_resumes_bit_identically(backend, device):
     named = parameters(SHAPES, torch.float32, device)
     twins = copy.deepcopy(named)
     optimizer = SGD(named, **NUMBERS, scaling=LARS(), backend=backend)

@@ -51,7 +51,7 @@ def agree(ours, torchs, named, wide, backend, steps):
 @every_half
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("name", "options"), ROWS)
-def test_exact_weights_are_those_of_float32(name, options, backend, dtype, device):
+def test_exact_weights_equal_float32_training(name, options, backend, dtype, device):
     named = parameters(SHAPES, dtype, device)
     ours, torchs, wide = pair_of(name, named, backend, **options)
     for step in range(20):

@@ -44,7 +44,7 @@ def test_resuming_is_not_having_stopped(name, backend, dtype, device):
 
 
 @every_case
-def test_copies_go_on_alone(name, backend, device):
+def test_copies_are_independent(name, backend, device):
     ours, named = trained(name, backend, torch.bfloat16, device)
     again = deepcopy(ours)
     copies = [(key, p) for (key, _), p in zip(named, again.param_groups[0]["params"], strict=True)]

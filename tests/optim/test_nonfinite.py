@@ -190,7 +190,7 @@ def test_closure_is_called_and_its_step_skipped(name, backend, device):
 
 @nan_arithmetic
 @every_case
-def test_propagate_is_what_torch_does(name, backend, device):
+def test_propagate_equals_torch(name, backend, device):
     named = parameters([(3, 5), (4,)], torch.float32, device)
     expected = twin(named)
     ours = OURS[name](named, **OPTIONS[name], nonfinite="propagate", backend=backend)

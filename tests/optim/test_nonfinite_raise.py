@@ -13,7 +13,7 @@ from tolerances import close
 @nan_arithmetic
 @every_backend
 @every_row
-def test_raise_names_the_layer_and_goes_on(name, row, backend, device):
+def test_raise_names_the_layer_and_training_continues(name, row, backend, device):
     ours, other, named, expected = pair_of(name, row, backend, device, nonfinite="raise")
     for step in range(4):
         gradients(named, expected)
@@ -26,7 +26,7 @@ def test_raise_names_the_layer_and_goes_on(name, row, backend, device):
         else:
             ours.step()
             other.step()
-    # nothing is left to report
+    # no error is left to report
     ours.state_dict()
     for (_, p), (_, q) in zip(named, expected, strict=True):
         close(p.detach(), q.detach(), 2)

@@ -73,7 +73,7 @@ def refuses(optimizer, message, error=RuntimeError, grads=None):
 @every_name
 @AUTO_AND_TORCH
 @pytest.mark.parametrize("scaling", [None, ELR(0.1), LAMB()], ids=name_of)
-def test_wrapper_subclasses_are_stepped_as_what_they_wrap(name, backend, scaling):
+def test_wrapper_subclasses_step_their_inner_tensor(name, backend, scaling):
     values = torch.rand(3, 2)
     expected, beside, wrapped = nn.Parameter(values.clone()), nn.Parameter(torch.ones(4)), nn.Parameter(two(values))
     ours = optimizer_of(name, backend, wrapped, beside, scaling=scaling)
@@ -117,14 +117,14 @@ def test_an_explicit_triton_backend_refuses_a_wrapper_gradient_that_comes_late(n
     step(optimizer)
 
 
-def test_the_reference_serves_what_kernels_cannot_address_on_a_gpu():
+def test_the_reference_steps_unaddressable_tensors_on_a_gpu():
     cuda = torch.device("cuda")
     assert pick("auto", cuda, torch.float32, addressable=False) is reference
     with pytest.raises(ValueError, match="without a data pointer"):
         pick("triton", cuda, torch.float32, addressable=False)
 
 
-def test_what_has_an_address():
+def test_addressable_tensors():
     base = torch.zeros(8)
     assert all(map(is_addressable, (base, base[3:], torch.zeros(0), nn.Parameter(base))))
     assert not any(map(is_addressable, (two(base), base.to("meta"), base.to("meta")[3:])))
@@ -407,7 +407,7 @@ def test_layer_statistics_of_wrapper_subclasses(backend):
 
 
 @every_case
-def test_what_has_no_gradient_may_be_anything(name, backend):
+def test_parameters_without_a_gradient_may_have_any_layout(name, backend):
     """Frozen parameters that no step could update."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""A rule of one's own: its formula and its class are all that it takes."""
+"""A custom rule: it only needs a formula and a class."""
 
 import copy
 from typing import Any

@@ -303,7 +303,7 @@ def test_same_bits_as_where_the_others_are_not_there(name, backend, more, odd, d
 
 
 @every_case
-def test_what_is_not_stepped_may_be_anything(name, backend, device):
+def test_state_without_a_gradient_is_not_checked(name, backend, device):
     """As in torch.optim, state of parameters without a gradient is not checked."""
     both, twins = pair(name, backend, device)
     turn(both, twins, range(4))
@@ -346,7 +346,7 @@ REFUSED = {
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
 @pytest.mark.parametrize("what", REFUSED)
 @every_backend
-def test_what_gets_its_gradient_late_is_refused(backend, what, device):
+def test_a_late_parameter_is_refused(backend, what, device):
     """Also if it has state, and a gradient that fits it."""
     make, message = REFUSED[what]
     a, b = (p for _, p in parameters([(3, 2), (3, 2)], torch.float32, device))

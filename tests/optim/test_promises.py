@@ -274,7 +274,7 @@ def test_grad_mode_is_left_as_it_was(enabled, fails, device):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", OURS)
-def test_backend_says_what_runs(name, asked, dtypes, expected, device):
+def test_backend_names_the_code_that_runs(name, asked, dtypes, expected, device):
     params = [torch.nn.Parameter(torch.ones(3, dtype=dtype, device=device)) for dtype in dtypes]
     ours = OURS[name](params, lr=0.1, backend=asked)
     assert ours.backend == {str(params[0].device): expected}

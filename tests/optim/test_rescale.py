@@ -138,7 +138,7 @@ def test_a_constrained_run_is_the_same_run(name, momentum):
     for _ in range(15):
         for net, optimizer in ((model, rescaled), (twin, plain)):
             backward(net, batch, optimizer)
-            # a bias before a normalization moves nothing but running means, at a rate that is not held
+            # a bias before a normalization only changes running means, at a rate that is not held
             for param_name, param in net.named_parameters():
                 if param_name in names:
                     param.grad = torch.zeros_like(param)
@@ -245,7 +245,7 @@ def test_survives_deepcopy_and_pickle():
 
 
 @pytest.mark.parametrize("wrong", [True, None, 0, [], ["conv.weight"]])
-def test_only_what_was_measured(wrong):
+def test_only_measured_layers_are_accepted(wrong):
     model = MODELS["biased"]()
     with pytest.raises(ValueError, match=rf"rescale_weights={re.escape(repr(wrong))} .*scale_invariant"):
         fused_lwlr.SGD(model.parameters(), lr=0.1, rescale_weights=wrong)

@@ -1,4 +1,4 @@
-"""Scalings of one's own: any formula, place and numbers."""
+"""Custom scalings: any formula, target and numbers."""
 
 from dataclasses import dataclass, field
 
@@ -193,7 +193,7 @@ def test_both_backends_agree_on_the_dot_of_exact_weights(device):
 
 
 def own(formula, target="gradient", **fields):
-    """A scaling with a formula and fields of one's own."""
+    """A scaling with a custom formula and custom fields."""
     namespace = {
         "formula": staticmethod(formula),
         "targets": (target,),
@@ -295,7 +295,7 @@ def test_a_formula_that_no_backend_can_run_is_refused_when_it_is_given(why, name
     assert ours.scaling is None
 
 
-def test_what_only_triton_refuses_is_refused_before_anything_is_written(device):
+def test_refusals_of_triton_come_before_any_write(device):
     named = parameters([(3, 7)], torch.float32, device)
     ours = OURS["sgd"](named, lr=0.1, scaling=own(counted), backend="triton")
     gradients(named)
@@ -305,7 +305,7 @@ def test_what_only_triton_refuses_is_refused_before_anything_is_written(device):
     assert identical(before, snapshot(ours, named))
 
 
-def test_the_rows_say_what_is_scaled(device):
+def test_rows_mark_the_scaled_layers(device):
     """A backend gets a formula, a target and numbers."""
     scale = LAMB(min_norm=0.5, max_norm=2.0, max_ratio=3.0).scale(OURS["adamw"].rule)
     assert isinstance(scale, kernels.Scale)

@@ -47,7 +47,7 @@ def test_numbers_out_of_range(make, message):
         lambda: LARS(select=None), lambda: UpdateFloor("small"), lambda: UpdateFloor(0.1, "large"),
     ],
 )  # fmt: skip
-def test_what_is_no_number_is_refused_at_once(make):
+def test_options_that_are_not_numbers_are_refused(make):
     with pytest.raises((TypeError, ValueError)):
         make()
 

@@ -18,7 +18,7 @@ MORE = [{}, {"clip_global_norm": 0.5}, {"nonfinite": "skip"}, {"clip_global_norm
     [(name, "torch", more, copy) for name in OURS for more in MORE for copy in (deepcopy, through_pickle)]
     + [(name, "triton", MORE[i], copy) for name in OURS for i, copy in ((0, through_pickle), (3, deepcopy))],
 )
-def test_copies_go_on_alike_and_apart(name, backend, more, copy, device):
+def test_copies_step_alike_and_share_no_memory(name, backend, more, copy, device):
     named = parameters([(3, 5), (4,)], torch.float32, device)
     ours = OURS[name](named, **OPTIONS[name], scaling=LARS(), layers={"p0[0:1]": 0.5}, **more, backend=backend)
     train((ours,), (named,), 1)

@@ -78,7 +78,7 @@ def test_the_expectation_is_exact(how, dtype, fraction, device):
 
 @every_half
 @every_rounding
-def test_what_needs_no_rounding_stays(how, dtype, device):
+def test_exact_numbers_are_not_changed(how, dtype, device):
     """Every number of the dtype, subnormal ones and zeros included."""
     every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
     every = every[every.isfinite()]

@@ -134,7 +134,7 @@ def test_both_backends_draw_the_same(of_param, of_grad, slices, dtype, device):
 
 @every_name
 def test_noise_of_parameters_in_several_launches(name, device):
-    """Equal parameters at the same place of different launches: of other dtypes of state, as of other devices."""
+    """Equal parameters at the same position in different launches: other dtypes of state, like other devices."""
     named = parameters([(256,), (256,)], torch.bfloat16, device)
     (_, first), (_, second) = named
     ours = ours_of(name, named, "torch", lr=2.0**-10)

@@ -64,7 +64,7 @@ def test_spread_is_that_of_a_training_by_hand(momentum):
     assert found["spread"] == pytest.approx(spreads[:: found["steps"][1]], rel=1e-3)
 
 
-def test_spread_of_what_diverges():
+def test_spread_of_a_diverged_training():
     found = measure(model="noshort8x2-nobn", momentum=0.0, lr=1e12, seed=0, **COMMON)
     assert set(found.values()) == {None}
     assert cell([found["elr_spread"], 1.0]) == "1.000 (1 of 2 diverged)"
@@ -189,7 +189,7 @@ def test_figure_6_shows_every_schedule():
         np.testing.assert_allclose(shown, simulate.discrete(simulate.feedforward_profile(56), 1.0, lrs).elr)
 
 
-def test_figure_2_shows_what_the_model_says():
+def test_figure_2_shows_the_model():
     """Mean and spread fall with λ, and shortcuts keep the spread down at low rates."""
     figure = Figure()
     elr_simulation.figure_2(figure)

@@ -212,7 +212,7 @@ def test_jobs_need_names_of_their_own():
         Job("a/b", toy.add, {})
 
 
-def test_what_json_does_not_have_is_a_failure():
+def test_values_that_json_lacks_are_a_failure():
     store, _ = start(toy.study())
     with pytest.raises(JobError, match="job set of toy failed: TypeError: Object of type set"):
         run(store, [Job("set", dict, {"value": {1}})], workers=1)

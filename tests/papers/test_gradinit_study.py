@@ -88,7 +88,7 @@ def test_factors():
     assert found.tolist() == [0.5, 2.0]
 
 
-def test_an_initialization_that_fails_is_told(monkeypatch):
+def test_a_failed_initialization_is_reported(monkeypatch):
     def fail(*args, **options):
         raise ValueError("the loss is not finite: nan")
 

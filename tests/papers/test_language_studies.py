@@ -141,9 +141,9 @@ def test_study(tmp_path, name, column, values):
 
 
 @pytest.mark.parametrize("name", ["gradinit-language", "elr-language", "lwlr-language"])
-def test_what_is_not_text_is_refused(name):
+def test_data_that_are_not_text_are_refused(name):
     study = find(name)
-    with pytest.raises(ValueError, match=f"--data digits is images: {name} is of text"):
+    with pytest.raises(ValueError, match=f"--data digits is images: {name} needs text"):
         study.settings(data="digits")
     with pytest.raises(ValueError, match="--epochs 2 has no meaning"):
         study.settings(epochs=2)

@@ -27,7 +27,7 @@ def every(images):
     return loaded.inputs, loaded.targets
 
 
-def test_what_is_held_out():
+def test_held_out_images():
     whole = open_data("digits", image_size=8, augmentation="none")
     data, held = hold_out(whole)
     assert (len(data.train), len(held)) == (1150, 287)
@@ -43,7 +43,7 @@ def test_what_is_held_out():
     assert padded.targets.tolist() == [int(every(held)[1][0]), -1]
 
 
-def test_what_cannot_be_held_out():
+def test_data_that_cannot_be_held_out():
     stream = Stream(10, lambda part: [])
     with pytest.raises(ValueError, match="part of dali cannot be held out"):
         hold_out(Splits("dali", stream, stream, ("a", "b"), channels=3, image_size=8))

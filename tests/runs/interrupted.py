@@ -11,7 +11,7 @@ from fused_lwlr.runs.metrics import TIMING, read_records
 
 
 def records(folder):
-    """Metrics and layers, without what depends on the clock."""
+    """Metrics and layers, without values that depend on the clock."""
     found = read_records(folder / "metrics.jsonl") + read_records(folder / "layers.jsonl")
     return [{key: value for key, value in record.items() if key not in TIMING} for record in found]
 

@@ -80,7 +80,7 @@ def test_a_model_as_it_comes(command):
     assert not list(Path.cwd().iterdir())
 
 
-def test_what_cannot_be_tested_is_told_in_one_line(command, folder):
+def test_refusals_are_one_line(command, folder):
     def told(line):
         output = command(line, code=2)
         assert output.count("\n") == 1

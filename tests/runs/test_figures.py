@@ -13,7 +13,7 @@ from fused_lwlr.data import MicroBatch, open_data
 SCRIPT = Path(pictures.__file__)
 
 
-def test_a_net_can_learn_what_is_written(tmp_path):
+def test_a_net_can_learn_the_written_pictures(tmp_path):
     folder = pictures.make(tmp_path / "made", classes=4, images=8)
     data = open_data(folder, image_size=8, augmentation="none")
     assert (len(data.classes), len(data.train), len(data.val)) == (4, 32, 8)
@@ -53,7 +53,7 @@ def test_the_command_writes_the_same_files_every_time(tmp_path):
         ("new", {"classes": 2000}, "classes=2000: .* are too small for this number"),
     ],
 )
-def test_what_cannot_be_made_is_refused_and_leaves_nothing(name, options, message, tmp_path):
+def test_refusals_leave_no_files(name, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         pictures.make(tmp_path / name, **options)
     assert list(tmp_path.iterdir()) == []

@@ -118,7 +118,7 @@ def test_of_a_run_that_was_stopped(undrawn, tmp_path):
 
 
 @pytest.mark.parametrize(("left", "pictures"), [((), 0), (("layers.jsonl",), 2), (("metrics.jsonl",), 2)])
-def test_of_what_there_is(left, pictures, undrawn, tmp_path):
+def test_a_report_of_incomplete_runs(left, pictures, undrawn, tmp_path):
     """Nothing measured yet, layers alone, metrics alone."""
     fill(tmp_path)
     for name in {"metrics.jsonl", "layers.jsonl"} - set(left):
@@ -171,7 +171,7 @@ def test_a_folder_without_a_run(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_the_pictures_show_what_was_recorded(tmp_path):
+def test_the_pictures_show_the_records(tmp_path):
     fill(tmp_path)
     records = read_records(tmp_path / "metrics.jsonl")
     train, validation = ([r for r in records if r["kind"] == kind] for kind in ("train", "validation"))

@@ -69,7 +69,7 @@ def test_a_model_of_pairs(place):
     assert [r["tokens"] for r in records if r["kind"] == "train"] == [sum(tokens[i : i + 10]) for i in (0, 10, 20)]
     tested = [r for r in records if r["kind"] == "validation"]
     assert [r["step"] for r in tested] == [10, 20, 30]
-    # the last one is the cross entropy of all tokens of the targets, and of nothing else
+    # the last one is the cross entropy of exactly the tokens of the targets
     model = build("seq2seq1", classes=len(data.classes), width=16, **data.sizes).eval()
     model.load_state_dict(torch.load(place / "run" / "model.pt", weights_only=True))
     every = data.val[MicroBatch(0, 0, 0, 0, tuple(range(len(data.val))))]

@@ -38,7 +38,7 @@ def content(folder):
     return [[{k: v for k, v in r.items() if k not in TIMING} for r in read_records(folder / name)] for name in names]
 
 
-def test_what_is_written(tmp_path):
+def test_written_records(tmp_path):
     metrics = Metrics(tmp_path / "new" / "run")
     metrics.add(interval(1, seconds=4.0, grad_norm=math.nan, skipped=3))
     metrics.add(validation(1, "ema"))

@@ -52,7 +52,7 @@ def _folder(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
 
 
-def test_a_run_goes_on_where_its_stream_was(monkeypatch, capsys):
+def test_a_run_resumes_at_its_place_in_the_stream(monkeypatch, capsys):
     whole = trainer.Trainer.update
 
     def update(self):
@@ -91,6 +91,6 @@ def test_images_by_index_lose_nothing(capsys):
         ("short", "the loader made 360 images to test, and not 400: each counts once, and one that comes again needs"),
     ],
 )
-def test_what_does_not_fit_is_refused(name, message):
+def test_refused_loaders(name, message):
     with pytest.raises(ValueError, match=message):
         running.run(dataclasses.replace(BASE, loader=f"own_loader:{name}", steps=1, out="refused"))

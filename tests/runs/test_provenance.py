@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=b"]
 
 
-def test_what_ran(tmp_path, monkeypatch):
+def test_recorded_software(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "x", "--out", "a b"])
     entry = record_start(tmp_path / "new" / "run", {"lr": 0.1, "betas": (0.9, 0.999)}, seed=3, device=CPU, steps=10)
     assert read_starts(tmp_path / "new" / "run") == [entry]
@@ -57,7 +57,7 @@ def test_a_file_of_something_else(content, tmp_path):
     assert (tmp_path / "run.json").read_text() == content
 
 
-def test_what_cannot_be_recorded(tmp_path):
+def test_values_that_cannot_be_recorded(tmp_path):
     with pytest.raises(ValueError, match=r"run.json has no start that facts could be added to"):
         record_facts(tmp_path, end="finished")
     with pytest.raises(ValueError, match="values of JSON"):

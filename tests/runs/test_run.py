@@ -83,7 +83,7 @@ DEATHS = {
     [*((RUNS[0], death) for death in DEATHS), (RUNS[1], "epoch"), (RUNS[1], "last-epoch")],
     ids=[*DEATHS, "lamb-bf16-epoch", "lamb-bf16-last-epoch"],
 )
-def test_killed_anywhere_it_goes_on_to_the_same_bits(recipe, death, straight, tmp_path):
+def test_a_run_killed_anywhere_resumes_bit_identically(recipe, death, straight, tmp_path):
     recipe = dataclasses.replace(recipe, out=str(tmp_path / "run"))
     assert in_a_child(recipe, DEATHS[death]) == -signal.SIGKILL
     assert running.run(recipe) == 0
@@ -103,7 +103,7 @@ def test_sigterm_ends_with_a_checkpoint(straight, tmp_path, capfd):
     assert_equal_runs(straight(RUNS[0]), tmp_path / "run")
 
 
-def test_what_changes_no_bit_may_change(straight, tmp_path):
+def test_options_that_change_no_bit_may_change(straight, tmp_path):
     folder = tmp_path / "run"
     recipe = dataclasses.replace(RUNS[0], out=str(folder), checkpoint_minutes=1000.0)
     assert in_a_child(recipe, lambda: killing(trainer.Trainer, "update", 6, signal.SIGTERM)) == 143
@@ -118,7 +118,7 @@ def test_what_changes_no_bit_may_change(straight, tmp_path):
     [({"lr": 0.03}, "lr: 0.02 -> 0.03"), ({"seed": 1}, "seed: 0 -> 1"), ({"model": "vit"}, "model: resnet -> vit"),
      ({"epochs": 3.0}, "epochs: 2.4 -> 3.0"), ({"scaling": "lars"}, "scaling: none -> lars")],
 )  # fmt: skip
-def test_another_configuration_is_refused_with_what_differs(change, line, straight, tmp_path):
+def test_another_configuration_is_refused_with_the_differences(change, line, straight, tmp_path):
     folder = shutil.copytree(straight(RUNS[0]), tmp_path / "run")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="belongs to a run with other options") as refused:
@@ -152,7 +152,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_run_does_not_go_on_with_other_data_of_the_same_number(change, tmp_path, monkeypatch):
+def test_a_run_does_not_resume_with_other_data_of_the_same_size(change, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options, make, changed = CHANGES[change]
     recipe = dataclasses.replace(
@@ -174,7 +174,7 @@ def test_a_run_does_not_go_on_with_other_data_of_the_same_number(change, tmp_pat
     assert running.run(recipe) == 0
 
 
-def test_other_code_is_told(straight, tmp_path, capfd):
+def test_other_code_is_reported(straight, tmp_path, capfd):
     folder = tmp_path / "run"
     recipe = dataclasses.replace(RUNS[0], out=str(folder), checkpoint_minutes=1000.0)
     assert in_a_child(recipe, lambda: killing(trainer.Trainer, "update", 6, signal.SIGTERM)) == 143
@@ -214,7 +214,7 @@ def test_a_run_has_the_rates_of_a_file_that_is_gone(straight, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_what_a_run_leaves(straight):
+def test_files_of_a_run(straight):
     folder = straight(RUNS[0])
     [start] = json.loads((folder / "run.json").read_text())
     assert start["config"] == {
@@ -264,7 +264,7 @@ def test_divergence_leaves_the_checkpoint_from_before(tmp_path):
         assert torch.isfinite(state["own"][0]["loss"])
 
 
-def test_algorithms_are_those_of_before():
+def test_algorithm_settings_are_restored():
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     cases = [(True, "cuda", True), (None, "cpu", True), (None, "cuda", False), (False, "cpu", False)]
     for asked, device, wanted in cases:

@@ -75,7 +75,7 @@ def test_interrupted_within_an_interval(options, pictures, tmp_path, monkeypatch
         assert sorted(lines) == sorted(str(pictures / bad) for bad in BAD)
 
 
-def test_a_run_that_met_a_bad_image_goes_on_without_it(pictures, tmp_path):
+def test_a_run_resumes_without_a_bad_image(pictures, tmp_path):
     straight = dataclasses.replace(BASE, data=str(pictures), out=str(tmp_path / "a"))
     assert running.run(straight) == 0
     refusing = dataclasses.replace(straight, out=str(tmp_path / "b"), corrupt="refuse")
@@ -98,7 +98,7 @@ def test_other_images_are_refused(pictures, tmp_path):
     [({"init": "gradinit", "gradinit_steps": 1}, True), ({"deterministic": False}, False)],
     ids=str,
 )
-def test_what_was_measured_is_saved_before_the_first_step(options, saved, tmp_path, monkeypatch):
+def test_measurements_are_saved_before_the_first_step(options, saved, tmp_path, monkeypatch):
     recipe = dataclasses.replace(BASE, **options, model="vit", data="digits", corrupt="refuse", out=str(tmp_path))
     deterministic = []
 
@@ -113,7 +113,7 @@ def test_what_was_measured_is_saved_before_the_first_step(options, saved, tmp_pa
     assert deterministic == [recipe.deterministic is None]
 
 
-def test_weights_at_the_end_are_those_that_were_tested(tmp_path, monkeypatch):
+def test_the_final_weights_are_the_tested_ones(tmp_path, monkeypatch):
     """The averaged ones with averaged statistics of normalizations."""
     monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
     recipe = dataclasses.replace(BASE, data="digits", corrupt="refuse", batch_size=32, ema=0.9, out=str(tmp_path))

@@ -46,7 +46,7 @@ def test_metrics_and_layers(events, tmp_path):
     assert b"^trust_ratio/" in found.Tensors("custom_scalars__config__")[0].tensor_proto.SerializeToString()
 
 
-def test_a_run_that_goes_on_hides_what_came_after_its_checkpoint(events, tmp_path):
+def test_a_resumed_run_hides_events_after_its_checkpoint(events, tmp_path):
     records = [record for record in fill(tmp_path) if record.kind == "train"]
     for after, begun, ended in ((None, 0, 4), (2, 2, 6)):
         dashboard = Dashboard(tmp_path, after=after)

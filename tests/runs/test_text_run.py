@@ -44,7 +44,7 @@ def place(tmp_path_factory):
         yield folder
 
 
-def test_the_loss_falls_and_is_told_by_the_token(place):
+def test_the_loss_falls_and_is_reported_per_token(place):
     train = [r for r in records(place / "straight") if r["kind"] == "train"]
     assert [r["tokens"] for r in train] == [6 * 16 * 16] * 4
     assert train[0]["loss"] > 3.5
@@ -81,7 +81,7 @@ def test_validation_is_the_cross_entropy_of_every_token(place, weights):
     )
 
 
-def test_killed_it_goes_on_to_the_same_bits(place):
+def test_a_killed_run_resumes_bit_identically(place):
     def body():
         whole, calls = Trainer.update, []
 

@@ -50,7 +50,7 @@ def test_metrics_and_layers_over_steps(wandb, tmp_path):
     }  # fmt: skip
 
 
-def test_a_run_that_goes_on_is_the_same_one(wandb, tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_id(wandb, tmp_path, monkeypatch):
     monkeypatch.setattr(running, "write_report", lambda folder: Path(folder) / "report.html")
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     recipe = Recipe(rates="single", steps=2, batch_size=64, device="cpu", workers=0, out=str(tmp_path / "name"))

@@ -33,7 +33,7 @@ def test_a_field_that_is_gone():
     assert difference(OLD, {key: value for key, value in OLD.items() if key != "lr"}) == ["lr: 0.1 -> (absent)"]
 
 
-def test_the_refusal_says_what_may_change_and_how_to_go_on():
+def test_the_refusal_lists_free_fields_and_how_to_resume():
     check_config(OLD, {**OLD, "out": "b"}, free=["out", "device"], where="runs/a")
     with pytest.raises(ValueError, match="runs/a belongs to a run with other options") as caught:
         check_config(OLD, {**OLD, "out": "b", "lr": 0.2, "ema": 0.9}, free=["out", "device"], where="runs/a")
@@ -45,7 +45,7 @@ def test_the_refusal_says_what_may_change_and_how_to_go_on():
     ]
 
 
-def test_what_json_does_not_have():
+def test_values_that_json_lacks_are_refused():
     assert json_values({"a": (1, {2: 3})}) == {"a": [1, {"2": 3}]}
     with pytest.raises(ValueError, match=r"config must hold values of JSON alone .*: .*set"):
         json_values({"a": {1}})

@@ -212,7 +212,7 @@ def test_yaml_needs_pyyaml(command, tmp_path, monkeypatch):
     )
 
 
-def test_what_is_not_obvious_is_said(command, asked):
+def test_decisions_that_are_not_obvious_are_reported(command, asked):
     said = command("train --model timm:resnet18 --pretrained --rates single").output
     assert "The weights are pretrained: training starts from them as they are" in said
     said = command("train --preset resnet50-lars --data x --batch-size 5000").output
@@ -229,7 +229,7 @@ def test_help_lists_every_option_with_its_default(command):
         assert default in " ".join(text.split())
 
 
-def test_a_run_of_an_older_version_goes_on(command, tmp_path):
+def test_a_run_of_an_older_version_resumes(command, tmp_path):
     """Checkpoints of an older version lack newer options; a change of one of these is refused."""
     line = "train --model noshort --rates single --device cpu --epochs 2 --checkpoint-minutes 1000"
     command(line)

@@ -122,7 +122,7 @@ def test_the_length_of_a_training_with_lars_may_be_given():
         resolve("resnet50-lars", {**options, "steps": 100})
 
 
-def test_between_the_rows_of_mlperf_is_said_what_is_interpolated():
+def test_interpolation_between_mlperfs_rows_is_reported():
     notes = []
     recipe = resolve("resnet50-lars", {"batch_size": 5793}, note=notes.append)
     # about √2 · 4096: halfway between two rows, on a scale of doublings
@@ -145,7 +145,7 @@ def test_beyond_the_rows_of_mlperf_is_refused(batch):
     assert resolve("resnet50-lars", {**options, "epochs": 30}).epochs == 30
 
 
-# rate, decay, epochs, pixels, Mixup, CutMix, smoothing, copies, and what else is special, of each source
+# rate, decay, epochs, pixels, Mixup, CutMix, smoothing, copies, and special options, of each source
 @pytest.mark.parametrize(
     ("name", "expected"),
     {
@@ -204,7 +204,7 @@ def test_the_list_says_where_presets_are_from():
     ],
     ids=str,
 )  # fmt: skip
-def test_what_training_starts_from(asked, init, said):
+def test_default_initialization(asked, init, said):
     notes = []
     assert resolve(None, asked, note=notes.append).init == init
     assert (notes != []) == said
@@ -309,17 +309,17 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=str)
-def test_what_cannot_be_is_refused_as_it_was_typed(wrong, message):
+def test_refusals_use_the_spelling_of_the_command_line(wrong, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Recipe.from_dict(wrong)
 
 
-def test_what_is_from_a_file_is_refused_with_its_name():
+def test_refusals_name_the_file_of_a_field():
     with pytest.raises(ValueError, match=r"^a\.toml: lr -1: must be greater than or equal to 0; --steps 0: must be"):
         resolve(None, {"lr": -1, "steps": 0}, where={"lr": "a.toml"})
 
 
-def test_unknown_names_are_refused_with_what_is_near():
+def test_refusals_suggest_similar_names():
     with pytest.raises(ValueError, match="there is no preset 'vit-s-adam': did you mean vit-s-adamw"):
         resolve("vit-s-adam", {})
     with pytest.raises(ValueError, match="there is no preset 'x': choose from resnet50-sgd, "):
@@ -344,7 +344,7 @@ def test_every_field_is_explained():
     ],
     ids=str,
 )
-def test_what_a_preset_has_for_another_choice_is_left_out(preset, options, left):
+def test_preset_fields_for_another_choice_are_dropped(preset, options, left):
     recipe = resolve(preset, {"min_lr": 0.0, **options})
     assert {name: getattr(recipe, name) for name in left} == left
 
@@ -399,7 +399,7 @@ def test_the_polynomial_of_mlperf():
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.5])
-def test_steps_are_those_of_torch(factor):
+def test_schedule_steps_equal_torchs(factor):
     theirs = of_torch(lambda optimizer: StepLR(optimizer, step_size=30, gamma=factor), 100, 0)
     found = rates(per_epoch=10, epochs=10, schedule="step", step_epochs=3, step_factor=factor)
     assert found == pytest.approx(theirs, rel=1e-12)

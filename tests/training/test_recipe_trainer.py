@@ -100,7 +100,7 @@ def test_passes_are_averaged(data):
 
 
 @pytest.mark.parametrize("amp", ["none", "bf16", "fp16"])
-def test_rates_are_those_of_calibrate(amp, data):
+def test_rates_equal_calibrate(amp, data):
     """In the precision of the training, except fp16, which would need a loss scale."""
     recipe = dataclasses.replace(BASE, rates="layerwise", calibration_steps=3, amp=amp)
     trainer, _ = trained(recipe, data, 1)
@@ -187,7 +187,7 @@ def test_weight_decay_of_matrices_alone(data):
     assert {id(param) for param in held} == {id(param) for param in trainer.model.parameters()}
 
 
-def test_what_is_excluded_has_neither_decay_nor_scaling(data):
+def test_excluded_parameters_have_neither_decay_nor_scaling(data):
     """By name, as in MLPerf: this includes weights of convolutions."""
     patterns = ("*bn*", "*.bias", "conv.weight")
     recipe = dataclasses.replace(BASE, scaling="lars", lr_in_momentum=True, exclude=patterns, steps=1)
@@ -207,7 +207,7 @@ def test_what_is_excluded_has_neither_decay_nor_scaling(data):
 
 
 @pytest.mark.parametrize(("name", "count"), [("resnet50", 54), ("resnet50d", 56), ("resnet18", 21), ("vgg11_bn", 11)])
-def test_lars_leaves_out_what_mlperf_does(name, count, timm):
+def test_lars_leaves_out_the_same_parameters_as_mlperf(name, count, timm):
     """It leaves out batch normalization under any name, and biases, but no weight of a convolution."""
     recipe = resolve("resnet50-lars", {"model": f"timm:{name}"})
     model = new_model(recipe, image_size=224, channels=3, classes=10)
@@ -351,7 +351,7 @@ def test_tests_count_every_image_once(data):
     assert found.loss == pytest.approx(cross_entropy(logits, data.val.targets).item(), rel=1e-5)
 
 
-def test_what_cannot_be_trained_is_refused_before_anything_is_made(data):
+def test_impossible_trainings_are_refused_first(data):
     with pytest.raises(FileNotFoundError, match="--rates nofile: there is no such file"):
         Trainer(dataclasses.replace(BASE, rates="nofile"), ALONE, data).prepare()
     with pytest.raises(ValueError, match="--fsdp shards a model over processes, but there is only one"):

@@ -83,7 +83,7 @@ def test_due_by_the_clock(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["torch.save", "os.fsync", "os.replace"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()], ids=["full", "ctrl-c"])
-def test_what_fails_leaves_the_checkpoint_before(where, error, run, tmp_path, monkeypatch):
+def test_a_failed_save_keeps_the_older_checkpoint(where, error, run, tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     path = checkpoints.save(1, **run)
     before = path.read_bytes()
@@ -102,7 +102,7 @@ def test_what_fails_leaves_the_checkpoint_before(where, error, run, tmp_path, mo
     assert path.read_bytes() == before
 
 
-def test_torch_tells_of_a_full_disk_in_its_own_way(run, tmp_path):
+def test_a_full_disk_in_torch_save(run, tmp_path):
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("needs /dev/full")
@@ -118,7 +118,7 @@ def test_a_folder_that_cannot_be_made(run, tmp_path):
 
 
 @pytest.mark.parametrize("left", [0.0, 0.3, 0.9, 1.0])
-def test_killed_in_a_save_it_goes_on_from_the_one_before(left, run, tmp_path):
+def test_a_kill_during_a_save_keeps_the_older_checkpoint(left, run, tmp_path):
     """The kill comes while the file is written, or before it is renamed."""
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, **run)
@@ -141,7 +141,7 @@ def test_every_changed_byte_is_noticed_or_without_effect(run, tmp_path):
         except ValueError as error:
             assert "\n" not in str(error)  # noqa: PT017
             refused += 1
-    # the rest are padding, and what zip has twice
+    # the other bytes are padding, and headers that zip stores twice
     assert refused > 100
     for part in range(8):
         path.write_bytes(whole[: len(whole) * part // 8])

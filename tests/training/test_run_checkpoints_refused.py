@@ -28,7 +28,7 @@ class Malicious:
         ({"a": Malicious()}, r"state\['a'\] is a test_run_checkpoints_refused.Malicious"),
     ],
 )
-def test_what_could_not_be_read_back_is_not_written(state, place, run, tmp_path):
+def test_unreadable_values_are_not_written(state, place, run, tmp_path):
     with pytest.raises(ValueError, match=place):
         Checkpoints(tmp_path).save(1, **run, state=state)
     assert not list(tmp_path.iterdir())
@@ -79,7 +79,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_does_not_fit_is_refused_by_name_and_changes_nothing(kind, run, tmp_path):
+def test_a_checkpoint_of_another_run_is_refused_and_changes_nothing(kind, run, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, **run)
     changes, match = REFUSED[kind]

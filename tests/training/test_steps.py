@@ -87,7 +87,7 @@ def test_dropout_follows_from_seed_step_and_pass(data):
     [{"momentum": 0.3, "weight_decay": 0.02}, {"momentum": 0.0}, {"optimizer": "adamw", "weight_decay": 0.3}],
     ids=str,
 )
-def test_the_optimizer_has_what_the_recipe_says(options, data):
+def test_the_optimizer_has_the_options_of_the_recipe(options, data):
     trainer = Trainer(dataclasses.replace(BASE, **options), ALONE, data)
     trainer.prepare()
     [group] = trainer.optimizer.param_groups
@@ -107,7 +107,7 @@ def test_a_clipped_step_is_as_long_as_that(data):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_what_goes_into_the_model(channels_last, data):
+def test_inputs_of_the_model(channels_last, data):
     trainer = Trainer(dataclasses.replace(BASE, channels_last=channels_last), ALONE, data)
     trainer.prepare()
     strides = []

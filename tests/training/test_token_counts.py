@@ -11,7 +11,7 @@ from fused_lwlr.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 8])
-def test_gradients_are_those_of_one_pass(micro_batch, tmp_path):
+def test_gradients_equal_one_pass(micro_batch, tmp_path):
     recipe, data = uneven(tmp_path)
     _, [(gradients, loss, tokens)] = one_pass(recipe, data)
     parts = Trainer(dataclasses.replace(recipe, micro_batch=micro_batch), ALONE, data)
@@ -23,7 +23,7 @@ def test_gradients_are_those_of_one_pass(micro_batch, tmp_path):
     assert step.counted == tokens
 
 
-def test_rates_are_those_of_one_pass(tmp_path):
+def test_rates_equal_one_pass(tmp_path):
     recipe, data = uneven(tmp_path)
     recipe = dataclasses.replace(recipe, rates="layerwise", calibration_steps=2)
     whole, parts = (Trainer(dataclasses.replace(recipe, micro_batch=size), ALONE, data) for size in (16, 2))

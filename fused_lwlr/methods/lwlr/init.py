@@ -101,7 +101,7 @@ def lwlr_init_(
             get the weights that the first one draws.
 
     Raises:
-        ValueError: a parameter that cannot be recognised, or a wrong entry of `kinds`. Nothing is changed then.
+        ValueError: a parameter is not recognised, or an entry of `kinds` is wrong. The model does not change then.
     """
     reshard(model)
     found = {**kinds_of(model), **_checked(model, kinds or {})}
