@@ -25,7 +25,7 @@ WRONG = [
     ),
     (
         "calibrate --data nowhere",
-        "--data nowhere is not a folder of images: give one, digits, fashion-mnist, idx:FOLDER, synthetic, tar files, or ",
+        "--data nowhere is not a folder of images: give one, digits, fashion-mnist, idx:FOLDER, synthetic, tar files, ",
     ),
     (
         "train --data out",
