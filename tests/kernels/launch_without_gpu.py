@@ -1,10 +1,12 @@
 """Run the host functions up to the launch: kernels are compiled, loaded and called for a GPU that is not present.
 
-A separate script, since it replaces the driver. Prints one line for
-each launch: kernel, programs, warps, whether multiplication and addition are contracted, registers at most.
+This is a separate script, since it replaces the driver. With the argument "stub" Triton's launcher calls a driver
+without a GPU, see stub_driver.py. Prints one line for each launch: kernel, programs, warps, whether multiplication and
+addition are contracted, registers at most.
 """
 
 import importlib
+import sys
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -58,7 +60,12 @@ class Driver:
 
 
 NAMES = {"i64": torch.int64, "i32": torch.int32, "fp32": torch.float32, "fp64": torch.float64}
-driver.set_active(Driver())
+if sys.argv[1:] == ["stub"]:
+    import stub_driver
+
+    driver.set_active(stub_driver.Driver())
+else:
+    driver.set_active(Driver())
 launch, step, statistics = (
     importlib.import_module(f"fused_lwlr.kernels.triton.{n}") for n in ("launch", "step", "statistics")
 )

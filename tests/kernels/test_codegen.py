@@ -64,6 +64,13 @@ AT_ONCE = {
     "adamw cautious": 4, "lion cautious": 3,
     "statistics": 2 * (ONCE // 2), "totals": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
 }  # fmt: skip
+IN_ONE_PHASE = {
+    "sgd momentum, ELR": 3, "adamw, balanced": 4,
+    "sgd momentum, Hyperball": 3, "adamw, ELR": 4, "adamw, Hyperball": 4, "adamw, all": 4,
+    "lion, ELR": 3, "lion, Hyperball": 3, "lion, all": 3,
+}  # fmt: skip
+"""Columns that an update or a direction of the queue loads before it uses one, in fp32 on sm_90."""
+NORMS_OF_GRADIENTS = ("sgd momentum, ELR", "adamw, balanced")
 MOST_INSTRUCTIONS = {("adamw", "bf16"): 355}
 """Length from the first to the last access: 60 % of the code with correctly rounded quotients and roots, on sm_90."""
 MORE = {"fp32": FULL_ONLY, "bf16": {**HALF_ONLY, **BRAIN_ONLY}, "fp16": HALF_ONLY}
@@ -71,10 +78,16 @@ TARGETS = {"3.9": ("sm_80", "sm_90", "sm_100", "gfx942"), "3.7": ("sm_90",), "3.
 looked_at = pytest.mark.skipif(VERSION not in TARGETS, reason=f"what triton {VERSION} compiles to was not looked at")
 
 
-def lines(*command):
-    """Returns the lines that a script prints; it runs in a separate process, which compiles."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+def lines(*command, first="", **variables):
+    """Returns the lines that a script prints; it runs in a separate process, which compiles.
+
+    Args:
+        first: a folder whose modules come before all others.
+        variables: of the environment.
+    """
+    path = os.pathsep.join(filter(None, (first, str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "0", "PYTHONPATH": path}
+    environment |= variables
     result = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -101,6 +114,12 @@ def problems(found):
         together = AT_ONCE.get(kernel, 0) * vectors
         if found["phases"][0] < together:
             yield f"loads of 128 bits in phases {found['phases']}: {together} should be under way together"
+        if (dtype, target) == ("fp32", "sm_90") and VERSION in ("3.6", "3.9") and kernel in IN_ONE_PHASE:
+            together, phases = IN_ONE_PHASE[kernel] * vectors, found["phases"]
+            if phases[-1] != together:
+                yield f"loads of 128 bits in phases {phases}: an update should have one phase of {together}"
+            if kernel not in NORMS_OF_GRADIENTS and phases[0] != together:
+                yield f"loads of 128 bits in phases {phases}: a direction should have one phase of {together}"
         most = MOST_INSTRUCTIONS.get((kernel, dtype), found["instructions"])
         if target == "sm_90" and found["instructions"] > most:
             yield f"{found['instructions']} instructions, not {most} at most"
@@ -136,18 +155,41 @@ def test_bad_code_is_found():
     assert found[2]["registers"] <= 64
 
 
+GATED = [["statistics_kernel 2 4 False 80", *[f"queue_kernel 1 4 False {registers}"] * 3] for registers in (96, 128)]
+LAUNCHES = [
+    *[f"step_kernel 4 4 False {registers}" for registers in (48, 48, 80, 80)],
+    "statistics_kernel 2 4 False 80",
+    # as many programs as a device runs at once; a CPU runs one
+    *[f"queue_kernel 1 4 False {registers}" for registers in (96, 128)],
+    *GATED[0],
+    *GATED[1],
+    # spheres, whose factors are found or known
+    *[f"queue_kernel 1 4 False {registers}" for registers in (96, 96, 128, 128)],
+]
+
+
 def test_launches_bind_and_compile():
     """From a table to a compiled kernel, through the arguments that a real launch passes."""
-    gated = [
-        ["statistics_kernel 2 4 False 80", *[f"queue_kernel 1 4 False {registers}"] * 3] for registers in (96, 128)
-    ]
-    assert lines(Path(__file__).with_name("launch_without_gpu.py")) == [
-        *[f"step_kernel 4 4 False {registers}" for registers in (48, 48, 80, 80)],
-        "statistics_kernel 2 4 False 80",
-        # as many programs as a device runs at once; a CPU runs one
-        *[f"queue_kernel 1 4 False {registers}" for registers in (96, 128)],
-        *gated[0],
-        *gated[1],
-        # spheres, whose factors are found or known
-        *[f"queue_kernel 1 4 False {registers}" for registers in (96, 96, 128, 128)],
-    ]
+    assert lines(Path(__file__).with_name("launch_without_gpu.py")) == LAUNCHES
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory):
+    """The folder of a CUDA driver without a GPU."""
+    folder = tmp_path_factory.mktemp("stub")
+    source, library = Path(__file__).with_name("libcuda.c"), folder / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), str(source)], check=True)
+    return str(folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("folder", ["", "triton-3.6.0", "triton-3.7.1"])
+def test_launches_pass_what_kernels_take(folder, stub, tmp_path):
+    """Through Triton's launcher in C to the driver, where parameters have the layout of the cubin."""
+    triton_folder = Path(sys.prefix, folder) if folder else Path()
+    if not triton_folder.exists():
+        pytest.skip(f"{triton_folder} is not there")
+    assert lines(
+        Path(__file__).with_name("launch_without_gpu.py"), "stub", first=str(triton_folder) if folder else "",
+        TRITON_LIBCUDA_PATH=stub, LD_LIBRARY_PATH=stub, TRITON_CACHE_DIR=str(tmp_path),
+    ) == LAUNCHES  # fmt: skip
