@@ -27,9 +27,9 @@ class DeviceTable:
     """One int64 buffer on the device, uploaded in a single copy after any change.
 
     For R rows and C columns it holds the multipliers, c1 and c2 [3, R padded to be even] and the hyper rows [H, K],
-    float32, padded to 16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · traits [R] ·
+    float32, padded to 16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · flags [R] ·
     addresses [M, R] of M more columns, all int64. The address of an absent tensor is 0. Tiles of `tile` elements are
-    numbered over all rows; traits are bits, see layout.py.
+    numbered over all rows; flags are bits, see layout.py.
 
     A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its power is not 0. Only active
     rows are in the lists of items that programs work on.
@@ -81,7 +81,7 @@ class DeviceTable:
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
         fixed = len(columns)
-        numel, self._hyper_row, first, self._traits = staged[fixed : fixed + 4]
+        numel, self._hyper_row, first, self._flags = staged[fixed : fixed + 4]
         self._addresses = dict(zip(names, (*staged[:fixed], *staged[fixed + 4 :]), strict=True))
         numel[:] = self.numel
         counts = -(-self.numel // tile)
@@ -130,10 +130,10 @@ class DeviceTable:
         # replays do not check version counters
         if self.norms.measured and not capturing:
             self.known = self.norms.known()[self._layout.tensor]
-            self._traits[:] = self._own_traits | KNOWN.value * self.known
+            self._flags[:] = self._own_flags | KNOWN.value * self.known
         else:
             self.known = np.zeros(self.rows, dtype=bool)
-            self._traits[:] = self._own_traits
+            self._flags[:] = self._own_flags
         used = [*self._scratch.values(), *self.items.values()] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
@@ -171,7 +171,7 @@ class DeviceTable:
         self._written = list(compress(self._columns["param"], self._launched.tobytes()))
         for name, addresses in self._all_rows.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
-        self._own_traits = np.where(stepped, layout.traits, layout.idle_traits)
+        self._own_flags = np.where(stepped, layout.flags, layout.idle_flags)
         self.items.clear()
 
     def _scratch_tensors(self) -> Iterator[tuple[str, int, Tensor]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.table import Table, real
 
-# bits of a row's traits, and the bit at which p of Ŵᵖ begins
+# bits of a row's flags, and the bit at which p of Ŵᵖ begins
 SCALED, COUNTS_FOR_MAX_NORM, KNOWN, ACTIVE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(8)
 POWER = tl.constexpr(4)
 
@@ -29,8 +29,8 @@ class Layout:
         first: the first element of each row in its parameter, in storage order, int64 [R].
         numel: the elements of each row, int64 [R].
         rescaled: for each row, whether its power is not 0, bool [R].
-        traits: the bits of each row with a gradient, int64 [R].
-        idle_traits: the bits of each row without a gradient.
+        flags: the bits of each row with a gradient, int64 [R].
+        idle_flags: the bits of each row without a gradient.
         multiplier: the learning-rate multiplier of each row, float64 [R].
         strides: for each parameter, the strides that all of its columns must have.
         number_in_tensor: for each row, its number among the rows of its parameter, int64 [R].
@@ -50,11 +50,11 @@ class Layout:
             # counted in storage order
             inner = params[tensor[i]].numel() // max(params[tensor[i]].shape[0], 1)
             self.first[i], self.numel[i] = start[i] * inner, (stop[i] - start[i]) * inner
-        self.traits = SCALED.value * np.array(scaled) | COUNTS_FOR_MAX_NORM.value * np.array(counts_for_max_norm)
-        self.traits |= np.array(power) << POWER.value
+        self.flags = SCALED.value * np.array(scaled) | COUNTS_FOR_MAX_NORM.value * np.array(counts_for_max_norm)
+        self.flags |= np.array(power) << POWER.value
         self.rescaled = np.array(power) != 0
-        self.idle_traits = self.traits & ~SCALED.value | ACTIVE.value * self.rescaled
-        self.traits |= ACTIVE.value
+        self.idle_flags = self.flags & ~SCALED.value | ACTIVE.value * self.rescaled
+        self.flags |= ACTIVE.value
         self.multiplier = np.array(multiplier, dtype=np.float64)
 
     def scratch_of(self, tensors: Sequence[Tensor | None]) -> dict[int, Tensor]:

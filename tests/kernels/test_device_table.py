@@ -199,7 +199,7 @@ def test_numbers_on_the_device(device):
     image = refreshed(table, ("param", "grad"), hyper)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]
-    # sizes, hyper rows, first tiles, traits
+    # sizes, hyper rows, first tiles, flags
     assert image.addresses.tolist() == [*expected, 5, 6, 9, 0, 0, 0, 0, 2, 4, 8, 8 + 1, 8 + 2 + (2 << 4)]
     # multipliers, c1 and c2, each padded to be even, and hyper rows
     columns = [1 / 3, 0.1, 1e-30, 0, 0.5, 0.25, 0.25, 0, 1, 2, 2, 0]
