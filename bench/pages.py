@@ -4,6 +4,7 @@ A page says `<!-- include: NAME -->` where a table belongs. NAME is one of `TABL
 `bench/results`, without its suffix. Pictures and files that a page links to by `../bench/results/` are copied.
 """
 
+import html
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -168,11 +169,13 @@ def commands() -> Iterator[str]:
         yield from ("", f"## fused-lwlr {name}", "", text)
         for title, options in command(name).sections(typer.Context(command(name), info_name=name)).items():
             yield from ("", f"**{title}**", "")
-            yield from _table(
-                ("option", "meaning"),
-                ((f"`{option}`".replace("|", r"\|"), meaning.replace("|", r"\|").replace("<", "&lt;"))
-                 for option, meaning in options),
-            )  # fmt: skip
+            cells = ((f"<code>{_html(option)}</code>", _html(meaning)) for option, meaning in options)
+            yield from _table(("option", "meaning"), cells)
+
+
+def _html(text: str) -> str:
+    """Returns text for a cell of a table, in which no character has a meaning for Markdown."""
+    return re.sub(r"[|*_`\[\]]", lambda found: f"&#{ord(found[0])};", html.escape(text, quote=False))
 
 
 TABLES = {

@@ -13,9 +13,9 @@ from fused_lwlr.kernels import ADAMW, LION, SGD, Rule, constants, sphere
 from fused_lwlr.kernels.triton.numbers import HEADER
 
 # the modules: the package exports functions of these names
-statistics, queue, update, step, formula, tile = (
+statistics, queue, update, step, formula = (
     importlib.import_module(f"fused_lwlr.kernels.triton.{n}")
-    for n in ("statistics", "queue", "update", "step", "formula", "tile")
+    for n in ("statistics", "queue", "update", "step", "formula")
 )
 
 TARGETS = {
@@ -130,10 +130,6 @@ def variants(dtype: Any) -> Iterator[Variant]:
         yield Variant(f"{name}, Hyperball", least, queue.queue_kernel, {**scaled, **absent, **spheres})
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
         unused = {"known_factors": None, "row_sums": None, "seed": None, **own}
-        if everything["RESCALE"]:
-            # a row without a gradient may be rescaled
-            weight, grad, *others = meta["DTYPES"]
-            everything["DTYPES"] = (weight, tile.Partial(grad), *others)
         yield Variant(f"{name}, all", least, queue.queue_kernel, {**scaled, **everything, **unused})
         if (name, dtype) == ("adamw", tl.float32):
             balanced = {**scaled, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "GATED": True}

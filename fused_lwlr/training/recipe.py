@@ -349,7 +349,9 @@ class Recipe:
         """The side of images in pixels: `image_size`, or a side for the model; None for the side that the data have."""
         if self.image_size is not None:
             return self.image_size
-        return 224 if self.model.startswith("timm:") else None if is_in_memory(self.data) else 64
+        if self.model.startswith("timm:"):
+            return 224
+        return 8 if self.data == "digits" else None if is_in_memory(self.data) else 64
 
     @property
     def has_pretrained_weights(self) -> bool:

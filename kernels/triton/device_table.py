@@ -1,6 +1,6 @@
 """The device table: the addresses, sizes and numbers of a table that a kernel reads, in one small buffer."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from typing import Any
 
@@ -13,7 +13,7 @@ from fused_lwlr.kernels.pinned import upload
 from fused_lwlr.kernels.table import Table, addresses_of, real
 from fused_lwlr.kernels.triton.layout import KNOWN, layout_of
 from fused_lwlr.kernels.triton.numbers import NO_NUMBERS, Numbers
-from fused_lwlr.kernels.triton.tile import Partial, dtype_of
+from fused_lwlr.kernels.triton.tile import dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
 from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
 
@@ -102,18 +102,10 @@ class DeviceTable:
             self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
             self._point(name, addresses_of(table.columns[name]))
             self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
-        there = [name for name, dtype in self.dtypes.items() if dtype is not None]
-        lacking = {name for name in there if (self._addresses[name][self.numel != 0] == 0).any()} - {"grad"}
-        # a row without a gradient may be rescaled
-        self._partial = lacking | {"grad", "ema"}.intersection(there) if self.rescales else lacking
         # first for all rows, as if every parameter had a gradient
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
-
-    def types_of(self, names: Iterable[str]) -> tuple[Any, ...]:
-        """Returns `DTYPES` of some columns, see update.py. Rows are active ones."""
-        return tuple([Partial(self.dtypes[n]) if n in self._partial else self.dtypes.get(n) for n in names])
 
     def refresh(self, table: Table, numbers: Numbers = NO_NUMBERS) -> None:
         """Brings the device table up to date with the table, and uploads it if anything differs."""

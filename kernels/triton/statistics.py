@@ -254,7 +254,7 @@ def _launch(
         device_table.keep_buffers((partials, arrivals))
     key = (tuple(read), totals)
     if key not in table.cache:
-        dtypes = device_table.types_of([name if name in read else "" for name in COLUMNS])
+        dtypes = tuple([device_table.dtypes[name] if name in read else None for name in COLUMNS])
         registers = constants.most_registers(constants.least_resident("statistics"))
         table.cache[key] = BoundKernel(
             statistics_kernel, device_table, registers=registers, DTYPES=dtypes, BLOCK=sizes.block,

@@ -211,11 +211,10 @@ def arguments_of(scale: Scale) -> tuple[int, ...]:
 
 def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
-    names = ("param", "grad", "master_weight", "ema", *rule.states)
-    dtypes = [device_table.dtypes.get(name) for name in names]
+    dtypes = tuple([device_table.dtypes.get(name) for name in ("param", "grad", "master_weight", "ema", *rule.states)])
     return {
-        "DTYPES": device_table.types_of(names), "RULE": rule_of(rule, dtypes), "DECAY": rule.decay,
-        "ON_DEVICE": on_device, "WIDTH": device_table.hyper_width, "num_warps": WARPS,
+        "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": on_device,
+        "WIDTH": device_table.hyper_width, "num_warps": WARPS,
     }  # fmt: skip
 
 
@@ -224,7 +223,7 @@ def rule_of(rule: Rule, dtypes: Sequence[Any]) -> Any:
 
     Args:
         rule: the rule.
-        dtypes: of parameter, gradient, master weight, EMA and each state; None for an absent column.
+        dtypes: `DTYPES`, see update.py.
     """
     weight, _, master, _, *states = dtypes
     # numbers that a compiler sees as scalars are Python's in the interpreter

@@ -19,14 +19,6 @@ STEP_COUNT, NUMEL, HYPER_ROW, FIRST_TILE, FLAGS = (tl.constexpr(i) for i in rang
 COLUMN_ENTRIES = tl.constexpr((0, 1, 2, 11, 3, 4, 5))
 """Entries of parameter, gradient, master weight, EMA and three states."""
 
-
-class Partial(tl.pointer_type):  # type: ignore[misc]
-    """The type of a column that some rows do not have: a pointer to its dtype. Unlike Triton's it can be hashed."""
-
-    def __hash__(self) -> int:
-        return hash((Partial, self.element_ty))
-
-
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -40,18 +32,6 @@ def dtype_of(table: Table, column: str) -> tl.dtype | None:
 @triton.jit
 def entry(addresses, rows, row, INDEX: tl.constexpr, mask=None):
     return tl.load(addresses + INDEX * rows + row, mask=mask, other=None if mask is None else 0)
-
-
-@triton.constexpr_function
-def element(DTYPE):
-    """The dtype of a column, see update.py."""
-    return DTYPE.element_ty if isinstance(DTYPE, Partial) else DTYPE
-
-
-@triton.constexpr_function
-def is_partial(DTYPE):
-    """Whether some rows do not have a column, see update.py."""
-    return isinstance(DTYPE, Partial)
 
 
 @triton.jit
@@ -68,24 +48,7 @@ def tile_at(
         return tl.zeros([], tl.int64)
     else:
         address = entry(addresses, rows, row, INDEX)
-        ELEMENT: tl.constexpr = element(DTYPE)
-        return tl.where(address != 0, address + start * (ELEMENT.primitive_bitwidth // 8), 0)
-
-
-@triton.jit
-def place(address, offs, DTYPE: tl.constexpr, FULL: tl.constexpr):
-    """Returns the addresses of the elements of a block; the arguments are those of `load`."""
-    pointer = address.to(tl.pointer_type(element(DTYPE)))
-    if FULL:
-        pointer = tl.multiple_of(pointer, ALIGNMENT)
-    return pointer + offs
-
-
-@triton.jit
-def existing(address, offs, numel, FULL: tl.constexpr):
-    """Returns which elements of a block exist; the arguments are those of `load`."""
-    mask = tl.broadcast_to(address, offs.shape) != 0
-    return mask if FULL else mask & (offs < numel)
+        return tl.where(address != 0, address + start * (DTYPE.primitive_bitwidth // 8), 0)
 
 
 @triton.jit
@@ -93,7 +56,7 @@ def load(
     address,  # address of a tile, 0 if the tensor is absent
     offs,  # offsets of the block in the tile
     numel,  # elements of the tile
-    DTYPE: tl.constexpr,  # see update.py
+    DTYPE: tl.constexpr,  # None if the whole column is absent
     FULL: tl.constexpr,  # promises an aligned address, and offsets below numel: allows 128-bit accesses
     EVICT: tl.constexpr,  # tells the cache whether this will be read again
 ):
@@ -101,13 +64,13 @@ def load(
     if DTYPE is None:
         return tl.zeros(offs.shape, tl.float32)
     else:
-        pointer = place(address, offs, DTYPE, FULL)
-        if FULL and not is_partial(DTYPE):
-            # a mask would keep compilers from loading all columns before one is used
-            x = tl.load(pointer, eviction_policy=EVICT)
+        pointer = address.to(tl.pointer_type(DTYPE))
+        mask = tl.broadcast_to(address, offs.shape) != 0
+        if FULL:
+            pointer = tl.multiple_of(pointer, ALIGNMENT)
         else:
-            x = tl.load(pointer, mask=existing(address, offs, numel, FULL), other=0.0, eviction_policy=EVICT)
-        return x.to(tl.float32)
+            mask = mask & (offs < numel)
+        return tl.load(pointer + offs, mask=mask, other=0.0, eviction_policy=EVICT).to(tl.float32)
 
 
 @triton.jit
@@ -121,11 +84,13 @@ def store(
 ):
     """Rounds a block to DTYPE and writes it to where `load` reads; nothing if the tensor is absent."""
     if DTYPE is not None:
-        pointer = place(address, offs, DTYPE, FULL)
-        if FULL and not is_partial(DTYPE):
-            tl.store(pointer, value.to(element(DTYPE)))
+        pointer = address.to(tl.pointer_type(DTYPE))
+        mask = tl.broadcast_to(address, offs.shape) != 0
+        if FULL:
+            pointer = tl.multiple_of(pointer, ALIGNMENT)
         else:
-            tl.store(pointer, value.to(element(DTYPE)), mask=existing(address, offs, numel, FULL))
+            mask = mask & (offs < numel)
+        tl.store(pointer + offs, value.to(DTYPE), mask=mask)
 
 
 @triton.jit

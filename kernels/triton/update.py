@@ -2,8 +2,7 @@
 
 Tuples have these orders:
 
-    DTYPES   the dtypes of parameter, gradient, master weight, EMA and each state: None for an absent column, a
-             `Partial` for a column that some rows do not have
+    DTYPES   the dtypes of parameter, gradient, master weight, EMA and each state; None for an absent column
     at       the addresses of a tile in these columns, 0 if absent
     RULE     see `fused_lwlr.kernels.rules.base.Rule.update`
     hyper    a row of hyper-parameters, see numbers.py
@@ -31,7 +30,6 @@ from fused_lwlr.kernels.triton.tile import (
     HYPER_ROW,
     NUMEL,
     TAIL,
-    element,
     entry,
     load,
     store,
@@ -177,7 +175,7 @@ def step_block(
         state = states[i - STATE]
         if i == STATE:
             state = state * shrink
-        store(at[i], offs, numel, rounded(state, element(DTYPES[i]), position, key, i - STATE + 1), DTYPES[i], FULL)
+        store(at[i], offs, numel, rounded(state, DTYPES[i], position, key, i - STATE + 1), DTYPES[i], FULL)
     w = w.to(tl.float32)
     if (DTYPES[MASTER] is None) and (DTYPES[EMA] is not None):
         store(at[EMA], offs, numel, move_average(e, w, hyper), DTYPES[EMA], FULL)

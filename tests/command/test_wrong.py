@@ -98,8 +98,8 @@ WRONG = [
     ("train --model hf:gpt2", "--model hf:gpt2 is for text: give --data python-docs or --data text:FILE, or another"),
     ("train --eval-every 0", "--eval-every 0: must be greater than or equal to 1"),
     ("calibrate --model-args width=8", "--model-args is for models of timm (--model timm:NAME), not resnet"),
-    ("study lwlr-vs-single --data python-docs", "--data python-docs is text: lwlr-vs-single is of images"),
-    ("study elr-language --data digits", "--data digits is images: elr-language is of text"),
+    ("study lwlr-vs-single --data python-docs", "--data python-docs is text: lwlr-vs-single needs images"),
+    ("study elr-language --data digits", "--data digits is images: elr-language needs text"),
     ("study elr-language --epochs 2", "--epochs 2 has no meaning for elr-language: leave it out"),
     ("study lwlr-vs-single --steps 2", "--steps 2 has no meaning for lwlr-vs-single: leave it out"),
     # unknown options and commands

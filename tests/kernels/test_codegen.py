@@ -64,13 +64,6 @@ AT_ONCE = {
     "adamw cautious": 4, "lion cautious": 3,
     "statistics": 2 * (ONCE // 2), "totals": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
 }  # fmt: skip
-IN_ONE_PHASE = {
-    "sgd momentum, ELR": 3, "adamw, balanced": 4,
-    "sgd momentum, Hyperball": 3, "adamw, ELR": 4, "adamw, Hyperball": 4, "adamw, all": 4,
-    "lion, ELR": 3, "lion, Hyperball": 3, "lion, all": 3,
-}  # fmt: skip
-"""Columns that an update or a direction of the queue loads before it uses one, in fp32 on sm_90."""
-NORMS_OF_GRADIENTS = ("sgd momentum, ELR", "adamw, balanced")
 MOST_INSTRUCTIONS = {("adamw", "bf16"): 355}
 """Length from the first to the last access: 60 % of the code with correctly rounded quotients and roots, on sm_90."""
 MORE = {"fp32": FULL_ONLY, "bf16": {**HALF_ONLY, **BRAIN_ONLY}, "fp16": HALF_ONLY}
@@ -114,12 +107,6 @@ def problems(found):
         together = AT_ONCE.get(kernel, 0) * vectors
         if found["phases"][0] < together:
             yield f"loads of 128 bits in phases {found['phases']}: {together} should be under way together"
-        if (dtype, target) == ("fp32", "sm_90") and VERSION in ("3.6", "3.9") and kernel in IN_ONE_PHASE:
-            together, phases = IN_ONE_PHASE[kernel] * vectors, found["phases"]
-            if phases[-1] != together:
-                yield f"loads of 128 bits in phases {phases}: an update should have one phase of {together}"
-            if kernel not in NORMS_OF_GRADIENTS and phases[0] != together:
-                yield f"loads of 128 bits in phases {phases}: a direction should have one phase of {together}"
         most = MOST_INSTRUCTIONS.get((kernel, dtype), found["instructions"])
         if target == "sm_90" and found["instructions"] > most:
             yield f"{found['instructions']} instructions, not {most} at most"

@@ -9,14 +9,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-import triton.language as tl
 from tables import ADAMW, ADAMW_RULE, HYPER, SGD, accept_any, after, agree, make, sgd_hyper, uniform
 
 from fused_lwlr import ELR, LAMB, NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
 from fused_lwlr.kernels.triton.device_table import device_table_of, tile_list
 from fused_lwlr.kernels.triton.numbers import Numbers
-from fused_lwlr.kernels.triton.tile import Partial
 
 # the modules: the package exports functions of these names
 step, device_table = (importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "device_table"))
@@ -121,20 +119,6 @@ def test_gradient_at_the_same_address_with_other_strides(device):
         assert accept_any(table, [view])
         assert view.data_ptr() == memory.data_ptr()
         agree("sgd", table, HYPER["sgd"])
-
-
-@pytest.mark.parametrize("power", [0, 1])
-def test_columns_that_some_rows_lack(power, device):
-    """Their loads have a condition: a group without momentum has no state, and a rescaled row perhaps no gradient."""
-    rows = [Row(0, power=power, counts_for_max_norm=power == 1), Row(1), Row(2)]
-    table = make("sgd", [(5,), (0,), (40, 3)], torch.float32, device, rows)
-    names = ("param", "grad", "master_weight", "momentum_buffer")
-    grad = Partial(tl.float32) if power else tl.float32
-    found = device_table_of(table, names, tile=4)
-    assert found.types_of(names) == (tl.float32, grad, None, tl.float32)
-    assert found.types_of(("", "grad")) == (None, grad)
-    other = Table({**table.columns, "momentum_buffer": [*table.columns["momentum_buffer"][:2], None]}, rows)
-    assert device_table_of(other, names, tile=4).types_of(names) == (tl.float32, grad, None, Partial(tl.float32))
 
 
 @pytest.mark.parametrize("counts", [(1, 3, 2), (3, 1), (2, 2, 1)])

@@ -66,7 +66,7 @@ def test_the_optimizer_has_these_rates():
     [
         ({"rates_exclude": ("pos_embedd",)}, "--rates-exclude has 'pos_embedd', which is not a layer of vit; did you"),
         ({"rates_exclude": ("none", "head.bias")}, "--rates-exclude has 'none', which is not a layer of vit"),
-        ({"rates_exclude": ("*",)}, "leaves no measured layer"),
+        ({"rates_exclude": ("*",)}, "so no measured layer is left"),
     ],
 )  # fmt: skip
 def test_patterns_that_do_not_fit_are_refused(fields, message):
