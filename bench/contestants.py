@@ -38,7 +38,7 @@ class Contestant(NamedTuple):
 
     Attributes:
         rule, method: a key and an entry of `METHODS`.
-        who: "ours", or the name of the library.
+        who: the name of the library, such as "torch fused".
         build: (named parameters, lr, capturable) -> an object with `step()`.
         passes: how often a step reads or writes an element, from the implementation; None if unknown. For ours the
             launcher counts.

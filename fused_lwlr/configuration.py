@@ -29,7 +29,7 @@ def show_config() -> str:
         f"fused_lwlr {sys.modules['fused_lwlr'].__version__}",
         f"Python {platform.python_version()} on {platform.platform()}",
         f"torch {torch.__version__}, CUDA {torch.version.cuda}, HIP {torch.version.hip}",
-        *map(_version, PACKAGES),
+        *(f"{name} {version_of(name) or 'not installed'}" for name in PACKAGES),
         *_compiled(),
         f"cpu: {torch.get_num_threads()} threads; {ops.describe(torch.device('cpu'))}",
     ]
@@ -43,11 +43,12 @@ def show_config() -> str:
     return "\n".join(lines)
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str | None:
+    """Returns the version of a package, or None if it is not installed."""
     try:
-        return f"{package} {metadata.version(package)}"
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return f"{package}: not installed"
+        return None
 
 
 def _compiled() -> list[str]:

@@ -1,6 +1,6 @@
 """Parameters that are sharded over several processes: the local part, and sums over all parts.
 
-Such a parameter is a DTensor, as made by `torch.distributed.fsdp.fully_shard` and tensor parallelism.
+A sharded parameter is a DTensor. `torch.distributed.fsdp.fully_shard` and tensor parallelism make them.
 """
 
 import sys

@@ -73,7 +73,7 @@ def test_without_a_home_folder(monkeypatch):
 
 def test_a_package_that_is_not_installed(monkeypatch):
     monkeypatch.setattr("fused_lwlr.configuration.PACKAGES", ("no-package-of-this-name",))
-    assert "no-package-of-this-name: not installed" in lines()
+    assert "no-package-of-this-name not installed" in lines()
 
 
 def test_without_triton():

@@ -74,8 +74,8 @@ def open_data(
 ) -> Splits:
     """The data set "digits", "synthetic" or "fashion-mnist", a folder of images (see `scan`), tar files, or IDX files.
 
-    No image is read here, but names of files, and headers in tar files. Images are in RGB, and normalized by what loads
-    batches; those of validation are resized to `test_size / crop_pct` on the shorter side, and their middle is cropped.
+    No image is read here, but names of files, and headers in tar files. Images are in RGB, and normalized when batches
+    are loaded. The shorter side of a validation image is resized to `test_size / crop_pct`, and its middle is cropped.
     The digits (8 x 8 pixels, one channel) are only enlarged. Images of IDX files have one channel, and are normalized
     by the mean and the standard deviation of the images for training.
 
@@ -92,8 +92,8 @@ def open_data(
             "three": basic, and the three-augment of DeiT III. Or basic, and a policy of timm such as "rand-m7-mstd0.5".
             All but "none" need timm. Images of IDX files have "none" and "basic", which shifts an image by up to an
             eighth of its side and flips it half of the time, without timm.
-        corrupt: what to do about files that cannot be read. "refuse": raise ValueError where one is met. "skip": when
-            training, put the next readable image in its place; in validation, leave it out (target -1).
+        corrupt: what to do about files that cannot be read. "refuse": raise ValueError where one is met. "skip":
+            training takes the next readable image, and validation leaves the file out (target -1).
         random_erasing: probability that a rectangle of a training image is replaced by noise, of 8 bits as the image.
         crop_scale: the smallest part of an image's area that a random crop has.
         color_jitter: brightness, contrast and saturation of training images change by up to this part.

@@ -110,8 +110,8 @@ def open_text(
     if not len(sequences) or not len(tested):
         kind = "tokens" if tokenizer is not None else vocabulary
         raise ValueError(
-            f"context={context} is too much for {name}: its {sum(map(len, parts))} {kind}, without the part for "
-            "validation, must be at least twice as many; give a longer text, or a shorter context"
+            f"context={context} is too much for {name} with {sum(map(len, parts))} {kind}: it needs at least "
+            f"{2 * context} for training. Give a longer text, or a shorter context"
         )
     return Text(name, sequences, tested, classes, context)
 

@@ -41,8 +41,8 @@ def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> 
         for option in ("lr", "weight_decay"):
             if isinstance(group[option], Tensor) and devices - {group[option].device}:
                 raise RuntimeError(
-                    f"{option} is a tensor on {group[option].device}, which a replay would not read: move it to "
-                    f"{', '.join(map(str, devices))}, where the parameters are"
+                    f"{option} is a tensor on {group[option].device}, but a replay reads only tensors on the device "
+                    f"of the parameters: move it to {', '.join(map(str, devices))}"
                 )
         if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
             raise RuntimeError("betas cannot be tensors in a CUDA graph, since a replay would not read them")

@@ -28,7 +28,7 @@ KEPT = ("layers", "max_lr", "ema")
 SWITCHES = ("nesterov", "maximize", "amsgrad")
 """Options that dicts of older versions of torch lack: `__setstate__` gives them their defaults."""
 LR_IN_MOMENTUM = "lr_in_momentum"
-"""An option of SGD that changes the meaning of its state. Groups only have it if it is True."""
+"""An option of SGD that changes the meaning of its state. A group has this key only with the value True."""
 
 
 @torch.no_grad()

@@ -150,8 +150,8 @@ class StepOptions:
         """Exchanges the decay of the rule for cautious decay."""
         if self.rule.decay == "coupled":
             raise ValueError(
-                f"cautious_decay=True is not for {self.optimizer}, which adds weight decay to the gradient instead of "
-                "the step: use AdamW or Lion, or leave it out"
+                f"cautious_decay=True is not for {self.optimizer}, since {self.optimizer} adds weight decay to the "
+                "gradient and not to the step: use AdamW or Lion, or omit it"
             )
         object.__setattr__(self, "rule", replace(self.rule, decay="cautious"))
 

@@ -228,6 +228,6 @@ def check_modes() -> None:
         within = BLIND_MODES.get(type(mode).__name__)
         if within is not None:
             raise RuntimeError(
-                f"step() within {within}, which cannot see the updates of Triton's kernels: step outside of it, "
-                "or pass backend='torch'"
+                f"step() cannot run within {within}, since it does not see the updates of Triton's kernels: step "
+                "outside of it, or pass backend='torch'"
             )

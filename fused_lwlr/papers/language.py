@@ -1,7 +1,7 @@
 """Small Transformers on text: each way to train, at the best of some learning rates.
 
-A rate is chosen by the mean over seeds of the loss on the first half of the text that is held out; the second half is
-what is reported.
+The held-out text has two halves. The mean loss over seeds on the first half chooses the rate, and the table has the
+loss on the second half.
 """
 
 import re

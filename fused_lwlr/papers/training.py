@@ -12,7 +12,8 @@ from fused_lwlr.data import Splits, Text
 from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.training.loop import DivergedError, Loop
 from fused_lwlr.training.processes import World, pick_device
-from fused_lwlr.training.recipe import ONLY, Recipe, without_effect
+from fused_lwlr.training.recipe import DEFAULTS, Recipe
+from fused_lwlr.training.recipe_rules import ONLY, without_effect
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
@@ -64,7 +65,7 @@ class Trained:
 def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
     """The recipe of a study's training: its own fields, and the fields of `--set`.
 
-    Layer-wise rates are those of Algorithm 1, unless `fields` have `rates_exclude`.
+    Layer-wise rates follow Algorithm 1, unless `fields` have `rates_exclude`.
 
     Args:
         training: fields by name, as text; they replace others.
@@ -82,7 +83,7 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
     asked = {name: _value(text) for name, text in (training or {}).items()}
     chosen = {**own, **fields, "deterministic": False, **asked}
     # fields that only affect some trainings of a study, such as calibration_steps with layer-wise rates
-    for name in without_effect(chosen):
+    for name in without_effect(chosen, DEFAULTS):
         if ONLY[name][0] in {**own, **fields}:
             del chosen[name]
     return Recipe.from_dict(chosen)

@@ -18,7 +18,8 @@ from fused_lwlr.data import Batch, Splits, Stream, Text, bytes_ahead, loader_thr
 from fused_lwlr.methods.lwlr.init import kinds_of
 from fused_lwlr.shards import local
 from fused_lwlr.training.processes import world_of
-from fused_lwlr.training.recipe import Recipe, without_effect
+from fused_lwlr.training.recipe import DEFAULTS, Recipe
+from fused_lwlr.training.recipe_rules import without_effect
 from fused_lwlr.training.setup import by_decay, load_data
 from fused_lwlr.training.trainer import Trainer
 
@@ -76,7 +77,7 @@ def _short(recipe: Recipe, batch_size: int, micro_batch: int) -> Recipe:
         "compile": False, "lr_scaling": "none", "lr": recipe.peak_lr, "calibration_steps": 1,
         "init": "model" if recipe.init == "gradinit" else recipe.init,
     }  # fmt: skip
-    for name in without_effect(fields):
+    for name in without_effect(fields, DEFAULTS):
         del fields[name]
     return Recipe.from_dict(fields)
 
@@ -221,8 +222,7 @@ def _throughput(trainer: Trainer, small: Trainer, batch: Batch) -> Table:
         small.update()
     _wait(small)
     stepping = rounds * probe / (time.perf_counter() - start)
-    # the loader works during steps: the slower of both sets the pace
-    # minutes for each step
+    # minutes for each step; the loader works during steps, so the slower of both sets the pace
     minutes = trainer.recipe.batch_size / trainer.world.size / min(loading, stepping) / 60
     hours, left = divmod(round(trainer.total * minutes), 60)
     rows = [

@@ -105,7 +105,7 @@ class Checkpoints:
         Args:
             step: optimizer steps taken.
             models: by name; the optimizer steps the first one. Plain, compiled, in
-                `DistributedDataParallel` or under `fully_shard`. Buffers are those of rank 0.
+                `DistributedDataParallel` or under `fully_shard`. Rank 0 saves its buffers.
             optimizer: steps parameters of the first model; ours, or another of torch.
             config: JSON values, which `restore` compares.
             state: other values that are equal on all ranks: dicts, lists, tuples, strings, numbers and tensors.

@@ -4,13 +4,13 @@ import os
 import platform
 import subprocess
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import fused_lwlr
+from fused_lwlr.configuration import version_of
 from fused_lwlr.data.fingerprint import digest
 
 PACKAGES = ("triton", "timm", "torchvision", "transformers", "tokenizers", "datasets", "numpy")
@@ -27,7 +27,7 @@ def environment() -> dict[str, Any]:
             "sources of fused_lwlr": sources(Path(fused_lwlr.__file__).parent),
             "torch": str(torch.__version__),
             "cuda": torch.version.cuda,
-            **{name: _version(name) for name in PACKAGES},
+            **{name: version_of(name) for name in PACKAGES},
         },
         "git": {"commit": commit, "dirty": dirty},
         "host": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
@@ -64,13 +64,6 @@ def git_state(folder: Path) -> tuple[str | None, bool | None]:
 def device_name(device: torch.device) -> str:
     """The name that its maker gave a device; "cpu" for the CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu() -> str:

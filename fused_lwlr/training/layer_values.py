@@ -28,8 +28,8 @@ class LayerProbe:
 
     With a scaling, the optimizer's own launch measures everything (`optimizer.layer_stats()`). Otherwise one pass over
     gradients and weights before the step does, after gradients are accumulated and averaged over ranks.
-    With `GradScaler` they are unscaled. With `BalancedLR`, trust ratios are None. For a sharded
-    model all ranks measure together.
+    With `GradScaler` they are unscaled. Trust ratios are None for `BalancedLR`. All ranks
+    of a sharded model measure together.
 
     Args:
         model: also in DistributedDataParallel, compiled or sharded.

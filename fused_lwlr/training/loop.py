@@ -2,24 +2,24 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from fused_lwlr.data import Batch
 from fused_lwlr.shards import local
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, process_group
 from fused_lwlr.training.config_diff import another_spread, difference
 from fused_lwlr.training.evaluate import StoppedError
 from fused_lwlr.training.layer_values import LayerProbe
-from fused_lwlr.training.recipe import FIELDS, FREE, SPREAD, Recipe
+from fused_lwlr.training.recipe import DEFAULTS, FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.skipped import SkippedList
+from fused_lwlr.training.timed import Timed
 from fused_lwlr.training.trainer import Trainer
 
 FINGERPRINT = "names, sizes or classes of the data"
@@ -103,7 +103,7 @@ class Loop:
             config=self.config,
             free=(*FREE, *SPREAD),
             # an older checkpoint has no fingerprint
-            defaults={FINGERPRINT: self.config[FINGERPRINT], **{n: field.default for n, field in FIELDS.items()}},
+            defaults={FINGERPRINT: self.config[FINGERPRINT], **DEFAULTS},
         )
         if found is None:
             return None
@@ -115,7 +115,7 @@ class Loop:
             self.checkpoints.notice(
                 another_spread(changed, found.state.get("pass_images", trainer.micro), trainer.micro)
             )
-        # with the same number of ranks each restores its own values; else all restore the mean, and rank 0 the names
+        # with the same number of ranks each restores its own values; otherwise all take the mean, and rank 0 the names
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own
         self.loss = (sum(each["loss"] for each in mine) / len(mine)).to(self.loss.device)
@@ -147,7 +147,7 @@ class Loop:
         trainer = self.trainer
         if self._agree()[0]:
             return  # the signal came before the first step
-        passes = _Timed(trainer.batches())
+        passes = Timed(trainer.batches())
         self.began = time.perf_counter()
         while self.untested or trainer.step < trainer.total:
             if not self.untested:
@@ -164,7 +164,7 @@ class Loop:
             if stop:
                 break
 
-    def _step(self, passes: "_Timed") -> None:
+    def _step(self, passes: Timed) -> None:
         trainer = self.trainer
         if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
             self.probe.arm()
@@ -305,25 +305,3 @@ class Loop:
             if needed:
                 raise
             self._tell(f"{error}. Training continues, and tries again after --checkpoint-minutes.")
-
-
-class _Timed:
-    """Batches, and the time spent waiting for them."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self.batches, self.seconds = batches, 0.0
-
-    def __iter__(self) -> "Iterator[Batch]":
-        return self
-
-    def __next__(self) -> Batch:
-        start = time.perf_counter()
-        try:
-            return next(self.batches)
-        finally:
-            self.seconds += time.perf_counter() - start
-
-    def take(self) -> float:
-        """Seconds since the last call."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from fused_lwlr.training import mlperf
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
-from fused_lwlr.training.recipe import Recipe, is_pretrained, without_effect
+from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_pretrained
+from fused_lwlr.training.recipe_rules import without_effect
 
 # Shared by every run of the paper: cosine with warm-up and 224 x 224 pixels (Section 4). It does not give the
 # warm-up's length; five epochs are from Accurate, Large Minibatch SGD, the source of its batch size and decay.
@@ -246,7 +247,7 @@ def resolve(
         elif preset is None and str(merged.get("model", "")).startswith("timm:") and merged.get("rates") == "single":
             merged["init"] = "model"
     # fields of the preset that belong to another choice than the user's
-    for name in without_effect(merged):
+    for name in without_effect(merged, DEFAULTS):
         if name not in overrides:
             del merged[name]
     return Recipe.from_dict(merged, where)

@@ -78,7 +78,7 @@ class World:
 
 @contextmanager
 def world_of(device: str) -> Iterator[World]:
-    """The processes of the existing group, or of a new group if `torchrun` started them; else this process alone.
+    """The processes of the existing group, or of a new group if `torchrun` started them, or this process alone.
 
     Raises:
         ValueError: the device does not exist here.

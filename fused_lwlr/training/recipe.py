@@ -23,11 +23,11 @@ from fused_lwlr.training.fields import (
     Positive,
     Share,
     Side,
-    flag,
     option,
     place,
     readable,
 )  # fmt: skip
+from fused_lwlr.training.recipe_rules import check
 
 FREE = (
     "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "eval_every", "tensorboard", "wandb",
@@ -38,36 +38,6 @@ kind, and `corrupt`, which lets a run pass an image that stopped it."""
 
 SPREAD = ("world_size", "fsdp", "micro_batch")
 """More fields that may change when a run resumes: its steps have the same images, but not the same bits."""
-
-ONLY: dict[str, tuple[str, tuple[str, ...]]] = {
-    "gradinit_steps": ("init", ("gradinit",)),
-    "gradinit_gamma": ("init", ("gradinit",)),
-    "gradinit_tau": ("init", ("gradinit",)),
-    "lr_batch_size": ("lr_scaling", ("linear", "sqrt")),
-    "momentum": ("optimizer", ("sgd",)),
-    "nesterov": ("optimizer", ("sgd",)),
-    "lr_in_momentum": ("optimizer", ("sgd",)),
-    "betas": ("optimizer", ("adamw",)),
-    "eps": ("optimizer", ("adamw",)),
-    "goal": ("scaling", ("elr",)),
-    "trust_coefficient": ("scaling", ("lars", "larc")),
-    "calibration_steps": ("rates", ("layerwise",)),
-    "rates_exclude": ("rates", ("layerwise",)),
-    "power": ("schedule", ("polynomial",)),
-    "step_epochs": ("schedule", ("step",)),
-    "step_factor": ("schedule", ("step",)),
-    "bce_threshold": ("loss", ("bce",)),
-}
-"""Fields that act only with some choices of another field. With other choices they must have their defaults."""
-
-TEXT = ("context", "vocabulary", "tokenizer")
-IMAGES = (
-    "pretrained", "channels_last", "val_data", "loader", "image_size", "test_size", "augmentation", "crop_scale",
-    "color_jitter", "interpolation", "random_erasing", "repeats", "mixup", "cutmix", "crop_pct", "mean", "std",
-    "corrupt", "loss",
-)  # fmt: skip
-"""Fields that have a meaning only with text, or only with images."""
-
 
 _model, _data, _loss = partial(option, "Model"), partial(option, "Data"), partial(option, "Loss")
 _optimizer, _schedule, _run = partial(option, "Optimizer"), partial(option, "Schedule"), partial(option, "Run")
@@ -282,51 +252,7 @@ class Recipe:
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
-        for name in without_effect(dataclasses.asdict(self)):
-            other, choices = ONLY[name]
-            raise ValueError(
-                f"{flag(name)} is for {flag(other)} {' or '.join(choices)}, but {flag(other)} is {getattr(self, other)}"
-            )
-        if self.scaling == "elr" and self.goal is None:
-            raise ValueError("--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies")
-        if self.scaling == "lamb" and self.optimizer != "adamw":
-            raise ValueError("--scaling lamb goes with --optimizer adamw")
-        if self.scaling in ("lars", "larc") and self.optimizer != "sgd":
-            raise ValueError(f"--scaling {self.scaling} goes with --optimizer sgd; with adamw take lamb")
-        if self.lr_in_momentum and self.scaling == "larc":
-            raise ValueError(
-                "--lr-in-momentum does not go with --scaling larc, whose factor depends on --lr: take lars"
-            )
-        if (self.nesterov or self.lr_in_momentum) and not self.momentum:
-            raise ValueError("--nesterov and --lr-in-momentum need --momentum above 0")
-        for name in IMAGES if self.is_text else TEXT:
-            of_pairs = name == "val_data" and self.data.startswith("pairs:")
-            if getattr(self, name) != FIELDS[name].default and not of_pairs:
-                kind = "images or pairs" if name == "val_data" else "images" if self.is_text else "text"
-                raise ValueError(f"{flag(name)} is for {kind}, not --data {self.data}")
-        for name in ("model_args", "pretrained"):
-            if getattr(self, name) and not (self.model.startswith("timm:") or self.is_text):
-                raise ValueError(f"{flag(name)} is for models of timm (--model timm:NAME), not {self.model}")
-        if self.has_pretrained_weights and self.init != "model":
-            raise ValueError(
-                f"--init {self.init} would overwrite the pretrained weights: give --init model, or a model without them"
-            )
-        if self.init == "gradinit" and self.amp == "fp16":
-            raise ValueError("--init gradinit computes in float32: choose --amp bf16 or none, or another --init")
-        if self.layer_decay is not None and self.rates != "single":
-            raise ValueError(f"--layer-decay and --rates {self.rates} both multiply the rates of layers: give one")
-        if self.repeats > 1 and self.augmentation == "none":
-            raise ValueError("--repeats needs --augmentation basic or another: copies of an image would be the same")
-        if self.warmup_epochs >= self.epochs:
-            raise ValueError(
-                f"--warmup-epochs {self.warmup_epochs:g} leaves nothing of {self.epochs:g} epochs: give fewer"
-            )
-        if self.min_lr > self.peak_lr:
-            raise ValueError(
-                f"--min-lr {self.min_lr:g} is above the peak learning rate, {self.peak_lr:g}: the rate would rise"
-            )
-        if min(self.std) <= 0:
-            raise ValueError(f"--std {','.join(map(str, self.std))}: all must be above 0")
+        check(self, DEFAULTS)
         return self
 
     @property
@@ -393,15 +319,7 @@ class Recipe:
 
 FIELDS = Recipe.__pydantic_fields__  # type: ignore[attr-defined]
 """Name -> field, whose `json_schema_extra` has the arguments of `option`."""
-
-
-def without_effect(values: Mapping[str, Any]) -> list[str]:
-    """The fields that differ from their defaults and have no effect with the choices of the others, see `ONLY`."""
-    return [
-        name for name, (other, choices) in ONLY.items()
-        if values.get(name, FIELDS[name].default) != FIELDS[name].default
-        and values.get(other, FIELDS[other].default) not in choices
-    ]  # fmt: skip
+DEFAULTS: dict[str, Any] = {name: field.default for name, field in FIELDS.items()}
 
 
 def is_text(data: str) -> bool:

@@ -202,8 +202,8 @@ def _included(recipe: Recipe, model: nn.Module) -> Callable[[str, Tensor], bool]
     for pattern in recipe.exclude:
         if not any(matches(name, [pattern]) for name, _ in named):
             raise ValueError(
-                f"--exclude {pattern} matches no parameter of {recipe.model}, which has {named[0][0]}, {named[-1][0]}, "
-                "..."
+                f"--exclude {pattern} matches no parameter of {recipe.model}; its parameters are {named[0][0]}, ..., "
+                f"{named[-1][0]}"
             )
     norms = {
         f"{path}.{part}" for path, module in model.named_modules() if isinstance(module, NORMS)

@@ -186,7 +186,7 @@ class Trainer:
         return total, [(b, total / (n * self.world.size)) for b, n in zip(batches, counts, strict=True)]
 
     def _weighted(self, steps: int) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor | int]]]:
-        """Passes as in `pairs`; targets come with the number of `_parts`."""
+        """Passes as in `minibatches`; targets come with the number of `_parts`."""
         passes = self._passes(self._sampler(0, steps))
         for step in range(steps):
             for micro, (batch, parts) in enumerate(self._parts(passes)[1]):

@@ -46,8 +46,8 @@ class DeviceTable:
         known: for each row, whether its Σw² was valid before the launch, bool.
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
-        workspace: what an operation keeps from launch to launch.
-        buffers: the tensors of it that kernels take, in their order.
+        workspace: objects that an operation reuses in later launches.
+        buffers: the tensors of the workspace that kernels take, in their order.
     """
 
     def __init__(

@@ -60,8 +60,8 @@ WRONG = [
     # text
     ("train --data text:nowhere.txt --model gpt2", "there is no file or folder nowhere.txt: give the path of a text"),
     ("train --data text:empty.txt --model gpt2", "empty.txt is empty: give a text"),
-    ("train --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes, without"),
-    ("calibrate --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt: its 90 bytes"),
+    ("train --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt with 90 bytes: it"),
+    ("calibrate --data text:short.txt --model gpt2", "--context 64 is too much for text:short.txt with 90 bytes"),
     (
         "train --data text:short.txt --context 8 --model gpt2",
         "--batch-size 64 is more than the 9 examples of the training",
@@ -168,7 +168,7 @@ def test_the_error_of_one_process_is_shown(run, monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("time.sleep", waited.append)
     assert run("train --goal 0.1", 2).stderr.startswith("Error: --goal is for")
-    assert waited == [3]
+    assert waited == [15]
 
 
 def test_divergence(run):

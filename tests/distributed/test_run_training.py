@@ -188,6 +188,8 @@ def test_a_dry_run_steps_in_all_processes_and_one_prints(options):
     console = Console(file=io.StringIO(), width=200)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dry_running, "GIB", 1)
+        # a pass of 4 images of 8 x 8 pixels
+        patch.setattr(dry_running, "LARGE", 8)
         dry_running.dry_run(recipe, console)
     told = console.file.getvalue()
     if dist.get_rank():

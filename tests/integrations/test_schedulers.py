@@ -16,7 +16,7 @@ SHAPES = [(5,), (2, 3), ()]
 RATES = (0.04, 0.01)
 ETAS = {"p0": 0.5, "p1": 3.0, "p2": 0.1}
 
-# each crosses its milestones within STEPS steps; `of` scales a rate to the rate of each group
+# each scheduler passes its milestones within STEPS steps; the argument `of` maps a rate to the rates of all groups
 SCHEDULERS = {
     "LambdaLR": lambda o, of: lrs.LambdaLR(o, lambda epoch: 1 / (1 + epoch)),
     "MultiplicativeLR": lambda o, of: lrs.MultiplicativeLR(o, lambda epoch: 0.5 if epoch % 3 == 0 else 1.25),

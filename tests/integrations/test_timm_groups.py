@@ -1,12 +1,12 @@
 """Param groups, schedulers, the registry and Lookahead of timm, on our optimizers and on torch's."""
 
 import importlib
-from copy import deepcopy
 from functools import partial
 
 import pytest
 import torch
 from cases import ALL, every_backend, every_case, every_name
+from small_vit import load, vit_twins
 from steps import OPTIONS, OURS, TORCH, compare, parameters, saved, train, twin
 from tolerances import close, same
 
@@ -38,17 +38,13 @@ SCHEDULES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def timm(timm):
-    for name in ("optim", "scheduler", "models.vision_transformer"):
-        importlib.import_module(f"timm.{name}")
+    load(timm)
     return timm
 
 
 @pytest.fixture
 def twins(timm, device):
-    """A small ViT and its copy."""
-    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": 4, "depth": 1, "num_heads": 2, "mlp_ratio": 1}
-    model = timm.models.vision_transformer.VisionTransformer(**sizes, num_classes=3).to(device)
-    return model, deepcopy(model)
+    return vit_twins(timm, device, depth=1)
 
 
 def schedule(timm, optimizers, sched):

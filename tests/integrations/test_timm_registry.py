@@ -4,12 +4,12 @@ import importlib
 import logging
 import sys
 from argparse import Namespace
-from copy import deepcopy
 from functools import partial
 
 import pytest
 import torch
 from plain_lion import PlainLion
+from small_vit import load, vit_twins
 from steps import compare, train
 from tolerances import close, same
 
@@ -39,8 +39,7 @@ OPTIONS = [
 @pytest.fixture(autouse=True)
 def registry(timm, monkeypatch):
     """timm's registry, as it was before."""
-    for name in ("optim", "scheduler", "models.vision_transformer"):
-        importlib.import_module(f"timm.{name}")
+    load(timm)
     found = importlib.import_module("timm.optim._optim_factory").default_registry
     monkeypatch.setattr(found, "_optimizers", dict(found._optimizers))
     return found
@@ -48,10 +47,7 @@ def registry(timm, monkeypatch):
 
 @pytest.fixture
 def twins(timm, device):
-    """A small ViT and its copy."""
-    sizes = {"img_size": 8, "patch_size": 4, "embed_dim": 4, "depth": 2, "num_heads": 2, "mlp_ratio": 1}
-    model = timm.models.vision_transformer.VisionTransformer(**sizes, num_classes=3).to(device)
-    return model, deepcopy(model)
+    return vit_twins(timm, device, depth=2)
 
 
 def learned(model):

@@ -44,7 +44,7 @@ def layout_of(cubin: bytes, name: str) -> list[Parameter]:
 
 
 class Utils(CudaUtils):
-    """Triton's functions in C, which remember what they load and what is launched."""
+    """Triton's functions in C, with a list of loaded functions and of launches."""
 
     def __init__(self):
         super().__init__()
@@ -62,14 +62,14 @@ class Utils(CudaUtils):
         return loaded
 
     def seen(self, programs, threads, function, parameters):
-        """Reads as many bytes of each parameter as the cubin says."""
+        """Reads each parameter, with its size in the cubin."""
         name, layout = self.functions[function]
         values = [ctypes.string_at(parameters[i], size) for i, (_, size) in enumerate(layout)]
         self.launched.append((name, programs, threads, values))
 
 
 class Launcher(CudaLauncher):
-    """Triton's launcher, and a check that the device gets what the kernel was compiled for."""
+    """Triton's launcher, with a check of the parameters that the device gets."""
 
     def __init__(self, source, metadata):
         super().__init__(source, metadata)
@@ -88,7 +88,7 @@ class Launcher(CudaLauncher):
                 expected.append(struct.pack("<q", arg.data_ptr()))
             else:
                 expected.append(struct.pack("<" + FORMATS[kind], arg))
-        # memory of the kernel's own and of a profiler, which there is none of
+        # addresses of scratch memory for the kernel and for a profiler: both are 0
         assert values == [*expected, bytes(8), bytes(8)]
         offset = 0
         for parameter, value in zip(UTILS.functions[call[4]][1], values, strict=True):

@@ -146,7 +146,7 @@ GATED = [["statistics_kernel 2 4 False 80", *[f"queue_kernel 1 4 False {register
 LAUNCHES = [
     *[f"step_kernel 4 4 False {registers}" for registers in (48, 48, 80, 80)],
     "statistics_kernel 2 4 False 80",
-    # as many programs as a device runs at once; a CPU runs one
+    # the number of programs that a device runs at once: 1 on a CPU
     *[f"queue_kernel 1 4 False {registers}" for registers in (96, 128)],
     *GATED[0],
     *GATED[1],

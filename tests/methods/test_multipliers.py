@@ -139,7 +139,7 @@ WRONG = [
     (lambda m: multipliers.layer_decay(m, 0.0), "decay=0.0 must be above 0 and at most 1"),
     (lambda m: multipliers.layer_decay(m, 0.5, blocks="trunk"), "blocks='trunk' is not a Sequential or ModuleList"),
     (lambda m: multipliers.layer_decay(m, 0.5, blocks=["a"]), "blocks= has 'a', but the model has no such module"),
-    (lambda m: multipliers.layer_decay(nn.Linear(2, 2), 0.5), "holds 80% of the model: pass blocks="),
+    (lambda m: multipliers.layer_decay(nn.Linear(2, 2), 0.5), "holds 80% of the model: give the names of blocks"),
     (
         lambda m: multipliers.layer_decay(m, 0.5, frozen=["stem.*"]),
         "has 'stem.*', which is not a parameter of the model",

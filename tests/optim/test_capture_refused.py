@@ -154,7 +154,7 @@ def test_a_number_on_another_device(name, option, capturing, device):
     capturing()
     kept = ours.param_groups[0][option]
     ours.param_groups[0][option] = torch.tensor(0.1, device="cpu" if device.type == "cuda" else "meta")
-    with pytest.raises(RuntimeError, match=f"{option} is a tensor on (cpu|meta), which a replay would not read"):
+    with pytest.raises(RuntimeError, match=f"{option} is a tensor on (cpu|meta), but a replay reads only tensors"):
         ours.step()
     ours.param_groups[0][option] = kept
     assert ours.state[named[0][1]]["step"].item() == 1

@@ -98,7 +98,7 @@ def test_rows_beyond_the_window_come_from_memory_twice(name, scaling, from_memor
 
 @pytest.mark.parametrize("name", OURS)
 def test_time_of_a_step_is_linear_in_the_number_of_tensors(name):
-    """Eight times as many tensors: factor 8 if linear, 64 if quadratic; cache effects lie between."""
+    """Eight times the tensors take eight times as long if the time is linear, and 64 times if it is quadratic."""
 
     def fastest(count):
         params = [torch.nn.Parameter(torch.ones(1)) for _ in range(count)]

@@ -269,7 +269,7 @@ def test_cautious_decay_is_refused(device):
     named = parameters([(2,)], torch.float32, device)
     for more in ({}, {"momentum": 0.9, "lr_in_momentum": True}):
         with pytest.raises(
-            ValueError, match="cautious_decay=True is not for SGD, which adds weight decay to the gradient"
+            ValueError, match="cautious_decay=True is not for SGD, since SGD adds weight decay to the gradient"
         ):
             fused_lwlr.SGD(named, lr=0.1, cautious_decay=True, **more)
     with pytest.raises(ValueError, match="cautious_decay=1 must be True or False"):

@@ -88,7 +88,7 @@ STEPS = {"sgd": (1, 4), "sgd in half precision": (1, 2), "adamw": (3, 16), "lion
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", [name for name in SETS if name != "one of 2^28"])
 def test_updates_are_far_behind_the_norms_of_their_row(name, step):
-    """At least as many items lie between as programs run at once on 132 multiprocessors, for 95 % of the elements."""
+    """For 95 % of the elements, the items in between keep all programs of 132 multiprocessors busy."""
     states, size = STEPS[step]
     numel, programs = np.array([math.prod(shape) for shape in shapes_of(name)]), 132 * least_resident("queue", states)
     row, kinds, _, counts, _ = items_of(numel, size, tile=GPU.queue_tile, window=GPU.window, programs=programs)

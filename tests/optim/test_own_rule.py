@@ -158,5 +158,5 @@ def test_a_coupled_rule_refuses_cautious_decay_and_says_why(device):
     class Coupled(Signum):
         rule = Rule(name="coupled", states=SIGNUM.states, numbers=numbers, update=update, decay="coupled")
 
-    with pytest.raises(ValueError, match="cautious_decay=True is not for Coupled, which adds weight decay to the grad"):
+    with pytest.raises(ValueError, match="cautious_decay=True is not for Coupled, since Coupled adds weight decay to"):
         Coupled(parameters([(3,)], torch.float32, device), cautious_decay=True)

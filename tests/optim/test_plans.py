@@ -146,7 +146,7 @@ def move_counts(optimizer, named):
 
 
 def exchange(optimizer, named):
-    """State of the heads, of which the next step has one; each count is then at the address of the other one."""
+    """Exchanges the state of the two heads. The next step has a gradient for one of them."""
     (_, p), (_, q) = named[2:4]
     optimizer.state[p], optimizer.state[q] = optimizer.state[q], optimizer.state[p]
 

@@ -1,4 +1,4 @@
-"""Numbers of sharded layers are uploaded together, from memory that the device can read while the host goes on."""
+"""Numbers of sharded layers are uploaded together, from pinned memory."""
 
 from unittest.mock import Mock
 
@@ -27,7 +27,7 @@ def test_one_upload(values, expected, monkeypatch):
 
 
 def test_numbers_on_the_device_stay_there(monkeypatch):
-    """A device without memory of its own stands in for a GPU."""
+    """This test uses the meta device as a GPU."""
     uploads = Mock(side_effect=upload)
     monkeypatch.setattr(sharded, "upload", uploads)
     like, there = torch.zeros(2, dtype=torch.float64, device="meta"), torch.zeros(1, device="meta")

@@ -1,7 +1,7 @@
 """Update rules of the scales: Adam with two first moments (the official code), or gradient descent (the paper).
 
-A rule maps scales and gradients to new scales: one number for each parameter, in float64; the gradient is None for a
-parameter without a scale.
+A rule maps scales and gradients to new scales: one number for each parameter, in float64. A parameter without a scale
+has the gradient None.
 """
 
 from collections.abc import Sequence

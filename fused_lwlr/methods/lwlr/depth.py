@@ -135,7 +135,7 @@ def _trunk(model: nn.Module) -> str:
     ]
     if not found:
         raise ValueError(
-            f"no Sequential or ModuleList holds {TRUNK:.0%} of the model: pass blocks=, such as "
-            '("layer1", "layer2", "layer3", "layer4")'
+            f"no Sequential or ModuleList holds {TRUNK:.0%} of the model: give the names of blocks, "
+            'blocks=("layer1", "layer2", "layer3", "layer4")'
         )
     return found[-1]

@@ -1,0 +1,99 @@
+"""The rules between fields of a recipe: choices that exclude each other, and fields that need another choice."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from fused_lwlr.training.fields import flag
+
+ONLY: dict[str, tuple[str, tuple[str, ...]]] = {
+    "gradinit_steps": ("init", ("gradinit",)),
+    "gradinit_gamma": ("init", ("gradinit",)),
+    "gradinit_tau": ("init", ("gradinit",)),
+    "lr_batch_size": ("lr_scaling", ("linear", "sqrt")),
+    "momentum": ("optimizer", ("sgd",)),
+    "nesterov": ("optimizer", ("sgd",)),
+    "lr_in_momentum": ("optimizer", ("sgd",)),
+    "betas": ("optimizer", ("adamw",)),
+    "eps": ("optimizer", ("adamw",)),
+    "goal": ("scaling", ("elr",)),
+    "trust_coefficient": ("scaling", ("lars", "larc")),
+    "calibration_steps": ("rates", ("layerwise",)),
+    "rates_exclude": ("rates", ("layerwise",)),
+    "power": ("schedule", ("polynomial",)),
+    "step_epochs": ("schedule", ("step",)),
+    "step_factor": ("schedule", ("step",)),
+    "bce_threshold": ("loss", ("bce",)),
+}
+"""Fields that act only with some choices of another field. With other choices they must have their defaults."""
+
+TEXT = ("context", "vocabulary", "tokenizer")
+IMAGES = (
+    "pretrained", "channels_last", "val_data", "loader", "image_size", "test_size", "augmentation", "crop_scale",
+    "color_jitter", "interpolation", "random_erasing", "repeats", "mixup", "cutmix", "crop_pct", "mean", "std",
+    "corrupt", "loss",
+)  # fmt: skip
+"""Fields that have a meaning only with text, or only with images."""
+
+
+def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
+    """Checks a recipe whose fields are valid one by one.
+
+    Args:
+        recipe: a `Recipe`.
+        defaults: field -> its default.
+
+    Raises:
+        ValueError: a field is excluded by another field, or needs another choice of it.
+    """
+    for name in without_effect(dataclasses.asdict(recipe), defaults):
+        other, choices = ONLY[name]
+        raise ValueError(
+            f"{flag(name)} is for {flag(other)} {' or '.join(choices)}, but {flag(other)} is {getattr(recipe, other)}"
+        )
+    if recipe.scaling == "elr" and recipe.goal is None:
+        raise ValueError("--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies")
+    if recipe.scaling == "lamb" and recipe.optimizer != "adamw":
+        raise ValueError("--scaling lamb goes with --optimizer adamw")
+    if recipe.scaling in ("lars", "larc") and recipe.optimizer != "sgd":
+        raise ValueError(f"--scaling {recipe.scaling} goes with --optimizer sgd; with adamw take lamb")
+    if recipe.lr_in_momentum and recipe.scaling == "larc":
+        raise ValueError("--lr-in-momentum does not go with --scaling larc, whose factor depends on --lr: take lars")
+    if (recipe.nesterov or recipe.lr_in_momentum) and not recipe.momentum:
+        raise ValueError("--nesterov and --lr-in-momentum need --momentum above 0")
+    for name in IMAGES if recipe.is_text else TEXT:
+        of_pairs = name == "val_data" and recipe.data.startswith("pairs:")
+        if getattr(recipe, name) != defaults[name] and not of_pairs:
+            kind = "images or pairs" if name == "val_data" else "images" if recipe.is_text else "text"
+            raise ValueError(f"{flag(name)} is for {kind}, not --data {recipe.data}")
+    for name in ("model_args", "pretrained"):
+        if getattr(recipe, name) and not (recipe.model.startswith("timm:") or recipe.is_text):
+            raise ValueError(f"{flag(name)} is for models of timm (--model timm:NAME), not {recipe.model}")
+    if recipe.has_pretrained_weights and recipe.init != "model":
+        raise ValueError(
+            f"--init {recipe.init} would overwrite the pretrained weights: give --init model, or a model without them"
+        )
+    if recipe.init == "gradinit" and recipe.amp == "fp16":
+        raise ValueError("--init gradinit computes in float32: choose --amp bf16 or none, or another --init")
+    if recipe.layer_decay is not None and recipe.rates != "single":
+        raise ValueError(f"--layer-decay and --rates {recipe.rates} both multiply the rates of layers: give one")
+    if recipe.repeats > 1 and recipe.augmentation == "none":
+        raise ValueError("--repeats needs --augmentation basic or another: copies of an image would be the same")
+    if recipe.warmup_epochs >= recipe.epochs:
+        raise ValueError(
+            f"--warmup-epochs {recipe.warmup_epochs:g} leaves nothing of {recipe.epochs:g} epochs: give fewer"
+        )
+    if recipe.min_lr > recipe.peak_lr:
+        raise ValueError(
+            f"--min-lr {recipe.min_lr:g} is above the peak learning rate, {recipe.peak_lr:g}: the rate would rise"
+        )
+    if min(recipe.std) <= 0:
+        raise ValueError(f"--std {','.join(map(str, recipe.std))}: all must be above 0")
+
+
+def without_effect(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """The fields that differ from their defaults and have no effect with the choices of the others, see `ONLY`."""
+    return [
+        name for name, (other, choices) in ONLY.items()
+        if values.get(name, defaults[name]) != defaults[name] and values.get(other, defaults[other]) not in choices
+    ]  # fmt: skip
