@@ -168,7 +168,7 @@ WRONG = {
     "no file": ("text:nowhere.txt", {}, FileNotFoundError, "there is no file or folder nowhere.txt: give the path"),
     "empty file": ("text:empty.txt", {}, ValueError, "empty.txt is empty: give a text"),
     "folder without text": ("text:folder", {}, FileNotFoundError, r"folder has no file \*.txt"),
-    "short": ("text:text.txt", {"context": 461}, ValueError, "context=461 is too much for .* with 1000 bytes: it needs at least 922"),
+    "short": ("text:text.txt", {"context": 461}, ValueError, "context=461 is too much for .* with 1000 bytes"),
     "not UTF-8": ("text:text.txt", {"vocabulary": "characters"}, ValueError, "text.txt is not UTF-8 .*vocabulary='byt"),
     "context": ("text:text.txt", {"context": 0}, ValueError, "context=0 is not positive"),
     "vocabulary": ("text:text.txt", {"vocabulary": "words"}, ValueError, "vocabulary='words' is unknown: choose from"),
