@@ -16,9 +16,9 @@ from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.papers.tuning import best
 
-MODEL = "vit"
+MODEL = "vit6x64"
 QUICK = "vit1x16"
-BATCH = 64
+BATCH = 128
 CHOOSING = 2
 """Seeds that choose a rate."""
 CONTROL = "LWLR's start, one rate"
@@ -139,7 +139,7 @@ STUDY = Study(
     more=more,
     report=report,
     epochs=None,
-    steps=200,
+    steps=375,
     data="fashion-mnist",
     seeds=5,
     options=frozenset({"data", "model", "steps", "seeds", "set"}),
