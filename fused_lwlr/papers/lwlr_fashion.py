@@ -18,7 +18,7 @@ from fused_lwlr.papers.tuning import best
 
 MODEL = "vit6x64"
 QUICK = "vit1x16"
-BATCH = 128
+BATCH = 64
 CHOOSING = 2
 """Seeds that choose a rate."""
 CONTROL = "LWLR's start, one rate"

@@ -65,7 +65,7 @@ def test_what_each_arm_trains(monkeypatch):
         ("model", "single", None), ("lwlr", "single", None), ("lwlr", "layerwise", ()), ("lwlr", "layerwise", tokens)
     ]  # fmt: skip
     assert {(recipe.optimizer, recipe.data, recipe.augmentation, recipe.steps) for recipe in recipes.values()} == {
-        ("sgd", "fashion-mnist", "basic", 200)
+        ("sgd", "fashion-mnist", "basic", 375)
     }
 
 
