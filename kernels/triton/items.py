@@ -118,18 +118,18 @@ def factors_of(
     clip,
     FORMULA: tl.constexpr,
     TARGET: tl.constexpr,
-    SPHERE: tl.constexpr,
+    RETRACTS: tl.constexpr,
 ):
     """Returns the factors of gradient, decayed gradient and direction, and ρ of a row, once the row is ready."""
-    factor, scale, ratio, retraction = clip, 1.0, 1.0, 1.0
+    factor, scale, ratio, rho = clip, 1.0, 1.0, 1.0
     if FORMULA is not None:
         while tl.atomic_add(ready + row, 0, sem="acquire") == 0:
             pass
         factor = tl.load(factors + row, cache_modifier=".cg")
         scale = tl.load(factors + rows + row, cache_modifier=".cg")
         ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
-        if SPHERE:
-            retraction = tl.load(factors + 3 * rows + row, cache_modifier=".cg")
+        if RETRACTS:
+            rho = tl.load(factors + 3 * rows + row, cache_modifier=".cg")
     if known_factors is not None:
         known_factor = tl.load(known_factors + row).to(tl.float32)
         if TARGET == "gradient":
@@ -138,12 +138,12 @@ def factors_of(
             scale = known_factor
         else:
             ratio = known_factor
-        if SPHERE:
-            retraction = tl.load(known_factors + rows + row).to(tl.float32)
+        if RETRACTS:
+            rho = tl.load(known_factors + rows + row).to(tl.float32)
     if row_sums is not None:
         inverse = tl.load(row_sums + 4 * row + 3)
         ratio = tl.where(inverse == 0, 1.0, harmonic_mean * inverse).to(tl.float32)
-    return factor, scale, ratio, retraction
+    return factor, scale, ratio, rho
 
 
 @triton.jit
@@ -184,14 +184,14 @@ def update(
     row, _, slot, start = item
     at, aligned, stop = tile
     hyper, lr, _, coefficients = numbers
-    factor, scale, ratio, retraction, shrink = factors
+    factor, scale, ratio, rho, shrink = factors
     rate = lr * ratio
     decay = rate * weight_decay_of(hyper, ON_DEVICE)
     # a None that is assigned to a name first cannot be a member of a tuple
     squares = visit(
         step_and_add, at, aligned, stop,
         (
-            rate, decay, (factor, scale), coefficients, retraction, shrink, hyper,
+            rate, decay, (factor, scale), coefficients, rho, shrink, hyper,
             None if seed is None else key_of(seed, row, steps), start,
         ),
         1, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK, 1,
