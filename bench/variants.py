@@ -114,7 +114,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
         least = constants.least_resident("queue", len(rule.states))
         scaled = {
             **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": meta["WIDTH"] + 2,
-            "FORMULA": formula.compiled(ELR.formula), "TARGET": target, "NUMBERS": 2, "HAS_DOT": False,
+            "FORMULA": formula.compiled(ELR.formula), "TARGET": target, "NUMBERS": 2,
             "ARGUMENTS": step.arguments_of(ELR(0.1).scale(rule)),
             "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
             "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
@@ -124,7 +124,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
         yield Variant(f"{name}, ELR", least, queue.queue_kernel, {**scaled, **absent})
         spheres = {
             "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction", "NUMBERS": 0, "RADIUS": 11,
-            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule)), "HAS_DOT": True,
+            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule)),
             "RETRACTION": (0.0, 0.0),
         }  # fmt: skip
         yield Variant(f"{name}, Hyperball", least, queue.queue_kernel, {**scaled, **absent, **spheres})

@@ -11,8 +11,8 @@ def retraction(
     dot: Tensor,
     direction_sq_sum: Tensor,
     rate: Tensor,
-    outward: float,
-    inward: float,
+    outward: Tensor,
+    inward: Tensor,
 ) -> Tensor:
     """Returns ρ, for which the new norm is R + s · (‖w − rate · d‖ − R).
 
@@ -23,7 +23,7 @@ def retraction(
         radius: R.
         weight_sq_sum, dot, direction_sq_sum: Σw², ⟨w, d⟩ and Σd² before the step.
         rate: the factor of the direction.
-        outward, inward: the parts of the change of the norm that remain.
+        outward, inward: the parts of the change of the norm that remain, in the dtype of the others.
     """
     sq_sum = weight_sq_sum - 2.0 * rate * dot + rate * rate * direction_sq_sum
     # not of NaN either, nor where rounding leaves nothing of the sum

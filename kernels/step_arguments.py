@@ -6,10 +6,14 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from fused_lwlr.kernels.retraction import retraction
+
 ScaleTarget = Literal["gradient", "decayed", "direction"]
 
 STEP_STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "scale")
-"""Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor."""
+"""Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor.
+
+Σw² is of the exact weights if the factor acts on the direction, since the pass over the direction reads them."""
 RETRACTION_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
 """Columns if the `Scale` has a retraction: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", "grad_abs_sum", "dot")
@@ -34,6 +38,11 @@ class Retraction(NamedTuple):
     inward: float = 0.0
     fixed: bool = True
 
+    def rho(self, radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
+        """Returns ρ, see `fused_lwlr.kernels.retraction`."""
+        outward, inward = (rate.new_full((), part) for part in (self.outward, self.inward))
+        return retraction(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
+
 
 class Scale(NamedTuple):
     """One factor for each row with `Row.scaled`, from statistics of this step; 1 for the other rows.
@@ -50,7 +59,7 @@ class Scale(NamedTuple):
             "direction": all that lr multiplies, decay included, by its own norm.
         numbers: name -> number.
         retraction: controls the norms of these rows, or None. With it the target is "direction", the formula takes R as
-            its `weight_norm`, and the step returns `RETRACTION_STATISTICS`, with Σw² of the exact weight.
+            its `weight_norm`, and the step returns `RETRACTION_STATISTICS`.
     """
 
     formula: Callable[..., Tensor]
@@ -63,11 +72,6 @@ class Scale(NamedTuple):
         """The arguments that the formula names, in its order."""
         code = self.formula.__code__
         return code.co_varnames[: code.co_argcount]
-
-    @property
-    def has_dot(self) -> bool:
-        """Whether the step measures ⟨w, d⟩, and then Σw² of the exact weight."""
-        return self.retraction is not None or "dot" in self.arguments
 
     def factor(self, known: Mapping[str, Tensor]) -> Tensor:
         """Returns the factor for these statistics: name -> tensors of one shape."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Factors, Gate, Hyper, Scale
 from fused_lwlr.kernels.pinned import upload
-from fused_lwlr.kernels.retraction import retraction, update_sq_sum
+from fused_lwlr.kernels.retraction import update_sq_sum
 from fused_lwlr.optim.gate import SkipReport, gates_of, loss_scales
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
@@ -100,9 +100,8 @@ class Sharded:
             "grad_abs_sum": sums[:, 0] * clip,
         }
         if "dot" in scale.arguments:
-            # both belong to the exact weight, as in one launch
             dots = self._completion.sum(self._measure(options, hyper, Scale(dot_itself, "direction"), gates))
-            known |= {"dot": dots[:, 4], "weight_norm": dots[:, 3].sqrt()}
+            known["dot"] = dots[:, 4]
         if controlled is not None and controlled.fixed:
             known["weight_norm"] = self._radii
         factors, lr = self._factors(hyper, scale, known)
@@ -111,7 +110,7 @@ class Sharded:
         if controlled is not None:
             moments, rate = (sums[:, 3], sums[:, 6], sums[:, 5]), lr * sums[:, 4]
             radii = torch.where(scaled, known["weight_norm"], 0.0)
-            rho = retraction(radii, *moments, rate, controlled.outward, controlled.inward)
+            rho = controlled.rho(radii, *moments, rate)
             sums[:, 7] = update_sq_sum(rho, *moments, rate)
         return self._split(sums[:, 4], scale, rho), gates, list(sums.split(self._counts)), report
 

@@ -8,9 +8,17 @@ from torch import Tensor
 from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.reference.statistics import inverse_of
-from fused_lwlr.kernels.retraction import retraction, update_sq_sum
+from fused_lwlr.kernels.retraction import update_sq_sum
 from fused_lwlr.kernels.rules.base import Hyper, Quotient, Rule, cautious
-from fused_lwlr.kernels.step_arguments import RETRACTION_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
+from fused_lwlr.kernels.step_arguments import (
+    RETRACTION_STATISTICS,
+    STEP_STATISTICS,
+    Balance,
+    Factors,
+    Gate,
+    Retraction,
+    Scale,
+)
 from fused_lwlr.kernels.table import Row, Table
 
 Factor = float | Tensor
@@ -145,12 +153,12 @@ class StepContext:
             return self._factor
         sq_sum = direction.square().sum(dtype=self._sums)
         dot = None
-        if self._scale is not None and self._scale.has_dot and self.statistics is not None:
+        if self.statistics is not None:
             self.statistics[self._index, 3] = self._weight.square().sum(dtype=self._sums)
             dot = (self._weight * direction).sum(dtype=self._sums)
         factor = self._measure(sq_sum.sqrt(), dot)
         if self._retraction is not None and dot is not None:
-            self._retract(*self._retraction[:2], dot, sq_sum)
+            self._retract(self._retraction, dot, sq_sum)
         return factor
 
     def store(self, stored: Tensor, computed: Tensor, column: int) -> None:
@@ -222,15 +230,15 @@ class StepContext:
         """Returns R of a fixed retraction, else ‖w‖."""
         return values[3].sqrt() if self._radii is None else self._radii[self._index]
 
-    def _retract(self, outward: float, inward: float, dot: Tensor, sq_sum: Tensor) -> None:
+    def _retract(self, retraction: Retraction, dot: Tensor, sq_sum: Tensor) -> None:
         """Computes ρ of the row and its statistics."""
         assert self.statistics is not None
         values = self.statistics[self._index]
         moments = values[3], dot, sq_sum
         rate = self.lr * values[4]
-        self._rho = torch.ones_like(rate)
-        if self._row.scaled:
-            self._rho = retraction(self._weight_norm(values), *moments, rate, outward, inward)
+        self._rho = (
+            retraction.rho(self._weight_norm(values), *moments, rate) if self._row.scaled else torch.ones_like(rate)
+        )
         values[5:] = torch.stack((sq_sum, dot, update_sq_sum(self._rho, *moments, rate)))
 
 

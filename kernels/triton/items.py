@@ -60,19 +60,20 @@ def measure(
     TARGET: tl.constexpr,
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    HAS_DOT: tl.constexpr,  # whether ⟨w, d⟩ is summed, and Σw² of the exact weight
 ):
     """Stores the partial sums of a tile."""
     at, aligned, stop = tile
+    DIRECTION: tl.constexpr = TARGET == "direction"
     # a direction loads all columns, so one block keeps enough loads in flight
     sums = visit(
-        add_norms, at, aligned, stop, numbers, 6 if HAS_DOT else 4, DTYPES, RULE if TARGET == "direction" else None,
-        DECAY, ON_DEVICE, BLOCK, 1 if TARGET == "direction" else AT_ONCE,
+        add_norms, at, aligned, stop, numbers, 6 if DIRECTION else 4, DTYPES, RULE if DIRECTION else None,
+        DECAY, ON_DEVICE, BLOCK, 1 if DIRECTION else AT_ONCE,
     )  # fmt: skip
     for i in tl.static_range(4):
         tl.store(partials + i * tiles + slot, sums[i])
     weight_partials = partials + WEIGHT_SUM * tiles
-    if HAS_DOT:
+    if DIRECTION:
+        # the pass over the direction reads the weights anyway
         tl.store(weight_partials + slot, sums[5])
         tl.store(partials + DOT_SUM * tiles + slot, sums[4])
     else:
@@ -178,6 +179,7 @@ def update(
     RULE: tl.constexpr,
     DECAY: tl.constexpr,
     ON_DEVICE: tl.constexpr,
+    TARGET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Steps a tile, and stores Σw² of the new weights for the next step."""
@@ -197,6 +199,7 @@ def update(
         1, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK, 1,
     )  # fmt: skip
     tl.store(weight_partials + slot, squares[0])
-    # other threads wrote the weights that the fingerprint reads
-    tl.debug_barrier()
-    tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
+    if TARGET != "direction":
+        # other threads wrote the weights that the fingerprint reads
+        tl.debug_barrier()
+        tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))

@@ -41,7 +41,7 @@ def add_norms(
     offs,  # offsets of the block in the tile
     numel,  # elements of the tile
     numbers,  # (1 / grad_scale, factor of the gradient, coefficients, hyper)
-    sums,  # accumulators of Σ|g|, Σg², non-finite g and Σd²; and of ⟨w, d⟩ and Σw² if there are six
+    sums,  # accumulators of Σ|g|, Σg², non-finite g and Σd²; with a direction also of ⟨w, d⟩ and Σw²
     DTYPES: tl.constexpr,
     RULE: tl.constexpr,  # None if there is no direction
     DECAY: tl.constexpr,
@@ -61,8 +61,7 @@ def add_norms(
         if not FULL:
             d = tl.where(offs < numel, d, 0.0)
         direction_sum += fold(d * d, FULL)
-        if len(sums) == 6:
-            dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
+        dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
     g = load(at[GRAD], offs, numel, DTYPES[GRAD], FULL, "evict_last")
     # The order of product and absolute value affects the machine code. Without a product first, compilers take the
@@ -72,7 +71,7 @@ def add_norms(
     sq_sum += fold(magnitude * magnitude, FULL)
     # false for NaN as well as for infinity
     nonfinite += fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
-    if len(sums) == 6:
+    if RULE is not None:
         return abs_sum, sq_sum, nonfinite, direction_sum, dot, weight_sum
     else:
         return abs_sum, sq_sum, nonfinite, direction_sum

@@ -139,7 +139,7 @@ def queue_kernel(
     tiles,  # number of tiles of all rows
     counters,  # int32: ticket, programs that left; [3, rows] norm items done, ready, update items done; largest Σw²
     partials,  # float32 [5 or 6, tiles], see norms.py
-    checksums,  # int32 [tiles], fingerprints of the weights of Σw²
+    checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused if the target is the direction
     factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
     statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `RETRACTION_STATISTICS`
     totals,  # float64 [5], see `Gate`
@@ -161,7 +161,6 @@ def queue_kernel(
     ARGUMENTS: tl.constexpr,  # see `finalize_row`
     TARGET: tl.constexpr,  # target of a `Scale` or `Factors`
     NUMBERS: tl.constexpr,  # numbers of a `Scale`
-    HAS_DOT: tl.constexpr,  # see `Scale.has_dot`
     GATED: tl.constexpr,  # whether to clip
     SKIP: tl.constexpr,  # see `Gate`
     RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
@@ -189,7 +188,7 @@ def queue_kernel(
         if kind == 0:
             measure(
                 row, slot, tile, (sign * unscale, sign * clip * unscale, coefficients, hyper), addresses, rows,
-                tiles, partials, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK, AT_ONCE, HAS_DOT,
+                tiles, partials, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK, AT_ONCE,
             )  # fmt: skip
             last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
             if last:
@@ -210,7 +209,7 @@ def queue_kernel(
             update(
                 item, tile, numbers, steps,
                 (factor * (sign * unscale), scale, ratio, divisor if RETRACTION is None else rho, divisor), seed,
-                partials + WEIGHT_SUM * tiles, checksums, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK,
+                partials + WEIGHT_SUM * tiles, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK,
             )  # fmt: skip
             if RESCALE or row_sums is not None:
                 last, first, count = arrive(updated, addresses, rows, row, BLOCK * PASSES)

@@ -159,7 +159,8 @@ def _queued(
             device_table.finish()
             if rescale or balance:
                 norms.remember_totals(table)
-        device_table.remember_norms()
+        if target != "direction":
+            device_table.remember_norms()
         return work.statistics if formula is not None else None
 
     return take
@@ -188,7 +189,6 @@ def _queue_kernel(
         ARGUMENTS=arguments_of(formula) if formula is not None else (),
         TARGET=scale.target if isinstance(scale, (Scale, Factors)) else "gradient",
         NUMBERS=len(formula.numbers) if formula is not None else 0,
-        HAS_DOT=formula is not None and formula.has_dot,
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
         WRITE=write, BLOCK=sizes.block, PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once,
         SLOTS=sizes.queue_slots, RETRACTION=None if retraction is None else tuple(map(float, retraction[:2])),
