@@ -125,8 +125,8 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
 
     Raises:
         RuntimeError: gradients exist already, the optimizer has such a handle, or a process group exists and a
-            parameter is not sharded by `fully_shard`. Later, by `backward()` or `step()`: a second gradient of a parameter before `optimizer.step()`, a closure, a
-            `torch.amp.GradScaler`, or a capture in a CUDA graph.
+            parameter is not sharded by `fully_shard`. Later, by `backward()` or `step()`: a second gradient of a
+            parameter before `optimizer.step()`, a closure, a `torch.amp.GradScaler`, or a capture in a CUDA graph.
         TypeError: the optimizer is not from this package.
         ValueError: an option is refused, `max_bytes` is below 1, or parameters are not in the model, are on
             several devices or share memory.
