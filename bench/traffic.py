@@ -26,6 +26,7 @@ from fused_lwlr import (
     Hyperball,
     NormalizedGradient,
     NormalizedGradientAdaptive,
+    RadialBrake,
     ScaleInvariant,
     UpdateFloor,
 )  # fmt: skip
@@ -80,6 +81,7 @@ def _rows() -> list[Row]:
         Row("sgd", {**MOMENTUM, "layers": {"layer0.weight": 0.5}}, "fp32", 20, 0, 1),
         Row("sgd", {**MOMENTUM, "scaling": LAMB()}, "fp32", 20, 12, 1),
         Row("sgd", {**MOMENTUM, "scaling": Hyperball()}, "fp32", 20, 12, 1),
+        Row("sgd", {**MOMENTUM, "scaling": RadialBrake()}, "fp32", 20, 12, 1),
         Row("sgd", {**MOMENTUM, "scaling": UpdateFloor(0.35)}, "fp32", 20, 12, 1),
         Row("sgd", {**MOMENTUM, "clip_global_norm": 1.0}, "fp32", 24, 0, 2),
         Row("sgd", {**MOMENTUM, "nonfinite": "skip"}, "fp32", 24, 0, 2),
@@ -100,6 +102,7 @@ def _rows() -> list[Row]:
         Row("adamw", {"nonfinite": "skip"}, "fp32", 32, 0, 2),
         Row("adamw", {"scaling": LAMB(), "clip_global_norm": 1.0}, "fp32", 32, 16, 2),
         Row("adamw", {"scaling": Hyperball()}, "fp32", 28, 16, 1),
+        Row("adamw", {"scaling": RadialBrake()}, "fp32", 28, 16, 1),
         Row("adamw", {"scaling": UpdateFloor(0.35)}, "fp32", 28, 16, 1),
         Row("adamw", {"scaling": Hyperball(), "clip_global_norm": 1.0}, "fp32", 32, 16, 2),
         Row("adamw", {"capturable": True}, "fp32", 28, 0, 1),

@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 
 from fused_lwlr import ELR, Hyperball
-from fused_lwlr.kernels import ADAMW, LION, SGD, Rule, constants, sphere
+from fused_lwlr.kernels import ADAMW, LION, SGD, Rule, constants
 from fused_lwlr.kernels.triton.numbers import HEADER
 
 # the modules: the package exports functions of these names
@@ -114,18 +114,18 @@ def variants(dtype: Any) -> Iterator[Variant]:
         least = constants.least_resident("queue", len(rule.states))
         scaled = {
             **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": meta["WIDTH"] + 2,
-            "FORMULA": formula.compiled(ELR.formula), "TARGET": target, "NUMBERS": 2, "HAS_DOT": False,
+            "FORMULA": formula.compiled(ELR.formula), "TARGET": target, "NUMBERS": 2,
             "ARGUMENTS": step.arguments_of(ELR(0.1).scale(rule)),
             "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
             "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
-            "SLOTS": constants.GPU.queue_slots, "RADIUS": None, "RETRACTION": None, "UPDATE": None,
+            "SLOTS": constants.GPU.queue_slots, "RADIUS": None, "RETRACTION": None,
         }  # fmt: skip
         absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "row_sums", "seed"))
         yield Variant(f"{name}, ELR", least, queue.queue_kernel, {**scaled, **absent})
         spheres = {
             "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction", "NUMBERS": 0, "RADIUS": 11,
-            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule)), "HAS_DOT": True,
-            "RETRACTION": formula.compiled(sphere.retraction), "UPDATE": formula.compiled(sphere.update_sq_sum),
+            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule)),
+            "RETRACTION": (0.0, 0.0),
         }  # fmt: skip
         yield Variant(f"{name}, Hyperball", least, queue.queue_kernel, {**scaled, **absent, **spheres})
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}

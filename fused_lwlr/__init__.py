@@ -34,6 +34,7 @@ __all__ = [
     "MetaInitResult",
     "NormalizedGradient",
     "NormalizedGradientAdaptive",
+    "RadialBrake",
     "ScaleInvariant",
     "StepStatistics",
     "UpdateFloor",

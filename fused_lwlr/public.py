@@ -17,6 +17,7 @@ from fused_lwlr.scaling import (
     Hyperball,
     NormalizedGradient,
     NormalizedGradientAdaptive,
+    RadialBrake,
     UpdateFloor,
 )
 from fused_lwlr.statistics import LayerStatistics, layer_statistics
@@ -45,6 +46,7 @@ __all__ = [
     "MetaInitResult",
     "NormalizedGradient",
     "NormalizedGradientAdaptive",
+    "RadialBrake",
     "ScaleInvariant",
     "StepStatistics",
     "UpdateFloor",

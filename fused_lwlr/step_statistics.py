@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import SPHERE_STATISTICS, STEP_STATISTICS
+from fused_lwlr.kernels import RETRACTION_STATISTICS, STEP_STATISTICS
 from fused_lwlr.statistics import Columns
 
 
@@ -19,15 +19,15 @@ class StepStatistics(Columns):
             its param group and position as its name, such as `0.3`.
         constrained: for each layer, whether the scaling acts on it.
         values: float64 of shape [layers, 5]: Σ|g|, Σg², number of non-finite g, Σw² before the step, trust ratio. With
-            layers on spheres (`Hyperball`, `ELR(retract="sphere")`) [layers, 8]: also Σd², ⟨w, d⟩ and ‖Δw‖². Σw² then
-            uses the exact weights.
+            a scaling that controls norms after the step (`Hyperball`, `ELR(retract="sphere")`, `RadialBrake`)
+            [layers, 8]: also Σd², ⟨w, d⟩ and ‖Δw‖². Σw² uses the exact weights if the factor acts on the direction.
     """
 
     names: tuple[str, ...]
     constrained: tuple[bool, ...]
     values: Tensor
 
-    columns = SPHERE_STATISTICS
+    columns = RETRACTION_STATISTICS
 
     @property
     def trust_ratio(self) -> Tensor:
@@ -58,29 +58,29 @@ class StepStatistics(Columns):
     def update_ratio(self) -> Tensor:
         """‖Δw‖ / ‖w‖ of each layer, float64 [layers], before Δw is rounded to half precision.
 
-        NaN unless the scaling keeps layers on spheres: other steps do not compute it.
+        NaN unless the scaling controls norms after the step: other steps do not compute it.
         """
-        return self._of_spheres("update_sq_sum").sqrt() / self.weight_norm
+        return self._of_retraction("update_sq_sum").sqrt() / self.weight_norm
 
     @property
     def cosine(self) -> Tensor:
         """The cosine of w and the direction d, with decay, of each layer: float64 [layers]; NaN as `update_ratio`."""
-        return self._of_spheres("dot") / (self.weight_norm * self._of_spheres("direction_sq_sum").sqrt())
+        return self._of_retraction("dot") / (self.weight_norm * self._of_retraction("direction_sq_sum").sqrt())
 
     def to_dict(self) -> dict[str, dict[str, float]]:
         """Returns layer name -> statistic -> number, with one transfer from the device.
 
-        "update_ratio" and "cosine" are included only with layers on spheres.
+        "update_ratio" and "cosine" are included only with a scaling that controls norms after the step.
         """
         names: tuple[str, ...] = ("abs_sum", "grad_norm", "weight_norm", "nonfinite", "elr", "trust_ratio")
-        if self._spheres:
+        if self._retracts:
             names = (*names, "update_ratio", "cosine")
         rows = torch.stack([getattr(self, name) for name in names], dim=1).tolist()
         return {layer: dict(zip(names, row, strict=True)) for layer, row in zip(self.names, rows, strict=True)}
 
     def __str__(self) -> str:
         width = max(map(len, self.names), default=5)
-        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio", *(("‖Δw‖/‖w‖", "cosine") * self._spheres))
+        titles = ("Σ|g|", "‖g‖", "‖w‖", "non-finite", "ELR", "trust ratio", *(("‖Δw‖/‖w‖", "cosine") * self._retracts))
         lines = [f"{'layer':{width}}  " + "  ".join(f"{title:>11}" for title in titles)]
         for name, row in self.to_dict().items():
             lines.append(f"{name:{width}}  " + "  ".join(f"{number:11.3e}" for number in row.values()))
@@ -88,11 +88,11 @@ class StepStatistics(Columns):
         return "\n".join(lines)
 
     @property
-    def _spheres(self) -> bool:
+    def _retracts(self) -> bool:
         return self.values.shape[1] > len(STEP_STATISTICS)
 
-    def _of_spheres(self, name: str) -> Tensor:
-        return self._column(name) if self._spheres else torch.full_like(self.abs_sum, torch.nan)
+    def _of_retraction(self, name: str) -> Tensor:
+        return self._column(name) if self._retracts else torch.full_like(self.abs_sum, torch.nan)
 
     def _constrained_elr(self) -> Tensor:
         elr = self.elr
@@ -104,8 +104,9 @@ class LayerStatsLogger:
 
         optimizer.register_step_post_hook(LayerStatsLogger(SummaryWriter(), every=100))
 
-    The tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, with layers on
-    spheres also `update_ratio/<layer>` and `cosine/<layer>`, and `elr_mean` and `elr_spread` over all layers.
+    The tags are `elr/<layer>`, `trust_ratio/<layer>`, `grad_norm/<layer>` and `weight_norm/<layer>`, with a
+    scaling that controls norms after the step also `update_ratio/<layer>` and `cosine/<layer>`, and `elr_mean` and
+    `elr_spread` over all layers.
 
     Args:
         writer: an object with `add_scalar(tag, value, step)`, such as a `torch.utils.tensorboard.SummaryWriter`.

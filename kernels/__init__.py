@@ -6,20 +6,29 @@ signatures and docstrings; neither imports the other, and neither uses `torch.op
 
 if __name__ == "fused_lwlr.kernels":
     from fused_lwlr.kernels.rules import ADAMW, LION, SGD, Hyper, Rule
-    from fused_lwlr.kernels.step_arguments import SPHERE_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
+    from fused_lwlr.kernels.step_arguments import (
+        RETRACTION_STATISTICS,
+        STEP_STATISTICS,
+        Balance,
+        Factors,
+        Gate,
+        Retraction,
+        Scale,
+    )
     from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
     __all__ = [
         "ADAMW",
         "LION",
+        "RETRACTION_STATISTICS",
         "SGD",
-        "SPHERE_STATISTICS",
         "STATISTICS",
         "STEP_STATISTICS",
         "Balance",
         "Factors",
         "Gate",
         "Hyper",
+        "Retraction",
         "Row",
         "Rule",
         "Scale",

@@ -6,16 +6,42 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from fused_lwlr.kernels.retraction import retraction
+
 ScaleTarget = Literal["gradient", "decayed", "direction"]
 
 STEP_STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "scale")
-"""Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor."""
-SPHERE_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
-"""Columns if the `Scale` has spheres: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
+"""Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor.
+
+Σw² is of the exact weights if the factor acts on the direction, since the pass over the direction reads them."""
+RETRACTION_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
+"""Columns if the `Scale` has a retraction: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", "grad_abs_sum", "dot")
 """Arguments of a formula, which may also name direction_norm and its own numbers."""
 OF_DIRECTION = ("direction_norm", "dot")
 """Arguments that only a formula whose target is the direction may name."""
+
+
+class Retraction(NamedTuple):
+    """Control of the norms of rows: w ← ρ · (w − lr · s · d), where ρ limits the change of ‖w‖.
+
+    The new norm is R + p · (‖w − lr · s · d‖ − R), where p is `outward` if the step increases the norm beyond R, and
+    `inward` otherwise. ρ is 1 for R = 0.
+
+    Attributes:
+        outward, inward: the parts of the change of the norm that remain; 0 keeps the norm at R.
+        fixed: whether R is the radius of the row, from the column "radius" of the table; otherwise R is ‖w‖ before the
+            step.
+    """
+
+    outward: float = 0.0
+    inward: float = 0.0
+    fixed: bool = True
+
+    def rho(self, radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
+        """Returns ρ, see `fused_lwlr.kernels.retraction`."""
+        outward, inward = (rate.new_full((), part) for part in (self.outward, self.inward))
+        return retraction(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
 
 
 class Scale(NamedTuple):
@@ -32,26 +58,20 @@ class Scale(NamedTuple):
             before any weight decay. "decayed": the gradient with coupled weight decay added, by the norm without it.
             "direction": all that lr multiplies, decay included, by its own norm.
         numbers: name -> number.
-        sphere: whether each of these rows stays on a sphere, w ← ρ · (w − lr · s · d) with ρ so that ‖w‖ is the radius
-            of the row; ρ = 1 for a radius of 0. The target is "direction" then. The formula takes the radius as its
-            `weight_norm`, and the step returns `SPHERE_STATISTICS`, with Σw² of the exact weight.
+        retraction: controls the norms of these rows, or None. With it the target is "direction", the formula takes R as
+            its `weight_norm`, and the step returns `RETRACTION_STATISTICS`.
     """
 
     formula: Callable[..., Tensor]
     target: ScaleTarget
     numbers: Mapping[str, float] = {}
-    sphere: bool = False
+    retraction: Retraction | None = None
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The arguments that the formula names, in its order."""
         code = self.formula.__code__
         return code.co_varnames[: code.co_argcount]
-
-    @property
-    def has_dot(self) -> bool:
-        """Whether the step measures ⟨w, d⟩, and then Σw² of the exact weight."""
-        return self.sphere or "dot" in self.arguments
 
     def factor(self, known: Mapping[str, Tensor]) -> Tensor:
         """Returns the factor for these statistics: name -> tensors of one shape."""
@@ -69,12 +89,12 @@ class Factors(NamedTuple):
     Attributes:
         values: float64 [rows], one factor for each row.
         target: as in `Scale`.
-        retraction: float64 [rows], ρ of a `Scale` with spheres, or None.
+        rho: float64 [rows], ρ of a `Scale` with a retraction, or None.
     """
 
     values: Tensor
     target: ScaleTarget
-    retraction: Tensor | None = None
+    rho: Tensor | None = None
 
 
 class Balance(NamedTuple):

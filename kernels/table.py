@@ -59,7 +59,7 @@ class Table:
             out. All tensors of a column share one dtype, and all columns share one device. "step" holds the number of
             steps taken, float32 of no dimension, where the device counts them. "master_weight" holds the float32
             weights that parameters are rounded from. "ema" holds the moving averages of the weights. "radius" holds for
-            each row of a parameter the radius of its sphere, float32 [rows of the parameter], if it has spheres.
+            each row of a parameter the norm R that a `Retraction` keeps, float32 [rows of the parameter].
         rows: contiguous slices of parameters, each with its learning-rate multiplier; by default one row for each
             parameter. All rows of a parameter are adjacent.
         grad_dtype: the dtype of gradients; by default the dtype of the first gradient, or of the parameters.

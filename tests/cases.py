@@ -13,6 +13,7 @@ from fused_lwlr import (
     Hyperball,
     NormalizedGradient,
     NormalizedGradientAdaptive,
+    RadialBrake,
     UpdateFloor,
 )
 from fused_lwlr.scaling import everything
@@ -31,14 +32,14 @@ ALL = {"select": everything}
 # one instance of each class
 SCALINGS = [
     ELR(0.1), LARS(), LARC(), NormalizedGradient(), NormalizedGradientAdaptive(), ClipByLayer(0.5), LAMB(),
-    Hyperball(), UpdateFloor(0.35),
+    Hyperball(), UpdateFloor(0.35), RadialBrake(),
 ]  # fmt: skip
 # and with every option set, for every layer
 VARIANTS = [
     ELR(0.1, **ALL), ELR(0.3, eps=0.5, **ALL), LARS(**ALL), LARS(0.5, eps=0.1, **ALL), LARC(0.02, **ALL),
     LARC(0.05, **ALL), NormalizedGradient(), NormalizedGradientAdaptive(**ALL), ClipByLayer(1.0), LAMB(**ALL),
     LAMB(min_norm=2.0, max_norm=5.0, max_ratio=0.5, **ALL), Hyperball(**ALL), ELR(0.3, retract="sphere", **ALL),
-    UpdateFloor(1.5, **ALL), UpdateFloor(1.3, ceiling=1.6, **ALL),
+    UpdateFloor(1.5, **ALL), UpdateFloor(1.3, ceiling=1.6, **ALL), RadialBrake(0.3, 0.6, **ALL),
 ]  # fmt: skip
 UNCORRECTED = LAMB(bias_correction=False, **ALL)
 FORMULAS = [(name, scaling) for name in OURS for scaling in VARIANTS] + [("adamw", UNCORRECTED)]

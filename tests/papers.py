@@ -16,6 +16,7 @@ from fused_lwlr import (
     Hyperball,
     NormalizedGradient,
     NormalizedGradientAdaptive,
+    RadialBrake,
     UpdateFloor,
 )
 
@@ -37,6 +38,13 @@ def bounded(scaling: Any, w: Tensor, d: Tensor) -> float:
     """The factor of UpdateFloor, which puts ‖d‖ between two multiples of ‖w‖."""
     length = min(max(float(d.norm()), scaling.ratio * float(w.norm())), scaling.ceiling * float(w.norm()))
     return length / float(d.norm()) if d.numel() else 1.0
+
+
+def braked(scaling: Any, w: Tensor, moved: Tensor) -> Tensor:
+    """The new weight of RadialBrake, which lets a part of the change of the norm remain."""
+    before, after = float(w.norm()), float(moved.norm())
+    part = scaling.outward if after > before else scaling.inward
+    return moved * ((before + part * (after - before)) / after) if before and after != before else moved
 
 
 def on_sphere(scaling: Any, w: Tensor, d: Tensor, state: State, lr: float) -> Tensor:
@@ -85,7 +93,7 @@ def sgd(
             d = trust_ratio(scaling, w, d) * d
         case UpdateFloor():
             d = bounded(scaling, w, d) * d
-    return w - lr * d
+    return braked(scaling, w, w - lr * d) if isinstance(scaling, RadialBrake) else w - lr * d
 
 
 def adamw(
@@ -122,7 +130,7 @@ def adamw(
             d = bounded(scaling, w, d) * d
         case ELR():
             d = scaling.goal / (d.norm() / w.norm() + scaling.eps) * d
-    return w - lr * d
+    return braked(scaling, w, w - lr * d) if isinstance(scaling, RadialBrake) else w - lr * d
 
 
 RULES = {"sgd": sgd, "adamw": adamw}

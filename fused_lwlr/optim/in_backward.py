@@ -11,6 +11,7 @@ from fused_lwlr.memory import find_overlap
 from fused_lwlr.optim.base import FusedOptimizer
 from fused_lwlr.optim.hooks import untraced
 from fused_lwlr.optim.plans import Plans
+from fused_lwlr.shards import is_distributed, local
 
 
 class StepInBackward:
@@ -116,15 +117,16 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
         optimizer: an optimizer of this package. These options are refused, since they need all gradients or all
             weights before the first step: clip_global_norm, nonfinite="skip" and "raise", rescale_weights, BalancedLR.
         max_bytes: the size of gradients, in bytes, at which a bucket is stepped. Gradients take at most this size plus
-            the size of the largest gradient.
+            the size of the largest gradient. Gradients that `fully_shard` has sharded count whole, so that all
+            processes have the same buckets.
 
     Returns:
         A handle, whose `remove()` removes the hooks.
 
     Raises:
-        RuntimeError: gradients exist already, the optimizer has such a handle, or a process group exists. Later,
-            by `backward()` or `step()`: a second gradient of a parameter before `optimizer.step()`, a closure, a
-            `torch.amp.GradScaler`, or a capture in a CUDA graph.
+        RuntimeError: gradients exist already, the optimizer has such a handle, or a process group exists and a
+            parameter is not sharded by `fully_shard`. Later, by `backward()` or `step()`: a second gradient of a
+            parameter before `optimizer.step()`, a closure, a `torch.amp.GradScaler`, or a capture in a CUDA graph.
         TypeError: the optimizer is not from this package.
         ValueError: an option is refused, `max_bytes` is below 1, or parameters are not in the model, are on
             several devices or share memory.
@@ -142,7 +144,7 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
     devices = sorted({str(param.device) for param in params})
     if len(devices) > 1:
         raise ValueError(f"parameters are on {', '.join(devices)}: step_in_backward() is for parameters on one device")
-    if find_overlap(list({id(param): param for param in params}.values())) is not None:
+    if find_overlap([local(param) for param in {id(param): param for param in params}.values()]) is not None:
         raise ValueError("parameters share memory: one would be changed while backward() needs another; clone() them")
     if any(param.grad is not None for param in params):
         raise RuntimeError("there are gradients before step_in_backward(): call optimizer.zero_grad() first")
@@ -157,10 +159,13 @@ def check_final(optimizer: FusedOptimizer) -> None:
             "GradScaler.step() after step_in_backward(): parameters were stepped by scaled gradients already, before "
             "it was known whether these overflowed; train in bfloat16, which needs no GradScaler"
         )
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    # fully_shard runs hooks with averaged gradients, in the same order on all processes
+    if not all(map(is_distributed, params_of(optimizer))):
         raise RuntimeError(
-            "step_in_backward() with a process group: DDP averages gradients over processes after its hooks, and "
-            "fully_shard is not supported; it is for one process, without init_process_group()"
+            "step_in_backward() with a process group needs parameters that fully_shard has sharded, since DDP averages "
+            "gradients over processes after its hooks: shard the model with fully_shard, or call step() without it"
         )
 
 

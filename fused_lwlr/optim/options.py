@@ -107,10 +107,10 @@ class StepOptions:
             raise ValueError(
                 f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not"
             )
-        if self.on_spheres and self.rescale_weights is not False:
+        if scaling is not None and scaling.retraction is not None and self.rescale_weights is not False:
             raise ValueError(
-                f"scaling={scaling!r} and rescale_weights= exclude each other: weights on spheres keep their norms; "
-                "choose one"
+                f"scaling={scaling!r} and rescale_weights= exclude each other: both change the norms of weights after "
+                "the step; choose one"
             )
         if self.in_backward and self.needs_totals:
             raise ValueError(

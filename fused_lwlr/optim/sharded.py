@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Balance, Factors, Gate, Hyper, Scale
 from fused_lwlr.kernels.pinned import upload
-from fused_lwlr.kernels.sphere import retraction, update_sq_sum
+from fused_lwlr.kernels.retraction import update_sq_sum
 from fused_lwlr.optim.gate import SkipReport, gates_of, loss_scales
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
@@ -73,8 +73,8 @@ class Sharded:
         clips = options.clip_global_norm is not None
         direction = isinstance(scale, Scale) and scale.target == "direction"
         twice = direction and clips
-        sphere = isinstance(scale, Scale) and scale.sphere
-        norms = Scale(norm_itself, "direction" if direction else "gradient", sphere=sphere)
+        controlled = scale.retraction if isinstance(scale, Scale) else None
+        norms = Scale(norm_itself, "direction" if direction else "gradient", retraction=controlled)
         sums = self._measure(options, hyper, Scale(norm_itself, "gradient") if twice else norms, gates)
         sums = self._completion.sum(sums)
         largest = torch.where(self._counts_for_max_norm, sums[:, 3], 0.0).amax()
@@ -95,20 +95,22 @@ class Sharded:
         grad_norm = sums[:, 1].sqrt() * clip
         known = {
             "norm": sums[:, 4].sqrt() if direction else grad_norm,
-            "weight_norm": self._radii if sphere else sums[:, 3].sqrt(),
+            "weight_norm": sums[:, 3].sqrt(),
             "grad_norm": grad_norm,
             "grad_abs_sum": sums[:, 0] * clip,
         }
         if "dot" in scale.arguments:
-            # both belong to the exact weight, as in one launch
             dots = self._completion.sum(self._measure(options, hyper, Scale(dot_itself, "direction"), gates))
-            known |= {"dot": dots[:, 4], "weight_norm": self._radii if sphere else dots[:, 3].sqrt()}
+            known["dot"] = dots[:, 4]
+        if controlled is not None and controlled.fixed:
+            known["weight_norm"] = self._radii
         factors, lr = self._factors(hyper, scale, known)
         sums[:, 4] = torch.where(scaled, factors, 1.0)
         rho = None
-        if sphere:
+        if controlled is not None:
             moments, rate = (sums[:, 3], sums[:, 6], sums[:, 5]), lr * sums[:, 4]
-            rho = retraction(self._radii, *moments, rate)
+            radii = torch.where(scaled, known["weight_norm"], 0.0)
+            rho = controlled.rho(radii, *moments, rate)
             sums[:, 7] = update_sq_sum(rho, *moments, rate)
         return self._split(sums[:, 4], scale, rho), gates, list(sums.split(self._counts)), report
 

@@ -8,6 +8,7 @@ from fused_lwlr.scaling.hyperball import Hyperball
 from fused_lwlr.scaling.lamb import LAMB
 from fused_lwlr.scaling.lars import LARC, LARS
 from fused_lwlr.scaling.normalized import NormalizedGradient, NormalizedGradientAdaptive
+from fused_lwlr.scaling.radial_brake import RadialBrake
 from fused_lwlr.scaling.update_floor import UpdateFloor
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Hyperball",
     "NormalizedGradient",
     "NormalizedGradientAdaptive",
+    "RadialBrake",
     "Scaling",
     "UpdateFloor",
     "everything",

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fused_lwlr.kernels import Balance, Rule, Scale
+from fused_lwlr.kernels import Balance, Retraction, Rule, Scale
 from fused_lwlr.kernels.formula_check import check_formula
 from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, OF_DIRECTION, ScaleTarget
 from fused_lwlr.patterns import find, matches, split_patterns
@@ -124,7 +124,7 @@ class Scaling:
                 f"{name}(bias_correction={self.bias_correction!r}) must be True or False: it says whether the rule "
                 "corrects its moments; give a number of the formula another name"
             )
-        return Scale(formula, target, {each: self._number(each) for each in own}, self.on_spheres)
+        return Scale(formula, target, {each: self._number(each) for each in own}, self.retraction)
 
     def _number(self, name: str) -> float:
         value = getattr(self, name)
@@ -150,6 +150,11 @@ class Scaling:
     def on_spheres(self) -> bool:
         """Whether each layer keeps its initial norm."""
         return self.retract == "sphere"
+
+    @property
+    def retraction(self) -> Retraction | None:
+        """The control of norms after the step, or None."""
+        return Retraction() if self.on_spheres else None
 
     def selects(self, name: str | None, param: Tensor) -> bool:
         """Returns whether this acts on a parameter.

@@ -49,8 +49,8 @@ def step(
         rule: the update rule.
         table: columns "param", "grad" and the rule's states (None for state that a parameter does not have). "step"
             if the device counts steps. "master_weight": for a half-precision parameter its weight before rounding,
-            used where it rounds to the parameter. "ema": the moving average of the weight. "radius": the radii
-            of the rows that stay on a sphere.
+            used where it rounds to the parameter. "ema": the moving average of the weight. "radius": the norms
+            of the rows for a `Retraction` that is fixed.
         hyper: the rows that `table.hyper_row` points into.
         scale: one factor for each row.
         gate: loss scaling, clipping, skipping and Ŵ.
@@ -60,7 +60,7 @@ def step(
 
     Returns:
         With a `Scale`, float64 of shape [rows, 5] in the order of `STEP_STATISTICS`, or [rows, 8] in the order of
-        `SPHERE_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
+        `RETRACTION_STATISTICS`, valid until the next step. Rows without a gradient have arbitrary values.
     """
     context = StepContext(rule, table, scale, gate, write, rounding_seed)
     columns = table.views("param", "grad", "step", "master_weight", "ema", *rule.states)

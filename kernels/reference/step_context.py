@@ -8,9 +8,17 @@ from torch import Tensor
 from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.reference.statistics import inverse_of
+from fused_lwlr.kernels.retraction import update_sq_sum
 from fused_lwlr.kernels.rules.base import Hyper, Quotient, Rule, cautious
-from fused_lwlr.kernels.sphere import retraction, update_sq_sum
-from fused_lwlr.kernels.step_arguments import SPHERE_STATISTICS, STEP_STATISTICS, Balance, Factors, Gate, Scale
+from fused_lwlr.kernels.step_arguments import (
+    RETRACTION_STATISTICS,
+    STEP_STATISTICS,
+    Balance,
+    Factors,
+    Gate,
+    Retraction,
+    Scale,
+)
 from fused_lwlr.kernels.table import Row, Table
 
 Factor = float | Tensor
@@ -53,15 +61,16 @@ class StepContext:
             self._shrink = torch.where(gate.totals[2] > 0, gate.totals[2].rsqrt(), 1.0)
             skip += [gate.totals[1] != 0] if gate.skip else []
         self._skip: Tensor | None = torch.stack(skip).any() if skip else None
-        sphere = isinstance(scale, Scale) and scale.sphere
-        names = SPHERE_STATISTICS if sphere else STEP_STATISTICS
+        self._retraction = scale.retraction if isinstance(scale, Scale) else None
+        names = STEP_STATISTICS if self._retraction is None else RETRACTION_STATISTICS
         self.statistics = (
             torch.zeros(len(table.rows), len(names), dtype=self._sums, device=device)
             if isinstance(scale, Scale)
             else None
         )
-        self._radii = table.radii().to(self._sums) if sphere else None
-        self._retraction: Factor = 1.0
+        fixed = self._retraction is not None and self._retraction.fixed
+        self._radii = table.radii().to(self._sums) if fixed else None
+        self._rho: Factor = 1.0
         self._seed = rounding_seed
         self._index = -1
         self._factor: Factor = 1.0
@@ -94,8 +103,8 @@ class StepContext:
             g = g * self._inverse
         if isinstance(self._scale, Factors):
             self._factor = self._scale.values[self._index].to(g.dtype)
-            if self._scale.retraction is not None:
-                self._retraction = self._scale.retraction[self._index]
+            if self._scale.rho is not None:
+                self._rho = self._scale.rho[self._index]
         if isinstance(self._scale, Balance):
             self._factor = self._balanced(w)
         if self.statistics is not None:
@@ -144,16 +153,16 @@ class StepContext:
             return self._factor
         sq_sum = direction.square().sum(dtype=self._sums)
         dot = None
-        if self._scale is not None and self._scale.has_dot and self.statistics is not None:
+        if self.statistics is not None:
             self.statistics[self._index, 3] = self._weight.square().sum(dtype=self._sums)
             dot = (self._weight * direction).sum(dtype=self._sums)
         factor = self._measure(sq_sum.sqrt(), dot)
-        if self._radii is not None:
-            self._retract(dot, sq_sum)
+        if self._retraction is not None and dot is not None:
+            self._retract(self._retraction, dot, sq_sum)
         return factor
 
     def store(self, stored: Tensor, computed: Tensor, column: int) -> None:
-        """Rounds a result to where it belongs, on the sphere or divided by Ŵᵖ; not if the step is skipped.
+        """Rounds a result to where it belongs, times ρ or divided by Ŵᵖ; not if the step is skipped.
 
         `column` selects the noise of a tensor of the row: 0 for the parameter, then the states in order.
         """
@@ -161,8 +170,8 @@ class StepContext:
             return
         if self._row.power:
             computed = computed * (self._shrink**self._row.power).to(computed.dtype)
-        if column == 0 and isinstance(self._retraction, Tensor):
-            computed = computed * self._retraction.to(computed.dtype)
+        if column == 0 and isinstance(self._rho, Tensor):
+            computed = computed * self._rho.to(computed.dtype)
         if self._seed is not None and stored.dtype in (torch.float16, torch.bfloat16):
             steps = self._steps if self._steps is not None else torch.zeros((), device=stored.device)
             # the state uses the positions of its parameter, also with other strides
@@ -207,7 +216,7 @@ class StepContext:
         values = self.statistics[self._index]
         known = {
             "norm": norm,
-            "weight_norm": self._radii[self._index] if self._radii is not None else values[3].sqrt(),
+            "weight_norm": self._weight_norm(values),
             "lr": norm.new_full((), self.lr),
             "weight_decay": norm.new_full((), self.weight_decay),
             "grad_norm": values[1].sqrt() * self._clip,
@@ -217,16 +226,20 @@ class StepContext:
         values[4] = factor
         return factor.to(wide(self._param).dtype)
 
-    def _retract(self, dot: Tensor | None, sq_sum: Tensor) -> None:
+    def _weight_norm(self, values: Tensor) -> Tensor:
+        """Returns R of a fixed retraction, else ‖w‖."""
+        return values[3].sqrt() if self._radii is None else self._radii[self._index]
+
+    def _retract(self, retraction: Retraction, dot: Tensor, sq_sum: Tensor) -> None:
         """Computes ρ of the row and its statistics."""
         assert self.statistics is not None
-        assert self._radii is not None
-        assert dot is not None
         values = self.statistics[self._index]
         moments = values[3], dot, sq_sum
         rate = self.lr * values[4]
-        self._retraction = retraction(self._radii[self._index], *moments, rate)
-        values[5:] = torch.stack((sq_sum, dot, update_sq_sum(self._retraction, *moments, rate)))
+        self._rho = (
+            retraction.rho(self._weight_norm(values), *moments, rate) if self._row.scaled else torch.ones_like(rate)
+        )
+        values[5:] = torch.stack((sq_sum, dot, update_sq_sum(self._rho, *moments, rate)))
 
 
 def _value(direction: Tensor | Quotient) -> Tensor:

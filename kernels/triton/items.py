@@ -60,19 +60,20 @@ def measure(
     TARGET: tl.constexpr,
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
-    HAS_DOT: tl.constexpr,  # whether ⟨w, d⟩ is summed, and Σw² of the exact weight
 ):
     """Stores the partial sums of a tile."""
     at, aligned, stop = tile
+    DIRECTION: tl.constexpr = TARGET == "direction"
     # a direction loads all columns, so one block keeps enough loads in flight
     sums = visit(
-        add_norms, at, aligned, stop, numbers, 6 if HAS_DOT else 4, DTYPES, RULE if TARGET == "direction" else None,
-        DECAY, ON_DEVICE, BLOCK, 1 if TARGET == "direction" else AT_ONCE,
+        add_norms, at, aligned, stop, numbers, 6 if DIRECTION else 4, DTYPES, RULE if DIRECTION else None,
+        DECAY, ON_DEVICE, BLOCK, 1 if DIRECTION else AT_ONCE,
     )  # fmt: skip
     for i in tl.static_range(4):
         tl.store(partials + i * tiles + slot, sums[i])
     weight_partials = partials + WEIGHT_SUM * tiles
-    if HAS_DOT:
+    if DIRECTION:
+        # the pass over the direction reads the weights anyway
         tl.store(weight_partials + slot, sums[5])
         tl.store(partials + DOT_SUM * tiles + slot, sums[4])
     else:
@@ -118,18 +119,18 @@ def factors_of(
     clip,
     FORMULA: tl.constexpr,
     TARGET: tl.constexpr,
-    SPHERE: tl.constexpr,
+    RETRACTS: tl.constexpr,
 ):
     """Returns the factors of gradient, decayed gradient and direction, and ρ of a row, once the row is ready."""
-    factor, scale, ratio, retraction = clip, 1.0, 1.0, 1.0
+    factor, scale, ratio, rho = clip, 1.0, 1.0, 1.0
     if FORMULA is not None:
         while tl.atomic_add(ready + row, 0, sem="acquire") == 0:
             pass
         factor = tl.load(factors + row, cache_modifier=".cg")
         scale = tl.load(factors + rows + row, cache_modifier=".cg")
         ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
-        if SPHERE:
-            retraction = tl.load(factors + 3 * rows + row, cache_modifier=".cg")
+        if RETRACTS:
+            rho = tl.load(factors + 3 * rows + row, cache_modifier=".cg")
     if known_factors is not None:
         known_factor = tl.load(known_factors + row).to(tl.float32)
         if TARGET == "gradient":
@@ -138,12 +139,12 @@ def factors_of(
             scale = known_factor
         else:
             ratio = known_factor
-        if SPHERE:
-            retraction = tl.load(known_factors + rows + row).to(tl.float32)
+        if RETRACTS:
+            rho = tl.load(known_factors + rows + row).to(tl.float32)
     if row_sums is not None:
         inverse = tl.load(row_sums + 4 * row + 3)
         ratio = tl.where(inverse == 0, 1.0, harmonic_mean * inverse).to(tl.float32)
-    return factor, scale, ratio, retraction
+    return factor, scale, ratio, rho
 
 
 @triton.jit
@@ -178,25 +179,27 @@ def update(
     RULE: tl.constexpr,
     DECAY: tl.constexpr,
     ON_DEVICE: tl.constexpr,
+    TARGET: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Steps a tile, and stores Σw² of the new weights for the next step."""
     row, _, slot, start = item
     at, aligned, stop = tile
     hyper, lr, _, coefficients = numbers
-    factor, scale, ratio, retraction, shrink = factors
+    factor, scale, ratio, rho, shrink = factors
     rate = lr * ratio
     decay = rate * weight_decay_of(hyper, ON_DEVICE)
     # a None that is assigned to a name first cannot be a member of a tuple
     squares = visit(
         step_and_add, at, aligned, stop,
         (
-            rate, decay, (factor, scale), coefficients, retraction, shrink, hyper,
+            rate, decay, (factor, scale), coefficients, rho, shrink, hyper,
             None if seed is None else key_of(seed, row, steps), start,
         ),
         1, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK, 1,
     )  # fmt: skip
     tl.store(weight_partials + slot, squares[0])
-    # other threads wrote the weights that the fingerprint reads
-    tl.debug_barrier()
-    tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
+    if TARGET != "direction":
+        # other threads wrote the weights that the fingerprint reads
+        tl.debug_barrier()
+        tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))

@@ -3,7 +3,9 @@
 import triton
 import triton.language as tl
 
+from fused_lwlr.kernels.retraction import retraction, update_sq_sum
 from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS
+from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.layout import SCALED
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.statistics import reduce_slots
@@ -16,6 +18,7 @@ GRAD_ABS_SUM, DOT, FIRST_NUMBER = (
     tl.constexpr(i) for i in (*map(FORMULA_STATISTICS.index, ("grad_abs_sum", "dot")), len(FORMULA_STATISTICS))
 )
 """Arguments of a formula that are summed only for this formula, and the first of its numbers."""
+rho_of, moved_sq_sum = compiled(retraction), compiled(update_sq_sum)
 SAMPLE = tl.constexpr(32)
 """Weights of a tile that are sampled to detect changes without autograd, as through `.data`."""
 
@@ -38,7 +41,7 @@ def add_norms(
     offs,  # offsets of the block in the tile
     numel,  # elements of the tile
     numbers,  # (1 / grad_scale, factor of the gradient, coefficients, hyper)
-    sums,  # accumulators of Σ|g|, Σg², non-finite g and Σd²; and of ⟨w, d⟩ and Σw² if there are six
+    sums,  # accumulators of Σ|g|, Σg², non-finite g and Σd²; with a direction also of ⟨w, d⟩ and Σw²
     DTYPES: tl.constexpr,
     RULE: tl.constexpr,  # None if there is no direction
     DECAY: tl.constexpr,
@@ -58,8 +61,7 @@ def add_norms(
         if not FULL:
             d = tl.where(offs < numel, d, 0.0)
         direction_sum += fold(d * d, FULL)
-        if len(sums) == 6:
-            dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
+        dot, weight_sum = sums[4] + fold(w * d, FULL), sums[5] + fold(w * w, FULL)
     # update items read this again: it should stay in L2
     g = load(at[GRAD], offs, numel, DTYPES[GRAD], FULL, "evict_last")
     # The order of product and absolute value affects the machine code. Without a product first, compilers take the
@@ -69,7 +71,7 @@ def add_norms(
     sq_sum += fold(magnitude * magnitude, FULL)
     # false for NaN as well as for infinity
     nonfinite += fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL)
-    if len(sums) == 6:
+    if RULE is not None:
         return abs_sum, sq_sum, nonfinite, direction_sum, dot, weight_sum
     else:
         return abs_sum, sq_sum, nonfinite, direction_sum
@@ -106,7 +108,7 @@ def finalize_row(
     tiles,  # number of tiles of all rows
     factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
     rows,  # number of rows
-    statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `SPHERE_STATISTICS`
+    statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `RETRACTION_STATISTICS`
     FORMULA: tl.constexpr,
     ARGUMENTS: tl.constexpr,  # indices of its arguments in FORMULA_STATISTICS and then in its numbers
     TARGET: tl.constexpr,
@@ -114,12 +116,11 @@ def finalize_row(
     WIDTH: tl.constexpr,
     ON_DEVICE: tl.constexpr,
     SLOTS: tl.constexpr,  # slots that are read at a time
-    RADIUS: tl.constexpr,  # entry of the address of the radius; None without spheres
-    RETRACTION: tl.constexpr,  # see sphere.py
-    UPDATE: tl.constexpr,  # see sphere.py
+    RADIUS: tl.constexpr,  # entry of the address of the radius; None if R is not fixed
+    RETRACTION: tl.constexpr,  # outward and inward of a `Retraction`, or None
 ):
     """Stores the factors of a row, and the statistics that they come from."""
-    STATISTICS: tl.constexpr = 5 if RADIUS is None else 8
+    STATISTICS: tl.constexpr = 5 if RETRACTION is None else 8
     sq_sum = reduce_slots(partials + SQ_SUM * tiles, first, count, SLOTS)
     weight_sq_sum = reduce_slots(partials + WEIGHT_SUM * tiles, first, count, SLOTS)
     grad_norm = tl.sqrt(sq_sum) * clip
@@ -146,7 +147,8 @@ def finalize_row(
         else:
             arguments += (known[ARGUMENTS[i]],)  # type: ignore[assignment]
     s = FORMULA(*arguments).to(tl.float64)
-    s = tl.where((entry(addresses, rows, row, FLAGS) & SCALED) != 0, s, 1.0)
+    scaled = (entry(addresses, rows, row, FLAGS) & SCALED) != 0
+    s = tl.where(scaled, s, 1.0)
     scale = s.to(tl.float32)
     tl.store(factors + row, clip * scale if TARGET == "gradient" else clip)
     tl.store(factors + rows + row, scale if TARGET == "decayed" else 1.0)
@@ -154,14 +156,16 @@ def finalize_row(
     tl.store(statistics + STATISTICS * row + 1, sq_sum)
     tl.store(statistics + STATISTICS * row + 3, weight_sq_sum)
     tl.store(statistics + STATISTICS * row + 4, s)
-    if RADIUS is not None:
+    if RETRACTION is not None:
         dot = reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS)
         rate = lr.to(tl.float64) * scale.to(tl.float64)
-        rho = RETRACTION(weight_norm, weight_sq_sum, dot, direction_sq_sum, rate)
+        outward, inward = tl.full([], RETRACTION[0], tl.float64), tl.full([], RETRACTION[1], tl.float64)
+        radius = tl.where(scaled, weight_norm, 0.0)
+        rho = rho_of(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
         tl.store(factors + 3 * rows + row, rho.to(tl.float32))
         tl.store(statistics + 8 * row + 5, direction_sq_sum)
         tl.store(statistics + 8 * row + 6, dot)
-        tl.store(statistics + 8 * row + 7, UPDATE(rho, weight_sq_sum, dot, direction_sq_sum, rate))
+        tl.store(statistics + 8 * row + 7, moved_sq_sum(rho, weight_sq_sum, dot, direction_sq_sum, rate))
 
 
 @triton.jit
@@ -173,9 +177,9 @@ def finalize_statistics(
     tiles,
     statistics,
     SLOTS: tl.constexpr,
-    RADIUS: tl.constexpr,
+    RETRACTION: tl.constexpr,
 ):
     """Stores the other statistics of a row: Σ|g| and the count of non-finite g."""
-    STATISTICS: tl.constexpr = 5 if RADIUS is None else 8
+    STATISTICS: tl.constexpr = 5 if RETRACTION is None else 8
     tl.store(statistics + STATISTICS * row, reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS))
     tl.store(statistics + STATISTICS * row + 2, reduce_slots(partials + NONFINITE * tiles, first, count, SLOTS))

@@ -139,9 +139,9 @@ def queue_kernel(
     tiles,  # number of tiles of all rows
     counters,  # int32: ticket, programs that left; [3, rows] norm items done, ready, update items done; largest Σw²
     partials,  # float32 [5 or 6, tiles], see norms.py
-    checksums,  # int32 [tiles], fingerprints of the weights of Σw²
+    checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused if the target is the direction
     factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
-    statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `SPHERE_STATISTICS`
+    statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `RETRACTION_STATISTICS`
     totals,  # float64 [5], see `Gate`
     next_totals,  # float64 [5], totals for the next step
     max_norm,  # see `Gate`
@@ -161,7 +161,6 @@ def queue_kernel(
     ARGUMENTS: tl.constexpr,  # see `finalize_row`
     TARGET: tl.constexpr,  # target of a `Scale` or `Factors`
     NUMBERS: tl.constexpr,  # numbers of a `Scale`
-    HAS_DOT: tl.constexpr,  # see `Scale.has_dot`
     GATED: tl.constexpr,  # whether to clip
     SKIP: tl.constexpr,  # see `Gate`
     RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
@@ -170,9 +169,8 @@ def queue_kernel(
     PASSES: tl.constexpr,  # blocks of an item
     AT_ONCE: tl.constexpr,  # blocks of a gradient that are loaded before the first is used
     SLOTS: tl.constexpr,  # partial sums that are read at a time
-    RADIUS: tl.constexpr,  # entry of the address of a row's radius; None without spheres
-    RETRACTION: tl.constexpr,  # see sphere.py
-    UPDATE: tl.constexpr,  # see sphere.py
+    RADIUS: tl.constexpr,  # entry of the address of a row's radius; None if R is not fixed
+    RETRACTION: tl.constexpr,  # outward and inward of a `Retraction`, or None
 ):
     """One step of a rule, a tile an item."""
     ready, updated, peak = counters + 2 + rows, counters + 2 + 2 * rows, counters + 2 + 3 * rows
@@ -190,28 +188,28 @@ def queue_kernel(
         if kind == 0:
             measure(
                 row, slot, tile, (sign * unscale, sign * clip * unscale, coefficients, hyper), addresses, rows,
-                tiles, partials, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK, AT_ONCE, HAS_DOT,
+                tiles, partials, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK, AT_ONCE,
             )  # fmt: skip
             last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
             if last:
                 if FORMULA is not None:
                     finalize_row(
                         row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
-                        FORMULA, ARGUMENTS, TARGET, NUMBERS, WIDTH, ON_DEVICE, SLOTS, RADIUS, RETRACTION, UPDATE,
+                        FORMULA, ARGUMENTS, TARGET, NUMBERS, WIDTH, ON_DEVICE, SLOTS, RADIUS, RETRACTION,
                     )  # fmt: skip
                     # as soon as the factors exist: no program waits for other statistics
                     tl.atomic_xchg(ready + row, 1, sem="release")
-                    finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RADIUS)
+                    finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RETRACTION)
         elif not skipped:
-            factor, scale, ratio, retraction = factors_of(
+            factor, scale, ratio, rho = factors_of(
                 row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA, TARGET,
-                RADIUS is not None,
+                RETRACTION is not None,
             )  # fmt: skip
             divisor = _power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
             update(
                 item, tile, numbers, steps,
-                (factor * (sign * unscale), scale, ratio, divisor if RADIUS is None else retraction, divisor), seed,
-                partials + WEIGHT_SUM * tiles, checksums, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK,
+                (factor * (sign * unscale), scale, ratio, divisor if RETRACTION is None else rho, divisor), seed,
+                partials + WEIGHT_SUM * tiles, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK,
             )  # fmt: skip
             if RESCALE or row_sums is not None:
                 last, first, count = arrive(updated, addresses, rows, row, BLOCK * PASSES)

@@ -13,8 +13,7 @@ from triton.compiler.errors import CompilationError
 from fused_lwlr.kernels.constants import PER_PROCESSOR, WARPS, least_resident, most_registers
 from fused_lwlr.kernels.native import UnsupportedError
 from fused_lwlr.kernels.rules.base import Rule
-from fused_lwlr.kernels.sphere import retraction, update_sq_sum
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, Balance, Factors, Gate, Scale
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, Balance, Factors, Gate, Retraction, Scale
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
@@ -29,6 +28,7 @@ STATES = 3
 MORE = ("ema", "radius")
 """Columns that only some tables have, and that norms ignore."""
 NO_GATE = Gate()
+RHO_IS_KNOWN = Retraction(fixed=False)
 
 
 def step(
@@ -113,17 +113,17 @@ def _queued(
 ) -> Callable[[], Tensor | None]:
     """Prepares a step by a queue: of norms and updates, or with numbers on the device."""
     formula = scale.formula if isinstance(scale, Scale) else None
-    known, sphere = None, isinstance(scale, Scale) and scale.sphere
+    known, retraction = None, scale.retraction if isinstance(scale, Scale) else None
     if isinstance(scale, Factors):
-        known, sphere = scale.values.contiguous(), scale.retraction is not None
-        if scale.retraction is not None:
-            known = torch.stack((scale.values, scale.retraction))
+        known = scale.values.contiguous()
+        if scale.rho is not None:
+            known, retraction = torch.stack((scale.values, scale.rho)), RHO_IS_KNOWN
     balance = isinstance(scale, Balance)
     norms, rescale = weight_norms_of(table), gate.totals is not None and device_table.rescales
     totals = norms.totals
     device, work = device_table.buffer.device, device_table.workspace
     programs = residents(device, least_resident("queue", len(rule.states)))
-    work_key = scale.target if isinstance(scale, (Scale, Factors)) else None, programs, sphere
+    work_key = scale.target if isinstance(scale, (Scale, Factors)) else None, programs, retraction is not None
     if work is None or work.key != work_key:
         work = device_table.workspace = Workspace(device_table, sizes_of(device), *work_key)
         device_table.keep_buffers(work.buffers)
@@ -132,12 +132,12 @@ def _queued(
     device_table.refresh(table, numbers)
     target = None if scale is None else scale.target
     key = (
-        rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), target, formula, sphere,
-        tuple(scale.numbers) if isinstance(scale, Scale) else (),
+        rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), target, formula,
+        retraction, tuple(scale.numbers) if isinstance(scale, Scale) else (),
     )  # fmt: skip
     kernel, workspace = table.cache.get(key, (None, None))
     if kernel is None or kernel.device_table is not device_table or workspace is not work:
-        kernel = _queue_kernel(device_table, rule, scale, gate, numbers.on_device, write, rescale, sphere)
+        kernel = _queue_kernel(device_table, rule, scale, gate, numbers.on_device, write, rescale, retraction)
         table.cache[key] = kernel, work
     items = work.items(device_table, norms=not write or formula is not None, updates=write)
     arguments = (
@@ -159,7 +159,8 @@ def _queued(
             device_table.finish()
             if rescale or balance:
                 norms.remember_totals(table)
-        device_table.remember_norms()
+        if target != "direction":
+            device_table.remember_norms()
         return work.statistics if formula is not None else None
 
     return take
@@ -173,7 +174,7 @@ def _queue_kernel(
     on_device: bool,
     write: bool,
     rescale: bool,
-    sphere: bool,
+    retraction: Retraction | None,
 ) -> BoundKernel:
     """Returns the queue kernel with its compile-time arguments."""
     formula = scale if isinstance(scale, Scale) else None
@@ -188,11 +189,10 @@ def _queue_kernel(
         ARGUMENTS=arguments_of(formula) if formula is not None else (),
         TARGET=scale.target if isinstance(scale, (Scale, Factors)) else "gradient",
         NUMBERS=len(formula.numbers) if formula is not None else 0,
-        HAS_DOT=formula is not None and formula.has_dot,
         GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
         WRITE=write, BLOCK=sizes.block, PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once,
-        SLOTS=sizes.queue_slots, RADIUS=device_table.entries["radius"] if sphere else None,
-        RETRACTION=compiled(retraction) if sphere else None, UPDATE=compiled(update_sq_sum) if sphere else None,
+        SLOTS=sizes.queue_slots, RETRACTION=None if retraction is None else tuple(map(float, retraction[:2])),
+        RADIUS=device_table.entries["radius"] if retraction is not None and retraction.fixed else None,
     )  # fmt: skip
 
 

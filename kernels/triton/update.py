@@ -155,14 +155,14 @@ def step_block(
     In `numbers`, the weight decay is decoupled and times lr · η · s. The two factors after the coefficients multiply
     the new weight and the new momentum. `key` is for stochastic rounding, `start` the position of the tile in the row.
     """
-    rate, decay, factors, coefficients, retraction, shrink, hyper, key, start = numbers
+    rate, decay, factors, coefficients, rho, shrink, hyper, key, start = numbers
     w, d, states = new_values(
         at, offs, numel, factors, coefficients, hyper, DTYPES, RULE, DECAY, ON_DEVICE, FULL, EVICT
     )  # fmt: skip
     e = load(at[EMA], offs, numel, DTYPES[EMA], FULL, EVICT)
     if DECAY == "decoupled":
         w = w * (1 - decay)
-    w = (w - rate * d) * retraction
+    w = (w - rate * d) * rho
     store(at[MASTER], offs, numel, w, DTYPES[MASTER], FULL)
     if (DTYPES[MASTER] is not None) and (DTYPES[EMA] is not None):
         store(at[EMA], offs, numel, move_average(e, w, hyper), DTYPES[EMA], FULL)

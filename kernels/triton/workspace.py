@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fused_lwlr.kernels.constants import Sizes
-from fused_lwlr.kernels.step_arguments import SPHERE_STATISTICS, STEP_STATISTICS, ScaleTarget
+from fused_lwlr.kernels.step_arguments import RETRACTION_STATISTICS, STEP_STATISTICS, ScaleTarget
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 
@@ -14,19 +14,19 @@ class Workspace:
     Args:
         target: the target of norms, as in `Scale`; None without norms.
         programs: number of programs that run at once.
-        sphere: as in `Scale`.
+        retracts: whether ρ of each row is computed or given.
 
     Attributes:
-        key: `target`, `programs` and `sphere`, for which it was made.
+        key: `target`, `programs` and `retracts`, for which it was made.
         tiles: the number of tiles of all rows.
         buffers: counters, partials, checksums, factors and statistics, in the order of the kernel's arguments.
         statistics: float64 [rows, 5 or 8], results of the last launch.
     """
 
     def __init__(
-        self, device_table: DeviceTable, sizes: Sizes, target: ScaleTarget | None, programs: int, sphere: bool
+        self, device_table: DeviceTable, sizes: Sizes, target: ScaleTarget | None, programs: int, retracts: bool
     ):
-        self.key, self._tile, measured = (target, programs, sphere), sizes.queue_tile, target is not None
+        self.key, self._tile, measured = (target, programs, retracts), sizes.queue_tile, target is not None
         counts = -(-device_table.numel // self._tile)
         # norms read only the gradient, or, for a direction, all columns except the average
         norms = [size for name, size in device_table.sizes.items() if target == "direction" and name != "ema"]
@@ -35,7 +35,7 @@ class Workspace:
         self.tiles = int(counts.sum())
         # without norm items no result is stored for a row
         rows, device = device_table.rows if measured else 0, device_table.buffer.device
-        names = SPHERE_STATISTICS if sphere else STEP_STATISTICS
+        names = RETRACTION_STATISTICS if retracts else STEP_STATISTICS
         self.statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
         # a row without elements has no item: its factor stays 1
         self.statistics[:, names.index("scale")] = 1
@@ -43,7 +43,7 @@ class Workspace:
             torch.zeros(3 + 3 * device_table.rows, dtype=torch.int32, device=device),
             torch.zeros((6 if target == "direction" else 5) * self.tiles, dtype=torch.float32, device=device),
             torch.zeros(self.tiles, dtype=torch.int32, device=device),
-            torch.ones((4 if sphere else 3) * rows, dtype=torch.float32, device=device),
+            torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
             self.statistics,
         )
 

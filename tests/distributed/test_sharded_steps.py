@@ -7,13 +7,13 @@ from sharding import LAYOUTS, compare, full, gradients, local, parameters, sprea
 from steps import ALL, OPTIONS, OURS, TORCH
 from tolerances import STATISTICS, close, same
 
-from fused_lwlr import ELR, LAMB, LARC, LARS, BalancedLR, Hyperball, UpdateFloor
-from fused_lwlr.kernels import SPHERE_STATISTICS
+from fused_lwlr import ELR, LAMB, LARC, LARS, BalancedLR, Hyperball, RadialBrake, UpdateFloor
+from fused_lwlr.kernels import RETRACTION_STATISTICS
 
 pytestmark = pytest.mark.ranks(4)
 # slices that begin and end within a shard, at its end, and in the same one
 SLICES = {"attn.qkv.weight[0:1]": 2.0, "attn.qkv.weight[1:3]": 0.5, "attn.qkv.weight[5:12]": 3.0, "conv.weight": 0.0}
-DOT = SPHERE_STATISTICS.index("dot")
+DOT = RETRACTION_STATISTICS.index("dot")
 DECAYS = {"*.bias": {"weight_decay": 0.0}, "attn.qkv.weight[1:3]": {"weight_decay": 3.0}}
 PLAIN = [
     ("sgd", {"nesterov": True}), ("sgd", {"momentum": 0.0}), ("adamw", {}),
@@ -30,6 +30,7 @@ CONTROLS = [
     ("sgd", {"scaling": ELR(0.1, retract="sphere"), "nonfinite": "skip"}),
     ("adamw", {"scaling": Hyperball(), "clip_global_norm": 0.5, "layers": SLICES}),
     ("adamw", {"scaling": UpdateFloor(0.5, ceiling=2.0), "layers": SLICES}),
+    ("adamw", {"scaling": RadialBrake(0.3, 0.6), "clip_global_norm": 0.5, "layers": SLICES}),
     # options of layers, of which decay is in the norm, and eps and betas in each process's part of it
     ("adamw", {"scaling": LAMB(), "layers": [SLICES, {"attn*": {"eps": 0.01, "betas": (0.5, 0.9)}, **DECAYS}]}),
     ("sgd", {"scaling": LARC(), "layers": [SLICES, DECAYS]}),

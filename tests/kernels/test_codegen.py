@@ -19,7 +19,8 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 ONCE = constants.GPU.at_once
 # and one block if fewer remain
 SUMMED = ONCE + 1
-# columns of a block that the main path loads and stores; for a queue: of the norms, the weights, and the updates
+# columns of a block that the main path loads and stores; for a queue: of the norms, the weights if the norms do not read
+# them, and the updates
 COLUMNS = {
     "sgd": (2, 1),
     "sgd momentum": (3, 2),
@@ -30,11 +31,10 @@ COLUMNS = {
     "lion": (3, 2),
     "adamw cautious": (4, 3),
     "lion cautious": (3, 2),
-    "adamw, ELR": (4 + SUMMED + 4, 3),
-    "adamw, all": (4 + SUMMED + 4, 3),
-    "lion, ELR": (3 + SUMMED + 3, 2),
-    "lion, all": (3 + SUMMED + 3, 2),
-    # weights are summed with the direction
+    "adamw, ELR": (4 + 4, 3),
+    "adamw, all": (4 + 4, 3),
+    "lion, ELR": (3 + 3, 2),
+    "lion, all": (3 + 3, 2),
     "sgd momentum, Hyperball": (3 + 3, 2),
     "adamw, Hyperball": (4 + 4, 3),
     "lion, Hyperball": (3 + 3, 2),
@@ -44,7 +44,7 @@ COLUMNS = {
 FULL_ONLY = {
     "adamw, groups": (4, 3),
     "adamw, balanced": (SUMMED + SUMMED + 4, 3),
-    "adamw, ELR, ema": (4 + SUMMED + 5, 4),
+    "adamw, ELR, ema": (4 + 5, 4),
 }
 HALF_ONLY = {
     "sgd momentum, noise": (SUMMED + SUMMED + 3, 2),

@@ -5,7 +5,7 @@ import torch
 from steps import OURS, cost, gradients, parameters, train, twin
 from tolerances import close
 
-from fused_lwlr import ELR, LARS, NormalizedGradientAdaptive
+from fused_lwlr import ELR, LAMB, LARS, NormalizedGradientAdaptive
 
 
 def swap(p):
@@ -129,6 +129,16 @@ def test_another_optimizer_steps_the_same_weights(device):
         norm = named[0][1].detach().double().norm()
         train((optimizer,), (named,), 1)
         torch.testing.assert_close(optimizer.layer_stats().weight_norm[0], norm, rtol=1e-5, atol=0)
+
+
+def test_scalings_of_the_direction_notice_every_edit(device):
+    named = parameters([(2, 2050)], torch.float32, device)
+    ours = OURS["sgd"](named, lr=0.1, scaling=LAMB(), backend="triton")
+    train((ours,), (named,), 2)
+    named[0][1].data[0, 1] = 100.0
+    norm = named[0][1].detach().double().norm()
+    train((ours,), (named,), 1)
+    torch.testing.assert_close(ours.layer_stats().weight_norm[0], norm, rtol=1e-5, atol=0)
 
 
 def test_changed_while_it_had_no_gradient(device):

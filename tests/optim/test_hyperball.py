@@ -12,7 +12,7 @@ from plain_lion import PlainLion
 from steps import ALL, OPTIONS, TORCH, compare, gradients, identical, parameters, saved, train, twin
 from tolerances import close, same
 
-from fused_lwlr import ELR, LAMB, Hyperball, LayerStatsLogger, ScaleInvariant
+from fused_lwlr import ELR, LAMB, Hyperball, LayerStatsLogger, RadialBrake, ScaleInvariant
 
 PLAIN = {**{name: partial(cls, foreach=False) for name, cls in TORCH.items()}, "lion": PlainLion}
 RULES = [
@@ -292,12 +292,10 @@ def test_the_first_step_of_a_layer_sets_its_radius(backend, device):
 
 def test_refused_options(device):
     named = parameters([(6, 5)], torch.float32, device)
-    for scaling in (Hyperball(), ELR(0.1, retract="sphere")):
+    for scaling in (Hyperball(), ELR(0.1, retract="sphere"), RadialBrake()):
         with pytest.raises(ValueError, match=r"does not go with lr_in_momentum=True"):
             ALL["sgd"](named, lr=0.1, momentum=0.9, lr_in_momentum=True, scaling=scaling)
-        with pytest.raises(
-            ValueError, match=r"rescale_weights= exclude each other: weights on spheres keep their norms"
-        ):
+        with pytest.raises(ValueError, match=r"rescale_weights= exclude each other: both change the norms of weights"):
             ALL["sgd"](named, lr=0.1, scaling=scaling, rescale_weights=ScaleInvariant((), (), (), (), {}, {}))
     with pytest.raises(ValueError, match=r"ELR\(retract='ball'\): it must be 'none' or 'sphere'"):
         ELR(0.1, retract="ball")

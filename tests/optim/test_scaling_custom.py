@@ -309,6 +309,6 @@ def test_rows_mark_the_scaled_layers(device):
     """A backend gets a formula, a target and numbers."""
     scale = LAMB(min_norm=0.5, max_norm=2.0, max_ratio=3.0).scale(OURS["adamw"].rule)
     assert isinstance(scale, kernels.Scale)
-    assert scale[1:] == ("direction", {"min_norm": 0.5, "max_norm": 2.0, "max_ratio": 3.0}, False)
+    assert scale[1:] == ("direction", {"min_norm": 0.5, "max_norm": 2.0, "max_ratio": 3.0}, None)
     assert [LARS().scale(OURS[name].rule).target for name in OURS] == ["decayed", "gradient"]
     assert [ELR(1.0).scale(OURS[name].rule).target for name in OURS] == ["gradient", "direction"]

@@ -1,4 +1,4 @@
-"""Steps of rows on spheres: each kernel against the reference, and a step in two calls."""
+"""Steps of rows whose norms are controlled: each kernel against the reference, and a step in two calls."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,15 @@ import torch
 from tables import HYPER, RULES, SHAPES, TILE, equal, make, twin, uniform
 from tolerances import STATISTICS, same
 
-from fused_lwlr import Hyperball
-from fused_lwlr.kernels import SPHERE_STATISTICS, Factors, Gate, Row, Scale, Table, reference, triton
+from fused_lwlr import Hyperball, RadialBrake
+from fused_lwlr.kernels import RETRACTION_STATISTICS, Factors, Gate, Retraction, Row, Scale, Table, reference, triton
 
 # lr in the buffer is refused
 every_rule = pytest.mark.parametrize("operation", [name for name in RULES if name != "lr in momentum"])
 BIG = [*SHAPES, (2 * TILE + 9,)]
-SPHERES = Scale(Hyperball.formula, "direction", {}, True)
+SPHERES = Scale(Hyperball.formula, "direction", {}, Retraction())
+BRAKE = Scale(RadialBrake.formula, "direction", {}, Retraction(0.3, 0.6, fixed=False))
+every_scale = pytest.mark.parametrize("scale", [SPHERES, BRAKE], ids=["spheres", "brake"])
 
 
 def norm_itself(norm):
@@ -34,15 +36,15 @@ def spheres(operation, dtype, device, shapes=BIG, **extra):
     return Table({**table.columns, **extra, "radius": radii}, rows)
 
 
-def check_statistics(table, found, expected, columns=SPHERE_STATISTICS):
+def check_statistics(table, found, expected, columns=RETRACTION_STATISTICS):
     """For rows with elements; differences of sums must be within the tolerance of their terms."""
     rows = [i for i, (_, (p,)) in enumerate(table.views("param")) if p.numel()]
     weight, direction = (
-        expected[rows, SPHERE_STATISTICS.index(name)] for name in ("weight_sq_sum", "direction_sq_sum")
+        expected[rows, RETRACTION_STATISTICS.index(name)] for name in ("weight_sq_sum", "direction_sq_sum")
     )
     size = {"dot": (weight * direction).sqrt(), "update_sq_sum": weight}
     for name in columns:
-        mine, other = (values[rows, SPHERE_STATISTICS.index(name)] for values in (found, expected))
+        mine, other = (values[rows, RETRACTION_STATISTICS.index(name)] for values in (found, expected))
         assert ((mine - other).abs() <= STATISTICS * (other.abs() + size.get(name, 0 * weight))).all(), name
 
 
@@ -54,8 +56,9 @@ def check_statistics(table, found, expected, columns=SPHERE_STATISTICS):
         (torch.float16, False, False), (torch.bfloat16, True, True), (torch.float16, False, True),
     ],
 )  # fmt: skip
+@every_scale
 @every_rule
-def test_twins(operation, dtype, average, exact, device):
+def test_twins(operation, scale, dtype, average, exact, device):
     extra = {"ema": [uniform(shape, torch.float32, device) for shape in BIG]} if average else {}
     table = spheres(operation, dtype, device, **extra)
     if exact:
@@ -64,10 +67,10 @@ def test_twins(operation, dtype, average, exact, device):
         for p, weight in zip(table.columns["param"], exact, strict=True):
             p.copy_(weight)
     expected = twin(table)
-    found = triton.step(RULES[operation], table, HYPER[operation], SPHERES)
-    other = reference.step(RULES[operation], expected, HYPER[operation], SPHERES)
+    found = triton.step(RULES[operation], table, HYPER[operation], scale)
+    other = reference.step(RULES[operation], expected, HYPER[operation], scale)
     equal(table, expected)
-    assert found.shape == other.shape == (len(table.rows), len(SPHERE_STATISTICS))
+    assert found.shape == other.shape == (len(table.rows), len(RETRACTION_STATISTICS))
     check_statistics(table, found, other)
 
 
@@ -83,21 +86,27 @@ def test_rows_end_on_their_spheres(operation, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_scale
 @every_rule
-def test_factors_that_are_known(operation, dtype, device):
+def test_factors_that_are_known(operation, scale, dtype, device):
     """A step in two calls, norms and then the update by their factors and ρ, is the step in one."""
     table = spheres(operation, dtype, device)
     one, before = twin(table), twin(table)
-    norms = Scale(norm_itself, "direction", {}, True)
+    norms = Scale(norm_itself, "direction", {}, scale.retraction)
     measured = triton.step(RULES[operation], table, HYPER[operation], norms, write=False)
     equal(table, before, same)
-    found = reference.step(RULES[operation], one, HYPER[operation], SPHERES)
+    found = reference.step(RULES[operation], one, HYPER[operation], scale)
     check_statistics(table, measured, found, ("weight_sq_sum", "direction_sq_sum", "dot"))
-    values = reference.step(RULES[operation], twin(before), HYPER[operation], SPHERES)
+    values = reference.step(RULES[operation], twin(before), HYPER[operation], scale)
     factor, weight, direction, dot = (values[:, i] for i in (4, 3, 5, 6))
     lr = torch.tensor([HYPER[operation][0].lr * row.multiplier for row in table.rows], device=device)
     length = (weight - 2 * lr * factor * dot + (lr * factor) ** 2 * direction).sqrt()
-    rho = torch.where((table.radii() > 0) & (length > 0), table.radii() / length, 1.0).double()
+    kept = table.radii().double()
+    if scale is BRAKE:
+        norm, outward, inward = weight.sqrt(), *BRAKE.retraction[:2]
+        scaled = torch.tensor([row.scaled for row in table.rows], device=device)
+        kept = scaled * (norm + torch.where(length > norm, outward, inward) * (length - norm))
+    rho = torch.where((kept > 0) & (length > 0), kept / length, 1.0).double()
     known = Factors(factor.clone(), "direction", rho)
     assert triton.step(RULES[operation], table, HYPER[operation], known) is None
     equal(table, one)

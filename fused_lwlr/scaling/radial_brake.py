@@ -1,0 +1,52 @@
+"""A brake for the norms of weights."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fused_lwlr.kernels import Retraction
+from fused_lwlr.kernels.formula import where
+from fused_lwlr.scaling.base import Scaling, Selector, require, weights
+
+
+@dataclass(frozen=True)
+class RadialBrake(Scaling):
+    """Slow down how each layer's norm changes, and leave its direction as it is.
+
+        w′ ← w − lr · η · u
+        w ← w′ · (‖w‖ + p · (‖w′‖ − ‖w‖)) / ‖w′‖
+
+    p is `outward` if the step increases the norm, and `inward` if it decreases it. u is the direction of the rule,
+    weight decay included. With `outward=0.0, inward=0.0` each step keeps the norm; `Hyperball` also keeps it at its
+    initial value from step to step, and sets the length of the step. With 1.0 and 1.0 the step is that of the rule.
+
+    A layer of zeros takes plain steps of the rule. The step takes one launch, with the memory traffic of `LAMB`.
+
+    Args:
+        outward: the part of an increase of the norm that remains.
+        inward: the part of a decrease of the norm that remains.
+        select: the layers it acts on; by default weights, but not biases and normalizations.
+
+    Raises:
+        ValueError: a part that is negative or not finite.
+    """
+
+    outward: float = 0.5
+    inward: float = 1.0
+    select: Selector = field(default=weights, kw_only=True)
+
+    targets = ("direction",)
+
+    def __post_init__(self) -> None:
+        require(self, not_negative=("outward", "inward"))
+        super().__post_init__()
+
+    @property
+    def retraction(self) -> Retraction:
+        """The control of norms after the step."""
+        return Retraction(self.outward, self.inward, fixed=False)
+
+    @staticmethod
+    def formula(norm: Tensor) -> Tensor:
+        """1: the brake acts after the step."""
+        return where(norm > 0, 1.0, 1.0)
