@@ -28,7 +28,7 @@ class CoordinateCheck:
     """The scale of the outputs of every module, at every width and step.
 
     Attributes:
-        names: the modules, in the order in which they are called first; the model itself is "(output)".
+        names: the modules in the order of their first calls. The model itself has the name "(output)".
         widths: the widths.
         scale: the mean |activation|, float64 [widths, steps, modules]: the mean over the elements and the seeds. Row 0
             of the steps is before the first step of the optimizer.
