@@ -75,7 +75,7 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# what is published: a source distribution and a wheel, built without torch
+# the source distribution and the wheel, built without torch
 dist: $(VENV)/release/.done
 	rm -rf dist
 	$(VENV)/release/bin/python -m build

@@ -1,4 +1,4 @@
-"""The contents of what is published, and the imports that it needs."""
+"""The contents of the wheel and the source distribution, and the imports of the package."""
 
 import shutil
 import subprocess
@@ -94,7 +94,7 @@ def test_wheel_holds_one_package(tracked, distributions):
 
 
 def test_source_distribution_holds_no_tests(distributions):
-    """They would be a part of the tests, those that setuptools finds."""
+    """setuptools would add some files of the tests, which do not run without the others."""
     with tarfile.open(distributions[0]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
         assert not any(member.issym() for member in sdist)

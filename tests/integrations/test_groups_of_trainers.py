@@ -53,7 +53,7 @@ class Container(torch.optim.Optimizer):
 
 @every_name
 def test_containers_of_torchtitan(name, device):
-    """A flat state dict of several parts; the training goes on with the same bits, with the options of layers."""
+    """A flat state dict of several parts restores state and options of layers, to the bit."""
     parts = [part(device, seed) for seed in (0, 1)]
     layers = {"*.weight": {"lr": 0.5}, "norm*": {"weight_decay": 0}}
     container = Container(parts, OURS[name], {**OPTIONS[name], "layers": layers})
@@ -72,7 +72,7 @@ def test_containers_of_torchtitan(name, device):
 
 
 def megatron(cls, model, **options):
-    """Megatron's groups: with keys of its own, one of them empty, and float32 copies of half-precision parameters."""
+    """Megatron's groups: additional keys, one empty group, and float32 copies of half-precision parameters."""
     own = {"is_expert_parallel": False, "default_config": True}
     named = list(model.named_parameters())
     groups = [
