@@ -127,6 +127,18 @@ def test_tuples_mappings_integers_and_repeated_calls():
         assert not any(module._forward_hooks for module in model.modules())
 
 
+def test_the_last_minibatch_only_measures():
+    taken = []
+
+    def counted(model):
+        optimizer = sgd(model)
+        optimizer.register_step_post_hook(lambda *_: taken.append(model[0].out_features))
+        return optimizer
+
+    coordinate_check(mlp, [2, 4], counted, batches(3), cross_entropy, steps=2)
+    assert taken == [2, 2, 4, 4]
+
+
 def test_random_numbers_are_restored():
     before = torch.get_rng_state()
     coordinate_check(mlp, [2, 4], standard, batches(1), cross_entropy, steps=0)
