@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fashion-mnist fuzz lint docs gpu bench bench-gpu bench-host clean
+.PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fashion-mnist fuzz lint docs dist gpu bench bench-gpu bench-host clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fused-lwlr demo
@@ -74,6 +74,17 @@ lint: $(VENV)/.dev
 # the site, into build/site; a warning is an error
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# the source distribution and the wheel, built without torch
+dist: $(VENV)/release/.done
+	rm -rf dist
+	$(VENV)/release/bin/python -m build
+	$(VENV)/release/bin/twine check --strict dist/*
+
+$(VENV)/release/.done:
+	$(PYTHON) -m venv $(VENV)/release
+	$(VENV)/release/bin/pip install --quiet --disable-pip-version-check build==1.6.1 twine==7.0.0
+	touch $@
 
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed; try: make PYTHON=python3.11" if sys.version_info < (3, 10) else 0)'

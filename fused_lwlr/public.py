@@ -4,7 +4,7 @@ from fused_lwlr import balance, multipliers, simulate
 from fused_lwlr.configuration import show_config
 from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
 from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
-from fused_lwlr.methods.lwlr import LayerRate, LayerRates, calibrate, lwlr_init_
+from fused_lwlr.methods.lwlr import CoordinateCheck, LayerRate, LayerRates, calibrate, coordinate_check, lwlr_init_
 from fused_lwlr.optim import SGD, AdamW, LayerOptions, Lion, step_in_backward
 from fused_lwlr.param_groups import layers_from_param_groups
 from fused_lwlr.scaling import (
@@ -33,6 +33,7 @@ __all__ = [
     "AdamW",
     "BalancedLR",
     "ClipByLayer",
+    "CoordinateCheck",
     "ELRHistory",
     "ELRRecorder",
     "GradInitResult",
@@ -52,6 +53,7 @@ __all__ = [
     "UpdateFloor",
     "balance",
     "calibrate",
+    "coordinate_check",
     "gradient_quotient",
     "gradinit_",
     "layer_statistics",

@@ -1,7 +1,9 @@
-"""The contents of the wheel, and the imports that it needs."""
+"""The contents of the wheel and the source distribution, and the imports of the package."""
 
+import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -50,31 +52,70 @@ def test_import_imports_no_triton_and_no_extras():
     assert result.stdout == "set()\n"
 
 
-def test_wheel_holds_one_package(tmp_path):
-    pytest.importorskip("setuptools", minversion="77")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", tmp_path]
-    subprocess.run([*build, _copy(tmp_path / "source")], check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0].partition("-")[0] for name in names} == {"fused_lwlr"}
-    for name in ("py.typed", "kernels/triton/step.py", "kernels/rules/sgd.py", "methods/lwlr/calibrate.py"):
-        assert f"fused_lwlr/{name}" in names
-    folders = [ROOT / "fused_lwlr", ROOT / "kernels"]
-    sources = {str(p.relative_to(ROOT)) for folder in folders for p in folder.rglob("*.*") if p.suffix in (".py", ".c")}
-    installed = {f"fused_lwlr/{s}" if s.startswith("kernels/") else s for s in sources}
-    assert installed - {f for f in installed if "/__pycache__/" in f} <= set(names)
-
-
-def _copy(target):
-    """Copies the sources of a wheel, since building in place would leave files behind."""
+@pytest.fixture(scope="module")
+def tracked():
+    """The files of the project, relative to its folder."""
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     if not files:
         pytest.skip("not a git checkout")
-    for name in files:
-        source, copy = ROOT / name, target / name
+    return [name for name in files if (ROOT / name).exists()]
+
+
+@pytest.fixture(scope="module")
+def distributions(tracked, tmp_path_factory):
+    """A source distribution, and the wheel that is built from it, as `python -m build` makes them."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("distributions")
+    # building in place would leave files behind
+    for name in tracked:
+        copy = folder / "source" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_symlink():
-            copy.symlink_to(source.readlink())
-        elif source.exists():
-            copy.write_bytes(source.read_bytes())
-    return target
+        shutil.copy(ROOT / name, copy, follow_symlinks=False)
+    code = "import sys, setuptools.build_meta as backend; backend.build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, folder], cwd=folder / "source", check=True, capture_output=True)
+    (sdist,) = folder.glob("*.tar.gz")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, sdist]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return sdist, wheel
+
+
+def test_wheel_holds_one_package(tracked, distributions):
+    """`fused_lwlr/kernels` is a link in the checkout, and a folder in the wheel."""
+    with zipfile.ZipFile(distributions[1]) as wheel:
+        found = {name: wheel.read(name) for name in wheel.namelist() if ".dist-info/" not in name}
+    sources = {name: ROOT / name for name in tracked if not (ROOT / name).is_symlink()}
+    expected = {name: path.read_bytes() for name, path in sources.items() if name.startswith("fused_lwlr/")}
+    expected |= {
+        f"fused_lwlr/{name}": path.read_bytes() for name, path in sources.items() if name.startswith("kernels/")
+    }
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+
+
+def test_source_distribution_holds_no_tests(distributions):
+    """setuptools would add some files of the tests, which do not run without the others."""
+    with tarfile.open(distributions[0]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+        assert not any(member.issym() for member in sdist)
+    assert names >= {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.toml", "kernels/__init__.py"}
+    assert not [name for name in names if name.startswith("tests")]
+
+
+@pytest.mark.long
+def test_wheel_steps_without_the_checkout(distributions, tmp_path):
+    """Compiled kernels too, where there is a C compiler."""
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", tmp_path]
+    subprocess.run([*install, "--no-compile", distributions[1]], check=True, capture_output=True)
+    result = python(
+        "import fused_lwlr, torch\n"
+        "p = torch.nn.Parameter(torch.ones(2)); p.grad = torch.ones(2)\n"
+        "optimizer = fused_lwlr.SGD([('p', p)], lr=0.5); optimizer.step()\n"
+        "print(fused_lwlr.__file__, fused_lwlr.kernels.__file__, p.tolist(), optimizer.backend['cpu'])",
+        cwd=tmp_path,
+    )
+    package = tmp_path / "fused_lwlr"
+    backend = "triton" if shutil.which("cc") or shutil.which("gcc") else "torch"
+    assert result.stdout.split(maxsplit=2) == [
+        str(package / "__init__.py"), str(package / "kernels" / "__init__.py"), f"[0.5, 0.5] {backend}\n"
+    ], result.stderr  # fmt: skip

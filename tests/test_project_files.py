@@ -1,6 +1,9 @@
 """The project's files for GitHub: continuous integration, issue forms, citation."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,34 @@ def test_ci_tests_the_versions_that_the_makefile_installs(jobs):
     oldest = re.findall(r"requires-python = \">=(\S+)\"|\"torch>=(\d+\.\d+)\"", (ROOT / "pyproject.toml").read_text())
     (python, _), (_, torch) = oldest
     assert any(row["python"] == python and row["torch"].startswith(torch) for row in rows)
+
+
+def test_a_person_starts_a_release_and_approves_it():
+    release = load(".github/workflows/release.yml")
+    # YAML 1.1 reads the key `on` as True
+    assert list(release[True]) == ["workflow_dispatch"]
+    assert release["permissions"] == {"contents": "read"}
+    build, publish = release["jobs"]["build"], release["jobs"]["publish"]
+    assert "permissions" not in build
+    assert (publish["needs"], publish["environment"], publish["permissions"]) == (
+        "build",
+        "pypi",
+        {"id-token": "write"},
+    )
+    ((check, build_command), publishing) = commands(build), list(commands(publish))
+    assert check.startswith('test "$GITHUB_REF" = "refs/tags/v$(')
+    assert build_command == "make dist"
+    assert publishing == []
+
+
+@pytest.mark.parametrize(("tag", "status"), [(fused_lwlr.__version__, 0), ("99.0.0", 1)])
+def test_a_release_has_the_tag_of_its_version(tag, status):
+    check, _ = commands(load(".github/workflows/release.yml")["jobs"]["build"])
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    run = subprocess.run(
+        ["bash", "-c", check], cwd=ROOT, env={"PATH": path, "GITHUB_REF": f"refs/tags/v{tag}"}, check=False
+    )
+    assert run.returncode == status
 
 
 def test_a_bug_report_has_versions_and_a_reproduction():

@@ -119,6 +119,20 @@ def test_mup_of_decay_and_eps():
         assert own == pytest.approx(at_equal_depth[name])
 
 
+def test_mup_of_decay_by_the_root_of_the_width():
+    """arXiv 2510.15262: λ ∝ √width of matrices, whose two dimensions grow with the width; 0 of vectors."""
+    found = multipliers.mup(Net(32, 1), Net(8, 1), "adamw", decay="sqrt")
+    matrices = {"blocks.0.fc1.weight", "blocks.0.fc2.weight"}
+    assert {name: own["weight_decay"] for name, own in found.items()} == {
+        name: 2.0 * (name in matrices) for name in found
+    }
+    assert {name: own["lr"] for name, own in found.items()} == multipliers.mup(Net(32, 1), Net(8, 1), "adamw")
+    # η · λ of a matrix: the norm of its steady state √(η / λ) · width^0.75 is the same at every width
+    for m in (2, 4, 16):
+        own = multipliers.mup(Net(8 * m, 1), Net(8, 1), "adamw", decay="sqrt")["blocks.0.fc1.weight"]
+        assert (own["lr"] / own["weight_decay"]) ** 0.5 * m**0.75 == pytest.approx(1)
+
+
 VIT_KINDS = {
     "cls_token": 1, "pos_embed": 10, "patch_embed.weight": 10, "blocks.0.norm1.weight": 1,
     "blocks.0.qkv.weight[0:48]": 8,
@@ -199,6 +213,12 @@ WRONG = [
         "base= must have the parameters of the model, but it lacks",
     ),
     (lambda: multipliers.mup(Net(8, 2), Net(8, 2), "sgd", eps=1e-8), "decay= and eps= are for AdamW"),
+    (lambda: multipliers.mup(Net(8, 2), Net(4, 2), "sgd", decay="sqrt"), "decay= and eps= are for AdamW"),
+    (
+        lambda: multipliers.mup(Net(8, 2), Net(4, 2), "adamw", decay="root"),
+        "decay='root' is not one of False, True, 'sqrt'",
+    ),
+    (lambda: multipliers.mup(Net(8, 2), Net(8, 2), "adamw", decay="sqrt"), "decay='sqrt' finds no matrix"),
 ]
 
 

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from fused_lwlr.layers import fan_dims, is_conv1d
 
 Rule = Literal["sgd", "adamw"]
+Decay = bool | Literal["sqrt"]
 
 
 def mup(
-    model: nn.Module, base: nn.Module, rule: Rule, *, decay: bool = False, eps: float | None = None
+    model: nn.Module, base: nn.Module, rule: Rule, *, decay: Decay = False, eps: float | None = None
 ) -> dict[str, Any]:
     """Learning-rate multipliers that keep the size of updates independent of the width (μP).
 
@@ -27,13 +28,21 @@ def mup(
 
         λ · fan_in / base fan_in        ε / (fan_out / base fan_out)
 
-    (CompleteP, arXiv 2505.01618, Table 1, at equal depth.)
+    (CompleteP, arXiv 2505.01618, Table 1, at equal depth.) `decay="sqrt"` multiplies weight decay by
+
+        √(fan_in / base fan_in) of matrices        0 of vectors
+
+    which keeps the largest singular value of a matrix independent of the width late in the training, when AdamW has
+    brought it near √(η / λ) · width^0.75 (Robust Layerwise Scaling Rules by Proper Weight Decay Tuning, arXiv
+    2510.15262). As in Tensor Programs V, a matrix is a weight whose fan_in and fan_out both differ from the base's; all
+    else is a vector: embeddings, scales, biases, input and output weights.
 
     Args:
         model: the model to train.
-        base: the same model with the widths at which the learning rate was tuned.
+        base: the same model with the widths at which the learning rate was tuned. With `decay="sqrt"` it must have
+            other widths than the models that are tuned and trained, which both get the same base.
         rule: "sgd" or "adamw".
-        decay: whether weight decay is multiplied too, for AdamW.
+        decay: whether weight decay is multiplied too, by fan_in / base fan_in or by "sqrt", for AdamW.
         eps: ε of the base, if it should follow the width, for AdamW.
 
     Returns:
@@ -41,11 +50,13 @@ def mup(
         width of `base`.
 
     Raises:
-        ValueError: `rule` is unknown, `decay` or `eps` is given for SGD, or the base has other parameters or
-            numbers of dimensions.
+        ValueError: `rule` or `decay` is unknown, `decay` or `eps` is given for SGD, the base has other parameters or
+            numbers of dimensions, or `decay="sqrt"` finds no matrix, as with a base of the same width.
     """
     if rule not in get_args(Rule):
         raise ValueError(f"rule={rule!r} is not one of {', '.join(map(repr, get_args(Rule)))}")
+    if decay not in (False, True, "sqrt"):
+        raise ValueError(f"decay={decay!r} is not one of False, True, 'sqrt'")
     if rule == "sgd" and (decay or eps is not None):
         raise ValueError("decay= and eps= are for AdamW: leave them out for rule='sgd'")
     params, based = dict(model.named_parameters()), dict(base.named_parameters())
@@ -58,11 +69,18 @@ def mup(
         fan_in, fan_out = growth(name, param, based[name], matrices.get(name))
         eta = (fan_out if rule == "sgd" else 1.0) / fan_in
         options = {"lr": eta}
-        if decay:
+        if decay == "sqrt":
+            options["weight_decay"] = fan_in**0.5 if fan_in != 1 and fan_out != 1 else 0.0
+        elif decay:
             options["weight_decay"] = fan_in
         if eps is not None:
             options["eps"] = eps / fan_out
         found[name] = options if len(options) > 1 else eta
+    if decay == "sqrt" and not any(options["weight_decay"] for options in found.values()):
+        raise ValueError(
+            "decay='sqrt' finds no matrix, a weight whose fan_in and fan_out both differ from the base's: give a base= "
+            "of another width, the same one for tuning and training"
+        )
     return found
 
 

@@ -1,0 +1,96 @@
+"""Steps of the PyTorch reference without float64, as on MPS: a CPU on which an operation must not return float64."""
+
+import importlib
+
+import pytest
+import torch
+from cases import SCALINGS, name_of
+from steps import ALL, OPTIONS, parameters, train
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import fused_lwlr
+
+USE_SUMS = ("kernels.reference.step_context", "kernels.reference.statistics", "optim.state")
+
+
+class NoFloat64(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        if any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in tree_leaves(results)):
+            raise TypeError(f"{func} returned float64")
+        return results
+
+
+@pytest.fixture(autouse=True)
+def sums_as_on_mps(monkeypatch):
+    precision = importlib.import_module("fused_lwlr.kernels.precision")
+    assert precision.sum_dtype(torch.device("mps")) == torch.float32
+    for name in USE_SUMS:
+        monkeypatch.setattr(importlib.import_module(f"fused_lwlr.{name}"), "sum_dtype", lambda device: torch.float32)
+
+
+def run(name, dtype=torch.float32, scaler=False, **options):
+    named = parameters([(6, 5), (5,)], dtype, torch.device("cpu"))
+    optimizer = ALL[name](named, **OPTIONS[name], **options, backend="torch")
+    grad_scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = [p.detach().clone() for _, p in named]
+    with NoFloat64():
+        for _ in range(2):
+            if scaler:
+                grad_scaler.scale(sum(p.square().sum() for _, p in named)).backward()
+                grad_scaler.step(optimizer)
+                grad_scaler.update()
+            else:
+                train([optimizer], [named], 1)
+    assert all(
+        p.isfinite().all() and not torch.equal(p.detach(), old) for (_, p), old in zip(named, before, strict=True)
+    )
+
+
+WORK = [
+    {}, {"layers": {"p0": {"lr": 2.0, "weight_decay": 0}}}, {"ema": 0.9}, {"clip_global_norm": 1.0},
+    {"dtype": torch.bfloat16}, {"dtype": torch.bfloat16, "master_weights": True},
+]  # fmt: skip
+COUNT_ON_DEVICE = [
+    {"nonfinite": "skip"}, {"nonfinite": "raise"}, {"capturable": True},
+    {"dtype": torch.bfloat16, "stochastic_rounding": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", WORK, ids=lambda options: "-".join(options) or "plain")
+@pytest.mark.parametrize("name", ALL)
+def test_steps(name, options):
+    run(name, **options)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=name_of)
+@pytest.mark.parametrize("name", ALL)
+def test_scalings(name, scaling):
+    run(name, scaling=scaling)
+
+
+@pytest.mark.parametrize("options", COUNT_ON_DEVICE, ids=lambda options: list(options)[-1])
+@pytest.mark.parametrize("name", ALL)
+def test_steps_that_the_device_counts(name, options):
+    """AdamW's bias corrections are powers in float64: the table of the documentation says that it fails."""
+    if name != "adamw":
+        run(name, **options)
+        return
+    with pytest.raises(TypeError, match="returned float64"):
+        run(name, **options)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_grad_scaler_fails(name):
+    """The scale is inverted in float64: the table of the documentation says so."""
+    with pytest.raises(TypeError, match="returned float64"):
+        run(name, scaler=True)
+
+
+def test_statistics():
+    model = torch.nn.Linear(3, 2)
+    with NoFloat64():
+        model(torch.ones(4, 3)).square().mean().backward()
+        found = fused_lwlr.layer_statistics(model, backend="torch")
+    torch.testing.assert_close(found.grad_norm, torch.stack([p.grad.norm() for p in model.parameters()]))
