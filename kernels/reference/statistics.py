@@ -72,4 +72,4 @@ def totals(
 
 def inverse_of(grad_scale: Tensor | None) -> Tensor | None:
     """Returns 1 / grad_scale, float32 of no dimension, or None."""
-    return None if grad_scale is None else grad_scale.reshape(()).double().reciprocal().float()
+    return None if grad_scale is None else grad_scale.reshape(()).to(sum_dtype(grad_scale.device)).reciprocal().float()

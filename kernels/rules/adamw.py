@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import divide, double_option, maximum_or_nan, option, power, single, sqrt, where
-from fused_lwlr.kernels.precision import wide
+from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.rules.base import Quotient, Rule, States
 
 ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS = range(4)
@@ -76,7 +76,7 @@ def reference(
     m, v, u = states
     assert m is not None
     assert v is not None
-    t = (steps.double() if isinstance(steps, Tensor) else steps) + 1
+    t = (steps.to(sum_dtype(steps.device)) if isinstance(steps, Tensor) else steps) + 1
     m.lerp_(g, numbers[ONE_MINUS_BETA1])
     v.mul_(numbers[BETA2]).addcmul_(g, g, value=numbers[ONE_MINUS_BETA2])
     u = None if u is None else torch.maximum(wide(u), v)

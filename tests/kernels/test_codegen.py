@@ -19,8 +19,8 @@ ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
 ONCE = constants.GPU.at_once
 # and one block if fewer remain
 SUMMED = ONCE + 1
-# columns of a block that the main path loads and stores; for a queue: of the norms, the weights if the norms do not read
-# them, and the updates
+# columns of a block that the main path loads and stores; for a queue: of the norms, of the weights if the norms do not
+# read them, and of the updates
 COLUMNS = {
     "sgd": (2, 1),
     "sgd momentum": (3, 2),
