@@ -60,7 +60,8 @@ def test_wheel_holds_one_package(tmp_path):
     for name in ("py.typed", "kernels/triton/step.py", "kernels/rules/sgd.py", "methods/lwlr/calibrate.py"):
         assert f"fused_lwlr/{name}" in names
     folders = [ROOT / "fused_lwlr", ROOT / "kernels"]
-    sources = {str(p.relative_to(ROOT)) for folder in folders for p in folder.rglob("*.*") if p.suffix in (".py", ".c")}
+    files = [path for folder in folders for path in folder.rglob("*.*") if path.suffix in (".py", ".toml")]
+    sources = {str(path.relative_to(ROOT)) for path in files}
     installed = {f"fused_lwlr/{s}" if s.startswith("kernels/") else s for s in sources}
     assert installed - {f for f in installed if "/__pycache__/" in f} <= set(names)
 

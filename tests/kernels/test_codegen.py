@@ -155,6 +155,7 @@ LAUNCHES = [
 ]
 
 
+@pytest.mark.long
 def test_launches_bind_and_compile():
     """From a table to a compiled kernel, through the arguments that a real launch passes."""
     assert lines(Path(__file__).with_name("launch_without_gpu.py")) == LAUNCHES
