@@ -29,7 +29,8 @@ class Preset(NamedTuple):
 
 def _fields(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The fields of a table of `presets.toml`, with the fields that it takes over."""
-    table, found = tables[name], {}
+    table = tables[name]
+    found: dict[str, Any] = {}
     for other in table.get("like", ()):
         found |= _fields(tables, other)
     for field in table.get("without", ()):
