@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from cases import every_name, every_scaling
+from cases import KINDS, every_name, over
 from steps import OPTIONS, OURS, compare, cost, gradients, parameters, twin
 from tables import change_sizes
 from tolerances import same
@@ -12,7 +12,7 @@ from tolerances import same
 from fused_lwlr import ELR, LAMB, LARS
 
 
-@every_scaling
+@over(KINDS)
 @pytest.mark.parametrize(
     ("name", "options", "memory", "state"),
     [
