@@ -20,7 +20,7 @@ if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 
     # the same examples on every run; the long one finds new ones each time, and prints how to repeat a failure
-    settings.register_profile("short", max_examples=100, derandomize=True, deadline=None)
+    settings.register_profile("short", max_examples=40, derandomize=True, deadline=None)
     settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
 # without optimization the C compiler takes a quarter of the time, for kernels with the same bits
