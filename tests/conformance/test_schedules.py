@@ -19,13 +19,12 @@ def advance(scheduler, problem):
     scheduler.step(*([problem.loss().item()] if plateau else []))
 
 
-@pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize(
     ("name", "which", "backend"),
     [(name, i, backend) for name in OURS for i in range(len(INFO[name].scheduler_inputs)) for backend in BACKENDS],
 )
-def test_schedulers_move_the_rate_as_with_torch(name, which, backend, contiguous):
-    problem = Regression(contiguous=contiguous)
+def test_schedulers_move_the_rate_as_with_torch(name, which, backend):
+    problem = Regression()
     other = deepcopy(problem)
     ours = ours_of(name, problem.named, backend, lr=0.01)
     torchs = TORCH[name](other.named, lr=0.01, foreach=False)

@@ -88,6 +88,7 @@ def cells(output):
     return {row.split("│")[1].strip(): row.split("│")[2].strip() for row in output.splitlines() if row.count("│") == 3}
 
 
+@pytest.mark.long
 def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
     line = f"train --preset resnet50-lars-lwlr --data {pictures} --image-size 32 --batch-size 16 --micro-batch 2 "
     line += "--lr 0.02 --warmup-epochs 5 --epochs 90 --momentum 0.9 --weight-decay 1e-4"
@@ -181,10 +182,7 @@ def test_a_file_is_between_the_preset_and_the_command_line(file, text, command, 
     ("line", "files", "message"),
     [
         ("--preset resnet50-sgd", {}, "--data is missing: --preset resnet50-sgd is for photographs"),
-        ("--preset resnet50-lars --data x --batch-size 64", {}, "--batch-size 64: the table of MLPerf has batches of"),
-        ("--preset resnet-sgd --data x", {}, "there is no preset 'resnet-sgd': did you mean resnet50-sgd"),
         ("--batch-size 0", {}, "--batch-size 0: must be greater than or equal to 1"),
-        ("--epochs many", {}, "--epochs many: must be a valid number"),
         ("--config a.toml", {}, "--config a.toml: there is no such file"),
         ("--config a.json", {"a.json": "{}"}, "--config a.json: must end in .toml, .yaml, .yml"),
         ("--config a.toml", {"a.toml": "lr ="}, "--config a.toml: Invalid value"),
