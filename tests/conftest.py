@@ -1,11 +1,15 @@
 """The device of the kernels: the GPU if one exists, else natively on the CPU, or Triton's interpreter on request."""
 
+import hashlib
 import importlib
 import importlib.util
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from fused_lwlr.kernels.native import build
 
@@ -26,6 +30,18 @@ if importlib.util.find_spec("hypothesis") is not None:
 # without optimization the C compiler takes a quarter of the time, for kernels with the same bits
 SHIPPED, QUICK = build.OPTIMIZE, dict.fromkeys(build.OPTIMIZE, ("-O0",))
 build.OPTIMIZE = QUICK
+LOCKS = Path(tempfile.gettempdir(), f"fused_lwlr-locks-{os.geteuid()}")
+
+
+def _load_library(name, code, flags, key, load, load_library=build.load_library):
+    """Processes that need the same kernel at the same time wait for the first of them, which compiles it."""
+    LOCKS.mkdir(exist_ok=True)
+    digest = hashlib.sha256(f"{name} {key} {flags}".encode()).hexdigest()
+    with FileLock(LOCKS / digest[:2]):
+        return load_library(name, code, flags, key, load)
+
+
+build.load_library = _load_library
 # the networks here are tiny: threads cost more than they save, especially with other workers running
 torch.set_num_threads(1)
 
