@@ -38,8 +38,8 @@ SCALINGS = [
     ELR(0.1), LARS(), LARC(), NormalizedGradient(), NormalizedGradientAdaptive(), ClipByLayer(0.5), LAMB(),
     Hyperball(), UpdateFloor(0.35),
 ]  # fmt: skip
-# kernels differ in how they use a factor: on the gradient, on the direction, and on spheres. Formulas of factors have
-# tests of their own, and each takes a kernel that is compiled for it
+# kernels differ in how they use a factor: on the gradient, on the direction, and on spheres. Each formula takes another
+# kernel; test_scaling_formulas.py runs all of them
 KINDS = [ELR(0.1), LAMB(), Hyperball()]
 
 
