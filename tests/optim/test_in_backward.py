@@ -391,6 +391,7 @@ def test_noise_of_two_buckets(backend, device):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("compiled", ["model", "loop"])
+@pytest.mark.long
 def test_compiled(compiled, device):
     import torch._dynamo
 

@@ -44,7 +44,16 @@ def small(preset, pictures, **options):
     return resolve(preset, {"data": str(pictures), "device": "cpu", "log_every": 1, **sizes, **change, **options})
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+# a model, optimizer, scaling or augmentation of its own; the others are made of the same parts
+DISTINCT = {
+    "resnet50-sgd-strong", "convnext-t", "vit-s-adamw", "swin-t", "resnet50-nesterov", "resnet50-a3", "vit-s-deit3",
+    "vit-s-big-vision", "resnet50-lars-lwlr", "resnet50-larc", "resnet50-lamb", "resnet50-elr-lwlr",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=() if name in DISTINCT else pytest.mark.long) for name in PRESETS]
+)
 def test_two_steps(preset, pictures, timm, tmp_path, monkeypatch):
     monkeypatch.setattr("fused_lwlr.runs.run.write_report", lambda folder: Path(folder) / "report.html")
     recipe = small(preset, pictures, out=str(tmp_path), ema=0.9 if "vit" in preset else None)
