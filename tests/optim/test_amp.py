@@ -62,7 +62,7 @@ def test_grad_scaler(name, backend, device):
             assert all(entry.count_nonzero() == 0 for entry in state.values())
 
 
-# the rule of the kernels, of which each row takes two
+# the first column is for Triton, where each row compiles two kernels
 UNSCALED = [
     ("sgd", None, {}, SCALE), ("adamw", None, {"clip_global_norm": 0.5}, 3.0), ("sgd", ELR(0.1), {}, 3.0),
     ("sgd", LARS(), {"nonfinite": "skip"}, SCALE),

@@ -44,7 +44,7 @@ def small(preset, pictures, **options):
     return resolve(preset, {"data": str(pictures), "device": "cpu", "log_every": 1, **sizes, **change, **options})
 
 
-# a model, optimizer, scaling or augmentation of its own; the others are made of the same parts
+# one preset for each model, optimizer, scaling and augmentation
 DISTINCT = {
     "resnet50-sgd-strong", "convnext-t", "vit-s-adamw", "swin-t", "resnet50-nesterov", "resnet50-a3", "vit-s-deit3",
     "vit-s-big-vision", "resnet50-lars-lwlr", "resnet50-larc", "resnet50-lamb", "resnet50-elr-lwlr",
