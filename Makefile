@@ -10,6 +10,8 @@ BIN := $(VENV)/bin
 # modules are compiled when they are first imported, which few of those installed are; then what was compiled is kept
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
+# neighbouring tests share fixtures and kernels: each worker starts with one half of them
+PARALLEL := -n 2 --dist worksteal
 
 .PHONY: demo environments test test-long test-triton-3.6 test-triton-3.7 fashion-mnist fuzz lint docs dist gpu bench bench-gpu bench-host clean
 
@@ -18,7 +20,7 @@ demo: $(VENV)/.demo
 
 # kernels are compiled for this CPU
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m "not long"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
 
 # the data set of a long test, on Debian and Ubuntu
 fashion-mnist:
@@ -27,18 +29,18 @@ fashion-mnist:
 # machine code, several processes, races, compilers and other libraries' trainers; then kernels in Triton's
 # interpreter, which tells integers that overflow and lets programs overlap
 test-long: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m long
-	TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest -n 2 tests/kernels tests/optim/test_balanced.py \
+	$(BIN)/python -m pytest $(PARALLEL) -m long
+	TRITON_INTERPRET=1 CUDA_VISIBLE_DEVICES= $(BIN)/python -m pytest $(PARALLEL) tests/kernels tests/optim/test_balanced.py \
 		--ignore tests/kernels/test_codegen.py
 
 # what runs kernels once more, with the oldest triton that GPU machines around us have
 test-triton-3.6: $(VENV)/.dev $(VENV)/triton-3.6.0
-	PYTHONPATH=$(VENV)/triton-3.6.0 $(BIN)/python -m pytest -n 2 tests/kernels tests/optim \
+	PYTHONPATH=$(VENV)/triton-3.6.0 $(BIN)/python -m pytest $(PARALLEL) tests/kernels tests/optim \
 		-k "kernels and (codegen or launch or queue or rounding or statistics or twins and not any_shapes) or (triton and formulas)"
 
 # what compiles kernels, with the triton that torch 2.13 brings along where there is a GPU
 test-triton-3.7: $(VENV)/.dev $(VENV)/triton-3.7.1
-	PYTHONPATH=$(VENV)/triton-3.7.1 $(BIN)/python -m pytest -n 2 tests/kernels/test_codegen.py
+	PYTHONPATH=$(VENV)/triton-3.7.1 $(BIN)/python -m pytest $(PARALLEL) tests/kernels/test_codegen.py
 
 # all that the three above need
 environments: $(VENV)/.dev $(VENV)/triton-3.6.0 $(VENV)/triton-3.7.1

@@ -79,6 +79,10 @@ def plain(rule: Rule) -> int:
     return rule.least_resident or constants.least_resident("step", len(rule.states))
 
 
+OWN = dict.fromkeys(("shared_lr", "shared_c1", "shared_c2"))
+"""Compile-time arguments for param groups with different rates."""
+
+
 def variants(dtype: Any) -> Iterator[Variant]:
     """Every variant that is launched for parameters of a dtype."""
     rules = {
@@ -98,17 +102,28 @@ def variants(dtype: Any) -> Iterator[Variant]:
         meta |= {"BLOCK": constants.GPU.step_block, "WIDTH": HEADER.value + numbers}
         made[name] = (rule, meta)
         yield Variant(name, plain(rule), update.step_kernel, meta)
-    # for param groups with different rates
-    own = dict.fromkeys(("shared_lr", "shared_c1", "shared_c2"))
     rule, meta = made["adamw"]
     if dtype == tl.float32:
-        yield Variant("adamw, groups", plain(rule), update.step_kernel, {**meta, **own})
+        yield Variant("adamw, groups", plain(rule), update.step_kernel, {**meta, **OWN})
     else:
         exact = {"DTYPES": dtypes(dtype, "WG", "XYM", 3), "RULE": formula.compiled(ADAMW.update)}
         yield Variant("adamw, master", plain(rule), update.step_kernel, {**meta, **exact})
     if dtype == tl.bfloat16:
         averaged = {"DTYPES": dtypes(dtype, "WGXY", "E", 3)}
         yield Variant("adamw, ema", plain(rule), update.step_kernel, {**meta, **averaged})
+    yield from _scaled(dtype, made)
+    meta = {"DTYPES": (dtype, dtype), "TOTALS": False, "grad_scale": None, "BLOCK": constants.GPU.block}
+    meta |= {
+        "PASSES": constants.GPU.statistics_passes, "AT_ONCE": constants.GPU.at_once,
+        "SLOTS": constants.GPU.statistics_slots,
+    }  # fmt: skip
+    yield Variant("statistics", constants.least_resident("statistics"), statistics.statistics_kernel, meta)
+    totals = {**meta, "DTYPES": (None, dtype), "TOTALS": True}
+    yield Variant("totals", constants.least_resident("statistics"), statistics.statistics_kernel, totals)
+
+
+def _scaled(dtype: Any, made: dict[str, tuple[Rule, dict[str, Any]]]) -> Iterator[Variant]:
+    """The variants with norms, from the rules and compile-time arguments of steps without."""
     for name, target in (("sgd momentum", "gradient"), ("adamw", "direction"), ("lion", "direction")):
         rule, meta = made[name]
         least = constants.least_resident("queue", len(rule.states))
@@ -129,7 +144,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
         }  # fmt: skip
         yield Variant(f"{name}, Hyperball", least, queue.queue_kernel, {**scaled, **absent, **spheres})
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
-        unused = {"known_factors": None, "row_sums": None, "seed": None, **own}
+        unused = {"known_factors": None, "row_sums": None, "seed": None, **OWN}
         yield Variant(f"{name}, all", least, queue.queue_kernel, {**scaled, **everything, **unused})
         if (name, dtype) == ("adamw", tl.float32):
             balanced = {**scaled, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "GATED": True}
@@ -142,14 +157,6 @@ def variants(dtype: Any) -> Iterator[Variant]:
                 {**scaled, **absent, "DTYPES": dtypes(dtype, "WGXYE", states=3)},
             )
         if dtype != tl.float32:
-            noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "ON_DEVICE": True, **own}
+            noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "ON_DEVICE": True, **OWN}
             del absent["seed"]
             yield Variant(f"{name}, noise", least, queue.queue_kernel, {**scaled, **absent, **noise})
-    meta = {"DTYPES": (dtype, dtype), "TOTALS": False, "grad_scale": None, "BLOCK": constants.GPU.block}
-    meta |= {
-        "PASSES": constants.GPU.statistics_passes, "AT_ONCE": constants.GPU.at_once,
-        "SLOTS": constants.GPU.statistics_slots,
-    }  # fmt: skip
-    yield Variant("statistics", constants.least_resident("statistics"), statistics.statistics_kernel, meta)
-    totals = {**meta, "DTYPES": (None, dtype), "TOTALS": True}
-    yield Variant("totals", constants.least_resident("statistics"), statistics.statistics_kernel, totals)

@@ -28,12 +28,28 @@ every_name = pytest.mark.parametrize("name", OURS)
 nan_arithmetic = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 overflow = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
+
+def name_of(value):
+    return value if isinstance(value, str) else type(value).__name__
+
+
 ALL = {"select": everything}
 # one instance of each class
 SCALINGS = [
     ELR(0.1), LARS(), LARC(), NormalizedGradient(), NormalizedGradientAdaptive(), ClipByLayer(0.5), LAMB(),
     Hyperball(), UpdateFloor(0.35), RadialBrake(),
 ]  # fmt: skip
+# kernels differ in how they use a factor: on the gradient, on the direction, and on spheres. Each formula takes another
+# kernel; test_scaling_formulas.py runs all of them
+KINDS = [ELR(0.1), LAMB(), Hyperball()]
+
+
+def backend_and_scaling(*more):
+    """Rows of the reference with every scaling, and of Triton with one of each kind; with `more` scalings."""
+    rows = [("torch", scaling) for scaling in (*more, *SCALINGS)] + [("triton", scaling) for scaling in (*more, *KINDS)]
+    return pytest.mark.parametrize(("backend", "scaling"), rows, ids=name_of)
+
+
 # and with every option set, for every layer
 VARIANTS = [
     ELR(0.1, **ALL), ELR(0.3, eps=0.5, **ALL), LARS(**ALL), LARS(0.5, eps=0.1, **ALL), LARC(0.02, **ALL),
@@ -46,15 +62,8 @@ FORMULAS = [(name, scaling) for name in OURS for scaling in VARIANTS] + [("adamw
 every_formula = pytest.mark.parametrize(("name", "scaling"), FORMULAS)
 
 
-def name_of(value):
-    return value if isinstance(value, str) else type(value).__name__
-
-
 def over(scalings):
     return pytest.mark.parametrize("scaling", scalings, ids=name_of)
-
-
-every_scaling = over(SCALINGS)
 
 
 # parameters as in a model

@@ -1,11 +1,17 @@
 """The device of the kernels: the GPU if one exists, else natively on the CPU, or Triton's interpreter on request."""
 
+import hashlib
 import importlib
 import importlib.util
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
+
+from fused_lwlr.kernels.native import build
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -18,9 +24,24 @@ if importlib.util.find_spec("hypothesis") is not None:
     from hypothesis import settings
 
     # the same examples on every run; the long one finds new ones each time, and prints how to repeat a failure
-    settings.register_profile("short", max_examples=100, derandomize=True, deadline=None)
+    settings.register_profile("short", max_examples=40, derandomize=True, deadline=None)
     settings.register_profile("long", max_examples=1000, deadline=None, print_blob=True)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "short"))
+# without optimization the C compiler takes a quarter of the time, for kernels with the same bits
+SHIPPED, QUICK = build.OPTIMIZE, dict.fromkeys(build.OPTIMIZE, ("-O0",))
+build.OPTIMIZE = QUICK
+LOCKS = Path(tempfile.gettempdir(), f"fused_lwlr-locks-{os.geteuid()}")
+
+
+def _load_library(name, code, flags, key, load, load_library=build.load_library):
+    """Processes that need the same kernel at the same time wait for the first of them, which compiles it."""
+    LOCKS.mkdir(exist_ok=True)
+    digest = hashlib.sha256(f"{name} {key} {flags}".encode()).hexdigest()
+    with FileLock(LOCKS / digest[:2]):
+        return load_library(name, code, flags, key, load)
+
+
+build.load_library = _load_library
 # the networks here are tiny: threads cost more than they save, especially with other workers running
 torch.set_num_threads(1)
 
@@ -28,6 +49,20 @@ torch.set_num_threads(1)
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda" if HAS_GPU else "cpu")
+
+
+@pytest.fixture(scope="module")
+def optimize():
+    """Compiles the kernels of a module as for users, and again without optimization on request."""
+
+    def change(flags):
+        build.OPTIMIZE = flags
+        build._flags.cache_clear()
+        build._function.cache_clear()
+
+    change(SHIPPED)
+    yield lambda on: change(SHIPPED if on else QUICK)
+    change(QUICK)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """`show_config` against this environment, and without parts of it."""
 
 import platform
-import subprocess
-import sys
 from importlib import metadata
 
 import pytest
@@ -74,20 +72,3 @@ def test_without_a_home_folder(monkeypatch):
 def test_a_package_that_is_not_installed(monkeypatch):
     monkeypatch.setattr("fused_lwlr.configuration.PACKAGES", ("no-package-of-this-name",))
     assert "no-package-of-this-name not installed" in lines()
-
-
-def test_without_triton():
-    code = """
-import sys
-sys.modules["triton"] = None
-import torch, fused_lwlr
-from fused_lwlr import ops
-print(fused_lwlr.show_config())
-print(ops.describe(torch.device("cuda")))
-print(ops.describe(torch.device("mps")))
-"""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert any(line.startswith("C compiler: not used, ") for line in found)
-    assert any(line.endswith(" threads; torch, since Triton is not installed") for line in found)
-    assert found[-2].startswith("backend='auto' on cuda tensors needs Triton, which is not installed")
-    assert found[-1] == "torch, since no kernels for it"

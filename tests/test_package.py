@@ -36,11 +36,18 @@ def test_import_without_triton():
     result = python(
         "import sys; sys.modules['triton'] = None\n"
         "import fused_lwlr, torch\n"
+        "from fused_lwlr import ops\n"
+        "print(fused_lwlr.show_config())\n"
+        "for name in ('cuda', 'mps'): print(ops.describe(torch.device(name)))\n"
         "p = torch.nn.Parameter(torch.ones(2)); p.grad = torch.ones(2)\n"
         "fused_lwlr.SGD([p], lr=0.5).step(); print(p.tolist())\n"
         "fused_lwlr.SGD([p], lr=0.5, backend='triton').step()"
     )
-    assert result.stdout == "[0.5, 0.5]\n"
+    *config, on_cuda, on_mps, stepped = result.stdout.splitlines()
+    assert any(line.startswith("C compiler: not used, ") for line in config)
+    assert any(line.endswith(" threads; torch, since Triton is not installed") for line in config)
+    assert on_cuda.startswith("backend='auto' on cuda tensors needs Triton, which is not installed")
+    assert (on_mps, stepped) == ("torch, since no kernels for it", "[0.5, 0.5]")
     assert result.stderr.strip().endswith(
         "ImportError: backend='triton' on cpu tensors needs Triton, which is not installed: "
         "pip install triton, or pass backend='torch'"
@@ -48,8 +55,11 @@ def test_import_without_triton():
 
 
 def test_import_imports_no_triton_and_no_extras():
-    result = python("import sys, fused_lwlr; print({'triton', 'matplotlib', 'rich', 'sklearn'} & set(sys.modules))")
-    assert result.stdout == "set()\n"
+    result = python(
+        "import sys, fused_lwlr; print({'triton', 'matplotlib', 'rich', 'sklearn'} & set(sys.modules))\n"
+        "import fused_lwlr.data; print({'PIL', 'sklearn', 'timm', 'torchvision'} & set(sys.modules))"
+    )
+    assert result.stdout == "set()\nset()\n"
 
 
 @pytest.fixture(scope="module")

@@ -121,20 +121,7 @@ def open_data(
         return _in_memory(str(source), image_size, augmentation, test_size, photographs)
     if image_size is None:
         raise ValueError("image_size=None is for the digits and IDX files: give the side of the images in pixels")
-    train: Pictures
-    val: Pictures
-    tested = ""
-    if str(source) == "synthetic":
-        name, classes = "synthetic (random images and labels)", tuple(f"random label {i}" for i in range(synthetic[2]))
-        train, val = (Noise(count, len(classes), image_size, part) for part, count in enumerate(synthetic[:2]))
-    elif str(source).endswith(".tar"):
-        classes, *members = scan_shards(str(source), val_data)
-        tested = val_data or f"every fifth image of each class in {source}"
-        name, train, val = str(source), *map(Members, members)
-    else:
-        found = scan(Path(source))
-        name, classes, train, val = str(source), found.classes, Files(found.train), Files(found.test)
-        tested = found.tested
+    name, classes, train, val, tested = _pictures(source, image_size, val_data, synthetic)
     skip = corrupt == "skip"
     statistics = torch.tensor(mean), torch.tensor(std)
     crop = training_transform(
@@ -156,6 +143,23 @@ def open_data(
         tested=tested,
         plain=plain,
     )
+
+
+def _pictures(
+    source: str | Path, image_size: int, val_data: str | None, synthetic: tuple[int, int, int]
+) -> tuple[str, tuple[str, ...], Pictures, Pictures, str]:
+    """The name, the classes, the images for training and for validation, and where the latter are from."""
+    name = str(source)
+    if name == "synthetic":
+        classes = tuple(f"random label {i}" for i in range(synthetic[2]))
+        train, val = (Noise(count, len(classes), image_size, part) for part, count in enumerate(synthetic[:2]))
+        return "synthetic (random images and labels)", classes, train, val, ""
+    if name.endswith(".tar"):
+        classes, *members = scan_shards(name, val_data)
+        first, second = map(Members, members)
+        return name, classes, first, second, val_data or f"every fifth image of each class in {source}"
+    found = scan(Path(source))
+    return name, found.classes, Files(found.train), Files(found.test), found.tested
 
 
 def _in_memory(

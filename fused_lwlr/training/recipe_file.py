@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
 
 def read_recipe(file: str | Path) -> dict[str, Any]:
     """The fields of a TOML or YAML file, not checked; hyphens in names count as underscores.
@@ -27,7 +29,6 @@ def read_recipe(file: str | Path) -> dict[str, Any]:
 
 
 def _toml(path: Path, text: str) -> Any:
-    tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

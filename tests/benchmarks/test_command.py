@@ -95,6 +95,7 @@ def test_shapes_equal_timms(timm):
     assert shapes_of("ViT-S/16") == [tuple(p.shape) for p in model.parameters()]
 
 
+@pytest.mark.long
 def test_constants_are_set_before_kernels_are_imported():
     """As in a trial of the sweep: all values that depend on a constant follow."""
     code = (

@@ -1,50 +1,15 @@
-"""Learning rates in use: schedulers of torch's test suite, rates of groups, and rates that are tensors."""
+"""Learning rates in use: rates of groups, and rates that are tensors."""
 
 from copy import deepcopy
 from functools import partial
 
 import pytest
 import torch
-from cases import BACKENDS, every_case
-from harness import DEVICE, INFO, Regression, every_input_and_backend, options_of, ours_of
+from cases import every_case
+from harness import DEVICE, Regression, every_input_and_backend, options_of, ours_of
 from steps import OPTIONS, OURS, TORCH, compare, parameters, train, twin
 from tolerances import close, same
 from torch.optim import lr_scheduler
-
-EPOCHS = 20
-
-
-def advance(scheduler, problem):
-    plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
-    scheduler.step(*([problem.loss().item()] if plateau else []))
-
-
-@pytest.mark.parametrize("contiguous", [True, False])
-@pytest.mark.parametrize(
-    ("name", "which", "backend"),
-    [(name, i, backend) for name in OURS for i in range(len(INFO[name].scheduler_inputs)) for backend in BACKENDS],
-)
-def test_schedulers_move_the_rate_as_with_torch(name, which, backend, contiguous):
-    problem = Regression(contiguous=contiguous)
-    other = deepcopy(problem)
-    ours = ours_of(name, problem.named, backend, lr=0.01)
-    torchs = TORCH[name](other.named, lr=0.01, foreach=False)
-    first = problem.loss().item()
-    runs = [
-        (optimizer, of, [make(optimizer) for make in INFO[name].scheduler_inputs[which]])
-        for optimizer, of in ((ours, problem), (torchs, other))
-    ]
-    rates = []
-    for _ in range(EPOCHS):
-        for optimizer, of, schedulers in runs:
-            optimizer.step(of.closure(optimizer))
-            for scheduler in schedulers:
-                advance(scheduler, of)
-        rates.append(ours.param_groups[0]["lr"])
-        assert torchs.param_groups[0]["lr"] == rates[-1]
-    assert len(set(rates)) > 1
-    assert problem.loss().item() < first
-    compare(same if backend == "torch" else partial(close, steps=EPOCHS), ours, torchs, problem.named, other.named)
 
 
 @pytest.mark.parametrize("per_group", [{"weight_decay": 0.3}, {"lr": 0.0}], ids=lambda value: str(value))

@@ -206,6 +206,7 @@ def test_workers_leave_signals_to_the_trainer():
     assert {int(batch.inputs) for batch in loading} == workers
 
 
+@pytest.mark.long
 def test_a_trainer_that_fails_does_not_wait_for_its_workers():
     code = (
         "import torch\n"

@@ -58,6 +58,7 @@ def test_examples_are_short_and_all_tested():
     [("finetune_timm", "timm"), ("imagenet_lars", "timm"), ("lightning_trainer", "pytorch_lightning"),
      ("transformers_trainer", "transformers")],
 )  # fmt: skip
+@pytest.mark.long
 def test_examples_with_other_libraries_start_as_a_user_starts_them(name, package, tmp_path):
     """Examples start in new processes, in which no fixture has imported a package beforehand."""
     if importlib.util.find_spec(package) is None:

@@ -84,10 +84,6 @@ def test_times_of_the_readme_are_recorded():
     assert f"| {both[0]} | {both[1]} |" in rows["plain SGD, AdamW on two cores of a CPU, at one rate"]
 
 
-def test_the_readme_is_short():
-    assert len(PAGES[0].read_text().splitlines()) <= 180
-
-
 @named(PAGES)
 def test_commands_exist(page):
     """Targets of make, modules of bench, and options of fused-lwlr that shell blocks show."""

@@ -183,6 +183,7 @@ print(p[0].item(), backend.__name__)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="steps run on the GPU")
 @pytest.mark.parametrize("cache", ["a file", "truncated", "without a home folder"])
 def test_steps_do_not_need_the_cache(cache, tmp_path):

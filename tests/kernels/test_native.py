@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from fused_lwlr.kernels.native.ttir import UnsupportedError
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the GPU"),
     pytest.mark.skipif(triton.knobs.runtime.interpret, reason="kernels run in the interpreter"),
+    pytest.mark.usefixtures("optimize"),
 ]
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -142,6 +144,24 @@ def test_same_bits_for_any_number_of_threads():
         equal(table, first, same)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_kernels_without_optimization_have_the_same_bits(dtype, optimize):
+    """Most tests compile without optimization, so that they take less time, and results hold for users."""
+    first = make("adamw", [(3_000,), (7,), (70, 3), ()], dtype, CPU)
+    other = twin(first)
+    expected = step(first, 1)
+    optimize(False)
+    try:
+        assert "-O0" in build._flags()
+        found = step(other, 1)
+    finally:
+        optimize(True)
+    assert "-O0" not in build._flags()
+    for ours, theirs in zip(found, expected, strict=True):
+        same(ours, theirs)
+    equal(other, first, same)
+
+
 def test_two_optimizers_in_two_threads():
     tables = [make("adamw", [(200_000,), (7,)], torch.float32, CPU) for _ in range(2)]
     expected, failed = [twin(table) for table in tables], []
@@ -173,6 +193,7 @@ def python(code, **environment):
     return result.stdout
 
 
+@pytest.mark.long
 def test_a_process_that_is_forked_steps():
     """A child process does not have the threads of OpenMP, and must not wait for them."""
     code = """
@@ -194,6 +215,7 @@ if not child:
     assert first == second
 
 
+@pytest.mark.long
 def test_workers_of_a_data_loader_start_after_a_step():
     code = """
 import torch, fused_lwlr
@@ -211,37 +233,51 @@ print(len(optimizer.state))
     assert python(code) == "2\n"
 
 
-@pytest.mark.parametrize(("count", "warnings"), [(999_999, 0), (1_000_000, 1)])
-def test_without_a_compiler_the_reference_steps_and_says_so_once(count, warnings, tmp_path):
-    code = f"""
-import torch, fused_lwlr, warnings
-p = torch.nn.Parameter(torch.ones({count}))
-p.grad = torch.ones_like(p)
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    for _ in range(2):
-        fused_lwlr.SGD([p], lr=0.5).step()
-print(p[0].item(), len(caught), *[w.message for w in caught])
-"""
-    out = python(code, CC="/bin/false", TRITON_CACHE_DIR=str(tmp_path))
-    assert out.startswith(f"0.0 {warnings}")
-    assert not warnings or "PyTorch reference on this CPU" in out
-    assert not warnings or "C compiler" in out
+def clear_caches():
+    for function in (compiler, build._flags, build._function, ops._problem_on_cpu, ops._warn):
+        function.cache_clear()
 
 
-def test_triton_without_a_compiler_is_an_error(tmp_path):
-    code = """
-import torch, fused_lwlr
-p = torch.nn.Parameter(torch.ones(3))
-p.grad = torch.ones_like(p)
-try:
-    fused_lwlr.SGD([p], lr=0.5, backend="triton").step()
-except RuntimeError as error:
-    print(p[0].item(), error)
-"""
-    out = python(code, CC="/no/such/compiler", TRITON_CACHE_DIR=str(tmp_path))
-    assert out.startswith("1.0 backend='triton' cannot run on this CPU: the C compiler does not run")
-    assert out.endswith("or pass backend='torch'\n")
+@pytest.fixture
+def without_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    clear_caches()
+    yield
+    monkeypatch.undo()
+    clear_caches()
+
+
+def stepped(count, **options):
+    """The first of `count` ones after steps of SGD with gradients of 1 and a learning rate of 0.5, and warnings."""
+    p = torch.nn.Parameter(torch.ones(count))
+    p.grad = torch.ones_like(p)
+    optimizer = fused_lwlr.SGD([p], lr=0.5, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            optimizer.step()
+    return p[0].item(), [str(warning.message) for warning in caught]
+
+
+@pytest.mark.usefixtures("without_a_compiler")
+def test_without_a_compiler_the_reference_steps_and_says_so_once():
+    assert stepped(999_999) == (0.0, [])
+    value, [warning] = stepped(1_000_000)
+    assert value == 0.0
+    assert "PyTorch reference on this CPU" in warning
+    assert "the C compiler does not run" in warning
+    assert stepped(1_000_000) == (0.0, [])
+
+
+@pytest.mark.usefixtures("without_a_compiler")
+def test_triton_without_a_compiler_is_an_error():
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones_like(p)
+    message = "^backend='triton' cannot run on this CPU: the C compiler does not run.*or pass backend='torch'$"
+    with pytest.raises(RuntimeError, match=message):
+        fused_lwlr.SGD([p], lr=0.5, backend="triton").step()
+    assert p.tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.long

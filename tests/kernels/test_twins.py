@@ -26,6 +26,8 @@ from tables import (
 from fused_lwlr import LAMB
 from fused_lwlr.kernels import Row, Table, reference, triton
 
+# with the flags that users have: this is the main test of the values of kernels
+pytestmark = pytest.mark.usefixtures("optimize")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OPERATIONS = ("step", "prepare", "statistics", "totals")
 STEPS = tuple(RULES)

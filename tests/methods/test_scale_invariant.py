@@ -63,6 +63,7 @@ def test_rescaled_network_is_the_same_function(name):
             torch.testing.assert_close(evaluate(other, x, training), evaluate(model, x, training), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 def test_timm_resnet18(timm):
     # zero_init_last would leave each block without a gradient
     model = timm.create_model("resnet18", num_classes=4, zero_init_last=False)

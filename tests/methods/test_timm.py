@@ -15,6 +15,7 @@ def rates_of(timm):
     return runpy.run_path(str(SCRIPT))["rates_of"]
 
 
+@pytest.mark.long
 def test_resnet50(rates_of, tmp_path):
     rates = rates_of("resnet50", steps=2, batch_size=8)
     weights = [layer for layer in rates.layers if layer.kind == "weight"]
@@ -34,6 +35,7 @@ def test_resnet50(rates_of, tmp_path):
     assert (tmp_path / "resnet50.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_vit_small(rates_of):
     rates = rates_of("vit_small_patch16_224", steps=2, batch_size=8)
     # paper: 0.012, 0.16 and 0.092

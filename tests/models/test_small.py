@@ -107,6 +107,7 @@ def test_timm_is_an_extra(monkeypatch):
         build("timm:resnet50", image_size=224, channels=3, classes=10)
 
 
+@pytest.mark.long
 def test_timm_loads_with_any_torchvision(third_party):
     """Also with a torchvision that was built for another torch, in a new process."""
     third_party("timm")

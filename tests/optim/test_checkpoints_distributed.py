@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from cases import SCALINGS, every_case, name_of
+from cases import backend_and_scaling, every_name
 from steps import OPTIONS, OURS, TORCH, identical
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
@@ -115,8 +115,8 @@ def test_into_torch_and_back(name, flat, device, tmp_path):
     assert identical(models[0].state_dict(), models[1].state_dict())
 
 
-@pytest.mark.parametrize("scaling", [None, *SCALINGS], ids=name_of)
-@every_case
+@backend_and_scaling(None)
+@every_name
 def test_making_state_moves_nothing(name, backend, scaling, device):
     """It is made by a step at rate 0 with gradients of zeros, by whose norms scalings divide."""
     model = network(device)

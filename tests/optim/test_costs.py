@@ -1,10 +1,10 @@
-"""Launches of a step, the bytes it moves, and how its time grows."""
+"""Launches of a step, the bytes it moves, and how its work grows."""
 
-import time
+import sys
 
 import pytest
 import torch
-from cases import every_name, every_scaling
+from cases import KINDS, every_name, over
 from steps import OPTIONS, OURS, compare, cost, gradients, parameters, twin
 from tables import change_sizes
 from tolerances import same
@@ -12,7 +12,7 @@ from tolerances import same
 from fused_lwlr import ELR, LAMB, LARS
 
 
-@every_scaling
+@over(KINDS)
 @pytest.mark.parametrize(
     ("name", "options", "memory", "state"),
     [
@@ -96,20 +96,35 @@ def test_rows_beyond_the_window_come_from_memory_twice(name, scaling, from_memor
     assert cost(optimizer, named) == (1, memory + from_memory * (1 - inside), from_memory * inside)
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_time_of_a_step_is_linear_in_the_number_of_tensors(name):
-    """Eight times the tensors take eight times as long if the time is linear, and 64 times if it is quadratic."""
+def instructions(function):
+    """The number of instructions of Python that a call executes."""
+    count = 0
 
-    def fastest(count):
+    def trace(frame, event, argument):
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_work_of_a_step_is_linear_in_the_number_of_tensors(name):
+    """Eight times the tensors are at most eight times the work if it is linear, and 64 times if it is quadratic."""
+
+    def work(count):
         params = [torch.nn.Parameter(torch.ones(1)) for _ in range(count)]
         optimizer = OURS[name](params, **OPTIONS[name], backend="torch")
         for param in params:
             param.grad = torch.ones(1)
-        times = []
-        for _ in range(4):
-            begin = time.process_time()
-            optimizer.step()
-            times.append(time.process_time() - begin)
-        return min(times)
+        return [instructions(optimizer.step) for _ in range(2)]
 
-    assert fastest(8000) < 20 * fastest(1000)
+    for few, many in zip(work(50), work(400), strict=True):
+        assert few < many <= 8 * few

@@ -195,8 +195,11 @@ def test_cautious_decay_is_the_formula(name, backend, device):
     assert 0.2 < decayed < 0.8
 
 
-@pytest.mark.parametrize("scaling", [None, ELR(0.1), LAMB()], ids=name_of)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "scaling"),
+    [(torch.float32, None), (torch.float32, ELR(0.1)), (torch.bfloat16, LAMB()), (torch.float16, ELR(0.1))],
+    ids=["float32", "float32-ELR", "bfloat16-LAMB", "float16-ELR"],
+)
 @every_decoupled
 def test_backends_agree_on_cautious_decay(name, dtype, scaling, device):
     """With exact state, where the decay also enters a norm."""

@@ -1,8 +1,9 @@
 """The default device and the default dtype of the process: no step depends on them."""
 
+from itertools import cycle
+
 import pytest
 import torch
-from cases import every_case
 from steps import OPTIONS, OURS, identical, snapshot, uniform
 from torch import nn
 
@@ -44,8 +45,13 @@ def trained(name, backend, options, device):
     return snapshot(optimizer, named), stats
 
 
-@every_case
-@pytest.mark.parametrize("options", ROWS, ids=lambda options: "-".join(options) or "plain")
+@pytest.mark.parametrize(
+    ("name", "backend", "options"),
+    [(name, "torch", options) for name in OURS for options in ROWS]
+    # kernels of both rules, but each option with one of them
+    + [(name, "triton", options) for name, options in zip(cycle(OURS), ROWS, strict=False)],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value) or "plain",
+)
 def test_steps_do_not_depend_on_defaults(name, backend, options, device):
     expected = trained(name, backend, options, device)
     with torch.device("meta"):

@@ -7,7 +7,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from cases import BACKENDS, SCALINGS, name_of
+from cases import BACKENDS, KINDS, SCALINGS, name_of
 from fuzzing import REPLACED
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,9 +83,9 @@ ROWS = [
     (name, backend, scaling, dtype)
     for name in RULES
     for backend in BACKENDS
-    for scaling in (None, *SCALINGS)
+    for scaling in (None, *(SCALINGS if backend == "torch" else KINDS))
     for dtype in DTYPES
-    if not (backend == "triton" and dtype == torch.float64)
+    if not (backend == "triton" and (dtype == torch.float64 or (dtype == torch.bfloat16 and scaling is not None)))
     and not (name == "lr in momentum" and scaling is not None and scaling.depends_on_lr(fused_lwlr.SGD.rule))
     and not (name == "lion" and dtype != torch.float32)
 ]
@@ -391,6 +391,7 @@ def test_noise_of_two_buckets(backend, device):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("compiled", ["model", "loop"])
+@pytest.mark.long
 def test_compiled(compiled, device):
     import torch._dynamo
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from cases import SCALINGS, every_backend, name_of
+from cases import KINDS, SCALINGS, every_backend, name_of
 from steps import identical, parameters, saved, snapshot, twin, uniform
 from tolerances import close, same
 from torch import nn
@@ -86,8 +86,11 @@ def test_other_dtypes(dtype, device):
             same(torch.view_as_real(p.detach()), q.detach())
 
 
-@every_backend
-@pytest.mark.parametrize("scaling", [s for s in SCALINGS if not s.on_spheres], ids=name_of)
+@pytest.mark.parametrize(
+    ("backend", "scaling"),
+    [("torch", s) for s in SCALINGS if not s.on_spheres] + [("triton", s) for s in KINDS if not s.on_spheres],
+    ids=name_of,
+)
 def test_scalings(backend, scaling, device):
     """The reported factor is the factor of the update or of the gradient."""
     named = parameters([(6, 5), (1030, 2)], torch.float32, device)

@@ -8,7 +8,7 @@ from types import FunctionType, ModuleType
 
 import pytest
 import torch
-from cases import SCALINGS, every_backend, every_name, name_of
+from cases import KINDS, every_backend, every_name, name_of
 from steps import OPTIONS, OURS, gradients, parameters, train
 from tables import TILE
 from triton.runtime.jit import JITCallable
@@ -20,7 +20,7 @@ from fused_lwlr.kernels.triton import launch as launching
 pytestmark = pytest.mark.filterwarnings("ignore:scaling=.* selects none of the:UserWarning")
 PER_TILE, PER_TENSOR = 64, 256
 CONTROLS = [{}, {"clip_global_norm": 1.0}, {"nonfinite": "skip"}, {"nonfinite": "raise"}]
-MORE = [*CONTROLS, {"ema": 0.9}, *({"scaling": scaling} for scaling in SCALINGS)]
+MORE = [*CONTROLS, {"ema": 0.9}, *({"scaling": scaling} for scaling in KINDS)]
 every_control = pytest.mark.parametrize("more", MORE, ids=lambda more: "-".join([*more, *map(name_of, more.values())]))
 # each of these holds objects that the other one does not
 FULLEST = [{}, {"scaling": LAMB(), "clip_global_norm": 1.0, "nonfinite": "raise"}]

@@ -4,11 +4,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from cases import SCALINGS, every_case, every_scaling, name_of
+from cases import KINDS, SCALINGS, backend_and_scaling, every_name, name_of
 from steps import OPTIONS, OURS, gradients, identical, parameters, train
 from triton import knobs
-
-from fused_lwlr import LAMB, LARS
 
 SYNCHRONIZING = (
     "item",
@@ -74,8 +72,8 @@ def unsynchronized(monkeypatch, device):
     return arm
 
 
-@every_scaling
-@every_case
+@backend_and_scaling()
+@every_name
 def test_no_step_waits_for_the_device(name, backend, scaling, unsynchronized, device):
     named = parameters([(3, 5)], torch.float32, device)
     more = {"clip_global_norm": 0.5, "nonfinite": "skip"}
@@ -102,8 +100,8 @@ GATES = [{}, {"clip_global_norm": 0.5}, {"nonfinite": "skip"}]
 @pytest.mark.parametrize(
     ("name", "backend", "scaling", "more"),
     [(name, "torch", s, more) for name in OURS for s in SCALINGS for more in GATES]
-    + [(name, "triton", s, {}) for name in OURS for s in SCALINGS]
-    + [(name, "triton", s, more) for name in OURS for s in (LARS(), LAMB()) for more in GATES[1:]],
+    + [(name, "triton", s, {}) for name in OURS for s in KINDS]
+    + [(name, "triton", s, more) for name in OURS for s in KINDS[:2] for more in GATES[1:]],
     ids=lambda value: (
         value if isinstance(value, str) else "-".join(value) if isinstance(value, dict) else name_of(value)
     ),

@@ -98,6 +98,7 @@ def test_the_function_is_that_of_the_step_without(name, options):
         check(model.head.bias, twin.head.bias)
 
 
+@pytest.mark.long
 def test_resnet18_of_timm(timm):
     """In single precision and with its own eps, weights of norm 1 where they were up to 70."""
     model = timm.create_model("resnet18", num_classes=10, in_chans=1, zero_init_last=False)

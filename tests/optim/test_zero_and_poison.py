@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import ALL, SCALINGS, every_case, every_name, every_scaling, name_of
+from cases import ALL, SCALINGS, backend_and_scaling, every_name, name_of
 from steps import OPTIONS, OURS, compare, gradients, parameters, twin
 from tolerances import close, same
 
@@ -75,8 +75,8 @@ def test_zeros_in_triton(name, scaling, device):
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@every_scaling
-@every_case
+@backend_and_scaling()
+@every_name
 def test_poison_stays_in_its_layer(name, backend, scaling, bad, device):
     """A bad element costs the elements that it costs in torch, and at most the rest of its layer."""
     named = parameters([(3, 5), (2, 2)], torch.float32, device)

@@ -13,7 +13,7 @@ from fused_lwlr import simulate
 from fused_lwlr.models.build import build
 from fused_lwlr.models.deep import deepnet
 from fused_lwlr.papers import elr_fit, elr_simulation
-from fused_lwlr.papers.elr_constrained import minus, top
+from fused_lwlr.papers.elr_constrained import differences, minus, top
 from fused_lwlr.papers.elr_constrained import nets as constrained_nets
 from fused_lwlr.papers.elr_spread import measure, ratios
 from fused_lwlr.papers.elr_spread import nets as spread_nets
@@ -76,6 +76,7 @@ def test_constrained(tmp_path):
         (setup, warm) for setup in ("momentum, decay", "neither", "constrained") for warm in ("no", "yes")
     ]
     of = {(p["setup"], p["warmup"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
+    assert all(0 < values["val_loss"] < 10 for values in of.values())
     found = [of["constrained", 0.0, seed]["test_accuracy"] for seed in (0, 1)]
     assert best[4]["test accuracy %"] == spread(found, 1)
     assert (best[4]["paper: Figure 8"], best[0]["paper: Figure 8"]) == ("73.9", "34.0 at most")
@@ -105,16 +106,31 @@ def test_constrained_step_by_hand():
         torch.testing.assert_close(param.detach(), w - lr * g, rtol=1e-4, atol=1e-6)
 
 
-def test_best_rate():
+def at_rates(of):
+    """A data frame of one net and setup: a rate has the held-out loss and the test accuracy of each seed."""
     same = {"model": "net", "setup": "neither", "warmup": 0.0, "goal": None}
-    results = pandas.DataFrame([
-        {"lr": lr, "seed": seed, "test_accuracy": accuracy, **same}
-        for lr, accuracies in ((0.1, (40.0, 30.0)), (0.3, (90.0, None)), (1.0, (None, None)))
-        for seed, accuracy in enumerate(accuracies)
-    ])  # fmt: skip
+    rows = [
+        {"lr": lr, "seed": seed, "val_loss": loss, "train_loss": loss, "test_accuracy": accuracy, **same}
+        for lr, pairs in of.items() for seed, (loss, accuracy) in enumerate(pairs)
+    ]  # fmt: skip
+    return pandas.DataFrame(rows)
+
+
+def test_the_best_rate_has_the_lowest_held_out_loss_not_the_highest_test_accuracy():
+    failed = (None, None)
+    results = at_rates({0.1: [(1.0, 40.0), (1.2, 30.0)], 0.3: [(0.2, 90.0), failed], 1.0: [failed, failed],
+                        0.03: [(1.3, 60.0), (1.1, 60.0)]})  # fmt: skip
     assert set(top(results).lr) == {0.1}
     found = minus(results[results.lr == 0.3], results[results.lr == 0.1]).tolist()
     assert found == pytest.approx([50.0, np.nan], nan_ok=True)
+
+
+def test_the_strongest_of_the_others_has_the_lowest_held_out_loss():
+    arms = {"momentum, decay": [(0.5, 50.0), (0.5, 50.0)], "neither": [(0.9, 70.0), (0.9, 70.0)],
+            "constrained": [(0.4, 60.0), (0.4, 61.0)]}  # fmt: skip
+    found = [at_rates({0.1: pairs}).assign(setup=setup, rate="0.1") for setup, pairs in arms.items()]
+    [row] = differences(pandas.concat(found)).rows
+    assert row[1] == "+10.5 ± 0.7"
 
 
 def test_statements():

@@ -44,7 +44,16 @@ def small(preset, pictures, **options):
     return resolve(preset, {"data": str(pictures), "device": "cpu", "log_every": 1, **sizes, **change, **options})
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+# one preset for each model, optimizer, scaling and augmentation
+DISTINCT = {
+    "resnet50-sgd-strong", "convnext-t", "vit-s-adamw", "swin-t", "resnet50-nesterov", "resnet50-a3", "vit-s-deit3",
+    "vit-s-big-vision", "resnet50-lars-lwlr", "resnet50-larc", "resnet50-lamb", "resnet50-elr-lwlr",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=() if name in DISTINCT else pytest.mark.long) for name in PRESETS]
+)
 def test_two_steps(preset, pictures, timm, tmp_path, monkeypatch):
     monkeypatch.setattr("fused_lwlr.runs.run.write_report", lambda folder: Path(folder) / "report.html")
     recipe = small(preset, pictures, out=str(tmp_path), ema=0.9 if "vit" in preset else None)
@@ -88,6 +97,7 @@ def cells(output):
     return {row.split("│")[1].strip(): row.split("│")[2].strip() for row in output.splitlines() if row.count("│") == 3}
 
 
+@pytest.mark.long
 def test_the_real_resnet_in_a_dry_run(command, pictures, timm, tmp_path):
     line = f"train --preset resnet50-lars-lwlr --data {pictures} --image-size 32 --batch-size 16 --micro-batch 2 "
     line += "--lr 0.02 --warmup-epochs 5 --epochs 90 --momentum 0.9 --weight-decay 1e-4"
@@ -181,10 +191,7 @@ def test_a_file_is_between_the_preset_and_the_command_line(file, text, command, 
     ("line", "files", "message"),
     [
         ("--preset resnet50-sgd", {}, "--data is missing: --preset resnet50-sgd is for photographs"),
-        ("--preset resnet50-lars --data x --batch-size 64", {}, "--batch-size 64: the table of MLPerf has batches of"),
-        ("--preset resnet-sgd --data x", {}, "there is no preset 'resnet-sgd': did you mean resnet50-sgd"),
         ("--batch-size 0", {}, "--batch-size 0: must be greater than or equal to 1"),
-        ("--epochs many", {}, "--epochs many: must be a valid number"),
         ("--config a.toml", {}, "--config a.toml: there is no such file"),
         ("--config a.json", {"a.json": "{}"}, "--config a.json: must end in .toml, .yaml, .yml"),
         ("--config a.toml", {"a.toml": "lr ="}, "--config a.toml: Invalid value"),

@@ -206,7 +206,11 @@ def test_excluded_parameters_have_neither_decay_nor_scaling(data):
     assert scaled == {name for name, param in trainer.model.named_parameters() if param.dim() >= 2} - left_out
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet50", 54), ("resnet50d", 56), ("resnet18", 21), ("vgg11_bn", 11)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("resnet18", 21), *(pytest.param(*row, marks=pytest.mark.long)
+                         for row in (("resnet50", 54), ("resnet50d", 56), ("vgg11_bn", 11)))],
+)  # fmt: skip
 def test_lars_leaves_out_the_same_parameters_as_mlperf(name, count, timm):
     """It leaves out batch normalization under any name, and biases, but no weight of a convolution."""
     recipe = resolve("resnet50-lars", {"model": f"timm:{name}"})
