@@ -19,6 +19,8 @@ STUDIES = {
     "gradinit-language": "fused_lwlr.papers.gradinit_language",
     "lwlr-language": "fused_lwlr.papers.lwlr_language",
     "balance": "fused_lwlr.papers.balance",
+    "balance-variants": "fused_lwlr.papers.balance_variants",
+    "balanced-lr": "fused_lwlr.papers.balanced_lr",
 }
 """Name -> the module with its `STUDY`; imported on use."""
 
