@@ -181,8 +181,8 @@ def _draw(by_layers: dict[int, Any]) -> Figure:
 
 STUDY = Study(
     name="balance",
-    doc="How a sum of learning rates is best divided between the layers of linear nets (Balancing Learning Rates Across "
-    "Layers, Corollary 5.4).",
+    doc="How a sum of learning rates is best divided between the layers of linear nets (Balancing Learning Rates "
+    "Across Layers, Corollary 5.4).",
     jobs=jobs,
     report=report,
     epochs=None,
