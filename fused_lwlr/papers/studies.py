@@ -6,6 +6,7 @@ from typing import Any
 STUDIES = {
     "demo": "fused_lwlr.papers.demo",
     "lwlr-fashion": "fused_lwlr.papers.lwlr_fashion",
+    "lwlr-glyphs": "fused_lwlr.papers.lwlr_glyphs",
     "lwlr-vs-single": "fused_lwlr.papers.lwlr_vs_single",
     "large-batch": "fused_lwlr.papers.large_batch",
     "methods": "fused_lwlr.papers.methods",

@@ -178,7 +178,9 @@ def test_scales_of_selected_parameters(mode, select, learned):
     assert [step.branch for step in history] == branches
     assert list(scales.values()) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert [name for name, scale in scales.items() if scale == 1.0] == [
-        name for name in NAMES if name not in learned or name == "4.bias"  # which is zero
+        name
+        for name in NAMES
+        if name not in learned or name == "4.bias"  # which is zero
     ]
 
 

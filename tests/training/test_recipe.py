@@ -473,6 +473,8 @@ def test_a_batch_that_cannot_be_split_is_refused(batch, micro, size, message):
         (12, 1, {}, 8),
         (12, 2, {"workers": 5}, 5),
         (12, 2, {"data": "digits"}, 0),
+        (12, 2, {"loader": "own:load"}, 0),
+        (12, 2, {"loader": "own:load", "workers": 3}, 3),
     ],
 )
 def test_processes_of_a_machine_share_its_cores(cores, local, options, workers, monkeypatch):
