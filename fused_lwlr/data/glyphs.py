@@ -1,4 +1,4 @@
-"""Letters and digits in the fonts of matplotlib and of the system, drawn when they are asked for, without a download."""
+"""Letters and digits in the fonts of matplotlib and of the system, drawn when they are asked for."""
 
 import functools
 from pathlib import Path

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.gradinit.batches import Minibatches, PassEnded, join
+from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_, shown
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
 from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule, floors
@@ -151,7 +151,7 @@ def gradinit_(
         rule: Rule = RescaleAdam(tau, floors(network.weights, min_scale), lr) if official else Descent(tau, min_scale)
         stream = Minibatches(batches, overlap, steps)
         scales = np.ones(len(network.weights))
-        with suppress(PassEnded):
+        with suppress(PassEndedError):
             for _ in shown(count() if steps is None else range(steps), steps, "GradInit", progress):
                 step, found = problem.step(network.scaled(scales.tolist()), stream)
                 gradients = [gradient if on else None for gradient, on in zip(found, learned, strict=True)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class PassEnded(Exception):
+class PassEndedError(Exception):
     """One pass over the minibatches has ended."""
 
 
@@ -23,7 +23,7 @@ class Minibatches:
     Args:
         source: the minibatches.
         overlap: the fraction of S that S̃ contains too, 0 to 1.
-        steps: the number of steps; None for one pass over the minibatches, after which `PassEnded` is raised.
+        steps: the number of steps; None for one pass over the minibatches, after which `PassEndedError` is raised.
 
     Raises:
         ValueError: an iterator has a known length that is too small.
@@ -61,7 +61,7 @@ class Minibatches:
             batch = next(self._iterator)
         except StopIteration:
             if self._once:
-                raise PassEnded from None
+                raise PassEndedError from None
             if self._iterator is self._source:
                 raise ValueError(
                     f"batches is an iterator that ended after {self._taken} minibatches, {self._advice}"

@@ -63,8 +63,8 @@ def calibrate(
         The multiplier of each layer, float64, with a mean of 1 over all parameters that are measured.
 
     Raises:
-        ValueError: a pattern of `exclude` matches no layer, or all of them; there are too few minibatches, the loss is not a scalar, a gradient is not finite, or `lwlr_init_`
-            cannot initialize the model.
+        ValueError: a pattern of `exclude` matches no layer, or the patterns match all; there are too few minibatches,
+            the loss is not a scalar, a gradient is not finite, or `lwlr_init_` cannot initialize the model.
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps={steps}: at least one minibatch is needed")
