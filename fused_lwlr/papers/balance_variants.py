@@ -14,7 +14,7 @@ from fused_lwlr.papers.balance import FITTED
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Report, Table, cell
 
-WIDTH = 400
+WIDTH = 100
 PART = 0.3
 """p: η₁ is (1 ± p) times the equal rate, and the other layers share the rest of the sum."""
 STEPS = (1, 2, 4, 8, 16, 64)
