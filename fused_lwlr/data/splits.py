@@ -84,8 +84,9 @@ def open_data(
         source: "digits", "glyphs" (letters and digits in the fonts of matplotlib and the system, see
             `fused_lwlr.data.glyphs`), "synthetic" (random images and classes, made when asked for), the path of a
             folder with `train/<class>/` and `val/<class>/` (or `validation/`, `test/`), or with the classes alone (see
-            `fused_lwlr.data.folder.scan`), or tar files, `images-{000..146}.tar`, of WebDataset (see `fused_lwlr.data.tar_files`), or "fashion-mnist" or
-            "idx:FOLDER", files in the IDX format (see `fused_lwlr.data.idx.open_idx`).
+            `fused_lwlr.data.folder.scan`), or tar files, `images-{000..146}.tar`, of WebDataset (see
+            `fused_lwlr.data.tar_files`), or "fashion-mnist" or "idx:FOLDER", files in the IDX format (see
+            `fused_lwlr.data.idx.open_idx`).
         image_size: the side of the images in pixels; None, with the digits and IDX files, for the side that they have.
         val_data: with tar files, those for validation.
         augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area

@@ -1,4 +1,4 @@
-"""What precedes a training in the studies of GradInit: an initialization, or an epoch more, in one pass of data."""
+"""Starts of the trainings of the study gradinit: an initialization, or an epoch more, in one pass over the data."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -51,7 +51,7 @@ def is_normalized(model: nn.Module) -> bool:
 
 
 def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | AdamW:
-    """Draw weights by He's initialization, run what precedes the training, and return its optimizer.
+    """Draw weights by He's initialization, run the start, and return the optimizer of the training.
 
     Everything but "kaiming" and "scalars" goes through the training data once, in another order than the training.
 

@@ -83,7 +83,7 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
         own |= {"epochs": epochs, "warmup_epochs": warmup * epochs}
     asked = {name: _value(text) for name, text in (training or {}).items()}
     if "model_args" in asked:
-        # of two values for one argument of the model, the last counts
+        # the last value of an argument counts
         asked["model_args"] = (*fields.get("model_args", ()), *_arguments((training or {})["model_args"]))
         if "model" not in fields and not is_text(fields["data"]):
             del asked["model_args"]  # options are checked before the models of the study are known

@@ -64,5 +64,5 @@ def test_refused(options, message):
 
 def test_too_few_fonts(monkeypatch):
     monkeypatch.setattr(glyphs, "fonts", lambda: [])
-    with pytest.raises(ValueError, match="data=glyphs needs 5 fonts with letters and digits, but .* have 0"):
+    with pytest.raises(ValueError, match=r"data=glyphs needs 5 fonts with letters and digits, but .* have 0"):
         drawn.__wrapped__(16)

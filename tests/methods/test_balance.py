@@ -177,7 +177,7 @@ def trained_with_autograd(forward, weights, teacher, rates, steps, seed):
 @pytest.mark.parametrize("init", ["orthogonal", "gaussian"])
 @pytest.mark.parametrize("layers", [2, 3, 4, 8])
 def test_matrices_are_trained_as_autograd_trains_them(layers, init):
-    """With labels of real inputs, in networks of any depth; W₁ has a rate of its own."""
+    """With labels of real inputs, in networks of any depth; W₁ has another rate than the other layers."""
     h, steps = 7, 3
     rates = [0.3, 0.5] if layers > 2 else [9.0, 14.0]
     rng = np.random.default_rng(5)

@@ -249,7 +249,7 @@ def test_rates_drive_an_optimizer():
 
 @pytest.mark.parametrize("exclude", [["head.*"], "norm.weight", ("qkv.weight", "conv.*")])
 def test_excluded_layers_are_left_out(exclude):
-    """The other rates are those of Algorithm 1 on the other layers alone: Σ(m η) / Σm = 1 over these."""
+    """Algorithm 1 on the other layers alone gives their rates: Σ(m η) / Σm = 1 over these."""
     torch.manual_seed(0)
     model = Net()
     whole = fused_lwlr.calibrate(model, data(3), cross_entropy, init=False)
@@ -269,5 +269,7 @@ def test_a_pattern_without_a_layer_is_refused_before_a_minibatch_is_taken():
         raise AssertionError("taken")
         yield
 
-    with pytest.raises(ValueError, match="exclude= has 'hed.weight', which is not a layer of the model; did you mean"):
+    with pytest.raises(
+        ValueError, match=r"exclude= has 'hed\.weight', which is not a layer of the model; did you mean"
+    ):
         fused_lwlr.calibrate(Net(), batches(), cross_entropy, exclude=["hed.weight"])

@@ -180,7 +180,7 @@ def test_scales_of_selected_parameters(mode, select, learned):
     assert [name for name, scale in scales.items() if scale == 1.0] == [
         name
         for name in NAMES
-        if name not in learned or name == "4.bias"  # which is zero
+        if name not in learned or name == "4.bias"  # the last bias is zero
     ]
 
 

@@ -144,7 +144,7 @@ def test_large_batches_take_the_steps_that_are_asked_for(monkeypatch):
 
 
 def test_arguments_of_the_model_are_added_to_the_ones_of_the_study():
-    """Of two widths the last counts; options without a model of the study are checked without them."""
+    """The last width counts; options without a model of the study are checked without them."""
     given = {"model_args": "width=16,dropout=0.1"}
     text = recipe_of(
         training=given, model="gpt2", model_args=["width=32", "layernorm=every"], steps=3, data="python-docs"

@@ -265,7 +265,7 @@ class _Scales(Scaling):
 
 
 def _learned(model: nn.Module, network: Network, select: Selector) -> list[bool]:
-    """Which parameters have a scale that is learned."""
+    """Returns, for each parameter, whether its scale is learned."""
     selection, params = _Scales(select=select), dict(model.named_parameters())
     found = [selection.selects(name, params[name]) for name in network.weights]
     if not any(found):

@@ -20,7 +20,7 @@ from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, floors
 
 Rule = Literal["signsgd", "adam"]
 LR: dict[Rule, float] = {"signsgd": 0.1, "adam": 0.01}
-"""Defaults: MetaInit's, and that of the scales in GradInit."""
+"""Default learning rates: of MetaInit, and of the scales in GradInit."""
 
 
 def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5) -> Tensor:
