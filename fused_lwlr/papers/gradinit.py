@@ -36,7 +36,7 @@ TAUS: dict[str, tuple[float, ...]] = {
     "gradinit": (0.01, 0.03, 0.1),
     "gradinit-normalized": (0.01, 0.03, 0.1),
 }
-"""The start of a training (see `starts.start_`) -> the rates to choose from. The authors' scripts divide the gradient by
+"""Start of a training (see `starts.start_`) -> the rates to choose from. The authors' scripts divide the gradient by
 its norm."""
 CHOOSING = 2
 """Seeds that choose a rate. The other seeds run at the best one alone."""
