@@ -81,7 +81,7 @@ def report(settings: Settings, results: Any) -> Report:
     for variant, of in results.groupby("variant", sort=False):
         found = np.array(of.losses.tolist(), dtype=float)  # (seeds, divisions, steps)
         curves[variant] = over = 100 * (found[:, 1:] / found[:, :1] - 1)
-        fitted = (found < FITTED).all(axis=(0, 1))
+        fitted = np.asarray((found < FITTED).all(axis=(0, 1)))
         verdicts = ["fitted" if fitted[i] else _verdict(over[:, :, i]) for i in range(len(STEPS))]
         rows.append([variant, f"{VARIANTS[variant].alpha:g}", *verdicts])
     rows.append(["paper", "", "no", *["yes"] * (len(STEPS) - 1)])

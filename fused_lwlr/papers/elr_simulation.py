@@ -40,8 +40,10 @@ def report(settings: Settings, results: Any) -> Report:
     table = Table(f"simulated E after {STEPS} steps", ["net", "λ", "Mean(E)", "Std(E)"], rows, notes, labels=2)
     figure = Figure(figsize=(13, 36), layout="constrained")
     parts: Any = figure.subfigures(9, 1, height_ratios=(1, 1, 1, 2, 1, 1, 1, 1, 1))
-    for part, draw in zip(parts[:4], (figure_1, figure_2, figure_4, figure_6), strict=True):
-        draw(part)
+    figure_1(parts[0])
+    figure_2(parts[1])
+    figure_4(parts[2])
+    figure_6(parts[3])
     for part, steps in zip(parts[4:7], (10, 25, 100), strict=True):
         figure_4(part, steps, "13")
     for part, steps in zip(parts[7:], (50, 100), strict=True):

@@ -60,7 +60,9 @@ def simulate(
         after = [last]
         for weight in weights[:0:-1]:
             after.insert(0, weight if after[0] is None else weight @ after[0])
-        output = weights[0] @ after[0] / scale
+        behind_first = after[0]
+        assert behind_first is not None, "there are two trained layers or more"
+        output = weights[0] @ behind_first / scale
         losses.append(float(np.square(output - teacher).sum()))
         if step < steps:
             back = output - seen if gradient == "full" else -seen

@@ -62,7 +62,8 @@ def stable_lr(c: ArrayLike, sq_norm: ArrayLike) -> Array:
     """
     norms, squares = _initial(c, sq_norm, ())
     norms = np.broadcast_to(norms, squares.shape)
-    return np.divide(math.sqrt(2) * squares, norms, out=np.full(squares.shape, np.inf), where=norms > 0)
+    bounds = np.divide(math.sqrt(2) * squares, norms, out=np.full(squares.shape, np.inf), where=norms > 0)
+    return np.asarray(bounds)
 
 
 def stable_warmup(c: ArrayLike, sq_norm: ArrayLike, lr: float, steps: int, fraction: float = 0.1) -> Array:
