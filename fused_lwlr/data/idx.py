@@ -166,12 +166,17 @@ def _read(folder: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], t
     train, test = parts
     if test[0].shape[1:] != train[0].shape[1:] or test[1].max() > train[1].max():
         raise ValueError(f"data={PREFIX}{folder}: images for testing have other sizes or classes than for training")
+    return train, test, pixel_statistics(train[0])
+
+
+def pixel_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of pixels of one channel, uint8, on a scale from 0 to 1: float32 [1] each."""
     # exact: the pixels have 256 values
-    counts = torch.from_numpy(np.bincount(train[0].numpy().ravel(), minlength=256)).double()
+    counts = torch.from_numpy(np.bincount(pixels.numpy().ravel(), minlength=256)).double()
     values = torch.arange(256, dtype=torch.float64) / 255
     mean = (counts @ values) / counts.sum()
     std = ((counts @ (values - mean).square()) / counts.sum()).sqrt()
-    return train, test, (mean.float()[None], std.float()[None])
+    return mean.float()[None], std.float()[None]
 
 
 def _file(folder: Path, names: list[str]) -> Path:

@@ -12,6 +12,7 @@ from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.folder import scan
+from fused_lwlr.data.glyphs import GLYPHS, open_glyphs
 from fused_lwlr.data.idx import is_idx, open_idx
 from fused_lwlr.data.sources import Files, Noise, Pictures, Split, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
@@ -72,7 +73,7 @@ def open_data(
     std: tuple[float, ...] = tuple(RGB_STD.tolist()),
     synthetic: tuple[int, int, int] = IMAGENET,
 ) -> Splits:
-    """The data set "digits", "synthetic" or "fashion-mnist", a folder of images (see `scan`), tar files, or IDX files.
+    """The data set "digits", "glyphs", "synthetic" or "fashion-mnist", a folder of images, tar files, or IDX files.
 
     No image is read here, but names of files, and headers in tar files. Images are in RGB, and normalized when batches
     are loaded. The shorter side of a validation image is resized to `test_size / crop_pct`, and its middle is cropped.
@@ -80,10 +81,12 @@ def open_data(
     by the mean and the standard deviation of the images for training.
 
     Args:
-        source: "digits", "synthetic" (random images and classes, made when asked for), the path of a folder with
-            `train/<class>/` and `val/<class>/` (or `validation/`, `test/`), or with the classes alone, or tar files,
-            `images-{000..146}.tar`, of WebDataset (see `fused_lwlr.data.tar_files`), or "fashion-mnist" or
-            "idx:FOLDER", files in the IDX format (see `fused_lwlr.data.idx.open_idx`).
+        source: "digits", "glyphs" (letters and digits in the fonts of matplotlib and the system, see
+            `fused_lwlr.data.glyphs`), "synthetic" (random images and classes, made when asked for), the path of a
+            folder with `train/<class>/` and `val/<class>/` (or `validation/`, `test/`), or with the classes alone (see
+            `fused_lwlr.data.folder.scan`), or tar files, `images-{000..146}.tar`, of WebDataset (see
+            `fused_lwlr.data.tar_files`), or "fashion-mnist" or "idx:FOLDER", files in the IDX format (see
+            `fused_lwlr.data.idx.open_idx`).
         image_size: the side of the images in pixels; None, with the digits and IDX files, for the side that they have.
         val_data: with tar files, those for validation.
         augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area
@@ -114,7 +117,7 @@ def open_data(
     _check(image_size, augmentation, corrupt, random_erasing, crop_pct, synthetic, needing)
     if val_data is not None and not str(source).endswith(".tar"):
         raise ValueError(f"val_data={val_data!r} goes with tar files, but the data are {source}: leave it out")
-    if str(source) == "digits" or is_idx(str(source)):
+    if str(source) in ("digits", GLYPHS) or is_idx(str(source)):
         photographs = needing | {"interpolation": (interpolation, "bicubic"), "crop_pct": (crop_pct, 0.875)}
         photographs["mean"] = torch.tensor(mean).tolist(), RGB_MEAN.tolist()
         photographs["std"] = torch.tensor(std).tolist(), RGB_STD.tolist()
@@ -169,18 +172,18 @@ def _in_memory(
     test_size: int | None,
     photographs: dict[str, tuple[Any, Any]],
 ) -> Splits:
-    """The digits, or IDX files; `photographs` has value and default of the options that do not act on them."""
+    """The digits, glyphs, or IDX files; `photographs` has value and default of the options that do not act on them."""
     for name, (value, default) in photographs.items():
         if value != default:
             raise ValueError(f"{name}={value} is for photographs: leave it out with data={source}")
+    if source in ("digits", GLYPHS) and augmentation != "none":
+        raise ValueError(f"augmentation={augmentation!r} is for photographs: the {source} take augmentation='none'")
     if source == "digits":
-        if augmentation != "none":
-            raise ValueError(f"augmentation={augmentation!r} is for photographs: the digits take augmentation='none'")
         side = image_size or 8
         train, val = digits(side)
         found = Splits("digits", train, val, tuple("0123456789"), channels=1, image_size=side, plain=train)
     else:
-        idx = open_idx(source, image_size, augmentation)
+        idx = open_glyphs(image_size) if source == GLYPHS else open_idx(source, image_size, augmentation)
         side = idx.image_size
         found = Splits(source, idx.train, idx.test, idx.classes, channels=1, image_size=side, plain=idx.plain)
     if test_size not in (None, side):

@@ -1,4 +1,4 @@
-"""The paper's simulations of effective learning rates: Figures 1, 2, 4 and 6 of Spreads in Effective Learning Rates."""
+"""The simulations of Spreads in Effective Learning Rates: Figures 1, 2, 4, 6, 13 and 14."""
 
 from typing import Any
 
@@ -34,14 +34,20 @@ def after(net: str, lr: float) -> dict[str, Any]:
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Mean and spread at some rates, and the four figures."""
+    """Mean and spread at some rates, and the figures."""
     rows = [[of.net, f"{of.lr:g}", f"{of.mean:.3g}", f"{of.spread:.3g}"] for of in results.itertuples(index=False)]
     notes = [f"{DEPTH} layers, ‖W‖² = {SQ_NORM:g} at initialization; NoShort: without shortcuts"]
     table = Table(f"simulated E after {STEPS} steps", ["net", "λ", "Mean(E)", "Std(E)"], rows, notes, labels=2)
-    figure = Figure(figsize=(13, 18), layout="constrained")
-    parts: Any = figure.subfigures(4, 1, height_ratios=(1, 1, 1, 2))
-    for part, draw in zip(parts, (figure_1, figure_2, figure_4, figure_6), strict=True):
-        draw(part)
+    figure = Figure(figsize=(13, 36), layout="constrained")
+    parts: Any = figure.subfigures(9, 1, height_ratios=(1, 1, 1, 2, 1, 1, 1, 1, 1))
+    figure_1(parts[0])
+    figure_2(parts[1])
+    figure_4(parts[2])
+    figure_6(parts[3])
+    for part, steps in zip(parts[4:7], (10, 25, 100), strict=True):
+        figure_4(part, steps, "13")
+    for part, steps in zip(parts[7:], (50, 100), strict=True):
+        figure_2(part, steps, "14")
     return Report([table], figure)
 
 
@@ -63,7 +69,7 @@ def figure_1(figure: Any, steps: int = 30) -> None:
     figure.suptitle(f"Figure 1: simulated E of {DEPTH} layers, from the first (dark) to the last (bright)")
 
 
-def figure_2(figure: Any, steps: int = 10) -> None:
+def figure_2(figure: Any, steps: int = 10, number: str = "2") -> None:
     """Mean and spread of E after some steps against λ, with and without shortcuts."""
     lrs = np.logspace(-6, 1, 141)
     axes = figure.subplots(1, 2)
@@ -74,10 +80,10 @@ def figure_2(figure: Any, steps: int = 10) -> None:
     for place, name in zip(axes, ("Mean(E)", "Std(E)"), strict=True):
         _log(place, name)
     axes[0].legend(frameon=False)
-    figure.suptitle(f"Figure 2: simulated E over {DEPTH} layers after {steps} steps")
+    figure.suptitle(f"Figure {number}: simulated E over {DEPTH} layers after {steps} steps")
 
 
-def figure_4(figure: Any, steps: int = 50) -> None:
+def figure_4(figure: Any, steps: int = 50, number: str = "4") -> None:
     """Spread of E after some steps against λ for several momenta, with and without shortcuts."""
     lrs, momenta = np.logspace(-6, 1, 71), np.array([0.0, 0.5, 0.8, 0.9, 0.95])
     colors = matplotlib.colormaps["plasma"](np.linspace(0, 0.85, len(momenta)))
@@ -89,7 +95,7 @@ def figure_4(figure: Any, steps: int = 50) -> None:
         _log(place, "Std(E)")
         place.set_title(net, fontsize="medium")
         place.legend(frameon=False, fontsize="small")
-    figure.suptitle(f"Figure 4: simulated spread of E over {DEPTH} layers after {steps} steps")
+    figure.suptitle(f"Figure {number}: simulated spread of E over {DEPTH} layers after {steps} steps")
 
 
 def figure_6(figure: Any, steps: int = 100, lr: float = 0.1) -> None:
@@ -137,7 +143,7 @@ def _log(axes: Any, name: str) -> None:
 STUDY = Study(
     name="elr-simulation",
     doc="Simulations of effective learning rates: over time, against the learning rate, with momentum, and under "
-    "schedules (Spreads in Effective Learning Rates, Figures 1, 2, 4 and 6).",
+    "schedules (Spreads in Effective Learning Rates, Figures 1, 2, 4, 6, 13 and 14).",
     jobs=jobs,
     report=report,
     seeds=1,

@@ -34,7 +34,8 @@ class Settings:
     @property
     def common(self) -> dict[str, Any]:
         """Parameters of all jobs that train."""
-        length = {"epochs": self.epochs} if self.steps is None else {"steps": self.steps}
+        lengths = {"epochs": self.epochs, "steps": self.steps}
+        length = {name: value for name, value in lengths.items() if value is not None}
         found = {"data": self.data, **length, "device": self.device}
         return {**found, "training": self.training} if self.training else found
 

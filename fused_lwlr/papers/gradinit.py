@@ -1,7 +1,7 @@
 """GradInit and MetaInit against He's initialization: accuracy after an epoch, and how much gradients vary.
 
-GradInit, Tables 3 and 10 (first epoch and best accuracy) and Figures 4 to 6 (standard deviation of gradients, layer by
-layer).
+GradInit, Tables 3, 9 and 10 (first epoch and best accuracy) and Figures 4 to 6 (standard deviation of gradients, layer
+by layer). Each initialization goes through the data once; the baselines train an epoch more instead.
 """
 
 from collections.abc import Iterable
@@ -13,111 +13,137 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr import SGD, gradinit_, metainit_
-from fused_lwlr.data.minibatches import minibatches
-from fused_lwlr.models.deep import kaiming_init_
+from fused_lwlr import SGD, AdamW
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band
 from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.starts import LR, is_normalized, start_
 from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.papers.tuning import best
 from fused_lwlr.training.trainer import Trainer
 
-# DenseNet-100 is left to --model densenet100x4, or densenet100. With growth 4 and on one core, it takes 14 s for 6
-# epochs from He's initialization (the ResNet 3 s), after which it has 99.7 %, and 165 s with MetaInit. With growth 12,
-# a forward and a backward pass of 64 images take 0.4 s, more than three times as long.
-MODELS = ("resnet", "noshort20x8-nobn", "vgg19x8", "vgg19x8-nobn")
-"""A net with batch normalization and shortcuts, a net with neither, and VGG-19 of an eighth of its width."""
-INITS = ("kaiming", "metainit", "gradinit", "gradinit-normalized")
-"""The last divides the gradient by its norm, as the authors' scripts for CIFAR-10 do."""
-STEPS = {"metainit": 60, "gradinit": 200, "gradinit-normalized": 200}
-"""Steps of an initialization; the steps of an epoch if these are more, as in the paper."""
-LR, CLIP = 0.1, 1.0
-"""Section 4.1.1; nets without normalization are clipped."""
+# VGG-19 and DenseNet-100 are left to --model vgg19x8, vgg19x8-nobn, densenet100x4 or densenet100. One training of
+# 6 epochs takes 10 to 14 s on one core with VGG-19 of an eighth of its width, and with DenseNet-100 of growth 4.
+MODELS = ("resnet", "noshort20x8-nobn")
+"""A net with batch normalization and shortcuts, and a net with neither."""
+TAUS: dict[str, tuple[float, ...]] = {
+    "kaiming": (0.0,),
+    "constant": (0.0,),
+    "warm-up": (0.0,),
+    "metainit": (0.01, 0.03, 0.1),
+    "metainit-adam": (0.01, 0.03, 0.1),
+    "gradinit": (0.01, 0.03, 0.1),
+    "gradinit-normalized": (0.01, 0.03, 0.1),
+}
+"""Start of a training (see `starts.start_`) -> the rates to choose from. The authors' scripts divide the gradient by
+its norm."""
+CHOOSING = 2
+"""Seeds that choose a rate. The other seeds run at the best one alone."""
 MEASURED = 16
 """Number of minibatches for the variance."""
 
 LABELS = {
     "kaiming": "He",
+    "constant": "He, +1 epoch",
+    "warm-up": "He, +1 epoch of warm-up",
     "metainit": "MetaInit",
+    "metainit-adam": "MetaInit, Adam",
     "gradinit": "GradInit",
     "gradinit-normalized": "GradInit, g / ‖g‖",
 }
-COLORS = {"kaiming": "0.45", "metainit": "#edae49", "gradinit": "#00798c", "gradinit-normalized": "#d1495b"}
+COLORS = dict(
+    zip(LABELS, ("0.45", "0.7", "#66a182", "#edae49", "#8d5b00", "#00798c", "#d1495b"), strict=True)
+)  # fmt: skip
 
-ARMS = ("kaiming", "metainit", "gradinit-normalized")
-PAPER: dict[tuple[str, bool], tuple[tuple[str, str], ...]] = {
-    ("ResNet-110", True): (("23.2 ± 0.9", "95.0 ± 0.2"), ("29.0 ± 1.5", "94.8 ± 0.1"), ("38.2 ± 0.9", "95.4 ± 0.1")),
-    ("ResNet-110", False): (("16.1 ± 2.1", "94.2 ± 0.1"), ("14.6 ± 2.2", "94.2 ± 0.1"), ("36.2 ± 0.8", "94.6 ± 0.1")),
-    ("VGG-19", True): (("12.6 ± 0.6", "94.4 ± 0.1"), ("35.1 ± 0.6", "94.6 ± 0.1"), ("47.8 ± 1.8", "95.1 ± 0.1")),
-    ("VGG-19", False): (("29.1 ± 1.5", "94.5 ± 0.1"), ("30.5 ± 0.9", "94.6 ± 0.1"), ("29.3 ± 0.6", "94.7 ± 0.1")),
-    ("DenseNet-100", True): (("51.2 ± 1.5", "95.5 ± 0.1"), ("46.7 ± 4.0", "95.5 ± 0.1"), ("58.2 ± 0.9", "95.5 ± 0.1")),
-    ("DenseNet-100", False): (("35.5 ± 0.6", "94.0 ± 0.1"), ("35.1 ± 0.2", "94.4 ± 0.1"), ("37.2 ± 1.1", "94.9 ± 0.1")),
-}
-"""Tables 3 and 10, CIFAR-10: by net and whether it has batch normalization, accuracy in % after the first epoch and the
-best, mean ± standard error of 4 seeds, of each of `ARMS`: the authors' scripts normalize the gradient."""
+PAPER: dict[tuple[str, bool], dict[str, tuple[str, str]]] = {
+    ("ResNet-110", True): {
+        "kaiming": ("23.2 ± 0.9", "95.0 ± 0.2"), "constant": ("32.5 ± 3.8", "94.7 ± 0.3"),
+        "warm-up": ("48.7 ± 1.1", "95.1 ± 0.1"), "metainit": ("26.28", "94.95"),
+        "metainit-adam": ("29.0 ± 1.5", "94.8 ± 0.1"), "gradinit-normalized": ("38.2 ± 0.9", "95.4 ± 0.1"),
+    },
+    ("ResNet-110", False): {
+        "kaiming": ("16.1 ± 2.1", "94.2 ± 0.1"), "constant": ("21.0 ± 3.8", "93.9 ± 0.4"),
+        "warm-up": ("19.8 ± 0.5", "94.1 ± 0.1"), "metainit": ("16.21", "94.29"),
+        "metainit-adam": ("14.6 ± 2.2", "94.2 ± 0.1"), "gradinit-normalized": ("36.2 ± 0.8", "94.6 ± 0.1"),
+    },
+    ("VGG-19", True): {
+        "kaiming": ("12.6 ± 0.6", "94.4 ± 0.1"), "constant": ("19.6 ± 4.0", "94.5 ± 0.1"),
+        "warm-up": ("53.5 ± 2.9", "94.7 ± 0.1"), "metainit": ("16.58", "94.46"),
+        "metainit-adam": ("35.1 ± 0.6", "94.6 ± 0.1"), "gradinit-normalized": ("47.8 ± 1.8", "95.1 ± 0.1"),
+    },
+    ("VGG-19", False): {
+        "kaiming": ("29.1 ± 1.5", "94.5 ± 0.1"), "constant": ("37.2 ± 1.1", "94.4 ± 0.1"),
+        "warm-up": ("37.4 ± 1.2", "94.4 ± 0.1"), "metainit": ("30.89", "94.41"),
+        "metainit-adam": ("30.5 ± 0.9", "94.6 ± 0.1"), "gradinit-normalized": ("29.3 ± 0.6", "94.7 ± 0.1"),
+    },
+    ("DenseNet-100", True): {
+        "kaiming": ("51.2 ± 1.5", "95.5 ± 0.1"), "metainit-adam": ("46.7 ± 4.0", "95.5 ± 0.1"),
+        "gradinit-normalized": ("58.2 ± 0.9", "95.5 ± 0.1"),
+    },
+    ("DenseNet-100", False): {
+        "kaiming": ("35.5 ± 0.6", "94.0 ± 0.1"), "metainit-adam": ("35.1 ± 0.2", "94.4 ± 0.1"),
+        "gradinit-normalized": ("37.2 ± 1.1", "94.9 ± 0.1"),
+    },
+}  # fmt: skip
+"""Tables 3, 9 and 10, CIFAR-10: by net and whether it has batch normalization, accuracy in % after the first epoch and
+the best, of 4 seeds, mean ± standard error. MetaInit with signSGD is in Table 9 alone (real data)."""
 FAMILIES = {"vgg": "VGG-19", "noshort": "VGG-19", "densenet": "DenseNet-100"}
 """Start of a model's name -> the most similar net of the paper; ResNet-110 for other names."""
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """Every net from every initialization."""
+    """Every net after every start, at all its rates, with the seeds that choose."""
     return [
-        Job(
-            f"{model.replace(':', '-')}-{init}-seed{seed}",
-            initialize_and_train,
-            {"model": model, "init": init, "seed": seed} | settings.common | {"quick": settings.quick},
-        )
-        for model in ([settings.model] if settings.model else MODELS[1:2] if settings.quick else MODELS)
-        for init in INITS
-        for seed in range(settings.seeds)
+        _job(settings, model, start, tau, seed)
+        for model in ([settings.model] if settings.model else MODELS[1:] if settings.quick else MODELS)
+        for start, taus in TAUS.items()
+        for tau in taus[: 2 if settings.quick else None]
+        for seed in range(min(CHOOSING, settings.seeds))
     ]
 
 
-def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any]:
-    """Test accuracy after every epoch, and σ(g) of every weight before and after the initialization.
+def more(settings: Settings, results: Any) -> list[Job]:
+    """The other seeds at the best rate of each start."""
+    chosen = best(results, ["model", "init"], outcome="last", rate="tau")
+    pairs = dict.fromkeys(zip(chosen.model, chosen.init, chosen.tau, strict=True))
+    return [_job(settings, *pair, seed) for pair in pairs for seed in range(CHOOSING, settings.seeds)]
+
+
+def _job(settings: Settings, model: str, init: str, tau: float, seed: int) -> Job:
+    of = {"model": model, "init": init, "tau": tau, "seed": seed}
+    return Job(f"{model.replace(':', '-')}-{init}-tau{tau:g}-seed{seed}", initialize_and_train, of | settings.common)
+
+
+def initialize_and_train(init: str, tau: float, options: dict[str, Any] | None = None, **common: Any) -> dict[str, Any]:
+    """Test accuracy after every epoch, loss on held-out images, and σ(g) of every weight before and after `init`.
 
     SGD at a rate of 0.1 with a cosine from the start, clipped without batch normalization. None after divergence;
     `problem` has the reason, also if the initialization itself fails.
     """
-    found: dict[str, Any] = dict.fromkeys(("first", "best", "last", "accuracies", "before", "after", "normalized"))
+    found: dict[str, Any] = dict.fromkeys(
+        ("first", "best", "last", "accuracies", "val_loss", "before", "after", "normalized")
+    )
 
-    def initialized(trainer: Trainer) -> SGD:
-        model, recipe = trainer.model, trainer.recipe
-        found["normalized"] = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-        torch.manual_seed(recipe.seed)
-        kaiming_init_(model)
+    def initialized(trainer: Trainer) -> SGD | AdamW:
+        model = trainer.model
+        found["normalized"] = is_normalized(model)
+        drawn = start_(trainer, "kaiming", 0.0)
         found["before"] = gradient_std(model, trainer.minibatches(MEASURED))
-        # minibatches that training does not have in this order
-        of: dict[str, Any] = {"device": trainer.world.device, "seed": recipe.seed + 1000, "workers": trainer.workers}
-        steps = 3 if quick else max(STEPS.get(init, 0), trainer.steps_per_epoch)
-        if init == "metainit":
-            batches = minibatches(trainer.data.train, recipe.batch_size, steps=steps, **of)
-            metainit_(model, batches, cross_entropy, steps=steps)
-        elif init != "kaiming":
-            # GradInit joins two minibatches
-            halves = minibatches(trainer.data.train, recipe.batch_size // 2, steps=3 * steps, **of)
-            normalize = init == "gradinit-normalized"
-            gradinit_(model, halves, cross_entropy, lr=recipe.lr, steps=steps, normalize=normalize)
+        optimizer = drawn if init == "kaiming" else start_(trainer, init, tau, **(options or {}))
         found["after"] = gradient_std(model, trainer.minibatches(MEASURED))
-        return SGD(
-            model.named_parameters(),
-            lr=recipe.lr,
-            momentum=recipe.momentum,
-            weight_decay=recipe.weight_decay,
-            clip_global_norm=None if found["normalized"] else CLIP,
-            backend=recipe.backend,
-        )
+        return optimizer
 
+    recipe = recipe_of(**{"init": "model", "lr": LR, "warmup": 0.0, **common})
     try:
-        trained = train(recipe_of(init="model", lr=LR, warmup=0.0, **common), optimizer=initialized)
+        trained = train(recipe, optimizer=initialized, tuned=True)
     except ValueError as error:
         if "not finite" not in str(error):
             raise
         return {**found, "before": None, "problem": str(error)}
     if trained.problem is None:
         of = trained.accuracies
-        found |= {"first": of[0], "best": max(of), "last": of[-1], "accuracies": of}
+        found |= {"first": of[0], "best": max(of), "last": of[-1], "accuracies": of, "val_loss": trained.val_loss}
     return {**found, "problem": trained.problem}
 
 
@@ -143,15 +169,17 @@ def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> 
 
 def report(settings: Settings, results: Any) -> Report:
     """Accuracy, its gain over He's initialization, and σ(g)."""
-    results = results.astype(dict.fromkeys(("first", "best", "last"), float))
-    return Report([_accuracy(settings, results), _differences(results), _variance(results)], _draw(results))
+    results = results.astype(dict.fromkeys(("first", "best", "last", "val_loss"), float))
+    chosen = best(results, ["model", "init"], outcome="last", rate="tau")
+    tables = [_accuracy(settings, chosen), _differences(chosen), _variance(chosen), _grid(results)]
+    return Report(tables, _draw(chosen))
 
 
 def _paper(of: Any) -> tuple[str, dict[str, tuple[str, str]]]:
     """The paper's net that is most similar, and its figures."""
     name, normalized = of.model.iloc[0], bool(of.normalized.iloc[0])
     net = next((net for start, net in FAMILIES.items() if name.startswith(start)), "ResNet-110")
-    return f"{net} {'with' if normalized else 'without'} BN", dict(zip(ARMS, PAPER[net, normalized], strict=True))
+    return f"{net} {'with' if normalized else 'without'} BN", PAPER[net, normalized]
 
 
 def _accuracy(settings: Settings, results: Any) -> Table:
@@ -159,30 +187,49 @@ def _accuracy(settings: Settings, results: Any) -> Table:
     for (model, init), of in results.groupby(["model", "init"], sort=False):
         name, paper = _paper(results[results.model == model])
         values = [cell(of[value], "{:.1f}") for value in ("first", "best", "last")]
-        rows.append([model, LABELS[init], *values, name, *paper.get(init, ("", ""))])
-    columns = ["net", "initialization", "first epoch %", "best %", "last %"]
+        rows.append([model, LABELS[init], _rate(of.tau.iloc[0]), *values, name, *paper.get(init, ("", ""))])
+    columns = ["net", "initialization", "best τ", "first epoch %", "best %", "last %"]
     notes = [
         f"{settings.data}, {settings.epochs} epochs of SGD at 0.1 with a cosine, test accuracy, mean ± standard "
         f"deviation over {settings.seeds} seeds; nets without batch normalization (BN) are clipped at a norm of 1",
-        "paper: Tables 3 and 10, CIFAR-10, 200 epochs, mean ± standard error of 4 seeds; its GradInit is in the row of "
-        "the authors' scripts, which divide the gradient by its norm",
+        "each initialization goes through the training images once; +1 epoch: an epoch at the peak rate, or with a "
+        "rising one, before the first epoch",
+        f"best τ: the learning rate of the scales, by the loss on held-out images, mean over {CHOOSING} seeds; the "
+        "other seeds run at it alone",
+        "paper: Tables 3 and 10, CIFAR-10, 200 epochs, mean ± standard error of 4 seeds, and Table 9 for MetaInit with "
+        "signSGD; its GradInit is in the row of the authors' scripts, which divide the gradient by its norm",
     ]
     columns += ["paper: net", "paper: first epoch %", "paper: best %"]
     return Table("accuracy from different initializations", columns, rows, notes, labels=2)
 
 
+def _rate(tau: float) -> str:
+    return f"{tau:g}" if tau else ""
+
+
 def _differences(results: Any) -> Table:
+    """From He's initialization with an epoch more, of constant rate and of warm-up: the same work."""
     rows = []
     for model, of in results.groupby("model", sort=False):
         _, paper = _paper(of)
         first = of.pivot(index="seed", columns="init", values="first")
-        for init in [init for init in of.init.unique() if init != "kaiming"]:
-            said = [float(paper[name][0].split()[0]) for name in (init, "kaiming") if name in paper]
-            text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""
-            rows.append([model, LABELS[init], *comparison.cells(first[init] - first.kaiming, "{:+.1f}"), text])
-    title = "accuracy after the first epoch minus the accuracy from He's initialization, in points"
-    columns = ["net", "initialization", *comparison.COLUMNS, "paper"]
-    return Table(title, columns, rows, [comparison.NOTE], labels=2)
+        for init in [init for init in LABELS if "init" in init and init in first]:
+            for rival in [rival for rival in ("constant", "warm-up") if rival in first]:
+                said = [float(paper[name][0].split()[0]) for name in (init, rival) if name in paper]
+                text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""
+                found = comparison.cells(first[init] - first[rival], "{:+.1f}")
+                rows.append([model, LABELS[init], LABELS[rival], *found, text])
+    columns = ["net", "initialization", "minus", *comparison.COLUMNS, "paper"]
+    return Table("accuracy after the first epoch, in points", columns, rows, [comparison.NOTE], labels=3)
+
+
+def _grid(results: Any) -> Table:
+    rows = []
+    of_choice = results[(results.seed < CHOOSING) & (results.tau > 0)]
+    for (model, init, tau), of in of_choice.groupby(["model", "init", "tau"], sort=False):
+        rows.append([model, LABELS[init], _rate(tau), cell(of.val_loss), cell(of["first"], "{:.1f}")])
+    columns = ["net", "initialization", "τ", "held-out loss", "first epoch %"]
+    return Table(f"all τ, {CHOOSING} seeds", columns, rows, labels=3)
 
 
 def factors(results: Any) -> list[Any]:
@@ -229,8 +276,10 @@ def _draw(results: Any) -> Figure:
 STUDY = Study(
     name="gradinit",
     doc="Test accuracy after the first epoch and the best, and the standard deviation of gradients, from He's "
-    "initialization, MetaInit and GradInit (GradInit, Tables 3 and 10, Figures 4 to 6).",
+    "initialization, MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 and 10, Figures 4 "
+    "to 6).",
     jobs=jobs,
+    more=more,
     report=report,
     epochs=6,
 )

@@ -67,7 +67,8 @@ def measure(model: str, optimizer: str, kind: str, factor: float, **common: Any)
 
 def _recipe(model: str, optimizer: str, factor: float, common: dict[str, Any]) -> Recipe:
     if model in PRESETS:
-        preset = resolve(f"{PRESETS[model]}-{optimizer}", {}).to_dict()
+        # a preset may have another learning rate for a single rate
+        preset = resolve(f"{PRESETS[model]}-{optimizer}", {"rates": common["rates"]}).to_dict()
         return recipe_of(warmup=None, **preset | common)
     lr = float(f"{factor * learning_rate(model, optimizer):.2g}")
     return recipe_of(model=model, optimizer=optimizer, lr=lr, weight_decay=WEIGHT_DECAY[optimizer], **common)

@@ -6,6 +6,7 @@ from typing import Any
 STUDIES = {
     "demo": "fused_lwlr.papers.demo",
     "lwlr-fashion": "fused_lwlr.papers.lwlr_fashion",
+    "lwlr-glyphs": "fused_lwlr.papers.lwlr_glyphs",
     "lwlr-vs-single": "fused_lwlr.papers.lwlr_vs_single",
     "large-batch": "fused_lwlr.papers.large_batch",
     "methods": "fused_lwlr.papers.methods",
@@ -19,6 +20,8 @@ STUDIES = {
     "gradinit-language": "fused_lwlr.papers.gradinit_language",
     "lwlr-language": "fused_lwlr.papers.lwlr_language",
     "balance": "fused_lwlr.papers.balance",
+    "balance-variants": "fused_lwlr.papers.balance_variants",
+    "balanced-lr": "fused_lwlr.papers.balanced_lr",
 }
 """Name -> the module with its `STUDY`; imported on use."""
 

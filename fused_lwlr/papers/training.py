@@ -1,6 +1,7 @@
 """A training of a study: by a recipe, in memory, with the engine of `fused-lwlr train`."""
 
 import ast
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +13,7 @@ from fused_lwlr.data import Splits, Text
 from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.training.loop import DivergedError, Loop
 from fused_lwlr.training.processes import World, pick_device
-from fused_lwlr.training.recipe import DEFAULTS, Recipe
+from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_text
 from fused_lwlr.training.recipe_rules import ONLY, without_effect
 from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.setup import load_data
@@ -68,7 +69,7 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
     Layer-wise rates follow Algorithm 1, unless `fields` have `rates_exclude`.
 
     Args:
-        training: fields by name, as text; they replace others.
+        training: fields by name, as text; they replace others, but `model_args` are added to the study's own.
         warmup: fraction of the training in which rates rise; None if `fields` have `warmup_epochs`.
         fields: fields of the recipe; `epochs` or `steps` is one of them.
 
@@ -81,6 +82,11 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
         epochs = fields.get("epochs", 1.0)
         own |= {"epochs": epochs, "warmup_epochs": warmup * epochs}
     asked = {name: _value(text) for name, text in (training or {}).items()}
+    if "model_args" in asked:
+        # the last value of an argument counts
+        asked["model_args"] = (*fields.get("model_args", ()), *_arguments((training or {})["model_args"]))
+        if "model" not in fields and not is_text(fields["data"]):
+            del asked["model_args"]  # options are checked before the models of the study are known
     chosen = {**own, **fields, "deterministic": False, **asked}
     # fields that only affect some trainings of a study, such as calibration_steps with layer-wise rates
     for name in without_effect(chosen, DEFAULTS):
@@ -125,6 +131,11 @@ def train(
         trainer.data = replace(fit, val=held_out)
         found.val_loss = trainer.test()["model"].loss
     return found
+
+
+def _arguments(text: str) -> list[str]:
+    """Arguments of a model, NAME=VALUE, between commas."""
+    return re.split(r",\s*(?=[A-Za-z_]\w*=)", text)
 
 
 def _value(text: str) -> Any:

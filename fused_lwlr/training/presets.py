@@ -20,11 +20,13 @@ class Preset(NamedTuple):
         source: paper or code that it comes from.
         reported: top-1 accuracy on ImageNet in the source.
         fields: fields that differ from the defaults.
+        single_lr: the learning rate with one rate for all layers (`--rates single`), if the source has another one.
     """
 
     source: str
     reported: str
     fields: dict[str, Any]
+    single_lr: float | None = None
 
 
 def _fields(tables: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -42,13 +44,13 @@ def _read() -> dict[str, Preset]:
     """The presets of `presets.toml`, in its order."""
     tables = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
     return {
-        name: Preset(table["source"], table["reported"], _fields(tables, name))
+        name: Preset(table["source"], table["reported"], _fields(tables, name), table.get("single_lr"))
         for name, table in tables.items()
         if "source" in table
     }
 
 
-ABOUT = ("like", "without", "source", "reported")
+ABOUT = ("like", "without", "source", "reported", "single_lr")
 """Keys of a table that are not fields of a recipe."""
 PRESETS = _read()
 BASELINE = "Nesterov momentum and Adam were reported to match it (arXiv:2102.06356)"
@@ -89,6 +91,8 @@ def resolve(
         hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(PRESETS)}"
         raise ValueError(f"there is no preset {preset!r}: {hint}")
     fields = dict(PRESETS[preset].fields) if preset is not None else _small(overrides)
+    if preset is not None and PRESETS[preset].single_lr is not None and overrides.get("rates") == "single":
+        fields["lr"] = PRESETS[preset].single_lr
     if "lr" in overrides and "lr_scaling" not in overrides:
         fields["lr_scaling"] = "none"
     if fields.get("scaling") == "lars" and preset is not None:

@@ -57,11 +57,15 @@ class World:
         return recipe.batch_size // (self.size * self.micro_batch(recipe))
 
     def workers(self, recipe: Recipe) -> int:
-        """Processes that load data for this one: as asked for, or its share of cores; 0 for data in memory and text."""
+        """Processes that load data for this one: as asked for, or its share of cores.
+
+        0 for data in memory and text, and with `loader`, whose data may be in memory or come from its own processes.
+        """
         if recipe.workers is not None:
             return recipe.workers
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return 0 if is_in_memory(recipe.data) or recipe.is_text else min(8, max(1, cores // self.local_size))
+        alone = is_in_memory(recipe.data) or recipe.is_text or recipe.loader is not None
+        return 0 if alone else min(8, max(1, cores // self.local_size))
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes, in place."""

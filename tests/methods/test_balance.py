@@ -5,9 +5,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from numpy.testing import assert_allclose
 
 from fused_lwlr import balance
+from fused_lwlr.methods.balance.matrices import orthogonal, unit
 
 # two or three layers, and rates at which both steps change the loss
 NETWORKS = [(2, 1.4), (3, 0.7)]
@@ -23,6 +25,33 @@ def test_one_step_is_as_printed(h, alpha):
         - 2 * a / h**2 - 2 * b / h**2 + 1 / h + 2 * a * b / h**5 + 1
     )  # fmt: skip
     assert balance.one_step_loss(a, b, h) == pytest.approx(printed, rel=1e-12)
+
+
+@pytest.mark.parametrize("h", [2, 5, 40, 1000])
+def test_the_code_of_the_authors(h):
+    """Their formulas, literally: all terms after two steps; after one step a term is missing in each."""
+    a, b = 0.6 * h**1.4, 1.7 * h**1.4
+    two = (
+        1.0 / h * (1.0 + a * b / (h**3)) ** 4
+        + 16.0 * a**2 * b**2 / (h**7)
+        + (2.0 * (a + b) * (a * b + h**3) / (h**5) - 1.0) ** 2
+        + (1.0 + a * b / (h**3)) ** 2 * 8.0 * a * b / (h**5)
+    )
+    assert balance.two_step_loss(a, b, h) == pytest.approx(two, rel=1e-12)
+    a, b = 0.6 * h**0.6, 1.7 * h**0.6
+    three = (
+        (2 * (a + b) * (h + a * b) / (h**2) - 1) ** 2
+        + 1 / h
+        + 2 * a * b / (h**2)
+        + 10 * a * b / (h**3)
+        + 37 * (a**2) * (b**2) / (h**4)
+        + 12 * (a**3) * (b**3) / (h**5)
+        + (a**4) * (b**4) / (h**6)
+        + (a**2) * (b**2) / (h**3)
+    )
+    assert balance.two_step_loss(a, b, h, layers=3) == pytest.approx(three, rel=1e-12)
+    one = a**2 / h**2 + b**2 / h**2 + 2 * a * b / h**2 + 1 / h + 1 + a**2 * b**2 / h**4 - 2 * a / h - 2 * b / h
+    assert balance.one_step_loss(a, b, h, layers=3) == pytest.approx(one + 2 * a * b / h**3, rel=1e-12)
 
 
 @pytest.mark.parametrize("gradient", ["signal", "full"])
@@ -131,6 +160,80 @@ def test_half_of_the_networks_never_fit():
     assert balance.full_gradient_loss(1.01 * h**1.3, h**1.3, h, 400) < 1e-12
 
 
+def trained_with_autograd(forward, weights, teacher, rates, steps, seed):
+    """Full-batch gradient descent on h orthogonal inputs, with the squared error of the labels."""
+    h = len(teacher)
+    generator = torch.Generator().manual_seed(seed)
+    q, _ = torch.linalg.qr(torch.randn(h, h, generator=generator, dtype=torch.float64))
+    inputs = h**0.5 * q
+    params = [torch.tensor(weight, requires_grad=True) for weight in weights]
+    for _ in range(steps):
+        loss = (forward(inputs, params) - inputs @ teacher).square().sum() / (2 * h)
+        for param, grad, rate in zip(params, torch.autograd.grad(loss, params), rates, strict=True):
+            param.data -= rate * grad
+    return params
+
+
+@pytest.mark.parametrize("init", ["orthogonal", "gaussian"])
+@pytest.mark.parametrize("layers", [2, 3, 4, 8])
+def test_matrices_are_trained_as_autograd_trains_them(layers, init):
+    """With labels of real inputs, in networks of any depth; W₁ has another rate than the other layers."""
+    h, steps = 7, 3
+    rates = [0.3, 0.5] if layers > 2 else [9.0, 14.0]
+    rng = np.random.default_rng(5)
+    draw = orthogonal if init == "orthogonal" else lambda rng, h: rng.standard_normal((h, h)) / h**0.5
+    weights = [draw(rng, h) for _ in range(max(2, layers - 1))]
+    if layers == 2:
+        scale, teacher, last = h, draw(rng, h) / h**0.5, np.eye(h)
+    else:
+        scale, teacher, last = h**0.5, unit(rng, h), unit(rng, h)
+    teacher, last = torch.tensor(teacher), torch.tensor(last)
+
+    def product(inputs, params):
+        for param in params:
+            inputs = inputs @ param
+        return inputs @ last / scale
+
+    every = [rates[0], *[rates[1]] * (len(weights) - 1)]
+    params = trained_with_autograd(product, weights, teacher, every, steps, seed=1)
+    expected = (product(torch.eye(h, dtype=torch.float64), params) - teacher).square().sum().item()
+    found = balance.simulate(h, *rates, steps, 5, layers, init=init)
+    assert found[-1] == pytest.approx(expected, rel=1e-9)
+    assert abs(found[-1] / found[0] - 1) > 0.01
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_noise_of_labels_is_the_excess_risk_of_least_squares(layers):
+    """A network that fits h noisy labels of h orthogonal inputs exactly has a risk of ρ for each output."""
+    h, rho = 30, 0.01
+    alpha = 1.3 if layers == 2 else 0.4
+    runs = [balance.simulate(h, 1.2 * h**alpha, h**alpha, 400, seed, layers, noise=rho)[-1] for seed in range(60)]
+    outputs = h if layers == 2 else 1
+    assert np.mean(runs) == pytest.approx(rho * outputs, abs=4 * np.std(runs) / math.sqrt(len(runs)))
+    assert balance.simulate(h, 1.2 * h**alpha, h**alpha, 400, 0, layers)[-1] < 1e-9
+
+
+def test_a_network_with_relu_is_trained_as_autograd_trains_it():
+    h, steps = 9, 4
+    rng = np.random.default_rng(2)
+    weights = [orthogonal(rng, h), orthogonal(rng, h)]
+    teacher, last = torch.tensor(unit(rng, h)), torch.tensor(unit(rng, h)) / h**0.5
+    inputs = torch.tensor(orthogonal(rng, h) * h**0.5)
+    tests = torch.tensor(rng.standard_normal((2 * h, h)))
+    params = [torch.tensor(weight, requires_grad=True) for weight in weights]
+    losses = []
+
+    def forward(x):
+        return torch.relu(torch.relu(x @ params[0]) @ params[1]) @ last
+
+    for _ in range(steps + 1):
+        losses.append((forward(tests) - tests @ teacher).square().mean().item())
+        loss = (forward(inputs) - inputs @ teacher).square().sum() / (2 * h)
+        for param, grad, rate in zip(params, torch.autograd.grad(loss, params), (0.8, 1.7), strict=True):
+            param.data -= rate * grad
+    np.testing.assert_allclose(balance.simulate_relu(h, 0.8, 1.7, steps, 2), losses, rtol=1e-10)
+
+
 def test_rates_may_be_arrays():
     h, a, b = 20, np.array([[10.0], [30.0]]), np.array([5.0, 20.0, 40.0])
     for layers in (2, 3):
@@ -154,6 +257,10 @@ WRONG = [
     (lambda: balance.two_step_loss(1.0, 1.0, 1), "h=1 must be at least 2"),
     (lambda: balance.full_gradient_loss(1.0, 1.0, 4, -1), "steps=-1 must not be negative"),
     (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, gradient="some"), "gradient='some' is not one of 'full', 'signal'"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, init="he"), "init='he' is not one of 'orthogonal', 'gaussian'"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, 1), "layers=1 must be at least 2"),
+    (lambda: balance.simulate(4, 1.0, 1.0, 1, 0, noise=-1.0), "noise=-1.0 must not be negative"),
+    (lambda: balance.simulate_relu(1, 1.0, 1.0, 1, 0), "h=1 must be at least 2"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from fnmatch import fnmatch
 
 import numpy as np
 import pytest
@@ -244,3 +245,31 @@ def test_rates_drive_an_optimizer():
         param = dict(model.named_parameters())[name]
         moved = (before[name] - param.detach())[start:stop]
         torch.testing.assert_close(moved, 0.5 * rates[layer] * param.grad[start:stop], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("exclude", [["head.*"], "norm.weight", ("qkv.weight", "conv.*")])
+def test_excluded_layers_are_left_out(exclude):
+    """Algorithm 1 on the other layers alone gives their rates: Σ(m η) / Σm = 1 over these."""
+    torch.manual_seed(0)
+    model = Net()
+    whole = fused_lwlr.calibrate(model, data(3), cross_entropy, init=False)
+    found = fused_lwlr.calibrate(model, data(3), cross_entropy, init=False, exclude=exclude)
+    patterns = [exclude] if isinstance(exclude, str) else exclude
+    left = [x for x in whole.layers if x.note or any(fnmatch(x.name.partition("[")[0], p) for p in patterns)]
+    kept = [x for x in whole.layers if x not in left]
+    assert 0 < len(kept) < len(whole)
+    inverse = [x.gradient**-0.5 for x in kept]
+    scale = sum(x.numel for x in kept) / sum(x.numel * eta for x, eta in zip(kept, inverse, strict=True))
+    assert [found[x.name] for x in kept] == pytest.approx([eta * scale for eta in inverse], rel=1e-12)
+    assert {found[x.name] for x in left} == {1.0}
+
+
+def test_a_pattern_without_a_layer_is_refused_before_a_minibatch_is_taken():
+    def batches():
+        raise AssertionError("taken")
+        yield
+
+    with pytest.raises(
+        ValueError, match=r"exclude= has 'hed\.weight', which is not a layer of the model; did you mean"
+    ):
+        fused_lwlr.calibrate(Net(), batches(), cross_entropy, exclude=["hed.weight"])

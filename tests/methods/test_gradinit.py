@@ -52,8 +52,11 @@ def size(gradients, optimizer):
     return sum((g**2).sum() for g in gradients).sqrt()
 
 
-def official(params, batches, optimizer, lr, gamma, tau, steps, normalize):
-    """The authors' loop and their `RescaleAdam`, literally: weights are rescaled in place, through their norms."""
+def official(params, batches, optimizer, lr, gamma, tau, steps, normalize, *, learned=NAMES, penalty=0.0):
+    """The authors' loop and their `RescaleAdam`, literally: weights are rescaled in place, through their norms.
+
+    Not theirs: scales of `learned` parameters alone, and a penalty on the norm.
+    """
     params = [p.detach().clone().requires_grad_() for p in params]
     batches = iter(batches)
     state = [{"alpha": 1.0, "norm": p.norm().item(), "n": 0, "c": 0, "m": 0.0, "cm": 0.0, "v": 0.0} for p in params]
@@ -72,11 +75,11 @@ def official(params, batches, optimizer, lr, gamma, tau, steps, normalize):
             step = [g.sign() if optimizer == "adam" else g / norm if normalize else g for g in grads]
             x, y = both(b0, next(batches))
             objective = cross_entropy(logits([p - lr * s.detach() for p, s in zip(params, step, strict=True)], x), y)
-            (objective / lr).backward()
+            ((objective + penalty * norm) / lr).backward()
         with torch.no_grad():
             for i, (p, s) in enumerate(zip(params, state, strict=True)):
                 current = p.norm().item()
-                if p.grad is None or s["norm"] == 0 or current == 0:
+                if NAMES[i] not in learned or p.grad is None or s["norm"] == 0 or current == 0:
                     continue
                 grad = (p.grad * p).sum().item() * s["norm"] / current
                 grad = max(min(grad, 1.0), -1.0)
@@ -93,8 +96,9 @@ def official(params, batches, optimizer, lr, gamma, tau, steps, normalize):
     return [s["alpha"] for s in state], taken
 
 
-def paper(params, batches, optimizer, lr, gamma, tau, steps, normalize):
+def paper(params, batches, optimizer, lr, gamma, tau, steps, normalize, *, learned=NAMES, penalty=0.0):
     """Algorithm 1, line by line: m are the variables, and θ_m is computed from them."""
+    on = torch.tensor([name in learned for name in NAMES])
     weights = [p.detach() for p in params]
     batches = iter(batches)
     m = torch.ones(len(weights), dtype=torch.float64)
@@ -108,7 +112,7 @@ def paper(params, batches, optimizer, lr, gamma, tau, steps, normalize):
         norm = size(g, optimizer)
         if norm > gamma:
             (slope,) = torch.autograd.grad(norm, m)
-            m = m - tau * slope
+            m = m - tau * slope * on
             taken.append("constraint")
         else:
             if optimizer == "adam":
@@ -117,8 +121,8 @@ def paper(params, batches, optimizer, lr, gamma, tau, steps, normalize):
                 a = [(gamma * x / norm if normalize else x).detach() for x in g]
             x, y = both(b0, next(batches))
             after = cross_entropy(logits([t - lr * d for t, d in zip(theta, a, strict=True)], x), y)
-            (slope,) = torch.autograd.grad(after, m)
-            m = (m - tau * slope).clamp(min=0.01)
+            (slope,) = torch.autograd.grad(after + penalty * norm, m)
+            m = (m - tau * slope * on).clamp(min=0.01)
             taken.append("objective")
     return m.detach().tolist(), taken
 
@@ -152,6 +156,64 @@ def test_algorithm_1(mode, optimizer, rates, normalize):
     assert list(scales.values()) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     for p, w, scale in zip(model.parameters(), before, scales.values(), strict=True):
         assert torch.equal(p, w * scale)
+
+
+@pytest.mark.parametrize("mode", ["official", "paper"])
+@pytest.mark.parametrize(
+    ("select", "learned"),
+    [
+        (lambda name, p: p.dim() > 1, ["0.weight", "2.weight", "4.weight"]),
+        ("*.bias", ["0.bias", "2.bias", "4.bias"]),
+        ("!2.*", ["0.weight", "0.bias", "4.weight", "4.bias"]),
+    ],
+)
+def test_scales_of_selected_parameters(mode, select, learned):
+    """The others have scale 1; the norm and the step of the optimizer are over all parameters."""
+    options = {"lr": 0.1, "gamma": 0.8, "tau": 0.2, "steps": 9}
+    transcription = official if mode == "official" else paper
+    expected, branches = transcription(
+        list(net().parameters()), data(40), "sgd", normalize=False, learned=learned, **options
+    )
+    scales, history = fused_lwlr.gradinit_(net(), data(40), cross_entropy, select=select, mode=mode, **options)
+    assert [step.branch for step in history] == branches
+    assert list(scales.values()) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert [name for name, scale in scales.items() if scale == 1.0] == [
+        name
+        for name in NAMES
+        if name not in learned or name == "4.bias"  # the last bias is zero
+    ]
+
+
+@pytest.mark.parametrize("mode", ["official", "paper"])
+@pytest.mark.parametrize(("optimizer", "lr", "penalty"), [("sgd", 0.1, 0.3), ("adam", 0.02, 0.01)])
+def test_penalty(mode, optimizer, lr, penalty):
+    """Section 3.3: in place of the constraint, in every step."""
+    options = {"lr": lr, "tau": 0.1, "steps": 8}
+    transcription = official if mode == "official" else paper
+    arguments = {"gamma": math.inf, "normalize": False, "penalty": penalty, **options}
+    expected, _ = transcription(list(net().parameters()), data(40), optimizer, **arguments)
+    scales, history = fused_lwlr.gradinit_(
+        net(), data(40), cross_entropy, optimizer=optimizer, penalty=penalty, mode=mode, **options
+    )
+    assert {step.branch for step in history} == {"objective"}
+    assert list(scales.values()) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    free = fused_lwlr.gradinit_(
+        net(), data(40), cross_entropy, optimizer=optimizer, gamma=math.inf, mode=mode, **options
+    )
+    assert history[-1].norm < 0.99 * free.history[-1].norm
+
+
+@pytest.mark.parametrize("source", [list, iter])
+@pytest.mark.parametrize(("gamma", "count", "steps"), [(math.inf, 14, 4), (math.inf, 15, 5), (1e-6, 14, 7)])
+def test_one_pass(source, gamma, count, steps):
+    """A step takes three minibatches, or two on the constraint; one that lacks a minibatch is left out."""
+    options = {"lr": 0.1, "gamma": gamma, "tau": 0.1}
+    found = fused_lwlr.gradinit_(net(), source(data(count)), cross_entropy, steps=None, **options)
+    expected = fused_lwlr.gradinit_(net(), data(count), cross_entropy, steps=steps, **options)
+    assert len(found.history) == steps
+    assert found.scales == expected.scales
+    with pytest.raises(ValueError, match="batches ended before the first step, which takes up to 3"):
+        fused_lwlr.gradinit_(net(), source(data(1)), cross_entropy, steps=None, **options)
 
 
 def test_clamps():

@@ -116,6 +116,55 @@ def test_printed_code(lr, momentum, turned):
         assert (scales[name] == 1) == name.endswith("bias")
 
 
+def rescaled_by_adam(model, batches, lr, eps):
+    """`metainit` in the code of GradInit's authors, with their `RescaleAdam` and its clipping to ±1, literally."""
+    named = dict(model.named_parameters())
+    state = {n: {"alpha": 1.0, "norm": p.norm().item(), "n": 0, "m": 0.0, "v": 0.0} for n, p in named.items()}
+    quotients = []
+    for x, y in batches:
+        params = list(named.values())
+        grad = torch.autograd.grad(cross_entropy(model(x), y), params, create_graph=True)
+        prod = torch.autograd.grad(sum((g**2).sum() / 2 for g in grad), params, create_graph=True)
+        out = sum(
+            ((g - p) / (g + eps * (2 * (g >= 0).double() - 1).detach()) - 1).abs().sum()
+            for g, p in zip(grad, prod, strict=True)
+        )
+        quotient = out / sum(p.numel() for p in params)
+        quotients.append(quotient.item())
+        for p, slope in zip(params, torch.autograd.grad(quotient, params), strict=True):
+            p.grad = slope
+        for name, p in named.items():
+            s, current = state[name], p.detach().norm().item()
+            if s["norm"] == 0 or current == 0:
+                continue
+            found = (p.grad * p.detach()).sum().item() * s["norm"] / current
+            found = max(min(found, 1.0), -1.0)
+            s["n"] += 1
+            s["m"] = s["m"] * 0.9 + found * (1 - 0.9)
+            s["v"] = s["v"] * 0.999 + found * found * (1 - 0.999)
+            denominator = (s["v"] / (1 - 0.999 ** s["n"])) ** 0.5 + 1e-8
+            s["alpha"] = s["alpha"] - lr / (1 - 0.9 ** s["n"]) * s["m"] / denominator
+            s["alpha"] = max(s["alpha"], 0.0 if "bias" in name else 0.01)
+            p.data.mul_(s["alpha"] * s["norm"] / current)
+    return quotients, {name: s["alpha"] for name, s in state.items()}
+
+
+@pytest.mark.parametrize("lr", [0.02, 0.3])
+def test_adam(lr):
+    """At the higher rate scales reach their lowest values."""
+    batches = data(9)
+    quotients, expected = rescaled_by_adam(net(), batches, lr, 1e-5)
+    scales, history = metainit_(net(), iter(batches), cross_entropy, rule="adam", lr=lr, steps=None)
+    assert [step.quotient for step in history] == pytest.approx(quotients, rel=1e-8)
+    assert scales == pytest.approx(expected, rel=1e-8)
+    assert (min(scales.values()) == 0) == (lr == 0.3)
+    assert metainit_(net(), batches, cross_entropy, rule="adam", steps=2).scales == (
+        metainit_(net(), batches, cross_entropy, rule="adam", lr=0.01, steps=2).scales
+    )
+    with pytest.raises(ValueError, match="batches is empty"):
+        metainit_(net(), [], cross_entropy, steps=None)
+
+
 @pytest.mark.parametrize("of", [ResNet, ViT])
 def test_random_data(of, tmp_path, capsys):
     """Networks with normalization and attention, on the paper's minibatches; buffers stay."""

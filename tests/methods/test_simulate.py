@@ -255,3 +255,46 @@ WRONG = [
 def test_wrong_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("sq_norm", SQUARES, ids=str)
+def test_stable_lr_is_where_the_euler_step_stops_to_converge(sq_norm):
+    """Eq. 22: |1 + λ ∂F/∂y| ≤ 1 for F(y) = λ c² / y, with the derivative by finite differences."""
+    bounds = simulate.stable_lr(C, sq_norm)
+    for c, s, bound in zip(C, np.broadcast_to(sq_norm, 4), bounds, strict=True):
+        for lr, stable in ((0.99 * bound, True), (1.01 * bound, False)):
+            slope = (lr * c**2 / (s + 1e-6) - lr * c**2 / (s - 1e-6)) / 2e-6
+            assert (abs(1 + lr * slope) <= 1) == stable
+    assert simulate.stable_lr([0.0, 1.0], 2.0).tolist() == [math.inf, pytest.approx(2 * math.sqrt(2))]
+
+
+def test_stable_warmup():
+    """By hand: every rate is a tenth of the bound of the layer that limits it, and the rate grows exponentially."""
+    c = simulate.feedforward_profile(56)
+    rates = simulate.stable_warmup(c, 1.0, 0.3, 1000)
+    squares = np.ones(56)
+    for rate in rates:
+        bound = min(math.sqrt(2) * s / gradient for s, gradient in zip(squares, c, strict=True))
+        assert rate == pytest.approx(min(0.3, 0.1 * bound), rel=1e-12)
+        squares += rate**2 * c**2 / squares
+    assert rates[1] / rates[0] == pytest.approx(1.02, rel=1e-12)
+    assert rates[0] < 1e-5
+    assert rates[-1] == 0.3
+    assert (np.diff(rates) >= 0).all()
+    # it equalizes layers, which the same rate from the start does not
+    spread, without = (simulate.discrete(c, 1.0, lrs).spread[-1] for lrs in (rates, np.full(1000, 0.3)))
+    assert spread < without / 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, "lr=-1.0 must be finite and not negative"),
+        ({"steps": -1}, "steps=-1 must not be negative"),
+        ({"fraction": 0.0}, "fraction=0.0 must be above 0 and at most 1"),
+        ({"sq_norm": 0.0}, "sq_norm=0.0 must be above 0"),
+    ],
+)
+def test_wrong_warmups(options, message):
+    with pytest.raises(ValueError, match=message):
+        simulate.stable_warmup(**{"c": C, "sq_norm": 1.0, "lr": 0.1, "steps": 3, **options})

@@ -1,12 +1,17 @@
-"""The study balance: a smoke test through the command, and its numbers from the paper's formula as printed."""
+"""The studies of balancing: smoke tests through the command, and numbers by hand."""
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from test_lwlr_studies import quick, spread
 
 from fused_lwlr import balance
-from fused_lwlr.papers.balance import NETS, curvature, equal_rates, first_width, schedule
+from fused_lwlr.papers.balance import ALPHAS, curvature, equal_rates, first_width, word
+from fused_lwlr.papers.balance_variants import STEPS, VARIANTS
+from fused_lwlr.papers.balanced_lr import measure
+from fused_lwlr.papers.studies import find
+from fused_lwlr.papers.tables import cell
 
 
 def printed(one, two, h):
@@ -18,20 +23,63 @@ def printed(one, two, h):
 
 
 def test_study(tmp_path):
-    (losses, equal, schedule), jobs = quick("balance", tmp_path, "--epochs", "3")
+    (losses, equal), _ = quick("balance", tmp_path)
     rate = 40**1.5
     assert losses[1]["paper's formula"] == f"{printed(1.3 * rate, 0.7 * rate, 40):.4f}"
     trained = [balance.simulate(40, 1.3 * rate, 0.7 * rate, 2, seed) for seed in (0, 1)]
     assert losses[1]["trained"] == spread([run[1] for run in trained], 4)
     assert losses[5]["trained"] == spread([run[2] for run in trained], 4)
     assert (equal[0]["1 step"], equal[-1]["1 step"], equal[-1]["2 steps"]) == ("no", "no", "yes")
-    assert [row["net"] for row in schedule] == ["linear net", "ReLU net"]
-    assert float(schedule[0]["at last"].split()[0]) < float(schedule[0]["rates apart at first"].split()[0])
-    for row in schedule:
-        runs = [job["values"][row["net"]] for job in jobs if "schedule_seed" in job["parameters"]]
-        assert len(runs) == 2
-        ratios = np.array([run["loss"][2] for run in runs]) / [run["plain_loss"][2] for run in runs]
-        assert row["loss / at a single rate"] == f"{ratios.mean():.3g} ± {ratios.std(ddof=1):.3g}"
+    assert equal[0]["η₁ + η₂"] == f"{2 * rate:,.0f}"
+
+
+def test_sums_of_rates_are_in_the_range_of_the_authors():
+    for layers, (low, high) in {2: (27_000, 63_300), 3: (29, 103)}.items():
+        inside = [2 * 1000**alpha for alpha in ALPHAS[layers] if low <= 2 * 1000**alpha <= high]
+        assert len(inside) == 4
+        assert min(inside) < 1.1 * low
+        assert max(inside) > 0.99 * high
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.4])
+def test_three_layers_stay_balanced(alpha):
+    """From the second step on, until the loss is rounding."""
+    found = [word(value) for value in equal_rates(3, alpha, 1000)["curvature"]]
+    until = found.index("fitted")
+    assert found == ["no", *["yes"] * (until - 1), *["fitted"] * (len(found) - until)]
+    assert until >= 6
+
+
+def test_variants(tmp_path):
+    (table,), jobs = quick("balance-variants", tmp_path)
+    assert [row["network"] for row in table] == [*VARIANTS, "paper"]
+    rate = 20**0.38
+    # four layers: W₂ and W₃ share the rest of the sum
+    runs = [[balance.simulate(20, one, other, 2, seed, 4)[2] for seed in (0, 1)]
+            for one, other in ((rate, rate), (1.3 * rate, 0.85 * rate), (0.7 * rate, 1.15 * rate))]  # fmt: skip
+    over = [100 * (np.array(run) / runs[0] - 1) for run in runs[1:]]
+    cells = "; ".join(cell(values, "{:+.2g}") for values in over)
+    word = "yes" if min(values.mean() for values in over) > 0 else "no"
+    assert next(row for row in table if row["network"] == "four layers")["2 steps"] == f"{word} ({cells})"
+    relu = next(job for job in jobs if job["parameters"]["variant"] == "three layers, ReLU")
+    rate = 20**0.45
+    expected = balance.simulate_relu(20, rate, rate, 64, 0)[list(STEPS)]
+    assert relu["values"]["losses"][0] == pytest.approx(expected.tolist())
+
+
+@pytest.mark.parametrize(
+    ("losses", "said"),
+    [
+        ([[1.0], [1.1], [1.2]], "yes (+10; +20)"),
+        ([[1.0], [1.1], [0.9]], "no (+10; -10)"),
+        ([[1.0], [1.1], [float("inf")]], "diverges"),
+        ([[1e-30], [2e-30], [3e-30]], "fitted"),
+    ],
+)
+def test_verdicts(losses, said):
+    of = pandas.DataFrame([{"variant": "two layers", "h": 5, "losses": [pair * len(STEPS) for pair in losses]}])
+    [table] = find("balance-variants").report(find("balance-variants").settings(seeds=2), of).tables
+    assert table.rows[0][2] == said
 
 
 def test_width_from_which_equal_rates_are_a_local_minimum():
@@ -56,6 +104,7 @@ def test_first_width():
 def test_curvature():
     assert curvature(lambda a, b: 2 + 3 * (a - b) ** 2, 10.0) == pytest.approx(3 * 400 / 2)
     assert curvature(lambda a, b: np.inf, 1.0) is None
+    assert curvature(lambda a, b: 1e-30 * (1 + abs(a - b)), 1.0) == 0
 
     def chaotic(a, b):
         raise ValueError("chaotic")
@@ -63,33 +112,46 @@ def test_curvature():
     assert curvature(chaotic, 1.0) is None
 
 
-def test_the_loss_at_a_single_rate_is_of_plain_gradient_descent():
-    """The linear network by hand: the larger of ‖W₁‖ and ‖W₂‖ gets the lower rate, in the ratio of the norms."""
-    found = schedule(steps=3, schedule_seed=1, data="digits")["linear net"]
+@pytest.mark.parametrize(
+    ("arm", "factors"),
+    [("one rate", lambda norms: (1.0, 1.0)), ("BalancedLR", lambda norms: 2 * norms.flip(0) / norms.sum())],
+)
+def test_steps_of_the_linear_net_by_hand(arm, factors):
+    """The larger of ‖W₁‖ and ‖W₂‖ gets the lower rate, in the ratio of the norms."""
     torch.manual_seed(1)
     orthogonal = torch.nn.init.orthogonal_
-    start = [2 * orthogonal(torch.empty(12, 12)), orthogonal(torch.empty(12, 12)) / 2]
+    one, two = 2 * orthogonal(torch.empty(12, 12)), orthogonal(torch.empty(12, 12)) / 2
     teacher = 6 * orthogonal(torch.empty(12, 12))
-    for name, factors in (
-        ("plain_loss", lambda norms: (1.0, 1.0)),
-        ("loss", lambda norms: 2 * norms.flip(0) / norms.sum()),
-    ):
-        one, two = (weight.clone() for weight in start)
-        losses = []
-        for _ in range(3):
-            residual = one @ two - teacher
-            losses.append(residual.square().sum().item() / 2)
-            first, second = factors(torch.stack([one.norm(), two.norm()]))
-            one, two = one - 0.02 * first * residual @ two.T, two - 0.02 * second * one.T @ residual
-        assert found[name] == pytest.approx(losses, rel=1e-4), name
+    steps, apart = 0, []
+    while True:
+        residual = one @ two - teacher
+        norms = torch.stack([one.norm(), two.norm()])
+        apart.append((2 * norms.diff().abs() / norms.sum()).item())
+        if residual.square().sum() / 2 <= 1e-3:
+            break
+        first, second = factors(norms)
+        one, two = one - 0.05 * first * residual @ two.T, two - 0.05 * second * one.T @ residual
+        steps += 1
+    found = measure("linear net", arm, lr=0.05, most=100, seed=1, data="digits")
+    assert found["steps"] == steps > 5
+    assert found["apart"] == pytest.approx([apart[0], apart[-1]], rel=1e-3)
+    assert measure("linear net", arm, lr=0.05, most=steps - 1, seed=1, data="digits")["steps"] is None
 
 
-def test_rates_are_apart_at_first_and_come_together():
-    found = schedule(steps=40, schedule_seed=0, data="digits")
-    assert tuple(found) == NETS
-    for net in found.values():
-        factors = np.array(net["factors"])
-        apart = factors.max(axis=1) - factors.min(axis=1)
-        assert factors.sum(axis=1) == pytest.approx(2)
-        assert apart[-1] < 0.9 * apart[0]
-        assert net["loss"][-1] < net["loss"][0] / 4
+def test_steps_to_a_loss(tmp_path):
+    (best, grid), jobs = quick("balanced-lr", tmp_path, "--steps", "30")
+    of = {(p["net"], p["arm"], p["lr"], p["seed"]): job["values"]["steps"] for job in jobs for p in [job["parameters"]]}
+    for row in best[:2]:
+        by_rate = {lr: [of["linear net", row["rates"], lr, seed] for seed in (0, 1)] for lr in (0.03, 0.04)}
+        assert row["steps"] == spread(by_rate[0.04], 1)
+        assert row["best lr"] == "0.04"
+        assert sum(by_rate[0.04]) < sum(by_rate[0.03])
+    gain = [of["linear net", "BalancedLR", 0.04, seed] - of["linear net", "one rate", 0.04, seed] for seed in (0, 1)]
+    assert best[1]["difference"] == f"{np.mean(gain):+.1f} ± {np.std(gain, ddof=1):.1f}"
+    assert grid[2]["one rate"] == "not"
+
+
+def test_norms_come_together():
+    for net, lr in (("linear net", 0.03), ("ReLU net", 0.8)):
+        first, last = measure(net, "BalancedLR", lr=lr, most=100, seed=0, data="digits")["apart"]
+        assert last < 0.9 * first

@@ -121,6 +121,11 @@ def test_the_best_rate_has_the_lowest_held_out_loss_not_the_highest_test_accurac
     results = at_rates({0.1: [(1.0, 40.0), (1.2, 30.0)], 0.3: [(0.2, 90.0), failed], 1.0: [failed, failed],
                         0.03: [(1.3, 60.0), (1.1, 60.0)]})  # fmt: skip
     assert set(top(results).lr) == {0.1}
+    # with held-out images their loss decides, also against the test accuracy
+    held = results.assign(val_loss=[1.0, 1.0, 0.5, None, None, None])
+    assert set(top(held).lr) == {0.1}
+    better = held.assign(test_accuracy=[40.0, 30.0, 20.0, 10.0, None, None], val_loss=[1.0, 1.0, 0.5, 0.5, None, None])
+    assert set(top(better).lr) == {0.3}
     found = minus(results[results.lr == 0.3], results[results.lr == 0.1]).tolist()
     assert found == pytest.approx([50.0, np.nan], nan_ok=True)
 
@@ -217,3 +222,19 @@ def test_figure_2_shows_the_model():
     assert mean.lines[0].get_ydata()[-1] == pytest.approx(np.mean(expected))
     assert (np.diff(noshort) < 0).all()
     assert short[0] < noshort[0] / 10
+
+
+@pytest.mark.parametrize("steps", [10, 25, 100])
+def test_figure_13_shows_the_spread_after_other_numbers_of_steps(steps):
+    """Eqs. 27 to 32, as sums: the norms of all gradients so far."""
+    figure = Figure()
+    elr_simulation.figure_4(figure, steps, "13")
+    line = figure.axes[0].lines[3]
+    assert line.get_label() == "μ = 0.9"
+    lr, shown = line.get_xdata()[60], line.get_ydata()[60]
+    c, squares, gradients = simulate.feedforward_profile(56), np.ones(56), []
+    for k in range(steps + 1):
+        squares = 1 + lr**2 * sum(((1 - 0.9 ** (k - j)) / 0.1) ** 2 * g for j, g in enumerate(gradients))
+        gradients.append(c**2 / squares)
+    buffer = sum(0.9 ** (2 * (steps - i)) * g for i, g in enumerate(gradients))
+    assert shown == pytest.approx(np.std(np.sqrt(buffer / squares)), rel=1e-9)

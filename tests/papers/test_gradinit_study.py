@@ -8,38 +8,141 @@ from by_hand import batches
 from test_lwlr_studies import COMMON, quick, spread
 from torch.nn.functional import cross_entropy
 
+from fused_lwlr.data import open_data
 from fused_lwlr.data.digits import digits
+from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.models.build import build
 from fused_lwlr.models.deep import kaiming_init_
-from fused_lwlr.papers.gradinit import _paper, factors, gradient_std, initialize_and_train
+from fused_lwlr.papers.gradinit import LABELS, PAPER, TAUS, _paper, factors, gradient_std, initialize_and_train
+from fused_lwlr.papers.held_out import hold_out
+from fused_lwlr.papers.starts import start_
+from fused_lwlr.papers.studies import find
+from fused_lwlr.papers.training import recipe_of, trainer_of
 
 
+@pytest.mark.long
 def test_study(tmp_path):
-    (accuracy, differences, variance), jobs = quick("gradinit", tmp_path, "--model", "noshort8x2-nobn")
-    assert [row["initialization"] for row in accuracy] == ["He", "MetaInit", "GradInit", "GradInit, g / ‖g‖"]
-    of = {(p["init"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
-    assert accuracy[0]["first epoch %"] == spread([of["kaiming", seed]["first"] for seed in (0, 1)], 1)
-    gain = [of["metainit", seed]["first"] - of["kaiming", seed]["first"] for seed in (0, 1)]
-    assert differences[0]["difference"] == f"{np.mean(gain):+.1f} ± {np.std(gain, ddof=1):.1f}"
-    assert differences[0]["paper"] == "+1.4"
-    assert of["kaiming", 0]["before"] == of["kaiming", 0]["after"] == of["gradinit", 0]["before"]
-    # three steps of Adam on the scales are much the same with the gradient divided by its norm
-    for init in ("metainit", "gradinit", "gradinit-normalized"):
-        change = np.array(of[init, 0]["after"]) / np.array(of[init, 0]["before"])
+    (accuracy, differences, variance, grid), jobs = quick("gradinit", tmp_path, "--model", "noshort8x2-nobn")
+    assert [row["initialization"] for row in accuracy] == list(LABELS.values())
+    of = {(p["init"], p["tau"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
+    assert accuracy[0]["first epoch %"] == spread([of["kaiming", 0.0, seed]["first"] for seed in (0, 1)], 1)
+    # each at its best rate by the loss on held-out images
+    rates = {tau: sum(of["gradinit", tau, seed]["val_loss"] for seed in (0, 1)) for tau in (0.01, 0.03)}
+    tau = min(rates, key=rates.get)
+    row = next(row for row in accuracy if row["initialization"] == "GradInit")
+    assert row["best τ"] == f"{tau:g}"
+    gain = [of["gradinit", tau, seed]["first"] - of["warm-up", 0.0, seed]["first"] for seed in (0, 1)]
+    compared = next(r for r in differences if r["initialization"] == "GradInit" and "warm-up" in r["minus"])
+    assert compared["difference"] == f"{np.mean(gain):+.1f} ± {np.std(gain, ddof=1):.1f}"
+    assert of["kaiming", 0.0, 0]["before"] == of["kaiming", 0.0, 0]["after"] == of["gradinit", 0.01, 0]["before"]
+    for init in ("metainit", "metainit-adam", "gradinit", "gradinit-normalized"):
+        change = np.array(of[init, 0.03, 0]["after"]) / np.array(of[init, 0.03, 0]["before"])
         assert abs(change - 1).max() > 1e-3
-    assert [row["initialization"] for row in variance] == ["MetaInit", "GradInit", "GradInit, g / ‖g‖"]
+    assert [row["initialization"] for row in variance] == list(LABELS.values())[1:]
+    assert len(grid) == 8
+
+
+def trainer(model="noshort8x2-nobn", **fields):
+    found = trainer_of(recipe_of(init="model", model=model, lr=0.1, warmup=0.0, seed=1, **COMMON, **fields))
+    found.prepare(lambda trainer: None)
+    return found
+
+
+@pytest.mark.parametrize(("start", "size"), [("metainit", 64), ("metainit-adam", 64), ("gradinit", 32)])
+def test_an_initialization_takes_one_pass_over_the_data(start, size, monkeypatch):
+    """GradInit joins two halves of a minibatch; none of the images comes twice."""
+    seen = []
+
+    def taken(model, batches, loss, *, steps, **options):
+        assert steps is None
+        seen.extend(inputs for inputs, _ in batches)
+
+    monkeypatch.setattr("fused_lwlr.papers.starts.gradinit_", taken)
+    monkeypatch.setattr("fused_lwlr.papers.starts.metainit_", taken)
+    start_(trainer(), start, 0.01)
+    assert {len(inputs) for inputs in seen} == {size}
+    images = torch.cat(seen).flatten(1)
+    assert len(images) == 1437 // size * size
+    whole = digits()[0].inputs.flatten(1)
+    assert len(images.unique(dim=0)) >= len(images) - (len(whole) - len(whole.unique(dim=0)))
+
+
+@pytest.mark.parametrize("start", ["constant", "warm-up"])
+def test_an_epoch_more_by_hand(start, monkeypatch):
+    """An epoch of four minibatches: rounding grows over more."""
+    epoch = batches(1001)[:4]
+    monkeypatch.setattr("fused_lwlr.papers.starts.one_epoch", lambda trainer, size: iter(epoch))
+    ours = trainer("resnet8x2")
+    optimizer = start_(ours, start, 0.0)
+    torch.manual_seed(1)
+    model = build("resnet8x2", image_size=8, channels=1, classes=10)
+    torch.manual_seed(1)
+    kaiming_init_(model)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    for i, (x, y) in enumerate(epoch):
+        plain.param_groups[0]["lr"] = 0.1 * (i + 1) / (len(epoch) + 1) if start == "warm-up" else 0.1
+        plain.zero_grad()
+        cross_entropy(model(x), y).backward()
+        plain.step()
+    for p, q in zip(ours.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5)
+        momentum = optimizer.state[p]["momentum_buffer"]
+        torch.testing.assert_close(momentum, plain.state[q]["momentum_buffer"], rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize(("start", "wanted"), [("gradinit-norms", True), ("gradinit-weights", False)])
+def test_scales_of_normalizations_or_of_others(start, wanted, monkeypatch):
+    """GradInit, Table 4."""
+    found = {}
+    monkeypatch.setattr("fused_lwlr.papers.starts.gradinit_", lambda *args, **options: found.update(options))
+    ours = trainer("resnet8x2")
+    start_(ours, start, 0.01)
+    chosen = [name for name, param in ours.model.named_parameters() if found["select"](name, param)]
+    assert chosen == [name for name, _ in ours.model.named_parameters() if ("norm" in name) == wanted]
+
+
+def test_learned_scalars():
+    """GradInit, Table 5: the function stays, and each weight has a scalar that is trained."""
+    ours = trainer("resnet8x2")
+    x, y = batches(0)[0]
+    torch.manual_seed(1)
+    kaiming_init_(ours.model)
+    before = ours.model.eval()(x).detach()
+    optimizer = start_(ours, "scalars", 0.0)
+    torch.testing.assert_close(ours.model.eval()(x), before)
+    scalars = {name: param for name, param in ours.model.named_parameters() if name.endswith("scalar")}
+    assert len(scalars) == 8
+    cross_entropy(ours.model.train()(x), y).backward()
+    optimizer.step()
+    # the weights before a normalization are scale-invariant, so their scalars do not move
+    assert {round(param.item(), 4) == 1 for name, param in scalars.items() if "head" in name} == {False}
+
+
+def test_more_seeds_run_at_the_best_rate():
+    study = find("gradinit")
+    rows = [
+        {"model": "resnet", "init": init, "tau": tau, "seed": seed, "val_loss": abs(tau - 0.03), "last": 90.0}
+        for init, taus in TAUS.items() for tau in taus for seed in (0, 1)
+    ]  # fmt: skip
+    found = study.more(study.settings(seeds=4), pandas.DataFrame(rows))
+    assert [(job.parameters["init"], job.parameters["tau"], job.parameters["seed"]) for job in found] == [
+        (init, 0.03 if len(taus) > 1 else 0.0, seed) for init, taus in TAUS.items() for seed in (2, 3)
+    ]
 
 
 def test_training_by_hand():
-    found = initialize_and_train("kaiming", quick=True, model="resnet8x2", seed=2, **COMMON)
+    found = initialize_and_train("kaiming", 0.0, model="resnet8x2", seed=2, **COMMON)
     torch.manual_seed(2)
     model = build("resnet8x2", image_size=8, channels=1, classes=10)
     torch.manual_seed(2)
     kaiming_init_(model)
     # running statistics of batch normalization would show if measuring had changed them
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches(2)))
-    for x, y in batches(2):
+    # without a fifth of the images, which choose rates
+    data, _ = hold_out(open_data("digits", image_size=8, augmentation="none"))
+    epoch = list(minibatches(data.train, 64, torch.device("cpu"), seed=2, steps=len(data.train) // 64))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(epoch))
+    for x, y in epoch:
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
         optimizer.step()
@@ -82,6 +185,19 @@ def test_figures_of_the_paper(model, normalized, net, gradinit):
     assert (found, figures["gradinit-normalized"][0]) == (net, gradinit)
 
 
+@pytest.mark.parametrize(
+    ("net", "normalized", "signs", "adam"),
+    [("VGG-19", False, "30.89, 94.41", "30.48, 94.62"), ("VGG-19", True, "16.58, 94.46", "35.09, 94.64"),
+     ("ResNet-110", False, "16.21, 94.29", "14.55, 94.19"), ("ResNet-110", True, "26.28, 94.95", "29.00, 94.76")],
+)  # fmt: skip
+def test_metainit_is_compared_with_its_own_row(net, normalized, signs, adam):
+    """GradInit, Table 9, "real + signSGD" and "real + Adam"; Table 3 has the latter rounded."""
+    figures = PAPER[net, normalized]
+    assert ", ".join(figures["metainit"]) == signs
+    for rounded, exact in zip(figures["metainit-adam"], adam.split(", "), strict=True):
+        assert abs(float(rounded.split()[0]) - float(exact)) <= 0.0501
+
+
 def test_factors():
     rows = [([1.0, 2.0], [0.5, 4.0]), (None, None), ([0.0, 1.0], [1.0, 1.0])]
     [found] = factors(pandas.DataFrame(rows, columns=["before", "after"]))
@@ -92,8 +208,8 @@ def test_a_failed_initialization_is_reported(monkeypatch):
     def fail(*args, **options):
         raise ValueError("the loss is not finite: nan")
 
-    monkeypatch.setattr("fused_lwlr.papers.gradinit.metainit_", fail)
-    found = initialize_and_train("metainit", quick=True, model="noshort8x2-nobn", seed=0, **COMMON)
+    monkeypatch.setattr("fused_lwlr.papers.starts.metainit_", fail)
+    found = initialize_and_train("metainit", 0.1, model="noshort8x2-nobn", seed=0, **COMMON)
     assert found["first"] is None
     assert found["problem"] == "the loss is not finite: nan"
     assert found["normalized"] is False

@@ -103,11 +103,12 @@ def test_tokens_are_left_out_of_the_calibration(monkeypatch):
 
 
 def test_the_papers_models_have_one_rate(monkeypatch):
-    """The rate of the preset, without held-out images."""
+    """The rates of Table 5, without held-out images. ViT-S with SGD has another one for a single rate."""
     seen = {}
 
     def untrained(recipe, *, tuned):
-        seen.update(recipe=recipe, tuned=tuned)
+        assert not tuned
+        seen[recipe.optimizer, recipe.rates, recipe.rates_exclude] = recipe.lr, recipe.lr_scaling
         return Trained(losses=[1.0], accuracies=[50.0])
 
     monkeypatch.setattr(lwlr_vs_single, "train", untrained)
@@ -116,8 +117,15 @@ def test_the_papers_models_have_one_rate(monkeypatch):
     jobs = study.jobs(settings)
     assert [job.parameters["factor"] for job in jobs] == [1] * 30
     results = pandas.DataFrame([job.parameters | job.function(**job.parameters) | {"name": job.name} for job in jobs])
-    assert not seen["tuned"]
-    assert seen["recipe"].lr == 0.01
+    tokens = ("cls_token", "pos_embed")
+    assert seen == {
+        ("sgd", "single", None): (0.5, "linear"),
+        ("sgd", "layerwise", ()): (1.6, "linear"),
+        ("sgd", "layerwise", tokens): (1.6, "linear"),
+        ("adamw", "single", None): (0.01, "sqrt"),
+        ("adamw", "layerwise", ()): (0.01, "sqrt"),
+        ("adamw", "layerwise", tokens): (0.01, "sqrt"),
+    }
     [table] = study.report(settings, results).tables
     assert "at: the learning rate of the arm, that of the preset" in table.notes
     assert [row[1:3] for row in table.rows] == [

@@ -18,7 +18,7 @@ from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.papers.tuning import best
-from fused_lwlr.training.setup import new_optimizer
+from fused_lwlr.training.setup import new_model, new_optimizer
 
 
 def every(images):
@@ -141,3 +141,20 @@ def test_large_batches_take_the_steps_that_are_asked_for(monkeypatch):
     [recipe] = seen
     assert (recipe.steps, recipe.batch_size, recipe.scaling, recipe.optimizer) == (32, 1150, "lamb", "adamw")
     assert recipe.lr == 0.27
+
+
+def test_arguments_of_the_model_are_added_to_the_ones_of_the_study():
+    """The last width counts; options without a model of the study are checked without them."""
+    given = {"model_args": "width=16,dropout=0.1"}
+    text = recipe_of(
+        training=given, model="gpt2", model_args=["width=32", "layernorm=every"], steps=3, data="python-docs"
+    )
+    assert text.model_args == ("width=32", "layernorm=every", "width=16", "dropout=0.1")
+    model = new_model(text, classes=7, context=64)
+    assert model.blocks[0].fc1.in_features == 16
+    assert model.blocks[0].dropout.p == 0.1
+    timm = {"training": {"model_args": "drop_path_rate=0.1"}, "data": "photos", "epochs": 1}
+    assert recipe_of(**timm).model_args == ()
+    assert recipe_of(model="timm:resnet18", **timm).model_args == ("drop_path_rate=0.1",)
+    with pytest.raises(ValueError, match="--model-args is for models of timm"):
+        recipe_of(model="resnet", **timm)

@@ -50,6 +50,16 @@ def test_table_5(name):
     )
 
 
+@pytest.mark.parametrize(
+    ("overrides", "lr"),
+    [({}, 1.6), ({"rates": "single"}, 0.5), ({"rates": "single", "lr": 0.7}, 0.7), ({"rates": "rates.json"}, 1.6)],
+)
+def test_vit_s_with_sgd_has_two_rates(overrides, lr):
+    """Table 5 has 0.5 for one rate, and 1.6 for layer-wise ones, at a batch of 4096."""
+    recipe = resolve("vit-s-sgd", overrides)
+    assert (recipe.lr, recipe.peak_lr) == (lr, lr)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_whole_and_survive_json(name):
     recipe = resolve(name, {})
@@ -463,6 +473,8 @@ def test_a_batch_that_cannot_be_split_is_refused(batch, micro, size, message):
         (12, 1, {}, 8),
         (12, 2, {"workers": 5}, 5),
         (12, 2, {"data": "digits"}, 0),
+        (12, 2, {"loader": "own:load"}, 0),
+        (12, 2, {"loader": "own:load", "workers": 3}, 3),
     ],
 )
 def test_processes_of_a_machine_share_its_cores(cores, local, options, workers, monkeypatch):

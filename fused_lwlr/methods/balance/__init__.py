@@ -2,6 +2,6 @@
 
 from fused_lwlr.methods.balance.closed import Array, one_step_loss, two_step_loss
 from fused_lwlr.methods.balance.full import full_gradient_loss
-from fused_lwlr.methods.balance.matrices import simulate
+from fused_lwlr.methods.balance.matrices import simulate, simulate_relu
 
-__all__ = ["Array", "full_gradient_loss", "one_step_loss", "simulate", "two_step_loss"]
+__all__ = ["Array", "full_gradient_loss", "one_step_loss", "simulate", "simulate_relu", "two_step_loss"]

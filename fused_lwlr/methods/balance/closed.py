@@ -21,7 +21,9 @@ def one_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
         two layers:     (1 − (η₁ + η₂) / h²)² + 1 / h + η₁² η₂² / h⁷ + 2 η₁ η₂ / h⁵
         three layers:   (1 − (η₁ + η₂) / h)² + 1 / h + η₁² η₂² / h⁴ + 2 η₁ η₂ / h³
 
-    The first formula agrees with the paper term by term. The second is derived here; the paper does not print it.
+    The first formula agrees with the paper term by term. The second agrees with the authors' code
+    (github.com/TDCSZ327/Layer-Balancing, 3-NN-Orthogonal-theory.py) except for the last term, 2 η₁ η₂ / h³; their code
+    of two layers lacks 2 η₁ η₂ / h⁵, which the paper prints.
 
     Args:
         eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.
@@ -52,8 +54,7 @@ def two_step_loss(eta1: ArrayLike, eta2: ArrayLike, h: int, layers: int = 2) -> 
 
         (1 + a b)² / h + (2 (a + b) (1 + a b) / √h − 1)² + (a b (5 + a b) / h)² + 2 (1 + a b) a b (5 + a b) / h²
 
-    The formulas are derived here. The highest terms are the ones that the paper names: powers of 1 + η₁ η₂ / h³, and
-    η₁⁴ η₂⁴ / h⁶.
+    Both agree with the authors' code (2-NN-Orthogonal-theory.py, 3-NN-Orthogonal-theory.py) term by term.
 
     Args:
         eta1, eta2: the learning rates of W₁ and W₂, numbers or arrays that broadcast.

@@ -2,16 +2,20 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.methods.gradinit.batches import Minibatches, join
+from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_, shown
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
-from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule
+from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule, floors
+from fused_lwlr.scaling.base import Scaling, Selector, everything
 
 Target = Literal["sgd", "adam"]
 Mode = Literal["official", "paper"]
@@ -27,9 +31,11 @@ def gradinit_(
     gamma: float | None = None,
     relative_gamma: float | None = None,
     tau: float = 1e-2,
-    steps: int = 390,
+    steps: int | None = 390,
     min_scale: float = 0.01,
+    select: Selector = everything,
     overlap: float = 0.5,
+    penalty: float | None = None,
     normalize: bool = False,
     mode: Mode = "official",
     progress: bool = False,
@@ -54,6 +60,7 @@ def gradinit_(
             form one S. A step uses three, or two if it is on the constraint, so a run uses up to 3 · `steps`
             (4 · `steps` if `overlap` is below 0.5, 2 · `steps` if it is 1). A list, a DataLoader or another iterable
             is restarted when it ends. An iterator, such as a generator, cannot be restarted and must hold enough.
+            With `steps=None` it is read once.
         loss_fn: returns the mean loss over a minibatch, a scalar.
         optimizer: "sgd" or "adam": the optimizer that will train the model.
         lr: η, the learning rate that will train the model.
@@ -65,9 +72,14 @@ def gradinit_(
             (Adam at 5e-3, no warm-up) trained with 3 of 3 seeds at 0.8, 1 of 2 at 0.5 and at 0.9, and 0 of 1 at 0.7
             and with the default γ. At such a high rate, try several values.
         tau: τ, the learning rate of the scales. The paper searches from 1e-3 to 1e-1.
-        steps: T. The paper uses 390 for CIFAR-10, 2000 for ImageNet and 780 for translation.
+        steps: T. The paper uses 390 for CIFAR-10, 2000 for ImageNet and 780 for translation. None ends after one pass
+            over `batches`.
         min_scale: the lowest scale.
+        select: the parameters whose scales are learned, as for a `Scaling`; others keep scale 1. By default all. The
+            paper compares with weights alone, and with the scales of normalizations alone (Table 4).
         overlap: the fraction of S that S̃ contains too, from 0 to 1.
+        penalty: λ. If given, there is no constraint, and the objective is L(S̃; αW - η·𝒜[g]) + λ·‖g‖ (Section 3.3,
+            Table 2). Each step then has second-order gradients, and uses three minibatches.
         normalize: for SGD, 𝒜[g] is g/‖g‖, or γ·g/‖g‖ with mode="paper" (Section 3.1). The authors' scripts for
             CIFAR-10 use it.
         mode: "official" follows the authors' code, which differs from the text: Adam updates the scales, with a first
@@ -107,8 +119,13 @@ def gradinit_(
                 relative_gamma,
                 relative_gamma is None or gamma is None,
             ),
+            "penalty must be a finite number above 0, or None": (penalty, penalty is None or 0 < penalty < math.inf),
+            "penalty must be None where gamma or relative_gamma is given": (
+                penalty,
+                penalty is None or (gamma is None and relative_gamma is None),
+            ),
             "tau must be a finite number above 0": (tau, 0 < tau < math.inf),
-            "steps must be at least 1": (steps, steps >= 1),
+            "steps must be at least 1, or None for one pass": (steps, steps is None or steps >= 1),
             "min_scale must be from 0 to 1, where scales start": (min_scale, 0 <= min_scale <= 1),
             "overlap must be from 0 to 1": (overlap, 0 <= overlap <= 1),
             "normalize must be False with optimizer='adam', whose step is sign(g)": (
@@ -121,19 +138,27 @@ def gradinit_(
     check_model(model, "gradinit_")
     if relative_gamma is not None:
         gamma = relative_gamma
+    elif penalty is not None:
+        gamma = math.inf
     elif gamma is None:
         gamma = math.sqrt(0.1 / lr) if optimizer == "sgd" else 0.1 / lr
-    history = []
+    history: list[GradInitStep] = []
     with examined(model):
         network = Network(model, loss_fn)
-        problem = _Problem(network, optimizer, lr, gamma, relative_gamma is not None, normalize and mode)
-        rule = _official(network, tau, min_scale, lr) if mode == "official" else Descent(tau, min_scale)
+        learned = _learned(model, network, select)
+        problem = _Problem(network, optimizer, lr, gamma, relative_gamma is not None, normalize and mode, penalty)
+        official = mode == "official"
+        rule: Rule = RescaleAdam(tau, floors(network.weights, min_scale), lr) if official else Descent(tau, min_scale)
         stream = Minibatches(batches, overlap, steps)
         scales = np.ones(len(network.weights))
-        for _ in shown(steps, "GradInit", progress):
-            step, gradients = problem.step(network.scaled(scales.tolist()), stream)
-            scales = rule.step(scales, gradients, step.branch)
-            history.append(step)
+        with suppress(PassEndedError):
+            for _ in shown(count() if steps is None else range(steps), steps, "GradInit", progress):
+                step, found = problem.step(network.scaled(scales.tolist()), stream)
+                gradients = [gradient if on else None for gradient, on in zip(found, learned, strict=True)]
+                scales = rule.step(scales, gradients, step.branch)
+                history.append(step)
+    if not history:
+        raise ValueError(f"batches ended before the first step, which takes up to {stream.needed}: give more")
     result = GradInitResult(dict(zip(network.weights, scales.tolist(), strict=True)), tuple(history))
     rescale_(model, result.scales)
     warn_of_one_branch(history, problem.gamma)
@@ -151,10 +176,12 @@ class _Problem:
         gamma: float,
         relative: bool,
         normalize: Mode | Literal[False],
+        penalty: float | None,
     ) -> None:
         self.network, self.optimizer, self.lr, self.normalize = network, optimizer, lr, normalize
         # relative to the norm, until the first step measures that
         self.gamma, self.relative = gamma, relative
+        self.penalty = penalty
         self.taken = 0
 
     def step(self, params: Params, stream: Minibatches) -> tuple[GradInitStep, list[float | None]]:
@@ -169,13 +196,15 @@ class _Problem:
             self.check_finite(before, size, gradients)
             if self.relative:
                 self.gamma, self.relative = self.gamma * size, False
-            if size <= self.gamma:
-                return before, size, {name: self.direction(g.detach(), size) for name, g in gradients.items()}, None
-            return before, size, {}, self.derivative(norm, params)
+            if size > self.gamma:
+                return before, size, {}, self.derivative(norm, params)
+            direction = {name: self.direction(g.detach(), size) for name, g in gradients.items()}
+            return before, size, direction, None if self.penalty is None else self.derivative(norm, params)
 
-        before, norm, direction, constraint = self.network.run(params, join(*halves), inside)
-        if constraint is not None:
-            return GradInitStep(before, None, norm, "constraint"), constraint
+        before, norm, direction, of_norm = self.network.run(params, join(*halves), inside)
+        if norm > self.gamma:
+            assert of_norm is not None, "the constraint has a derivative"
+            return GradInitStep(before, None, norm, "constraint"), of_norm
         with torch.no_grad():
             stepped = {name: p - self.lr * direction[name] if name in direction else p for name, p in params.items()}
         stepped = {name: p.detach().requires_grad_() for name, p in stepped.items()}
@@ -187,6 +216,8 @@ class _Problem:
             return after, self.derivative(loss, stepped)
 
         after, objective = self.network.run(stepped, stream.second(*halves), outside)
+        if of_norm is not None and self.penalty is not None:
+            objective = [_sum(one, self.penalty, other) for one, other in zip(objective, of_norm, strict=True)]
         return GradInitStep(before, after, norm, "objective"), objective
 
     def norm(self, gradients: Params) -> Tensor:
@@ -226,9 +257,25 @@ class _Problem:
         return ValueError(f"in step {self.taken} {what}")
 
 
-def _official(network: Network, tau: float, min_scale: float, lr: float) -> Rule:
-    floor = np.array([0.0 if "bias" in name.rpartition(".")[2] else min_scale for name in network.weights])
-    return RescaleAdam(tau, floor, lr)
+@dataclass(frozen=True)
+class _Scales(Scaling):
+    """Selects the parameters whose scales are learned."""
+
+    select: Selector = field(default=everything, kw_only=True)
+
+
+def _learned(model: nn.Module, network: Network, select: Selector) -> list[bool]:
+    """Returns, for each parameter, whether its scale is learned."""
+    selection, params = _Scales(select=select), dict(model.named_parameters())
+    found = [selection.selects(name, params[name]) for name in network.weights]
+    if not any(found):
+        raise ValueError(f"select={select!r} fits none of {len(found)} parameters that require a gradient")
+    return found
+
+
+def _sum(one: float | None, factor: float, other: float | None) -> float | None:
+    """one + factor · other; None if neither exists."""
+    return one if other is None else (one or 0.0) + factor * other
 
 
 def _gradients(loss: Tensor, params: Params) -> Params:

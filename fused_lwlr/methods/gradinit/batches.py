@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 
+class PassEndedError(Exception):
+    """One pass over the minibatches has ended."""
+
+
 class Minibatches:
     """S and S̃, each made of two minibatches of an iterable, as in the official code.
 
@@ -19,18 +23,21 @@ class Minibatches:
     Args:
         source: the minibatches.
         overlap: the fraction of S that S̃ contains too, 0 to 1.
-        steps: the number of steps.
+        steps: the number of steps; None for one pass over the minibatches, after which `PassEndedError` is raised.
 
     Raises:
         ValueError: an iterator has a known length that is too small.
     """
 
-    def __init__(self, source: Iterable[Any], overlap: float, steps: int) -> None:
+    def __init__(self, source: Iterable[Any], overlap: float, steps: int | None) -> None:
         self.shares = (min(1.0, 2 * overlap), max(0.0, 2 * overlap - 1))
         self.needed = 2 + sum(share < 1 for share in self.shares)
         self._source = source
         self._iterator = iter(source)
         self._taken = 0
+        self._once = steps is None
+        if steps is None:
+            return
         self._advice = (
             f"which cannot start again, but steps={steps} take from {2 * steps} to {self.needed * steps} minibatches: "
             "give a list or a DataLoader, which start again, or an iterator over more"
@@ -53,6 +60,8 @@ class Minibatches:
         try:
             batch = next(self._iterator)
         except StopIteration:
+            if self._once:
+                raise PassEndedError from None
             if self._iterator is self._source:
                 raise ValueError(
                     f"batches is an iterator that ended after {self._taken} minibatches, {self._advice}"

@@ -6,7 +6,8 @@ Initializing Learning by Learning to Initialize (Dauphin and Schoenholz, 2019), 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,6 +16,11 @@ from torch import Tensor, nn
 from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_, shown
 from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
+from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, floors
+
+Rule = Literal["signsgd", "adam"]
+LR: dict[Rule, float] = {"signsgd": 0.1, "adam": 0.01}
+"""Default learning rates: of MetaInit, and of the scales in GradInit."""
 
 
 def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5) -> Tensor:
@@ -61,18 +67,24 @@ def metainit_(
     batches: Iterable[Any],
     loss_fn: Callable[[Any, Any], Tensor],
     *,
-    lr: float = 0.1,
+    rule: Rule = "signsgd",
+    lr: float | None = None,
     momentum: float = 0.9,
-    steps: int = 500,
+    min_scale: float = 0.01,
+    steps: int | None = 500,
     eps: float = 1e-5,
     progress: bool = False,
 ) -> MetaInitResult:
     """Scale the weights of a model, in place, so that its gradient quotient is low.
 
-    Each step moves the norm of every parameter with two or more dimensions by signed gradient descent with momentum on
-    the gradient quotient, which is taken over all parameters that require a gradient. The algorithm and the defaults
-    are the paper's. The code printed in the paper runs the model in evaluation mode; here normalization layers use the
-    statistics of the minibatch, as in GradInit's comparison with MetaInit.
+    With `rule="signsgd"`, each step moves the norm of every parameter with two or more dimensions by signed gradient
+    descent with momentum on the gradient quotient, which is taken over all parameters that require a gradient. The
+    algorithm and the defaults are MetaInit's. With `rule="adam"`, Adam moves the scales of all parameters, with
+    gradients clipped to ±1, as in GradInit's comparison with MetaInit (GradInit, Appendix D and Table 9, "real +
+    Adam"; `metainit` in the authors' code).
+
+    The code printed in MetaInit's paper, and the code of GradInit's authors, run normalization layers in evaluation
+    mode; here they use the statistics of the minibatch, as in `gradinit_`.
 
     MetaInit needs third derivatives and about twice the memory of `gradinit_`. It restores the same things as
     `gradinit_`, also when it raises or is interrupted.
@@ -81,9 +93,12 @@ def metainit_(
         model: an initialized model in float32 or float64. It runs on the device of its parameters.
         batches: minibatches as for `gradinit_`, one for each step. `gaussian_batches` makes the paper's random ones.
         loss_fn: returns the mean loss over a minibatch, a scalar.
-        lr: the change of a norm in one step without momentum.
-        momentum: the momentum of these changes.
-        steps: the number of steps.
+        rule: "signsgd" or "adam".
+        lr: with "signsgd", the change of a norm in one step without momentum; with "adam", the learning rate of the
+            scales. None for 0.1 and 0.01.
+        momentum: the momentum of the changes of norms, with "signsgd".
+        min_scale: the lowest scale of a weight, with "adam"; the scale of a bias may become 0.
+        steps: the number of steps. None takes one pass over `batches`.
         eps: ε of the quotient.
         progress: show a progress bar (needs rich).
 
@@ -94,39 +109,79 @@ def metainit_(
     Raises:
         ValueError: as `gradinit_`.
     """
-    for rule, value, held in (
+    if rule not in get_args(Rule):
+        raise ValueError(f"rule must be 'signsgd' or 'adam', not {rule!r}")
+    lr = LR[rule] if lr is None else lr
+    for must, value, held in (
         ("lr must be a finite number above 0", lr, 0 < lr < math.inf),
         ("momentum must be at least 0 and below 1", momentum, 0 <= momentum < 1),
-        ("steps must be at least 1", steps, steps >= 1),
+        ("min_scale must be from 0 to 1, where scales start", min_scale, 0 <= min_scale <= 1),
+        (
+            "momentum is for rule='signsgd' and must be left out with 'adam'",
+            momentum,
+            rule == "signsgd" or momentum == 0.9,
+        ),
+        (
+            "min_scale is for rule='adam' and must be left out with 'signsgd'",
+            min_scale,
+            rule == "adam" or min_scale == 0.01,
+        ),
+        ("steps must be at least 1, or None", steps, steps is None or steps >= 1),
         ("eps must be a finite number above 0", eps, 0 < eps < math.inf),
     ):
         if not held:
-            raise ValueError(f"{rule}, not {value!r}")
+            raise ValueError(f"{must}, not {value!r}")
     check_model(model, "metainit_")
     history = []
     with examined(model):
         network = Network(model, loss_fn)
-        norms = np.array([weight.norm().item() for weight in network.weights.values()])
-        # vectors keep their norms, and zero has no direction
-        moving = np.array([weight.dim() >= 2 for weight in network.weights.values()]) & (norms > 0)
-        scales, velocity = np.ones(len(norms)), np.zeros(len(norms))
-        source = endless(batches)
-        for i in shown(steps, "MetaInit", progress):
+        mover = (
+            RescaleAdam(lr, floors(network.weights, min_scale), 1.0)
+            if rule == "adam"
+            else SignDescent(list(network.weights.values()), lr, momentum)
+        )
+        scales = np.ones(len(network.weights))
+        source = iter(batches) if steps is None else islice(endless(batches), steps)
+        for i, batch in enumerate(shown(source, steps, "MetaInit", progress)):
             params = network.scaled(scales.tolist())
-            step, gradients = network.run(params, next(source), partial(_derivative, list(params.values()), eps))
-            found = np.array([x or 0.0 for x in network.towards_scales(gradients)])
-            if not math.isfinite(step.loss + step.quotient) or not np.isfinite(found).all():
+            step, gradients = network.run(params, batch, partial(_derivative, list(params.values()), eps))
+            found = network.towards_scales(gradients)
+            if not math.isfinite(step.loss + step.quotient) or not all(math.isfinite(x or 0.0) for x in found):
                 raise ValueError(
                     f"in step {i + 1} the loss is {step.loss} and the gradient quotient {step.quotient}, or a "
                     "derivative is not finite: check the loss, the data and the initialization"
                 )
-            velocity = momentum * velocity - lr * np.sign(scales * found)
-            on = moving & (scales != 0)
-            scales[on] += np.sign(scales[on]) * velocity[on] / norms[on]
+            scales = mover.step(scales, found, "objective")
             history.append(step)
+    if not history:
+        raise ValueError("batches is empty: give a minibatch for each step")
     result = MetaInitResult(dict(zip(network.weights, scales.tolist(), strict=True)), tuple(history))
     rescale_(model, result.scales)
     return result
+
+
+class SignDescent:
+    """MetaInit's rule: the norms of weights change by signed gradient descent with momentum.
+
+    Args:
+        weights: the parameters at scale 1.
+        lr, momentum: as in `metainit_`.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], lr: float, momentum: float) -> None:
+        self.lr, self.momentum = lr, momentum
+        self.norms = np.array([weight.norm().item() for weight in weights])
+        # vectors keep their norms, and zero has no direction
+        self.moving = np.array([weight.dim() >= 2 for weight in weights]) & (self.norms > 0)
+        self.velocity = np.zeros(len(weights))
+
+    def step(self, scales: Array, gradients: Sequence[float | None], branch: Branch) -> Array:
+        found = np.array([x or 0.0 for x in gradients])
+        self.velocity = self.momentum * self.velocity - self.lr * np.sign(scales * found)
+        on = self.moving & (scales != 0)
+        moved: Array = scales.copy()
+        moved[on] += np.sign(scales[on]) * self.velocity[on] / self.norms[on]
+        return moved
 
 
 def _derivative(params: list[Tensor], eps: float, loss: Tensor) -> tuple[MetaInitStep, Sequence[Tensor | None]]:

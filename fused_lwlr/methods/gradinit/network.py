@@ -136,10 +136,10 @@ def rescale_(model: nn.Module, scales: Mapping[str, float]) -> None:
         torch._foreach_mul_([params[name] for name in scales], list(scales.values()))
 
 
-def shown(steps: int, description: str, progress: bool) -> Iterable[int]:
-    """Numbers from 0, with a progress bar if wanted."""
+def shown(items: Iterable[T], steps: int | None, description: str, progress: bool) -> Iterable[T]:
+    """The items, with a progress bar if wanted; `steps` is their number, or None."""
     if not progress:
-        return range(steps)
+        return items
     from rich.progress import track
 
-    return track(range(steps), description=description)
+    return track(items, description=description, total=steps)

@@ -4,7 +4,7 @@ A rule maps scales and gradients to new scales: one number for each parameter, i
 has the gradient None.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -29,6 +29,11 @@ class Descent:
     def step(self, scales: Array, gradients: Sequence[float | None], branch: Branch) -> Array:
         moved = scales - self.tau * np.array([gradient or 0.0 for gradient in gradients])
         return np.asarray(np.maximum(moved, self.min_scale) if branch == "objective" else moved)
+
+
+def floors(names: Iterable[str], min_scale: float) -> Array:
+    """The lowest scale of each parameter in the official code, [parameters]: 0 for biases, else `min_scale`."""
+    return np.array([0.0 if "bias" in name.rpartition(".")[2] else min_scale for name in names])
 
 
 class RescaleAdam:

@@ -14,6 +14,7 @@ from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
 from fused_lwlr.model import as_it_was, loss_of
 from fused_lwlr.ops import Backend
+from fused_lwlr.patterns import find
 from fused_lwlr.statistics import StatisticsPass
 
 
@@ -25,6 +26,7 @@ def calibrate(
     steps: int | None = None,
     accumulate: int = 1,
     init: bool = True,
+    exclude: Iterable[str] = (),
     progress: bool = False,
     backend: Backend = "auto",
 ) -> LayerRates:
@@ -51,15 +53,18 @@ def calibrate(
             minibatch does not fit in memory.
         init: whether to initialize the weights with `lwlr_init_` first, as the paper does. If False, the weights
             do not change.
+        exclude: names of layers or parameters, or patterns of names with `*` and `?`, that get η = 1 and do not count
+            in the normalization, see `LayerRates.exclude`. By default none, as in Algorithm 1. Exclude class token and
+            position embedding of a ViT where these start at zero: `exclude=("cls_token", "pos_embed")`.
         progress: show a progress bar (needs rich).
         backend: the backend of the reduction: "auto", "triton" or "torch".
 
     Returns:
-        The multiplier of each layer, float64, with a mean of 1 over all parameters.
+        The multiplier of each layer, float64, with a mean of 1 over all parameters that are measured.
 
     Raises:
-        ValueError: there are too few minibatches, the loss is not a scalar, a gradient is not finite, or `lwlr_init_`
-            cannot initialize the model.
+        ValueError: a pattern of `exclude` matches no layer, or the patterns match all; there are too few minibatches,
+            the loss is not a scalar, a gradient is not finite, or `lwlr_init_` cannot initialize the model.
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps={steps}: at least one minibatch is needed")
@@ -68,6 +73,10 @@ def calibrate(
     layers = layers_of(model)
     if not any(layer.param.requires_grad for layer in layers):
         raise ValueError("model has no parameter that requires a gradient")
+    patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    names = dict.fromkeys([*(layer.name for layer in layers), *(split_name(layer.name)[0] for layer in layers)])
+    for pattern in patterns:
+        find(pattern, names, "exclude=", "layer of the model")  # before minutes are spent
     device = layers[0].param.device
     numel = torch.tensor([layer.numel for layer in layers], dtype=torch.float64, device="cpu")
     reduction = StatisticsPass(layers, backend)
@@ -101,13 +110,14 @@ def calibrate(
     if bad:
         raise ValueError(f"the gradient of {', '.join(map(repr, bad[:5]))} is not finite: check the loss and the data")
     kinds = kinds_of(model)
-    return LayerRates.from_gradients(
+    rates = LayerRates.from_gradients(
         [layer.name for layer in layers],
         [layer.numel for layer in layers],
         np.where(seen > 0, gradient, np.nan).tolist(),
         [kinds[split_name(layer.name)[0]] or "other" for layer in layers],
         taken,
     )
+    return rates.exclude(*patterns) if patterns else rates
 
 
 def _parts(batches: Iterable[Any], count: int) -> Iterator[list[Any]]:

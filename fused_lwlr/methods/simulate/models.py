@@ -5,6 +5,8 @@ gradients. c is ‖∇W‖ · ‖W‖ at initialization. The paper calls it the 
 ‖W‖ = 1.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -41,6 +43,61 @@ def discrete(c: ArrayLike, sq_norm: ArrayLike, lrs: ArrayLike) -> Simulation:
         length = rate * c
         squares[k + 1] = squares[k] + length * (length / squares[k])
     return Simulation(c / squares, squares)
+
+
+def stable_lr(c: ArrayLike, sq_norm: ArrayLike) -> Array:
+    """The largest learning rate at which a step of SGD follows the continuous model: √2 ‖W‖² / c.
+
+    Spreads in Effective Learning Rates, Eq. 25, with σ_w² = ‖W‖². Steps are reasonably accurate only at about 5 to 10 %
+    of it (Appendix A.1). A network is limited by the lowest bound of its layers.
+
+    Args:
+        c, sq_norm: as in `discrete`.
+
+    Returns:
+        The bound of each layer, float64 of the broadcast shape; infinite for a layer without a gradient.
+
+    Raises:
+        ValueError: as in `discrete`.
+    """
+    norms, squares = _initial(c, sq_norm, ())
+    norms = np.broadcast_to(norms, squares.shape)
+    bounds = np.divide(math.sqrt(2) * squares, norms, out=np.full(squares.shape, np.inf), where=norms > 0)
+    return np.asarray(bounds)
+
+
+def stable_warmup(c: ArrayLike, sq_norm: ArrayLike, lr: float, steps: int, fraction: float = 0.1) -> Array:
+    """A warm-up at a constant fraction of the lowest `stable_lr` of all layers, up to `lr`.
+
+        λ_k = min(lr, fraction · min over layers of √2 ‖W_k‖² / c)
+
+    with ‖W_k‖² of `discrete`. ‖W‖² of the layer that limits the rate grows by the factor 1 + 2 · fraction² in each
+    step, so the rate grows exponentially (Appendix A.1, "Warm-up").
+
+    Args:
+        c, sq_norm: as in `discrete`, of one network: [layers].
+        lr: the rate after the warm-up.
+        steps: the number of steps.
+        fraction: the part of the bound, above 0 and at most 1.
+
+    Returns:
+        float64 [steps], for `lrs` of `discrete`, or for `torch.optim.lr_scheduler.LambdaLR` after a division by lr.
+
+    Raises:
+        ValueError: as in `discrete`, or the rate, the steps or the fraction are out of range.
+    """
+    if not (np.isfinite(lr) and lr >= 0):
+        raise ValueError(f"lr={lr} must be finite and not negative")
+    if steps < 0:
+        raise ValueError(f"steps={steps} must not be negative")
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction={fraction} must be above 0 and at most 1")
+    norms, squares = _initial(c, sq_norm, ())
+    rates = np.empty(steps)
+    for k in range(steps):
+        rates[k] = min(lr, fraction * stable_lr(norms, squares).min())
+        squares = squares + (rates[k] * norms) ** 2 / squares
+    return rates
 
 
 def continuous(c: ArrayLike, sq_norm: ArrayLike, lr: ArrayLike, t: ArrayLike) -> Simulation:

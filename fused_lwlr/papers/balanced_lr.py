@@ -1,0 +1,168 @@
+"""`BalancedLR` against one rate for all layers, each at its best learning rate: steps to a low training loss.
+
+Balancing Learning Rates Across Layers: the scheduler that uses norms, in a linear net and in one with ReLU.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fused_lwlr import SGD, BalancedLR
+from fused_lwlr.data import val_batches
+from fused_lwlr.papers import comparison
+from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.training import recipe_of
+from fused_lwlr.papers.tuning import best
+from fused_lwlr.training.setup import load_data
+
+NETS = ("linear net", "ReLU net")
+ARMS = ("one rate", "BalancedLR")
+LRS = {
+    "linear net": (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.12),
+    "ReLU net": (0.8, 1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8),
+}
+IMAGES = 500
+"""Number of images, the first ones of the training data."""
+LOSS = 1e-3
+"""The training loss to reach. It starts near 200 in the linear net, and near 2.5 in the net with ReLU."""
+
+
+def jobs(settings: Settings) -> list[Job]:
+    """Both nets and arms at all rates."""
+    return [
+        Job(
+            f"{net.split()[0]}-{arm.replace(' ', '-')}-lr{lr:g}-seed{seed}",
+            measure,
+            {"net": net, "arm": arm, "lr": lr, "most": settings.steps, "seed": seed, "data": settings.data},
+        )
+        for net in NETS
+        for arm in ARMS
+        for lr in LRS[net][: 2 if settings.quick else None]
+        for seed in range(settings.seeds)
+    ]
+
+
+def measure(net: str, arm: str, lr: float, most: int, seed: int, data: str) -> dict[str, Any]:
+    """`steps` of gradient descent to a loss of `LOSS`, and `apart` |lr₁ − lr₂| / lr at first and at last, by norms.
+
+    `steps` is None if the loss is higher after `most` steps, or if training diverges.
+    """
+    loss_of, weights = _problem(net, seed, data)
+    losses, apart = follow(loss_of, weights, lr, most, BalancedLR() if arm == "BalancedLR" else None)
+    reached = losses[-1] <= LOSS
+    return {"steps": len(losses) - 1 if reached else None, "last_loss": losses[-1], "apart": [apart[0], apart[-1]]}
+
+
+def _problem(net: str, seed: int, data: str) -> tuple[Callable[[Sequence[Tensor]], Tensor], list[Tensor]]:
+    """The loss of two weights on all data, and their initial values.
+
+    The linear net has a linear teacher, the ReLU net learns images.
+    """
+    torch.manual_seed(seed)
+    one, two, teacher = (nn.init.orthogonal_(torch.empty(12, 12)) * scale for scale in (2.0, 0.5, 6.0))
+    if net == "linear net":
+        return lambda w: (w[0] @ w[1] - teacher).square().sum() / 2, [one, two]
+    source = load_data(recipe_of(data=data, epochs=1))
+    count = min(IMAGES, len(source.train))
+    pixels, labels, _ = next(val_batches(source.train, batch_size=count, device=torch.device("cpu")))
+    images = pixels.flatten(1)
+    sizes = images.shape[1], 64, len(source.classes)
+    weights = [torch.randn(a, b) / a**0.5 for a, b in pairwise(sizes)]
+    return lambda w: cross_entropy(torch.relu(images @ w[0]) @ w[1], labels), weights
+
+
+def follow(
+    loss_of: Callable[[Sequence[Tensor]], Tensor], weights: Sequence[Tensor], lr: float, most: int, scaling: Any
+) -> tuple[list[float], list[float]]:
+    """The loss, and 2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), before each step of SGD and after the last one.
+
+    Training ends after `most` steps, when the loss is at most `LOSS`, or when it is not finite.
+    """
+    params = [nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = SGD(params, lr=lr, scaling=scaling)
+    losses: list[float] = []
+    apart = []
+    while True:
+        optimizer.zero_grad()
+        loss = loss_of(params)
+        one, two = (param.detach().norm().item() for param in params)
+        losses.append(loss.item())
+        apart.append(2 * abs(one - two) / (one + two))
+        if len(losses) > most or not LOSS < losses[-1] < float("inf"):
+            return losses, apart
+        loss.backward()
+        optimizer.step()
+
+
+def report(settings: Settings, results: Any) -> Report:
+    """Steps at the best rate of each arm, their differences, and steps at all rates."""
+    results = results.astype({"steps": float})
+    chosen = best(results, ["net", "arm"], score="steps", outcome="steps")
+    rows = []
+    for net in NETS:
+        steps = chosen[chosen.net == net].pivot(index="seed", columns="arm", values="steps")
+        for arm in ARMS:
+            of = chosen[(chosen.net == net) & (chosen.arm == arm)]
+            apart = [cell([pair[i] for pair in of.apart], "{:.3f}") for i in (0, 1)]
+            over = [""] * len(comparison.COLUMNS)
+            if arm == "BalancedLR":
+                over = comparison.cells(steps[arm] - steps["one rate"], "{:+.1f}", lower_is_better=True)
+            rows.append([net, arm, f"{of.lr.iloc[0]:g}", cell(of.steps, "{:.1f}"), *over, *apart])
+    columns = ["net", "rates", "best lr", "steps", *comparison.COLUMNS, "norms apart at first", "at last"]
+    notes = [
+        f"gradient descent on whole batches to a training loss of {LOSS:g}; {IMAGES} images of {settings.data} for "
+        f"the ReLU net; mean ± standard deviation over {settings.seeds} seeds",
+        f"best lr: fewest steps of {len(LRS[NETS[0]])}, mean over seeds",
+        comparison.NOTE,
+        "norms apart: 2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), which is |lr₁ − lr₂| / lr of BalancedLR",
+        "paper: the norms come together, and losses are lower than with one rate, without numbers",
+    ]
+    first = Table(
+        f"steps to a training loss of {LOSS:g}, each at its best learning rate", columns, rows, notes, labels=2
+    )
+    return Report([first, _grid(results)], _draw(results))
+
+
+def _grid(results: Any) -> Table:
+    rows = []
+    for (net, lr), of in results.groupby(["net", "lr"], sort=False):
+        of_arms = [of[of.arm == arm].steps for arm in ARMS]
+        rows.append([net, f"{lr:g}", *(_steps(steps) for steps in of_arms)])
+    return Table("steps at all learning rates", ["net", "lr", *ARMS], rows, ["not: in no seed"], labels=2)
+
+
+def _steps(steps: Any) -> str:
+    reached = steps.dropna()
+    if reached.empty:
+        return "not"
+    text = cell(reached, "{:.1f}")
+    return text if len(reached) == len(steps) else f"{text} ({len(steps) - len(reached)} of {len(steps)} not)"
+
+
+def _draw(results: Any) -> Figure:
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for axes, net in zip(figure.subplots(1, len(NETS)), NETS, strict=True):
+        of = results[(results.net == net) & np.isfinite(results.steps)]
+        band(axes, of, x="lr", y="steps", hue="arm", marker="o")
+        axes.set(xscale="log", xlabel="learning rate", ylabel=f"steps to a loss of {LOSS:g}", title=net)
+    return figure
+
+
+STUDY = Study(
+    name="balanced-lr",
+    doc="Steps to a low training loss with rates that follow the norms of layers, and with one rate, each at its best "
+    "learning rate (Balancing Learning Rates Across Layers).",
+    jobs=jobs,
+    report=report,
+    epochs=None,
+    steps=1000,
+    options=frozenset({"data", "steps", "seeds"}),
+)
