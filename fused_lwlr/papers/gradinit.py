@@ -87,7 +87,7 @@ def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any
         found["normalized"] = any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
         torch.manual_seed(recipe.seed)
         kaiming_init_(model)
-        found["before"] = gradient_std(model, trainer.minibatches(MEASURED))
+        found["before"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
         # minibatches that training does not have in this order
         of: dict[str, Any] = {"device": trainer.world.device, "seed": recipe.seed + 1000, "workers": trainer.workers}
         steps = 3 if quick else max(STEPS.get(init, 0), trainer.steps_per_epoch)
@@ -99,7 +99,7 @@ def initialize_and_train(init: str, quick: bool, **common: Any) -> dict[str, Any
             halves = minibatches(trainer.data.train, recipe.batch_size // 2, steps=3 * steps, **of)
             normalize = init == "gradinit-normalized"
             gradinit_(model, halves, cross_entropy, lr=recipe.lr, steps=steps, normalize=normalize)
-        found["after"] = gradient_std(model, trainer.minibatches(MEASURED))
+        found["after"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
         return SGD(
             model.named_parameters(),
             lr=recipe.lr,

@@ -22,7 +22,7 @@ from fused_lwlr.models.build import build
 from fused_lwlr.runs import dry_run as dry_running
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import TIMING, read_records
-from fused_lwlr.training.loop import DivergedError
+from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.processes import World, spread
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data

@@ -260,7 +260,7 @@ def test_options_replace_parts_of_a_preset():
 
 
 WRONG = [
-    ({"optimizer": "adam"}, "--optimizer adam: must be 'sgd' or 'adamw'"),
+    ({"optimizer": "adam"}, "--optimizer adam: must be 'sgd', 'adamw' or 'lion'"),
     ({"augmentation": "weak"}, "--augmentation weak: must be none, basic, strong, three, or a policy of timm such as "
                                "rand-m7-mstd0.5"),
     ({"epochs": 0}, "--epochs 0: must be greater than 0"),
@@ -278,7 +278,7 @@ WRONG = [
     ({"repeats": 0}, "--repeats 0: must be greater than or equal to 1"),
     ({"scaling": "elr"}, "--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies"),
     ({"goal": 0.1}, "--goal is for --scaling elr, but --scaling is none"),
-    ({"betas": (0.8, 0.9)}, "--betas is for --optimizer adamw, but --optimizer is sgd"),
+    ({"betas": (0.8, 0.9)}, "--betas is for --optimizer adamw or lion, but --optimizer is sgd"),
     ({"nesterov": True, "optimizer": "adamw"}, "--nesterov is for --optimizer sgd, but --optimizer is adamw"),
     ({"power": 1}, "--power is for --schedule polynomial, but --schedule is cosine"),
     ({"bce_threshold": 0.2}, "--bce-threshold is for --loss bce, but --loss is ce"),
