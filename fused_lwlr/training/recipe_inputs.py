@@ -42,7 +42,7 @@ class Inputs:
     )
     pretrained: bool = _model(False, "Start from the pretrained weights of timm, as they are.")
     weights: str | None = _model(
-        None, "Start from the weights in this file, such as model.pt of a run of the same model.", metavar="FILE"
+        None, "Start from the weights in this file, such as model.pt of a run with the same model.", metavar="FILE"
     )
     init: Literal["lwlr", "gradinit", "model"] = _model(
         "lwlr",

@@ -132,8 +132,8 @@ def _check_optimizer(recipe: Any) -> None:
         raise ValueError("--cautious-decay needs --weight-decay above 0")
     if scaling == "hyperball" and recipe.decay == "matrices" and recipe.weight_decay:
         raise ValueError(
-            "--scaling hyperball takes the decay of matrices away, and --decay matrices that of the others: give "
-            "--weight-decay 0, or leave --decay out"
+            "--scaling hyperball takes the decay of matrices away, and --decay matrices the decay of the others: "
+            "give --weight-decay 0, or leave --decay out"
         )
     if recipe.master_weights and recipe.fsdp:
         raise ValueError("--master-weights does not go with --fsdp, which needs weights of one dtype: leave one out")

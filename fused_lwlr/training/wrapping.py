@@ -87,10 +87,11 @@ def recompute(block: nn.Module) -> None:
 @contextmanager
 def _kept_statistics(norms: list[_NormBase]) -> Iterator[None]:
     """Within the context, passes do not change running statistics, which the first pass changed already."""
-    for norm in norms:
-        norm.track_running_stats = False
+    own = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
+    for norm, name, buffer in own:
+        setattr(norm, name, buffer.clone())
     try:
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, name, buffer in own:
+            setattr(norm, name, buffer)
