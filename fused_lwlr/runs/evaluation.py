@@ -37,8 +37,8 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
         if "weights" in asked:
             raise ValueError("--weights and --out are both weights to test: give one of them")
         recipe = without_pretrained(recipe)  # the checkpoint has the weights
-    # a test does not synchronize statistics, and may have another number of processes
-    recipe = replace(recipe, sync_bn=False)
+    # a test needs none of these, and may be on another device or another number of processes
+    recipe = replace(recipe, sync_bn=False, compile=False, compile_mode="default", grad_checkpointing=False)
     with world_of(recipe.device) as world:
         trainer = Trainer(recipe, world, load_data(recipe))
         trainer.load_weights()

@@ -30,7 +30,7 @@ from fused_lwlr.training.trainer import Trainer
 from fused_lwlr.training.weights import save_weights
 
 MISSED = 3
-"""The exit code of a training that ends without the accuracy that it was to reach."""
+"""The exit code of a training that does not reach `target_top1`."""
 
 
 def run(recipe: Recipe) -> int:

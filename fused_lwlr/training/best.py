@@ -34,7 +34,7 @@ class Best:
             tested: the result of `trainer.test`, the same on all ranks.
             tell: called with a line for the user if the file cannot be written.
         """
-        scores = {name: -found.loss if found.top1 is None else found.top1 for name, found in tested.items()}
+        scores = {name: _score(found) for name, found in tested.items()}
         weights = max(scores, key=lambda name: scores[name])
         target = trainer.recipe.target_top1
         self.reached = target is not None and scores[weights] >= target
@@ -55,3 +55,8 @@ class Best:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the values of a checkpoint; one of an older version has none."""
         self.score, self.reached = state.get("score", self.score), state.get("reached", self.reached)
+
+
+def _score(found: Evaluation) -> float:
+    score = -found.loss if found.top1 is None else found.top1
+    return -math.inf if math.isnan(score) else score

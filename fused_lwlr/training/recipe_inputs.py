@@ -59,7 +59,9 @@ class Inputs:
     channels_last: bool = _model(False, "Keep images and weights of convolutions with channels last.")
     compile: bool = _model(False, "Compile the model with torch.compile.")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = _model(
-        "default", "With --compile: the mode of torch.compile; reduce-overhead needs a GPU."
+        "default",
+        "With --compile: default, max-autotune, max-autotune-no-cudagraphs, or reduce-overhead, which needs a GPU.",
+        metavar="MODE",
     )
     grad_checkpointing: bool = _model(
         False, "Compute the activations within each block again in the backward pass, which saves their memory."

@@ -18,7 +18,7 @@ class RunningLoss:
         skips: leave steps whose loss is not finite out of the mean, since the optimizer skips them.
 
     Attributes:
-        count: images, or tokens, of all processes, those of skipped steps included.
+        count: images, or tokens, of all processes, including skipped steps.
     """
 
     def __init__(self, world: World, *, skips: bool) -> None:

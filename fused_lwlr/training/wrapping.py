@@ -33,14 +33,14 @@ def check_wrapping(model: nn.Module, recipe: Recipe, world: World) -> None:
         if world.device.type != "cuda":
             raise ValueError(f"--sync-bn needs GPUs, but the device is {world.device}: leave it out")
         if not norms:
-            raise ValueError(f"--sync-bn has no effect on {recipe.model}, which has no batch normalization")
+            raise ValueError(f"--sync-bn has no effect: {recipe.model} has no batch normalization")
     if recipe.grad_checkpointing:
         if not _with_parts(model):
-            raise ValueError(f"--grad-checkpointing has no effect on {recipe.model}, which has no list of blocks")
+            raise ValueError(f"--grad-checkpointing has no effect: {recipe.model} has no list of blocks")
         if recipe.compile and norms:
             raise ValueError(
-                f"--grad-checkpointing does not go with --compile for {recipe.model}, which has batch normalization: "
-                "give one of them"
+                f"--grad-checkpointing and --compile exclude each other for models with batch normalization, such as "
+                f"{recipe.model}: give one of them"
             )
 
 
@@ -56,7 +56,9 @@ def wrap(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
         for module in model.modules():
             # autocast would convert the same weights in every pass
             if isinstance(module, (nn.Linear, _ConvNd)):
-                module.weight.data = module.weight.data.to(torch.bfloat16)
+                for name, param in module.named_parameters(recurse=False):
+                    if name == "weight":
+                        param.data = param.data.to(torch.bfloat16)
     if recipe.sync_bn:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if recipe.grad_checkpointing:

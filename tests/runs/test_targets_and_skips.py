@@ -53,7 +53,7 @@ def assert_same(a, b):
 
 
 def test_a_missed_target_is_told_and_the_best_weights_are_kept(straight, tmp_path, capsys):
-    """The best weights are those of their evaluation: a test of them gives the same accuracy."""
+    """A test of the best weights gives the accuracy of their evaluation."""
     found = validations(straight)
     top = max(record["top1"] for record in found)
     assert running.run(dataclasses.replace(BASE, out=str(straight))) == 3

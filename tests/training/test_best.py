@@ -49,6 +49,7 @@ class Fake:
         ([text(model=2.0), text(model=1.0), text(model=1.5)], 2, -1.0),
         ([text(model=2.0), text(model=math.nan)], 1, -2.0),
         ([text(model=math.nan), text(model=3.0)], 2, -3.0),
+        ([text(model=math.nan, ema=3.0)], -1, -3.0),
     ],
     ids=str,
 )
