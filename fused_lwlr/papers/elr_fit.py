@@ -52,7 +52,7 @@ def measure(steps: int, **common: Any) -> dict[str, Any]:
         # the paper leaves out the first layer, whose gradient differs
         layers = [name for name, param in trainer.model.named_parameters() if param.dim() == 4][1:]
     else:
-        layers = list(scale_invariant(trainer.model, next(trainer.minibatches(1)), cross_entropy).names)
+        layers = list(scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy).names)
     if not layers:
         raise ValueError(f"{recipe.model} has no scale-invariant layers, which this study compares")
     trainer.prepare()

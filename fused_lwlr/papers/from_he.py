@@ -3,13 +3,13 @@
 import torch
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr import ELR, SGD, AdamW, scale_invariant
+from fused_lwlr import ELR, SGD, AdamW, Lion, scale_invariant
 from fused_lwlr.models.deep import kaiming_init_
 from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
 
-def from_he(trainer: Trainer) -> SGD | AdamW:
+def from_he(trainer: Trainer) -> SGD | AdamW | Lion:
     """Draw the weights by He's initialization, from the seed of the recipe; then make its optimizer.
 
     With a goal, the scale-invariant layers alone are held at one effective learning rate, and all their weights are
@@ -23,7 +23,7 @@ def from_he(trainer: Trainer) -> SGD | AdamW:
     kaiming_init_(trainer.model)
     if recipe.goal is None:
         return new_optimizer(recipe, trainer.model, None)
-    layers = scale_invariant(trainer.model, next(trainer.minibatches(1)), cross_entropy)
+    layers = scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy)
     if not layers.names:
         raise ValueError(f"{recipe.model} has no scale-invariant layers to hold at one effective learning rate")
     return SGD(

@@ -129,9 +129,9 @@ def initialize_and_train(init: str, tau: float, options: dict[str, Any] | None =
         model = trainer.model
         found["normalized"] = is_normalized(model)
         drawn = start_(trainer, "kaiming", 0.0)
-        found["before"] = gradient_std(model, trainer.minibatches(MEASURED))
+        found["before"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
         optimizer = drawn if init == "kaiming" else start_(trainer, init, tau, **(options or {}))
-        found["after"] = gradient_std(model, trainer.minibatches(MEASURED))
+        found["after"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
         return optimizer
 
     recipe = recipe_of(**{"init": "model", "lr": LR, "warmup": 0.0, **common})

@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from fused_lwlr import SGD, AdamW, gradinit_
+from fused_lwlr import SGD, AdamW, Lion, gradinit_
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.papers.comparison import COLUMNS, NOTE, cells
 from fused_lwlr.papers.figures import bands
@@ -99,7 +99,7 @@ def train_from(
         fields: fields of the recipe.
     """
 
-    def begun(trainer: Trainer) -> SGD | AdamW:
+    def begun(trainer: Trainer) -> SGD | AdamW | Lion:
         recipe, model = trainer.recipe, trainer.model
         if start == "xavier":
             torch.manual_seed(recipe.seed)

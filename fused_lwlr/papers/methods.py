@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fused_lwlr import LAMB, LARC, LARS, SGD, AdamW, NormalizedGradient, NormalizedGradientAdaptive, multipliers
+from fused_lwlr import LAMB, LARC, LARS, SGD, AdamW, Lion, NormalizedGradient, NormalizedGradientAdaptive, multipliers
 from fused_lwlr.data import Splits
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
@@ -125,7 +125,7 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
         else:
             network = drawn(images, depth, width, recipe.seed)
 
-    def optimizer(trainer: Trainer) -> SGD | AdamW:
+    def optimizer(trainer: Trainer) -> SGD | AdamW | Lion:
         by_depth = chosen.multipliers(trainer.model) if chosen.multipliers is not None else None
         options: dict[str, Any] = {
             "lr": recipe.lr,

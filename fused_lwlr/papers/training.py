@@ -11,7 +11,8 @@ from torch import nn
 from fused_lwlr import LayerRates
 from fused_lwlr.data import Splits, Text
 from fused_lwlr.papers.held_out import hold_out
-from fused_lwlr.training.loop import DivergedError, Loop
+from fused_lwlr.training.divergence import DivergedError
+from fused_lwlr.training.loop import Loop
 from fused_lwlr.training.processes import World, pick_device
 from fused_lwlr.training.recipe import DEFAULTS, Recipe, is_text
 from fused_lwlr.training.recipe_rules import ONLY, without_effect

@@ -125,8 +125,9 @@ def _steps(trainer: Trainer) -> Table:
 
 
 def _rule(recipe: Recipe) -> str:
-    if recipe.optimizer == "adamw":
-        return f"adamw, betas {recipe.betas[0]:g} and {recipe.betas[1]:g}, eps {recipe.eps:g}"
+    if recipe.optimizer in ("adamw", "lion"):
+        eps = f", eps {recipe.eps:g}" if recipe.optimizer == "adamw" else ""
+        return f"{recipe.optimizer}, betas {recipe.betas[0]:g} and {recipe.betas[1]:g}{eps}"
     kind = "Nesterov momentum" if recipe.nesterov else "momentum"
     return f"sgd, {kind} {recipe.momentum:g}{', with the learning rate in it' if recipe.lr_in_momentum else ''}"
 

@@ -1,6 +1,7 @@
 """Tests a model without training: the model of a run at its last checkpoint, or a model with its initial weights."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,14 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
     folder = Path(asked["out"]) if "out" in asked else None
     recipe = resolve(preset, asked) if folder is None or preset is not None else _recipe_of_run(folder, asked)
     if folder is not None:
+        if "weights" in asked:
+            raise ValueError("--weights and --out are both weights to test: give one of them")
         recipe = without_pretrained(recipe)  # the checkpoint has the weights
+    # a test needs none of these, and may be on another device or another number of processes
+    recipe = replace(recipe, sync_bn=False, compile=False, compile_mode="default", grad_checkpointing=False)
     with world_of(recipe.device) as world:
         trainer = Trainer(recipe, world, load_data(recipe))
+        trainer.load_weights()
         trainer.adopt()
         title = f"{recipe.model} as it comes, without training"
         if folder is not None:

@@ -19,7 +19,6 @@ from fused_lwlr.runs.provenance import code_changes, record_facts, record_start
 from fused_lwlr.runs.screen import Screen
 from fused_lwlr.runs.tensorboard import Dashboard
 from fused_lwlr.runs.weights_and_biases import WandbRun
-from fused_lwlr.training import state_dicts as states
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered, process_group
 from fused_lwlr.training.loop import Loop, Sink
@@ -28,16 +27,22 @@ from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.trainer import Trainer
+from fused_lwlr.training.weights import save_weights
+
+MISSED = 3
+"""The exit code of a training that does not reach `target_top1`."""
 
 
 def run(recipe: Recipe) -> int:
     """Train by a recipe, or resume the training if its folder has a checkpoint.
 
     The folder gets `recipe.toml`, `run.json` (what ran), `rates.json`, `metrics.jsonl`, `layers.jsonl`, checkpoints,
-    and at the end `model.pt`, with `ema` also `model_ema.pt`, and `report.html`.
+    with `keep_best` the best weights as `model_best.pt`, and at the end `model.pt`, with `ema` also `model_ema.pt`, and
+    `report.html`.
 
     Returns:
-        0, or after a signal the exit code of the process; a checkpoint was written then.
+        0; `MISSED` if no validation has `target_top1`; or after a signal the exit code of the process, and a
+            checkpoint was written then.
 
     Raises:
         ValueError, FileNotFoundError: the recipe cannot be carried out, or the folder has a run of another recipe.
@@ -78,10 +83,10 @@ def run(recipe: Recipe) -> int:
         if begun:
             from_first(lambda: _check_rates(recipe), process_group())
         restored = loop.restore() if begun else None
-        if restored == trainer.total and not loop.untested:
+        if restored is not None and loop.done:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
             finish(trainer, screen, done=True)
-            return 0
+            return _judged(loop, screen)
         if restored is None:
             trainer.prepare(progress=True)
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
@@ -94,8 +99,21 @@ def run(recipe: Recipe) -> int:
                 screen.say(f"The code has changed since the last start ({'; '.join(changed)}): bits may differ.")
         with screen.progress(trainer.total, trainer.step):
             loop.train()
-        finish(trainer, screen, done=trainer.step == trainer.total and not loop.untested)
-        return flag.exit_code
+        finish(trainer, screen, done=loop.done)
+        return _judged(loop, screen) if loop.done else flag.exit_code
+
+
+def _judged(loop: Loop, screen: Screen) -> int:
+    """The exit code of a training that is done; tells whether it has `target_top1`."""
+    target, trainer = loop.recipe.target_top1, loop.trainer
+    if target is None:
+        return 0
+    of = f"--target-top1 {target:g}: the best top-1 accuracy is {loop.best.score:.2%}"
+    if loop.best.reached:
+        screen.say(f"Reached {of}, at step {trainer.step} of {trainer.total}.")
+        return 0
+    screen.say(f"Missed {of}, in {trainer.total} steps.")
+    return MISSED
 
 
 def write_recipe(recipe: Recipe) -> None:
@@ -172,24 +190,19 @@ def finish(trainer: Trainer, screen: Screen, *, done: bool) -> None:
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )
     if done:
-        save_weights(trainer, Path(recipe.out))
+        save_all(trainer, Path(recipe.out))
     else:
         screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
     report = from_first(lambda: str(write_report(recipe.out)), process_group())
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
 
 
-def save_weights(trainer: Trainer, folder: Path) -> None:
-    """Write the final weights, and their averages, in the form of `model.load_state_dict`."""
-
-    def write(name: str) -> None:
-        content = states.of_model(trainer.model)
-        from_first(lambda: files.replace(folder / name, lambda file: torch.save(content, file)), process_group())
-
-    write("model.pt")
+def save_all(trainer: Trainer, folder: Path) -> None:
+    """Write the final weights, and their averages."""
+    save_weights(trainer.model, folder / "model.pt")
     if trainer.averages is not None:
         with trainer.averaged():
-            write("model_ema.pt")
+            save_weights(trainer.model, folder / "model_ema.pt")
 
 
 @contextmanager

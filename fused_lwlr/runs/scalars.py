@@ -5,7 +5,7 @@ from fused_lwlr.training.records import Interval, LayerValues, Record, Validatio
 
 INTERVAL = (
     "loss", "lr", "epoch", "images_per_second", "tokens_per_second", "loader_seconds", "step_seconds", "grad_norm",
-    "skipped",
+    "skipped", "steps_skipped",
 )  # fmt: skip
 VALIDATION = ("top1", "top5", "loss", "perplexity")
 LAYERS = ("elr", "trust_ratio", "multiplier")

@@ -58,6 +58,8 @@ class Screen:
         if self._bar is not None:
             self._bar[0].update(self._bar[1], speed=speed)
         skipped = f"  {found.skipped} images skipped" if found.skipped else ""
+        if found.steps_skipped:
+            skipped += f"  {found.steps_skipped} steps skipped so far"
         self.say(
             f"step {found.step:6}  epoch {found.epoch:6.2f}  loss {found.loss:.4f}  lr {found.lr:.3g}  {speed}{skipped}"
         )

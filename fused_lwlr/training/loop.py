@@ -9,14 +9,16 @@ from typing import Protocol
 
 import torch
 
-from fused_lwlr.shards import local
+from fused_lwlr.training.best import Best
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, process_group
 from fused_lwlr.training.config_diff import another_spread, difference
+from fused_lwlr.training.divergence import check_weights, diverged
 from fused_lwlr.training.evaluate import StoppedError
 from fused_lwlr.training.layer_values import LayerProbe
 from fused_lwlr.training.recipe import DEFAULTS, FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
+from fused_lwlr.training.running_loss import RunningLoss
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.skipped import SkippedList
 from fused_lwlr.training.timed import Timed
@@ -24,10 +26,6 @@ from fused_lwlr.training.trainer import Trainer
 
 FINGERPRINT = "names, sizes or classes of the data"
 """Must be the same when a run continues; the name is shown to the user."""
-
-
-class DivergedError(RuntimeError):
-    """The training loss or a weight is not finite any more."""
 
 
 class Sink(Protocol):
@@ -50,6 +48,9 @@ class Loop:
         checkpoints: of the run.
         flag: entered; required with `checkpoints`.
         advance: called with the number of each completed step.
+
+    Attributes:
+        best: the best validation so far.
     """
 
     probe: LayerProbe | None = None
@@ -77,12 +78,12 @@ class Loop:
             FINGERPRINT: trainer.data.fingerprint,
         }
         self.every = every or self.recipe.log_every or min(50, trainer.steps_per_epoch)
-        self.every_evaluation = self.recipe.eval_every or trainer.steps_per_epoch
+        self.every_evaluation = self.recipe.eval_every or (self.recipe.eval_epochs or 1) * trainer.steps_per_epoch
         self.every_layer = self.recipe.stats_every or trainer.steps_per_epoch
-        # since the last record: the sum over images, or tokens, and their number
-        self.loss = torch.zeros((), device=trainer.world.device)
-        self.count: torch.Tensor | int = 0
+        self.loss = RunningLoss(trainer.world, skips=self.recipe.nonfinite == "skip")
+        # files since the last record
         self.skipped: list[str] = []
+        self.best = Best(self.folder / "model_best.pt" if self.recipe.keep_best and checkpoints is not None else None)
         self.unreadable = SkippedList(self.folder, self._tell)
         # whether the weights still need a validation, after steps or a checkpoint between steps and validation
         self.untested = False
@@ -110,6 +111,7 @@ class Loop:
         trainer.step = found.step
         trainer.scaler.load_state_dict(found.state["scaler"])
         self.untested = found.state["untested"]
+        self.best.restore(found.state.get("best", {}))
         changed = difference(found.config, self.config, free=[name for name in self.config if name not in SPREAD])
         if changed and trainer.world.first:
             self.checkpoints.notice(
@@ -118,8 +120,7 @@ class Loop:
         # with the same number of ranks each restores its own values; otherwise all take the mean, and rank 0 the names
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own
-        self.loss = (sum(each["loss"] for each in mine) / len(mine)).to(self.loss.device)
-        self.count = mine[0]["count"]
+        self.loss.restore(mine)
         self.skipped = [n for each in mine for n in each["skipped"]] if same or trainer.world.first else []
         self._open(found.step)
         return found.step
@@ -137,19 +138,30 @@ class Loop:
         self.sinks = self.open_sinks(after)
         self.probe = LayerProbe(self.trainer.model, self.trainer.optimizer, backend=self.recipe.backend)
 
+    @property
+    def done(self) -> bool:
+        """Whether no step and no validation is left."""
+        return not self.untested and (self.best.reached or self.trainer.step == self.trainer.total)
+
     def train(self) -> None:
-        """Run the remaining steps, or fewer if a signal comes.
+        """Run the remaining steps, or fewer if a signal comes or a validation has the accuracy to end at.
 
         Raises:
-            DivergedError: the loss or a weight is not finite.
+            DivergedError: the loss or a weight is not finite, or with `nonfinite="raise"` a gradient.
             OSError: the last checkpoint cannot be written.
         """
+        try:
+            self._train()
+        except FloatingPointError as error:
+            raise diverged(str(error).partition(":")[0], self.recipe, self.trainer.step + 1) from error
+
+    def _train(self) -> None:
         trainer = self.trainer
         if self._agree()[0]:
             return  # the signal came before the first step
         passes = Timed(trainer.batches())
         self.began = time.perf_counter()
-        while self.untested or trainer.step < trainer.total:
+        while not self.done:
             if not self.untested:
                 self._step(passes)
                 self.advance(trainer.step)
@@ -157,7 +169,7 @@ class Loop:
             paused = time.perf_counter()
             if self.untested and not stop:
                 stop = self._validate()
-            ends = stop or trainer.step == trainer.total
+            ends = stop or self.best.reached or trainer.step == trainer.total
             if self.checkpoints is not None and (save or ends):
                 self._save(needed=ends)
             self.began += time.perf_counter() - paused
@@ -171,8 +183,7 @@ class Loop:
         lr = trainer.lr
         taken = trainer.gradients(passes)
         trainer.update()
-        self.loss += taken.loss * taken.counted
-        self.count = self.count + taken.counted
+        self.loss.add(taken.loss, taken.counted)
         self.skipped += taken.skipped
         last = trainer.step == trainer.total
         layers = self.probe.take(trainer.step) if self.probe is not None else None
@@ -213,38 +224,25 @@ class Loop:
             epoch=trainer.step / trainer.steps_per_epoch,
             lr=lr,
             loss=mean,
-            count=int(self.count),
+            count=int(self.loss.count),
             seconds=seconds,
             loader_seconds=waited,
             step_seconds=seconds - waited,
             grad_norm=self._grad_norm(),
             skipped=skipped,
             unit=trainer.data.unit,
+            steps_skipped=trainer.steps_skipped if self.loss.skips else 0,
         )
         self._add(interval)
-        self.loss.zero_()
-        self.count, self.skipped = 0, []
+        self.loss.clear()
+        self.skipped = []
 
     def _mean_loss(self) -> float:
-        world = self.trainer.world
-        mean = world.sum(self.loss.clone()).item() / (world.size * max(int(self.count), 1))
-        if not math.isfinite(mean):
-            raise self._diverged(f"the training loss became {mean}")
+        mean = self.loss.mean()
+        # a mean over skipped steps alone is NaN, and the weights are as before
+        if not math.isfinite(mean) and not self.loss.skips:
+            raise diverged(f"the training loss became {mean}", self.recipe, self.trainer.step)
         return mean
-
-    def _check_weights(self) -> None:
-        """The loss of a step is computed before its update, so it does not show that the update diverged."""
-        named = dict(self.trainer.model.named_parameters())
-        bad = torch.stack([~local(param.detach()).isfinite().all() for param in named.values()]).int()
-        for name, count in zip(named, self.trainer.world.sum(bad).tolist(), strict=True):
-            if count:
-                raise self._diverged(f"{name} became NaN or infinite")
-
-    def _diverged(self, what: str) -> DivergedError:
-        return DivergedError(
-            f"{what} by step {self.trainer.step} (peak lr {self.recipe.peak_lr:.3g}): "
-            "try a lower learning rate (--lr), or a longer warm-up (--warmup-epochs)"
-        )
 
     def _grad_norm(self) -> float | None:
         """‖g‖ of the last step over all layers; None if the step needed no norms."""
@@ -280,13 +278,14 @@ class Loop:
                 unit=self.trainer.data.unit,
             )
             self._add(record)
+        self.best.compare(self.trainer, tested, self._tell)
         return False
 
     def _save(self, needed: bool = True) -> None:
         """Write a checkpoint, unless the training has diverged; one that is not `needed` may fail with a notice."""
         self._mean_loss()
-        self._check_weights()
         trainer = self.trainer
+        check_weights(trainer)
         assert self.checkpoints is not None, "a run in a folder has checkpoints"
         try:
             self.checkpoints.save(
@@ -298,8 +297,9 @@ class Loop:
                     "scaler": trainer.scaler.state_dict(),
                     "pass_images": trainer.micro,
                     "untested": self.untested,
+                    "best": self.best.state(),
                 },
-                own={"loss": self.loss.cpu(), "count": int(self.count), "skipped": self.skipped},
+                own={**self.loss.state(), "skipped": self.skipped},
             )
         except OSError as error:
             if needed:

@@ -118,7 +118,7 @@ def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh(world.device.type, (world.size,))
-        for block in list(_blocks(model)):
+        for block in list(blocks(model)):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
@@ -126,15 +126,20 @@ def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
         return model
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
+    return DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        # gradients would otherwise exist twice
+        gradient_as_bucket_view=True,
+    )
 
 
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+def blocks(module: nn.Module) -> Iterator[nn.Module]:
     """The outermost modules with parameters in a list of modules."""
     for child in module.children():
         inside = isinstance(module, (nn.Sequential, nn.ModuleList))
         if isinstance(child, (nn.Sequential, nn.ModuleList)) or not inside:
-            yield from _blocks(child)
+            yield from blocks(child)
         elif any(True for _ in child.parameters()):
             yield child
 

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 
 from fused_lwlr.training.fields import (
-    Augmentation,
-    Channels,
     Count,
     Natural,
     NotNegative,
@@ -22,124 +21,34 @@ from fused_lwlr.training.fields import (
     Patterns,
     Positive,
     Share,
-    Side,
     option,
     place,
     readable,
 )  # fmt: skip
-from fused_lwlr.training.recipe_rules import check
+from fused_lwlr.training.recipe_inputs import CONFIG, Inputs
+from fused_lwlr.training.recipe_rules import check, implied
 
 FREE = (
-    "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "eval_every", "tensorboard", "wandb",
-    "stats_every", "corrupt",
+    "device", "out", "workers", "prefetch", "checkpoint_minutes", "log_every", "eval_every", "eval_epochs",
+    "tensorboard", "wandb", "stats_every", "corrupt",
 )  # fmt: skip
 """Fields that may change when a run resumes. They do not change the bits of a training, except a device of another
 kind, and `corrupt`, which lets a run pass an image that stopped it."""
 
-SPREAD = ("world_size", "fsdp", "micro_batch")
+SPREAD = ("world_size", "fsdp", "micro_batch", "sync_bn", "grad_checkpointing")
 """More fields that may change when a run resumes: its steps have the same images, but not the same bits."""
 
-_model, _data, _loss = partial(option, "Model"), partial(option, "Data"), partial(option, "Loss")
-_optimizer, _schedule, _run = partial(option, "Optimizer"), partial(option, "Schedule"), partial(option, "Run")
+_loss, _optimizer = partial(option, "Loss"), partial(option, "Optimizer")
+_schedule, _run = partial(option, "Schedule"), partial(option, "Run")
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-class Recipe:
+@dataclass(frozen=True, kw_only=True, config=CONFIG)
+class Recipe(Inputs):
     """A complete training: the same recipe, machine and number of processes give the same bits.
 
     Raises:
         ValueError: a field is out of bounds, or excluded by another field.
     """
-
-    model: str = _model(
-        "resnet",
-        "resnet, vit, vit6x64, resnet56, noshort110-nobn, vgg19, densenet100, ... (small ones of our own), or "
-        "timm:NAME; of text gptN or postlnN, with N blocks, or hf:NAME, of transformers and untrained; of pairs "
-        "seq2seqN.",
-        metavar="NAME",
-    )
-    model_args: tuple[str, ...] = _model(
-        (),
-        "NAME=VALUE for a model of timm, such as drop_path_rate=0.1, or of text, such as width=128; may be repeated.",
-        metavar="NAME=VALUE",
-    )
-    pretrained: bool = _model(False, "Start from the pretrained weights of timm, as they are.")
-    init: Literal["lwlr", "gradinit", "model"] = _model(
-        "lwlr",
-        "Weights to start from: the LWLR paper's, those scaled by GradInit, or what the model comes with.",
-        shown="lwlr; model with pretrained weights, and with --rates single for a model of timm",
-    )
-    gradinit_steps: Count = _model(390, "Steps of GradInit (--init gradinit).")
-    gradinit_gamma: Positive | None = _model(
-        None,
-        "Bound of the gradient norm in GradInit, relative to the norm at first; 0.8 suits post-LN Transformers.",
-        shown="the paper's rule, which depends on --lr alone",
-    )
-    gradinit_tau: Positive = _model(0.01, "Learning rate of the scales in GradInit.")
-    channels_last: bool = _model(False, "Keep images and weights of convolutions with channels last.")
-    compile: bool = _model(False, "Compile the model with torch.compile.")
-
-    data: str = _data(
-        "digits",
-        "Folder with train/ and val/ and a folder for each class in them, digits (of scikit-learn), fashion-mnist (of "
-        "Debian's package dataset-fashion-mnist, or of torchvision), idx:FOLDER, of files in the IDX format, or tar "
-        "files of WebDataset, 'train-{000..146}.tar'. Text is python-docs (of the Python that runs), text:PATH, of a "
-        "file or a folder of *.txt, hf:NAME of the Hugging Face hub, or pairs:FILE, with SOURCE, tab, TARGET in each "
-        "line.",
-        metavar="NAME|FOLDER|idx:FOLDER|FILES|text:PATH|hf:NAME|pairs:FILE",
-    )
-    context: Count = _data(64, "Tokens of a sequence of text; of pairs the most that a sentence has, with its end.")
-    vocabulary: Literal["bytes", "characters"] = _data("bytes", "Tokens of text.")
-    tokenizer: str | None = _data(
-        None, "Tokenizer of text, in place of --vocabulary: tokenizer.json, or a name of the hub.", metavar="FILE|NAME"
-    )
-    val_data: str | None = _data(
-        None,
-        "With tar files or pairs: those to test on. Without, every fifth image of a class, or the last 8 % of pairs.",
-        metavar="FILES",
-    )
-    loader: str | None = _data(
-        None,
-        "Function that opens the data with another loader (DALI, FFCV, ...), in place of open_data.",
-        metavar="MODULE:FUNCTION",
-    )
-    image_size: Side | None = _data(
-        None, "Side of images in pixels.", shown="224 for timm, 8 for digits, of IDX files their own, else 64"
-    )
-    test_size: Side | None = _data(None, "Side of validation images in pixels.", shown="--image-size")
-    augmentation: Augmentation = _data(
-        "none",
-        "basic: random crops and flips (of IDX files: shifts and flips); strong: RandAugment as well; three: the "
-        "three-augment of DeiT III as well; or a policy of timm, such as rand-m7-mstd0.5.",
-        shown="none; basic with fashion-mnist",
-        metavar="none|basic|strong|three|rand-...",
-    )
-    crop_scale: Share = _data(0.08, "Smallest part of an image that a random crop keeps.")
-    color_jitter: NotNegative = _data(0.0, "Strength of random brightness, contrast and saturation.")
-    interpolation: Literal["bicubic", "bilinear", "random"] = _data(
-        "bicubic", "How images are resized; random draws one for each training image, and tests with bilinear."
-    )
-    random_erasing: Part = _data(0.0, "Part of the training images in which a rectangle is erased.")
-    repeats: Count = _data(
-        1,
-        "Repeated augmentation: so many differently augmented copies of an image in a batch; epochs stay as long.",
-    )
-    mixup: NotNegative = _data(0.0, "Strength of Mixup, α of its beta distribution; 0 for none.")
-    cutmix: NotNegative = _data(0.0, "Strength of CutMix; 0 for none.")
-    crop_pct: Share = _data(0.875, "Part of a side that the crop of validation keeps.")
-    mean: Channels = _data((0.485, 0.456, 0.406), "Mean of the channels, which is taken out.", metavar="R,G,B")
-    std: Channels = _data(
-        (0.229, 0.224, 0.225), "Standard deviation of the channels, which is divided by.", metavar="R,G,B"
-    )
-    corrupt: Literal["refuse", "skip"] = _data(
-        "refuse", "An image that cannot be read: refuse to go on, or skip and count it."
-    )
-    workers: Natural | None = _data(
-        None,
-        "Processes that load data, for each process that trains.",
-        shown="the cores of the machine by the processes that train on it, at most 8; none for data in memory and text",
-    )
-    prefetch: Count = _data(2, "Passes that each of them loads ahead; --dry-run shows the memory that this takes.")
 
     loss: Literal["ce", "bce"] = _loss(
         "ce", "Cross entropy, or binary cross entropy of each class for itself, averaged over classes."
@@ -149,7 +58,7 @@ class Recipe:
     )
     label_smoothing: Part = _loss(0.0, "Part of each label that is spread over all classes.")
 
-    optimizer: Literal["sgd", "adamw"] = _optimizer("sgd", "SGD with momentum, or AdamW.")
+    optimizer: Literal["sgd", "adamw", "lion"] = _optimizer("sgd", "SGD with momentum, AdamW, or Lion.")
     lr: NotNegative = _optimizer(
         0.1,
         "Peak learning rate. One that is given is not scaled with the batch size, unless --lr-scaling is given too.",
@@ -162,9 +71,17 @@ class Recipe:
     momentum: Part = _optimizer(0.9, "Momentum of SGD.")
     nesterov: bool = _optimizer(False, "Nesterov momentum of SGD.")
     lr_in_momentum: bool = _optimizer(False, "Keep the learning rate in the momentum buffer, as MLPerf does.")
-    betas: Pair = _optimizer((0.9, 0.999), "Decay of the two moments of AdamW.", metavar="X,X")
+    betas: Pair = _optimizer(
+        (0.9, 0.999),
+        "Decay of the two moments of AdamW; of Lion β₁ of the direction and β₂ of the moment.",
+        shown="0.9,0.999 for adamw, 0.9,0.99 for lion",
+        metavar="X,X",
+    )
     eps: NotNegative = _optimizer(1e-8, "Added to the denominator of AdamW.")
-    weight_decay: NotNegative = _optimizer(1e-4, "Weight decay.", shown="1e-4 for sgd, 0.1 for adamw")
+    weight_decay: NotNegative = _optimizer(1e-4, "Weight decay.", shown="1e-4 for sgd, 0.1 for adamw, 1 for lion")
+    cautious_decay: bool = _optimizer(
+        False, "Decay only the elements that the step does not move away from zero (Cautious Weight Decay)."
+    )
     decay: Literal["all", "matrices"] = _optimizer(
         "all", "Decay all parameters, or only those of two or more dimensions that are not of a normalization."
     )
@@ -173,13 +90,25 @@ class Recipe:
         "Names of parameters, or patterns with * and ?, without weight decay and --scaling; may be repeated.",
         metavar="PATTERN",
     )
-    scaling: Literal["none", "elr", "lars", "larc", "lamb", "ng"] = _optimizer(
+    scaling: Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "clip"] = _optimizer(
         "none",
-        "Layer-wise scaling by norms of each step. Nesterov momentum and Adam were reported to match LARS and LAMB.",
+        "Layer-wise scaling by norms of each step: of the gradient, of the step, or, with hyperball, of the weights, "
+        "which stay constant. Nesterov momentum and Adam were reported to match LARS and LAMB.",
     )
     goal: Positive | None = _optimizer(None, "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.")
     trust_coefficient: Positive = _optimizer(0.001, "With --scaling lars or larc.")
+    ratio: Positive | None = _optimizer(None, "With --scaling floor: the smallest ‖Δw‖ / ‖w‖ of a layer, by --lr.")
+    ceiling: Positive | None = _optimizer(None, "With --scaling floor: the largest ‖Δw‖ / ‖w‖ of a layer, by --lr.")
+    max_norm: Positive | None = _optimizer(None, "With --scaling clip: the largest ‖g‖ of a layer.")
     clip_global_norm: Positive | None = _optimizer(None, "The largest norm of all gradients together.")
+    nonfinite: Literal["propagate", "skip", "raise"] = _optimizer(
+        "propagate", "A gradient that is NaN or infinite: take the step, skip it, or end the training before it."
+    )
+    master_weights: bool = _optimizer(
+        False,
+        "With --amp bf16: linear and convolutional layers have weights and gradients in bfloat16, and the optimizer "
+        "keeps exact weights in float32.",
+    )
     rates: str = _optimizer(
         "layerwise",
         "layerwise measures multipliers first (LWLR), single has none; or a file that calibrate wrote.",
@@ -246,9 +175,26 @@ class Recipe:
     eval_every: Count | None = _run(
         None, "Steps between two evaluations on the validation data; the last step has one as well.", shown="an epoch"
     )
+    eval_epochs: Count | None = _run(None, "Epochs between two evaluations, in place of --eval-every.", shown="1")
+    keep_best: bool = _run(
+        False,
+        "Keep the weights, or their averages, with the best validation as model_best.pt: with the highest top-1 "
+        "accuracy, or of text with the lowest loss.",
+    )
+    target_top1: Share | None = _run(
+        None,
+        "End the training after the first evaluation with this top-1 accuracy, such as 0.759; exit with 3 if none "
+        "has it.",
+    )
     stats_every: Natural = _run(0, "Steps between two records of all layers; 0 for one each epoch.")
     tensorboard: bool = _run(False, "Write curves and layers for TensorBoard.")
     wandb: bool = _run(False, "Log them to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, given: ArgsKwargs) -> ArgsKwargs:
+        values = given.kwargs or {}
+        return ArgsKwargs(given.args, {**implied(values), **values})
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
@@ -335,7 +281,7 @@ def is_in_memory(data: str) -> bool:
 def without_pretrained(recipe: Recipe) -> Recipe:
     """The same model without trained weights, which are then not fetched."""
     args = tuple(text for text in recipe.model_args if text.partition("=")[0] not in ("pretrained", "checkpoint_path"))
-    return dataclasses.replace(recipe, pretrained=False, model_args=args)
+    return dataclasses.replace(recipe, pretrained=False, weights=None, model_args=args)
 
 
 def is_pretrained(pretrained: Any, model_args: Any) -> bool:

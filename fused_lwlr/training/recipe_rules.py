@@ -6,7 +6,7 @@ from typing import Any
 
 from fused_lwlr.training.fields import flag
 
-ONLY: dict[str, tuple[str, tuple[str, ...]]] = {
+ONLY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "gradinit_steps": ("init", ("gradinit",)),
     "gradinit_gamma": ("init", ("gradinit",)),
     "gradinit_tau": ("init", ("gradinit",)),
@@ -14,16 +14,23 @@ ONLY: dict[str, tuple[str, tuple[str, ...]]] = {
     "momentum": ("optimizer", ("sgd",)),
     "nesterov": ("optimizer", ("sgd",)),
     "lr_in_momentum": ("optimizer", ("sgd",)),
-    "betas": ("optimizer", ("adamw",)),
+    "betas": ("optimizer", ("adamw", "lion")),
     "eps": ("optimizer", ("adamw",)),
+    "cautious_decay": ("optimizer", ("adamw", "lion")),
     "goal": ("scaling", ("elr",)),
     "trust_coefficient": ("scaling", ("lars", "larc")),
+    "ratio": ("scaling", ("floor",)),
+    "ceiling": ("scaling", ("floor",)),
+    "max_norm": ("scaling", ("clip",)),
+    "nonfinite": ("amp", ("none", "bf16")),
+    "master_weights": ("amp", ("bf16",)),
     "calibration_steps": ("rates", ("layerwise",)),
     "rates_exclude": ("rates", ("layerwise",)),
     "power": ("schedule", ("polynomial",)),
     "step_epochs": ("schedule", ("step",)),
     "step_factor": ("schedule", ("step",)),
     "bce_threshold": ("loss", ("bce",)),
+    "compile_mode": ("compile", (True,)),
 }
 """Fields that act only with some choices of another field. With other choices they must have their defaults."""
 
@@ -31,9 +38,19 @@ TEXT = ("context", "vocabulary", "tokenizer")
 IMAGES = (
     "pretrained", "channels_last", "val_data", "loader", "image_size", "test_size", "augmentation", "crop_scale",
     "color_jitter", "interpolation", "random_erasing", "repeats", "mixup", "cutmix", "crop_pct", "mean", "std",
-    "corrupt", "loss",
+    "corrupt", "loss", "target_top1",
 )  # fmt: skip
 """Fields that have a meaning only with text, or only with images."""
+
+
+def implied(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields whose defaults follow from fields that were given, and differ from the defaults of a recipe."""
+    found: dict[str, Any] = {}
+    if given.get("optimizer") == "lion":
+        found["betas"] = (0.9, 0.99)
+    if given.get("weights") is not None:
+        found["init"] = "model"
+    return found
 
 
 def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
@@ -48,19 +65,12 @@ def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
     """
     for name in without_effect(dataclasses.asdict(recipe), defaults):
         other, choices = ONLY[name]
+        if choices == (True,):
+            raise ValueError(f"{flag(name)} needs {flag(other)}")
         raise ValueError(
             f"{flag(name)} is for {flag(other)} {' or '.join(choices)}, but {flag(other)} is {getattr(recipe, other)}"
         )
-    if recipe.scaling == "elr" and recipe.goal is None:
-        raise ValueError("--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies")
-    if recipe.scaling == "lamb" and recipe.optimizer != "adamw":
-        raise ValueError("--scaling lamb goes with --optimizer adamw")
-    if recipe.scaling in ("lars", "larc") and recipe.optimizer != "sgd":
-        raise ValueError(f"--scaling {recipe.scaling} goes with --optimizer sgd; with adamw take lamb")
-    if recipe.lr_in_momentum and recipe.scaling == "larc":
-        raise ValueError("--lr-in-momentum does not go with --scaling larc, whose factor depends on --lr: take lars")
-    if (recipe.nesterov or recipe.lr_in_momentum) and not recipe.momentum:
-        raise ValueError("--nesterov and --lr-in-momentum need --momentum above 0")
+    _check_optimizer(recipe)
     for name in IMAGES if recipe.is_text else TEXT:
         of_pairs = name == "val_data" and recipe.data.startswith("pairs:")
         if getattr(recipe, name) != defaults[name] and not of_pairs:
@@ -73,6 +83,10 @@ def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
         raise ValueError(
             f"--init {recipe.init} would overwrite the pretrained weights: give --init model, or a model without them"
         )
+    if recipe.weights is not None and recipe.has_pretrained_weights:
+        raise ValueError("--weights replaces the pretrained weights: give one of them")
+    if recipe.weights is not None and recipe.init != "model":
+        raise ValueError(f"--init {recipe.init} would overwrite the weights of --weights: give --init model")
     if recipe.init == "gradinit" and recipe.amp == "fp16":
         raise ValueError("--init gradinit computes in float32: choose --amp bf16 or none, or another --init")
     if recipe.layer_decay is not None and recipe.rates != "single":
@@ -89,6 +103,40 @@ def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
         )
     if min(recipe.std) <= 0:
         raise ValueError(f"--std {','.join(map(str, recipe.std))}: all must be above 0")
+    if recipe.eval_every is not None and recipe.eval_epochs is not None:
+        raise ValueError("--eval-every and --eval-epochs exclude each other: give one of them")
+
+
+def _check_optimizer(recipe: Any) -> None:
+    """The part of `check` that concerns the step of the optimizer."""
+    scaling = recipe.scaling
+    if scaling == "elr" and recipe.goal is None:
+        raise ValueError("--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies")
+    if scaling == "clip" and recipe.max_norm is None:
+        raise ValueError("--scaling clip needs --max-norm: the largest norm of a layer's gradient")
+    if scaling == "floor" and recipe.ratio is recipe.ceiling is None:
+        raise ValueError("--scaling floor needs --ratio, --ceiling or both: bounds of the relative step of layers")
+    if None not in (recipe.ratio, recipe.ceiling) and recipe.ceiling < recipe.ratio:
+        raise ValueError(f"--ceiling {recipe.ceiling:g} must be at least --ratio {recipe.ratio:g}")
+    if scaling == "lamb" and recipe.optimizer != "adamw":
+        raise ValueError("--scaling lamb goes with --optimizer adamw")
+    if scaling in ("lars", "larc") and recipe.optimizer != "sgd":
+        raise ValueError(f"--scaling {scaling} goes with --optimizer sgd; with adamw take lamb")
+    if recipe.lr_in_momentum and scaling in ("larc", "hyperball", "floor"):
+        raise ValueError(
+            f"--lr-in-momentum does not go with --scaling {scaling}, whose factor depends on --lr: take lars"
+        )
+    if (recipe.nesterov or recipe.lr_in_momentum) and not recipe.momentum:
+        raise ValueError("--nesterov and --lr-in-momentum need --momentum above 0")
+    if recipe.cautious_decay and not recipe.weight_decay:
+        raise ValueError("--cautious-decay needs --weight-decay above 0")
+    if scaling == "hyperball" and recipe.decay == "matrices" and recipe.weight_decay:
+        raise ValueError(
+            "--scaling hyperball takes the decay of matrices away, and --decay matrices the decay of the others: "
+            "give --weight-decay 0, or leave --decay out"
+        )
+    if recipe.master_weights and recipe.fsdp:
+        raise ValueError("--master-weights does not go with --fsdp, which needs weights of one dtype: leave one out")
 
 
 def without_effect(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:

@@ -26,6 +26,7 @@ class Interval:
         grad_norm: norm of the whole gradient in the last step, if it is known.
         skipped: images in the interval that could not be read.
         unit: "images", or "tokens" for text.
+        steps_skipped: steps since the beginning that the optimizer skipped because of their gradients.
     """
 
     step: int
@@ -39,6 +40,7 @@ class Interval:
     grad_norm: float | None = None
     skipped: int = 0
     unit: str = "images"
+    steps_skipped: int = 0
 
     kind: ClassVar[str] = "train"
 

@@ -1,6 +1,7 @@
 """Data, a model and an optimizer from a recipe."""
 
 import ast
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fused_lwlr
-from fused_lwlr import SGD, AdamW, LayerRates
+from fused_lwlr import SGD, AdamW, LayerRates, Lion
 from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.streams import imported
 from fused_lwlr.methods.lwlr.init import NORMS
@@ -132,7 +133,7 @@ def model_argument(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> SGD | AdamW:
+def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> SGD | AdamW | Lion:
     """The optimizer of a recipe at its peak rate, with multipliers and scaling.
 
     Args:
@@ -152,13 +153,20 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
         "layers": layers,
         "scaling": new_scaling(recipe, _included(recipe, model)),
         "clip_global_norm": recipe.clip_global_norm,
+        "nonfinite": recipe.nonfinite,
         "ema": recipe.ema,
+        "cautious_decay": recipe.cautious_decay,
+        "master_weights": recipe.master_weights,
+        # the moments would have the dtype of the weights
+        "state_dtype": torch.float32 if recipe.master_weights else None,
         "backend": recipe.backend,
     }
     if recipe.optimizer == "sgd":
         return SGD(
             groups, momentum=recipe.momentum, nesterov=recipe.nesterov, lr_in_momentum=recipe.lr_in_momentum, **common
         )
+    if recipe.optimizer == "lion":
+        return Lion(groups, betas=recipe.betas, **common)
     return AdamW(groups, betas=recipe.betas, eps=recipe.eps, **common)
 
 
@@ -193,6 +201,13 @@ def _scaling(recipe: Recipe) -> Scaling | None:
         return kind(trust_coefficient=recipe.trust_coefficient)
     if recipe.scaling == "lamb":
         return fused_lwlr.LAMB()
+    if recipe.scaling == "hyperball":
+        return fused_lwlr.Hyperball()
+    if recipe.scaling == "floor":
+        return fused_lwlr.UpdateFloor(recipe.ratio or 0.0, recipe.ceiling or math.inf)
+    if recipe.scaling == "clip":
+        assert recipe.max_norm is not None, "a recipe with clipping has a norm"
+        return fused_lwlr.ClipByLayer(recipe.max_norm)
     return fused_lwlr.NormalizedGradient() if recipe.scaling == "ng" else None
 
 

@@ -1,7 +1,7 @@
 """A training in progress: model, optimizer and step count, and the parts of one optimizer step."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -11,25 +11,25 @@ from torch import Tensor, nn
 from fused_lwlr import LayerRates
 from fused_lwlr.data import (
     Batch,
-    MicroBatchSampler,
-    Mixing,
     Splits,
     Stream,
     Text,
     mixed_binary_cross_entropy,
     mixed_cross_entropy,
     next_tokens,
-    train_batches,
     val_batches,
 )
 from fused_lwlr.data.randomness import DROPOUT, sequence
 from fused_lwlr.training.buffer_averages import BufferAverages
 from fused_lwlr.training.evaluate import Agree, Context, Evaluation, evaluate, no_signals
+from fused_lwlr.training.passes import Passes
 from fused_lwlr.training.prepare import calibrated, excluded, gradinit, gradinit_batches, rates_of_file
-from fused_lwlr.training.processes import World, spread, unsynchronized
+from fused_lwlr.training.processes import World, unsynchronized
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.schedule import lr_of_step, total_steps, warmup_steps
 from fused_lwlr.training.setup import new_model, new_optimizer
+from fused_lwlr.training.weights import load_weights
+from fused_lwlr.training.wrapping import check_wrapping, wrap
 
 CALIBRATION = 100
 """Minibatches for the measurement of rates if the recipe gives no number and an epoch has more."""
@@ -76,24 +76,15 @@ class Trainer:
 
     def __init__(self, recipe: Recipe, world: World, data: Splits | Text, *, model: nn.Module | None = None) -> None:
         self.recipe, self.world, self.data = recipe, world, data
-        if recipe.fsdp and world.size == 1:
-            raise ValueError("--fsdp shards a model over processes, but there is only one: start several with torchrun")
-        self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
-        self.workers = world.workers(recipe)
+        self.passes = Passes(recipe, world, data)
+        self.micro, self.accumulation, self.workers = self.passes.micro, self.passes.accumulation, self.passes.workers
         self.val_batch = min(2 * self.micro, max(1, math.ceil(len(data.val) / world.size)))
-        self.steps_per_epoch = self._sampler(0, 1).steps_per_epoch
+        self.steps_per_epoch = self.passes.steps_per_epoch
         self.total = total_steps(recipe, self.steps_per_epoch)
         self.warmup = warmup_steps(recipe, self.steps_per_epoch)
-        self.mixing = None
-        if recipe.mixup or recipe.cutmix:
-            if self.micro % 2:
-                raise ValueError(f"--mixup and --cutmix pair images: --micro-batch {self.micro} must be even")
-            self.mixing = Mixing(
-                classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
-                smoothing=recipe.label_smoothing, seed=recipe.seed,
-            )  # fmt: skip
         if model is None:
             model = new_model(recipe, classes=len(data.classes), **data.sizes)
+        check_wrapping(model, recipe, world)
         self.model = model.to(world.device)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.amp == "fp16")
         self.rates: LayerRates | None = None
@@ -107,30 +98,40 @@ class Trainer:
             progress: show a progress bar.
 
         Raises:
-            FileNotFoundError, ValueError: the model cannot be calibrated on these images, or the file of rates does not
-                exist or belongs to another model.
+            FileNotFoundError, ValueError: the model cannot be calibrated on these images, or the file of rates or of
+                weights does not exist or belongs to another model.
         """
         recipe = self.recipe
         # check the file before minutes are spent
         given = rates_of_file(recipe, self.model)
+        self.load_weights()
         if recipe.init == "gradinit":
-            passes = self.minibatches(gradinit_batches(recipe), alone=True)
+            passes = self.passes.minibatches(gradinit_batches(recipe), alone=True)
             gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
         left_out = excluded(recipe.rates_exclude, self.model, recipe.model)
-        called = spread(self.model, recipe, self.world)
+        called = wrap(self.model, recipe, self.world)
         steps = recipe.calibration_steps or min(self.steps_per_epoch, CALIBRATION)
         self.rates = given or calibrated(
-            recipe, called, self._weighted(steps), self._weighted_loss, world=self.world, steps=steps,
+            recipe, called, self.passes.weighted(steps), self._weighted_loss, world=self.world, steps=steps,
             left_out=left_out, progress=progress,
         )  # fmt: skip
         self._start(called, optimizer)
 
     def adopt(self) -> None:
         """Prepare for loading a checkpoint, which has the multipliers: nothing is measured."""
-        self._start(spread(self.model, self.recipe, self.world))
+        self._start(wrap(self.model, self.recipe, self.world))
+
+    def load_weights(self) -> None:
+        """Load the file of weights that the recipe names, if any; `prepare` does so.
+
+        Raises:
+            FileNotFoundError, OSError, ValueError: as in `weights.load_weights`.
+        """
+        if self.recipe.weights is not None:
+            load_weights(self.recipe.weights, self.model)
 
     def _start(self, called: nn.Module, optimizer: "Callable[[Trainer], Any] | None" = None) -> None:
-        self.called: Any = torch.compile(called) if self.recipe.compile else called
+        self.called: Any = torch.compile(called, mode=self.recipe.compile_mode) if self.recipe.compile else called
         self.optimizer = optimizer(self) if optimizer else new_optimizer(self.recipe, self.model, self.rates)
         self.averages = BufferAverages(self.model) if self.recipe.ema is not None else None
 
@@ -143,68 +144,12 @@ class Trainer:
 
     def batches(self) -> Iterator[Batch]:
         """The passes of this process from the next step to the end of the training."""
-        return self._passes(self._sampler(self.step, self.total))
-
-    def _sampler(self, start: int, stop: int, *, alone: bool = False) -> MicroBatchSampler:
-        """The images of each pass; with `alone`, every process gets the first pass of each step."""
-        size, rank = (1, 0) if alone else (self.world.size, self.world.rank)
-        return MicroBatchSampler(
-            len(self.data.train),
-            seed=self.recipe.seed,
-            batch_size=self.micro if alone else self.recipe.batch_size,
-            micro_batch=self.micro,
-            world_size=size,
-            rank=rank,
-            repeats=self.recipe.repeats,
-            start_step=start,
-            steps=stop,
-        )
-
-    def _passes(self, sampler: MicroBatchSampler) -> Iterator[Batch]:
-        return train_batches(
-            self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch
-        )
-
-    def minibatches(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets of the training from its first step on, for measurements."""
-        sampler = self._sampler(0, steps, alone=alone)
-        for i, batch in enumerate(self._passes(sampler)):
-            step, micro = divmod(i, sampler.micro_batches)
-            yield self._mixed(batch, step, micro * sampler.world_size + sampler.rank)
-
-    def _parts(self, passes: Iterator[Batch]) -> tuple[Tensor | int, Iterable[tuple[Batch, Tensor | int]]]:
-        """The images, or tokens, of a step in all processes; and its passes, each with the divisor of its mean loss.
-
-        All passes have the same number of images. Sentences differ in their numbers of tokens, so the tokens of the
-        step are counted before its first pass. They fit in memory; images are loaded pass by pass.
-        """
-        if self.data.unit == "images":
-            return self.recipe.batch_size, ((next(passes), self.accumulation) for _ in range(self.accumulation))
-        batches = [next(passes) for _ in range(self.accumulation)]
-        counts = [(batch.targets >= 0).sum() for batch in batches]
-        total = self.world.sum(torch.stack(counts).sum())
-        return total, [(b, total / (n * self.world.size)) for b, n in zip(batches, counts, strict=True)]
-
-    def _weighted(self, steps: int) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor | int]]]:
-        """Passes as in `minibatches`; targets come with the number of `_parts`."""
-        passes = self._passes(self._sampler(0, steps))
-        for step in range(steps):
-            for micro, (batch, parts) in enumerate(self._parts(passes)[1]):
-                inputs, targets = self._mixed(batch, step, micro * self.world.size + self.world.rank)
-                yield inputs, (targets, parts)
+        return self.passes.batches(self.passes.sampler(self.step, self.total))
 
     def _weighted_loss(self, outputs: Tensor, weighted: tuple[Tensor, Tensor | int]) -> Tensor:
         """A loss whose mean over the passes and processes of a step is the mean over its images, or tokens."""
         targets, parts = weighted
         return self.loss(outputs, targets) * (self.accumulation / parts)
-
-    def _mixed(self, batch: Batch, step: int, number: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = batch.inputs, batch.targets
-        if self.recipe.channels_last:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        if self.mixing is None:
-            return inputs, targets
-        return self.mixing(inputs, targets, step=step, micro=number)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of a pass, averaged over its images or tokens."""
@@ -231,11 +176,11 @@ class Trainer:
         total = torch.zeros((), device=self.world.device)
         skipped: list[str] = []
         self.model.train()
-        count, batches = self._parts(passes)
+        count, batches = self.passes.parts(passes)
         for micro, (batch, parts) in enumerate(batches):
             # counts the passes of all processes, so that draws do not depend on which process has a pass
             number = micro * self.world.size + self.world.rank
-            inputs, targets = self._mixed(batch, self.step, number)
+            inputs, targets = self.passes.mixed(batch, self.step, number)
             self._seed(number)
             with unsynchronized(self.called, micro + 1 < self.accumulation):
                 with self.mixed_precision():
@@ -259,6 +204,12 @@ class Trainer:
         if self.averages is not None:
             self.averages.update(self.model, self.optimizer.param_groups[0]["ema"])
         self.step += 1
+
+    @property
+    def steps_skipped(self) -> int:
+        """Number of steps that the optimizer skipped because of their gradients, with `nonfinite="skip"`."""
+        taken = [state["step"] for state in self.optimizer.state.values()]
+        return self.step - (int(torch.stack(taken).max()) if taken else 0)
 
     def _seed(self, number: int) -> None:
         """Every pass seeds the generators of dropout and stochastic depth."""

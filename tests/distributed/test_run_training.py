@@ -22,7 +22,7 @@ from fused_lwlr.models.build import build
 from fused_lwlr.runs import dry_run as dry_running
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import TIMING, read_records
-from fused_lwlr.training.loop import DivergedError
+from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.processes import World, spread
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data
@@ -58,8 +58,14 @@ TEXT = {
 
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param({"fsdp": True, "scaling": "larc"}, marks=AVERAGED), TEXT],
-    ids=["ddp", "fsdp-larc", "text"],
+    [
+        {},
+        pytest.param({"fsdp": True, "scaling": "larc"}, marks=AVERAGED),
+        TEXT,
+        {"grad_checkpointing": True},
+        pytest.param({"fsdp": True, "grad_checkpointing": True}, marks=AVERAGED),
+    ],
+    ids=["ddp", "fsdp-larc", "text", "ddp-checkpointing", "fsdp-checkpointing"],
 )
 def test_as_one_process(options):
     """Without batch normalization, both agree up to rounding: rates, weights, averages, losses and tests."""
@@ -117,6 +123,58 @@ def test_a_signal_to_one_process_stops_all_and_they_resume_bit_identically(optio
     for name in ("model.pt", "model_ema.pt"):
         ends = [torch.load(path / name, weights_only=True) for path in (a, b)]
         assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])
+def test_the_best_weights_and_a_step_that_is_skipped(options):
+    """All processes skip a step whose gradient is NaN in one of them, and agree on the best weights and the end."""
+    recipe = dataclasses.replace(
+        BASE, **options, rates="single", calibration_steps=None, weights=start(), init="model", nonfinite="skip",
+        keep_best=True, eval_every=1, target_top1=1.0, out=str(folder()),
+    )  # fmt: skip
+    gradients = Trainer.gradients
+
+    def poisoned(self, passes):
+        if self.step == 2 and dist.get_rank() == 1:
+            self.loss = lambda outputs, targets: Trainer.loss(self, outputs, targets) * float("nan")
+        taken = gradients(self, passes)
+        self.__dict__.pop("loss", None)
+        return taken
+
+    Trainer.gradients = poisoned
+    try:
+        assert quickly(recipe) == running.MISSED
+    finally:
+        Trainer.gradients = gradients
+    out = Path(recipe.out)
+    found = read_records(out / "metrics.jsonl")
+    trained = [record for record in found if record["kind"] == "train"]
+    assert [record["steps_skipped"] for record in trained] == [0, 1, 1]
+    tested = {(r["step"], r["weights"]): r["top1"] for r in found if r["kind"] == "validation"}
+    # the skipped step changed nothing
+    assert tested[3, "model"] == tested[2, "model"]
+    alone = Trainer(
+        dataclasses.replace(recipe, fsdp=False, weights=str(out / "model_best.pt")),
+        World(0, 1, torch.device("cpu")), load_data(recipe),
+    )  # fmt: skip
+    alone.prepare()
+    assert alone.test()["model"].top1 == max(tested.values())
+
+
+def start():
+    """A file of weights that only the first process has."""
+    path = folder() / "start.pt"
+    if dist.get_rank() == 0:
+        torch.save(build("vit", image_size=8, channels=1, classes=10).state_dict(), path)
+    return str(path)
+
+
+def test_gradients_are_views_of_few_buckets():
+    trainer = Trainer(dataclasses.replace(BASE, rates="single", calibration_steps=None), two(), digits())
+    trainer.adopt()
+    trainer.gradients(trainer.batches())
+    params = list(trainer.model.parameters())
+    assert len({param.grad.untyped_storage().data_ptr() for param in params}) < len(params) / 4
 
 
 @pytest.mark.parametrize("options", [{}, {"fsdp": True}], ids=["ddp", "fsdp"])

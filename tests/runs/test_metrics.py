@@ -45,7 +45,8 @@ def test_written_records(tmp_path):
     metrics.add(layers(1))
     assert read_records(tmp_path / "new/run/metrics.jsonl") == [
         {"kind": "train", "step": 1, "epoch": 0.25, "lr": 0.1, "loss": 7.0, "images": 8, "images_per_second": 2.0,
-         "seconds": 4.0, "loader_seconds": 1.0, "step_seconds": 2.0, "grad_norm": None, "skipped": 3},
+         "seconds": 4.0, "loader_seconds": 1.0, "step_seconds": 2.0, "grad_norm": None, "skipped": 3,
+         "steps_skipped": 0},
         {"kind": "validation", "step": 1, "epoch": 0.25, "weights": "ema", "top1": 0.5, "top5": 0.75, "loss": 2.0,
          "images": 16, "seconds": 1.0},
     ]  # fmt: skip

@@ -19,6 +19,7 @@ from fused_lwlr import LayerRates
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.evaluation import evaluate_only
 from fused_lwlr.training import checkpoints, loop, prepare, trainer
+from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.setup import load_data
 
@@ -257,7 +258,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 
 def test_divergence_leaves_the_checkpoint_from_before(tmp_path):
     recipe = dataclasses.replace(BASE, rates="single", lr=1e12, out=str(tmp_path), log_every=1000)
-    with pytest.raises(loop.DivergedError, match=r"became (nan|inf) by step \d+ \(peak lr 1e\+12\): try a lower"):
+    with pytest.raises(DivergedError, match=r"became (nan|inf) by step \d+ \(peak lr 1e\+12\): try a lower"):
         running.run(recipe)
     for path in (tmp_path / "checkpoints").glob("*.pt"):
         state = torch.load(path, weights_only=True)

@@ -16,6 +16,7 @@ from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training import evaluate, loop, prepare, timed
 from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.trainer import Trainer
 
@@ -138,7 +139,7 @@ def test_weights_that_diverged_replace_no_checkpoint(value, tmp_path, monkeypatc
 
     monkeypatch.setattr(Trainer, "update", overflowing)
     recipe = dataclasses.replace(RECIPE, model="vit", checkpoint_minutes=1e-6, out=str(tmp_path))
-    with pytest.raises(loop.DivergedError, match=r"head.bias became NaN or infinite by step 6 \(peak lr .*: try a low"):
+    with pytest.raises(DivergedError, match=r"head.bias became NaN or infinite by step 6 \(peak lr .*: try a low"):
         running.run(recipe)
     latest = Checkpoints(tmp_path / "checkpoints").paths()[-1]
     assert latest.name == "step-000000005.pt"

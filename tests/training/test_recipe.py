@@ -270,7 +270,7 @@ def test_options_replace_parts_of_a_preset():
 
 
 WRONG = [
-    ({"optimizer": "adam"}, "--optimizer adam: must be 'sgd' or 'adamw'"),
+    ({"optimizer": "adam"}, "--optimizer adam: must be 'sgd', 'adamw' or 'lion'"),
     ({"augmentation": "weak"}, "--augmentation weak: must be none, basic, strong, three, or a policy of timm such as "
                                "rand-m7-mstd0.5"),
     ({"epochs": 0}, "--epochs 0: must be greater than 0"),
@@ -288,7 +288,7 @@ WRONG = [
     ({"repeats": 0}, "--repeats 0: must be greater than or equal to 1"),
     ({"scaling": "elr"}, "--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies"),
     ({"goal": 0.1}, "--goal is for --scaling elr, but --scaling is none"),
-    ({"betas": (0.8, 0.9)}, "--betas is for --optimizer adamw, but --optimizer is sgd"),
+    ({"betas": (0.8, 0.9)}, "--betas is for --optimizer adamw or lion, but --optimizer is sgd"),
     ({"nesterov": True, "optimizer": "adamw"}, "--nesterov is for --optimizer sgd, but --optimizer is adamw"),
     ({"power": 1}, "--power is for --schedule polynomial, but --schedule is cosine"),
     ({"bce_threshold": 0.2}, "--bce-threshold is for --loss bce, but --loss is ce"),
@@ -312,6 +312,37 @@ WRONG = [
                                           "--init"),
     ({"warmup_epochs": 20}, "--warmup-epochs 20 leaves nothing of 20 epochs: give fewer"),
     ({"repeats": 3}, "--repeats needs --augmentation basic or another: copies of an image would be the same"),
+    ({"optimizer": "lion", "eps": 1e-6}, "--eps is for --optimizer adamw, but --optimizer is lion"),
+    ({"optimizer": "lion", "momentum": 0.5}, "--momentum is for --optimizer sgd, but --optimizer is lion"),
+    ({"optimizer": "lion", "scaling": "lamb"}, "--scaling lamb goes with --optimizer adamw"),
+    ({"cautious_decay": True}, "--cautious-decay is for --optimizer adamw or lion, but --optimizer is sgd"),
+    ({"cautious_decay": True, "optimizer": "lion", "weight_decay": 0}, "--cautious-decay needs --weight-decay above 0"),
+    ({"scaling": "floor"}, "--scaling floor needs --ratio, --ceiling or both: bounds of the relative step of layers"),
+    ({"scaling": "floor", "ratio": 0.3, "ceiling": 0.1}, "--ceiling 0.1 must be at least --ratio 0.3"),
+    ({"scaling": "floor", "ratio": 0}, "--ratio 0: must be greater than 0"),
+    ({"ratio": 0.3}, "--ratio is for --scaling floor, but --scaling is none"),
+    ({"ceiling": 0.3, "scaling": "ng"}, "--ceiling is for --scaling floor, but --scaling is ng"),
+    ({"scaling": "clip"}, "--scaling clip needs --max-norm: the largest norm of a layer's gradient"),
+    ({"max_norm": 1}, "--max-norm is for --scaling clip, but --scaling is none"),
+    ({"scaling": "hyperball", "lr_in_momentum": True}, "--lr-in-momentum does not go with --scaling hyperball, whose "
+                                                       "factor depends on --lr: take lars"),
+    ({"scaling": "hyperball", "decay": "matrices"}, "--scaling hyperball takes the decay of matrices away, and --decay "
+                                                    "matrices the decay of the others: give --weight-decay 0, or leave "
+                                                    "--decay out"),
+    ({"nonfinite": "skip", "amp": "fp16"}, "--nonfinite is for --amp none or bf16, but --amp is fp16"),
+    ({"nonfinite": "stop"}, "--nonfinite stop: must be 'propagate', 'skip' or 'raise'"),
+    ({"master_weights": True}, "--master-weights is for --amp bf16, but --amp is none"),
+    ({"master_weights": True, "amp": "bf16", "fsdp": True}, "--master-weights does not go with --fsdp, which needs "
+                                                            "weights of one dtype: leave one out"),
+    ({"compile_mode": "max-autotune"}, "--compile-mode needs --compile"),
+    ({"weights": "a.pt", "init": "lwlr"}, "--init lwlr would overwrite the weights of --weights: give --init model"),
+    ({"weights": "a.pt", "model": "timm:resnet18", "pretrained": True}, "--weights replaces the pretrained weights: "
+                                                                        "give one of them"),
+    ({"eval_every": 5, "eval_epochs": 1}, "--eval-every and --eval-epochs exclude each other: give one of them"),
+    ({"eval_epochs": 0}, "--eval-epochs 0: must be greater than or equal to 1"),
+    ({"target_top1": 75.9}, "--target-top1 75.9: must be less than or equal to 1"),
+    ({"target_top1": 0.5, "data": "python-docs", "model": "gpt1"}, "--target-top1 is for images, not --data "
+                                                                   "python-docs"),
     ({"steps": 0}, "--steps 0: must be greater than or equal to 1"),
     ({"checkpoint_minutes": 0}, "--checkpoint-minutes 0: must be greater than 0"),
     ({"batch_size": 0, "lr": "x"}, "--lr x: must be a valid number, unable to parse string as a number; "
@@ -323,6 +354,19 @@ WRONG = [
 def test_refusals_use_the_spelling_of_the_command_line(wrong, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Recipe.from_dict(wrong)
+
+
+def test_defaults_that_follow_from_other_options():
+    """They give way to options that were given, and survive a change of another option."""
+    assert resolve(None, {"optimizer": "lion"}).betas == (0.9, 0.99)
+    assert resolve(None, {"optimizer": "lion", "betas": "0.95,0.98"}).betas == (0.95, 0.98)
+    assert resolve(None, {"optimizer": "adamw"}).betas == (0.9, 0.999)
+    lion = resolve("vit-s-adamw", {"optimizer": "lion"})
+    assert (lion.betas, dataclasses.replace(lion, lr=0.5).betas) == ((0.9, 0.99), (0.9, 0.99))
+    small = resolve(None, {"optimizer": "lion", "model": "vit"})
+    assert (small.lr, small.weight_decay) == (3e-4, 1.0)
+    assert resolve(None, {"weights": "a.pt"}).init == "model"
+    assert resolve(None, {}).init == "lwlr"
 
 
 def test_refusals_name_the_file_of_a_field():

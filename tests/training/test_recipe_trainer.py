@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
+import math
 from fnmatch import fnmatch
 
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
-from fused_lwlr import calibrate, gradinit_, lwlr_init_
+from fused_lwlr import SGD, AdamW, ClipByLayer, Hyperball, Lion, UpdateFloor, calibrate, gradinit_, lwlr_init_
 from fused_lwlr.data import open_data, val_batches
 from fused_lwlr.data.sampler import permutation
 from fused_lwlr.models.build import build
@@ -169,13 +170,42 @@ def test_channels_last_changes_strides_alone(data):
 def test_compiled(data, monkeypatch):
     compiler = torch.compile
     # by dynamo only: inductor's code is not ours to test
-    monkeypatch.setattr(torch, "compile", lambda model: compiler(model, backend="eager"))
+    monkeypatch.setattr(torch, "compile", lambda model, mode: compiler(model, backend="eager"))
     recipe = dataclasses.replace(BASE, model="vit", steps=2)
     plain, _ = trained(recipe, data)
     compiled, _ = trained(dataclasses.replace(recipe, compile=True), data)
     assert compiled.called is not compiled.model
     for a, b in zip(plain.model.parameters(), compiled.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "expected"),
+    [
+        ({"optimizer": "lion"}, Lion, {}),
+        ({"optimizer": "lion", "cautious_decay": True}, Lion, {"cautious_decay": True}),
+        ({"optimizer": "adamw", "cautious_decay": True, "nonfinite": "raise"}, AdamW,
+         {"cautious_decay": True, "nonfinite": "raise"}),
+        ({"nonfinite": "skip"}, SGD, {"nonfinite": "skip"}),
+        ({"amp": "bf16", "master_weights": True}, SGD, {"master_weights": True, "state_dtype": torch.float32}),
+        ({"scaling": "hyperball"}, SGD, {"scaling": (Hyperball, {})}),
+        ({"scaling": "floor", "ratio": 0.3}, SGD, {"scaling": (UpdateFloor, {"ratio": 0.3, "ceiling": math.inf})}),
+        ({"scaling": "floor", "ceiling": 0.3}, SGD, {"scaling": (UpdateFloor, {"ratio": 0.0, "ceiling": 0.3})}),
+        ({"scaling": "clip", "max_norm": 0.5}, SGD, {"scaling": (ClipByLayer, {"max_norm": 0.5})}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_of_the_optimizer(options, kind, expected):
+    recipe = Recipe(**{"rates": "single", **options})
+    optimizer = new_optimizer(recipe, new_model(recipe, classes=10, image_size=8, channels=1), None)
+    plain: dict = {"cautious_decay": False, "nonfinite": "propagate", "master_weights": False, "state_dtype": None}
+    scaling, fields = expected.pop("scaling", (type(None), {}))
+    assert type(optimizer) is kind
+    assert {name: getattr(optimizer.options, name) for name in plain} == {**plain, **expected}
+    assert type(optimizer.scaling) is scaling
+    assert {name: getattr(optimizer.scaling, name) for name in fields} == fields
+    if kind is Lion:
+        assert optimizer.param_groups[0]["betas"] == (0.9, 0.99)
 
 
 def test_weight_decay_of_matrices_alone(data):

@@ -1,0 +1,62 @@
+"""The best validation of a training, whose weights are kept, and the accuracy at which the training ends."""
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from fused_lwlr.training.evaluate import Evaluation
+from fused_lwlr.training.trainer import Trainer
+from fused_lwlr.training.weights import save_weights
+
+
+class Best:
+    """The best validation so far.
+
+    Args:
+        path: file for the weights that it tested, or None.
+
+    Attributes:
+        score: top-1 accuracy from 0 to 1; for text the loss, with a minus; -infinite before the first validation.
+        reached: whether the score is at least `target_top1` of the recipe.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.score, self.reached = -math.inf, False
+
+    def compare(self, trainer: Trainer, tested: Mapping[str, Evaluation], tell: Callable[[str], object]) -> None:
+        """Take over the results of a validation if they are better, and write the weights. All ranks call it.
+
+        Args:
+            trainer: with the weights that were tested.
+            tested: the result of `trainer.test`, the same on all ranks.
+            tell: called with a line for the user if the file cannot be written.
+        """
+        scores = {name: _score(found) for name, found in tested.items()}
+        weights = max(scores, key=lambda name: scores[name])
+        target = trainer.recipe.target_top1
+        self.reached = target is not None and scores[weights] >= target
+        if not scores[weights] > self.score:
+            return
+        try:
+            if self.path is not None:
+                with trainer.averaged() if weights == "ema" else nullcontext():
+                    save_weights(trainer.model, self.path)
+            self.score = scores[weights]
+        except OSError as error:
+            tell(f"The best weights could not be written ({error}). Training continues without them.")
+
+    def state(self) -> dict[str, Any]:
+        """The values for a checkpoint."""
+        return {"score": self.score, "reached": self.reached}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the values of a checkpoint; one of an older version has none."""
+        self.score, self.reached = state.get("score", self.score), state.get("reached", self.reached)
+
+
+def _score(found: Evaluation) -> float:
+    score = -found.loss if found.top1 is None else found.top1
+    return -math.inf if math.isnan(score) else score

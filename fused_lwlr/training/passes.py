@@ -1,0 +1,99 @@
+"""The passes of a training in one of its processes: the images of each, and their part in the mean of a step."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.data import Batch, MicroBatchSampler, Mixing, Splits, Text, train_batches
+from fused_lwlr.training.processes import World
+from fused_lwlr.training.recipe import Recipe
+
+
+class Passes:
+    """Loads the passes of this process.
+
+    Args:
+        recipe: the options of the training.
+        world: the processes.
+        data: the result of `load_data`.
+
+    Raises:
+        ValueError: the batch does not fit the data or the processes.
+
+    Attributes:
+        micro: images, or sequences of text, of a pass.
+        accumulation: passes of a step.
+        workers: processes that load data.
+        steps_per_epoch: steps of an epoch.
+    """
+
+    def __init__(self, recipe: Recipe, world: World, data: Splits | Text) -> None:
+        self.recipe, self.world, self.data = recipe, world, data
+        self.micro, self.accumulation = world.micro_batch(recipe), world.accumulation(recipe)
+        self.workers = world.workers(recipe)
+        self.steps_per_epoch = self.sampler(0, 1).steps_per_epoch
+        self.mixing = None
+        if recipe.mixup or recipe.cutmix:
+            if self.micro % 2:
+                raise ValueError(f"--mixup and --cutmix pair images: --micro-batch {self.micro} must be even")
+            self.mixing = Mixing(
+                classes=len(data.classes), mixup=recipe.mixup, cutmix=recipe.cutmix,
+                smoothing=recipe.label_smoothing, seed=recipe.seed,
+            )  # fmt: skip
+
+    def sampler(self, start: int, stop: int, *, alone: bool = False) -> MicroBatchSampler:
+        """The images of each pass; with `alone`, every process gets the first pass of each step."""
+        size, rank = (1, 0) if alone else (self.world.size, self.world.rank)
+        return MicroBatchSampler(
+            len(self.data.train),
+            seed=self.recipe.seed,
+            batch_size=self.micro if alone else self.recipe.batch_size,
+            micro_batch=self.micro,
+            world_size=size,
+            rank=rank,
+            repeats=self.recipe.repeats,
+            start_step=start,
+            steps=stop,
+        )
+
+    def batches(self, sampler: MicroBatchSampler) -> Iterator[Batch]:
+        return train_batches(
+            self.data.train, sampler, device=self.world.device, workers=self.workers, prefetch=self.recipe.prefetch
+        )
+
+    def minibatches(self, steps: int, *, alone: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of the training from its first step on, for measurements."""
+        sampler = self.sampler(0, steps, alone=alone)
+        for i, batch in enumerate(self.batches(sampler)):
+            step, micro = divmod(i, sampler.micro_batches)
+            yield self.mixed(batch, step, micro * sampler.world_size + sampler.rank)
+
+    def parts(self, passes: Iterator[Batch]) -> tuple[Tensor | int, Iterable[tuple[Batch, Tensor | int]]]:
+        """The images, or tokens, of a step in all processes; and its passes, each with the divisor of its mean loss.
+
+        All passes have the same number of images. Sentences differ in their numbers of tokens, so the tokens of the
+        step are counted before its first pass. They fit in memory; images are loaded pass by pass.
+        """
+        if self.data.unit == "images":
+            return self.recipe.batch_size, ((next(passes), self.accumulation) for _ in range(self.accumulation))
+        batches = [next(passes) for _ in range(self.accumulation)]
+        counts = [(batch.targets >= 0).sum() for batch in batches]
+        total = self.world.sum(torch.stack(counts).sum())
+        return total, [(b, total / (n * self.world.size)) for b, n in zip(batches, counts, strict=True)]
+
+    def weighted(self, steps: int) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor | int]]]:
+        """Passes as in `minibatches`; targets come with the number of `parts`."""
+        passes = self.batches(self.sampler(0, steps))
+        for step in range(steps):
+            for micro, (batch, parts) in enumerate(self.parts(passes)[1]):
+                inputs, targets = self.mixed(batch, step, micro * self.world.size + self.world.rank)
+                yield inputs, (targets, parts)
+
+    def mixed(self, batch: Batch, step: int, number: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch.inputs, batch.targets
+        if self.recipe.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if self.mixing is None:
+            return inputs, targets
+        return self.mixing(inputs, targets, step=step, micro=number)

@@ -1,0 +1,70 @@
+"""The loss of a training since its last record."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fused_lwlr.training.processes import World
+
+
+class RunningLoss:
+    """Sums the loss over the images, or tokens, of steps in this process.
+
+    Args:
+        world: the processes.
+        skips: leave steps whose loss is not finite out of the mean, since the optimizer skips them.
+
+    Attributes:
+        count: images, or tokens, of all processes, including skipped steps.
+    """
+
+    def __init__(self, world: World, *, skips: bool) -> None:
+        self.world, self.skips = world, skips
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.count: Tensor | int = 0
+        self._sum = torch.zeros((), device=self.world.device)
+        self._finite = torch.zeros((), device=self.world.device)
+
+    def add(self, loss: Tensor, counted: Tensor | int) -> None:
+        """Add a step.
+
+        Args:
+            loss: the mean over its images or tokens, see `trainer.Step`.
+            counted: their number in all processes.
+        """
+        self.count = self.count + counted
+        if self.skips:
+            finite = loss.isfinite()
+            self._finite += finite * counted
+            loss = torch.where(finite, loss, 0.0)
+        self._sum += loss * counted
+
+    def mean(self) -> float:
+        """The mean over all processes: 0 without steps, and NaN if all steps were left out."""
+        total = self.world.sum(self._sum.clone()).item()
+        count = int(self.count)
+        if not self.skips:
+            return total / (self.world.size * max(count, 1))
+        finite = self.world.sum(self._finite.clone()).item()
+        return total / finite if finite else math.nan if count else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """The values of this process, for a checkpoint."""
+        return {"loss": self._sum.cpu(), "count": int(self.count), "finite": self._finite.cpu()}
+
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from the state of this process, or from the mean over states of another number of processes."""
+        self.count = states[0]["count"]
+        self._sum = self._mean("loss", states)
+        # a checkpoint of an older version left no step out
+        self._finite = self._mean("finite", states) if "finite" in states[0] else self._finite
+
+    def _mean(self, name: str, states: Sequence[Mapping[str, Any]]) -> Tensor:
+        total: Tensor = sum(each[name] for each in states) / len(states)
+        return total.to(self.world.device)

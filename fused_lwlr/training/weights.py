@@ -1,0 +1,66 @@
+"""Files of weights: written at the end of a run, and read to start from."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr import files
+from fused_lwlr.training import state_dicts as states
+from fused_lwlr.training.collectives import from_first, process_group
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """Write the present weights in the form of `model.load_state_dict`. All ranks call it, and rank 0 writes.
+
+    Raises:
+        OSError: the file cannot be written, on all ranks.
+    """
+    content = states.of_model(model)
+
+    def write() -> None:
+        try:
+            files.replace(path, lambda file: torch.save(content, file))
+        except RuntimeError as error:
+            # torch.save reports a full disk as a RuntimeError whose context is the system's error
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+    from_first(write, process_group())
+
+
+def load_weights(path: str, model: nn.Module) -> None:
+    """Load weights into a model that is not sharded, in its own dtypes. All ranks call it, and rank 0 reads.
+
+    Args:
+        path: of a file in the form of `model.load_state_dict`.
+        model: with the same names and shapes.
+
+    Raises:
+        FileNotFoundError: there is no such file; an OSError on other ranks than the first.
+        OSError: it cannot be read.
+        ValueError: it holds no weights, or weights of another model.
+    """
+    content: dict[str, Tensor] = {}
+
+    def read() -> None:
+        content.update(_read(path, states.shapes(model)))
+
+    group = process_group()
+    from_first(read, group)
+    states.load_model(model, content, group)
+
+
+def _read(path: str, wanted: states.Shapes) -> dict[str, Tensor]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"--weights {path}: there is no such file; give one such as model.pt of a run")
+    try:
+        found: Any = files.read_tensors(Path(path))
+    except ValueError as error:
+        raise ValueError(f"--weights {path} cannot be read: {error}") from error
+    if not (isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values())):
+        raise ValueError(f"--weights {path} does not hold tensors by name: give a file such as model.pt of a run")
+    # numbers of another precision are converted, as load_state_dict does
+    converted = {name: value.to(wanted[name][1]) if name in wanted else value for name, value in found.items()}
+    states.check_models({"model": converted}, {"model": wanted}, where=f"--weights {path}")
+    return converted

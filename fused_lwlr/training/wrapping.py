@@ -1,0 +1,99 @@
+"""How a model is wrapped for training: dtypes, synchronized statistics, recomputed activations, several processes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.utils.checkpoint import checkpoint
+
+from fused_lwlr.training.processes import World, blocks, spread
+from fused_lwlr.training.recipe import Recipe
+
+
+def check_wrapping(model: nn.Module, recipe: Recipe, world: World) -> None:
+    """Check the options of `wrap`, before minutes are spent.
+
+    Raises:
+        ValueError: an option has no effect on this model, device or number of processes, or is not possible.
+    """
+    if recipe.fsdp and world.size == 1:
+        raise ValueError("--fsdp shards a model over processes, but there is only one: start several with torchrun")
+    if recipe.compile_mode == "reduce-overhead" and world.device.type != "cuda":
+        raise ValueError(
+            f"--compile-mode reduce-overhead records CUDA graphs, but the device is {world.device}: leave it out"
+        )
+    norms = any(isinstance(module, _BatchNorm) for module in model.modules())
+    if recipe.sync_bn:
+        if world.size == 1:
+            raise ValueError("--sync-bn is for several processes, but there is only one: start several with torchrun")
+        if world.device.type != "cuda":
+            raise ValueError(f"--sync-bn needs GPUs, but the device is {world.device}: leave it out")
+        if not norms:
+            raise ValueError(f"--sync-bn has no effect: {recipe.model} has no batch normalization")
+    if recipe.grad_checkpointing:
+        if not _with_parts(model):
+            raise ValueError(f"--grad-checkpointing has no effect: {recipe.model} has no list of blocks")
+        if recipe.compile and norms:
+            raise ValueError(
+                f"--grad-checkpointing and --compile exclude each other for models with batch normalization, such as "
+                f"{recipe.model}: give one of them"
+            )
+
+
+def wrap(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
+    """Returns a callable for a model, as in `spread`, and changes the model in place as the recipe says.
+
+    Names of parameters and buffers do not change.
+
+    Args:
+        model: with the weights that training starts from, on its device.
+    """
+    if recipe.master_weights:
+        for module in model.modules():
+            # autocast would convert the same weights in every pass
+            if isinstance(module, (nn.Linear, _ConvNd)):
+                for name, param in module.named_parameters(recurse=False):
+                    if name == "weight":
+                        param.data = param.data.to(torch.bfloat16)
+    if recipe.sync_bn:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if recipe.grad_checkpointing:
+        for block in _with_parts(model):
+            recompute(block)
+    return spread(model, recipe, world)
+
+
+def _with_parts(model: nn.Module) -> list[nn.Module]:
+    """Blocks with several modules; a single module has no activations but its inputs."""
+    return [block for block in blocks(model) if any(True for _ in block.children())]
+
+
+def recompute(block: nn.Module) -> None:
+    """Let a module keep only its inputs for the backward pass, which computes its activations again."""
+    forward = block.forward
+    norms = [module for module in block.modules() if isinstance(module, _NormBase) and module.track_running_stats]
+    contexts: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _kept_statistics(norms))} if norms else {}
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **contexts, **kwargs)
+
+    block.forward = recomputed
+
+
+@contextmanager
+def _kept_statistics(norms: list[_NormBase]) -> Iterator[None]:
+    """Within the context, passes do not change running statistics, which the first pass changed already."""
+    own = [(norm, name, buffer) for norm in norms for name, buffer in norm.named_buffers(recurse=False)]
+    for norm, name, buffer in own:
+        setattr(norm, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for norm, name, buffer in own:
+            setattr(norm, name, buffer)
