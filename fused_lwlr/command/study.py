@@ -69,7 +69,7 @@ def study(
     data: Annotated[
         str | None,
         typer.Option(
-            help="digits, fashion-mnist, idx:FOLDER, or a folder of images with one sub-folder per class; for "
+            help="digits, glyphs, fashion-mnist, idx:FOLDER, or a folder of images with one sub-folder per class; for "
             "studies of text python-docs, or text:PATH.",
             metavar="NAME|PATH",
             show_default="digits or python-docs",

@@ -90,15 +90,17 @@ class Recipe(Inputs):
         "Names of parameters, or patterns with * and ?, without weight decay and --scaling; may be repeated.",
         metavar="PATTERN",
     )
-    scaling: Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "clip"] = _optimizer(
+    scaling: Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "brake", "clip"] = _optimizer(
         "none",
-        "Layer-wise scaling by norms of each step: of the gradient, of the step, or, with hyperball, of the weights, "
-        "which stay constant. Nesterov momentum and Adam were reported to match LARS and LAMB.",
+        "Layer-wise scaling by norms of each step: of the gradient, of the step, or of the weights, which stay "
+        "constant with hyperball and change less with brake. Nesterov momentum and Adam were reported to match LARS and LAMB.",
     )
     goal: Positive | None = _optimizer(None, "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.")
     trust_coefficient: Positive = _optimizer(0.001, "With --scaling lars or larc.")
     ratio: Positive | None = _optimizer(None, "With --scaling floor: the smallest ‖Δw‖ / ‖w‖ of a layer, by --lr.")
     ceiling: Positive | None = _optimizer(None, "With --scaling floor: the largest ‖Δw‖ / ‖w‖ of a layer, by --lr.")
+    outward: NotNegative = _optimizer(0.5, "With --scaling brake: the part of an increase of ‖w‖ that remains.")
+    inward: NotNegative = _optimizer(1.0, "With --scaling brake: the part of a decrease of ‖w‖ that remains.")
     max_norm: Positive | None = _optimizer(None, "With --scaling clip: the largest ‖g‖ of a layer.")
     clip_global_norm: Positive | None = _optimizer(None, "The largest norm of all gradients together.")
     nonfinite: Literal["propagate", "skip", "raise"] = _optimizer(
@@ -275,7 +277,7 @@ def is_text(data: str) -> bool:
 
 def is_in_memory(data: str) -> bool:
     """Whether data, by their name, are images that are loaded whole."""
-    return data in ("digits", "fashion-mnist") or data.startswith("idx:")
+    return data in ("digits", "glyphs", "fashion-mnist") or data.startswith("idx:")
 
 
 def without_pretrained(recipe: Recipe) -> Recipe:

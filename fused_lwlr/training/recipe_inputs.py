@@ -70,7 +70,8 @@ class Inputs:
 
     data: str = _data(
         "digits",
-        "Folder with train/ and val/ and a folder for each class in them, digits (of scikit-learn), fashion-mnist (of "
+        "Folder with train/ and val/ and a folder for each class in them, digits (of scikit-learn), glyphs (of the "
+        "fonts of matplotlib and the system), fashion-mnist (of "
         "Debian's package dataset-fashion-mnist, or of torchvision), idx:FOLDER, of files in the IDX format, or tar "
         "files of WebDataset, 'train-{000..146}.tar'. Text is python-docs (of the Python that runs), text:PATH, of a "
         "file or a folder of *.txt, hf:NAME of the Hugging Face hub, or pairs:FILE, with SOURCE, tab, TARGET in each "

@@ -21,6 +21,8 @@ ONLY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "trust_coefficient": ("scaling", ("lars", "larc")),
     "ratio": ("scaling", ("floor",)),
     "ceiling": ("scaling", ("floor",)),
+    "outward": ("scaling", ("brake",)),
+    "inward": ("scaling", ("brake",)),
     "max_norm": ("scaling", ("clip",)),
     "nonfinite": ("amp", ("none", "bf16")),
     "master_weights": ("amp", ("bf16",)),
@@ -122,7 +124,7 @@ def _check_optimizer(recipe: Any) -> None:
         raise ValueError("--scaling lamb goes with --optimizer adamw")
     if scaling in ("lars", "larc") and recipe.optimizer != "sgd":
         raise ValueError(f"--scaling {scaling} goes with --optimizer sgd; with adamw take lamb")
-    if recipe.lr_in_momentum and scaling in ("larc", "hyperball", "floor"):
+    if recipe.lr_in_momentum and scaling in ("larc", "hyperball", "floor", "brake"):
         raise ValueError(
             f"--lr-in-momentum does not go with --scaling {scaling}, whose factor depends on --lr: take lars"
         )

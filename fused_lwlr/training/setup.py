@@ -205,6 +205,8 @@ def _scaling(recipe: Recipe) -> Scaling | None:
         return fused_lwlr.Hyperball()
     if recipe.scaling == "floor":
         return fused_lwlr.UpdateFloor(recipe.ratio or 0.0, recipe.ceiling or math.inf)
+    if recipe.scaling == "brake":
+        return fused_lwlr.RadialBrake(recipe.outward, recipe.inward)
     if recipe.scaling == "clip":
         assert recipe.max_norm is not None, "a recipe with clipping has a norm"
         return fused_lwlr.ClipByLayer(recipe.max_norm)

@@ -321,6 +321,8 @@ WRONG = [
     ({"scaling": "floor", "ratio": 0.3, "ceiling": 0.1}, "--ceiling 0.1 must be at least --ratio 0.3"),
     ({"scaling": "floor", "ratio": 0}, "--ratio 0: must be greater than 0"),
     ({"ratio": 0.3}, "--ratio is for --scaling floor, but --scaling is none"),
+    ({"scaling": "floor", "ratio": 0.3, "inward": 0.5}, "--inward is for --scaling brake, but --scaling is floor"),
+    ({"scaling": "brake", "outward": -0.1}, "--outward -0.1: must be greater than or equal to 0"),
     ({"ceiling": 0.3, "scaling": "ng"}, "--ceiling is for --scaling floor, but --scaling is ng"),
     ({"scaling": "clip"}, "--scaling clip needs --max-norm: the largest norm of a layer's gradient"),
     ({"max_norm": 1}, "--max-norm is for --scaling clip, but --scaling is none"),

@@ -9,7 +9,18 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
-from fused_lwlr import SGD, AdamW, ClipByLayer, Hyperball, Lion, UpdateFloor, calibrate, gradinit_, lwlr_init_
+from fused_lwlr import (
+    SGD,
+    AdamW,
+    ClipByLayer,
+    Hyperball,
+    Lion,
+    RadialBrake,
+    UpdateFloor,
+    calibrate,
+    gradinit_,
+    lwlr_init_,
+)
 from fused_lwlr.data import open_data, val_batches
 from fused_lwlr.data.sampler import permutation
 from fused_lwlr.models.build import build
@@ -189,6 +200,7 @@ def test_compiled(data, monkeypatch):
         ({"nonfinite": "skip"}, SGD, {"nonfinite": "skip"}),
         ({"amp": "bf16", "master_weights": True}, SGD, {"master_weights": True, "state_dtype": torch.float32}),
         ({"scaling": "hyperball"}, SGD, {"scaling": (Hyperball, {})}),
+        ({"scaling": "brake", "inward": 0.7}, SGD, {"scaling": (RadialBrake, {"outward": 0.5, "inward": 0.7})}),
         ({"scaling": "floor", "ratio": 0.3}, SGD, {"scaling": (UpdateFloor, {"ratio": 0.3, "ceiling": math.inf})}),
         ({"scaling": "floor", "ceiling": 0.3}, SGD, {"scaling": (UpdateFloor, {"ratio": 0.0, "ceiling": 0.3})}),
         ({"scaling": "clip", "max_norm": 0.5}, SGD, {"scaling": (ClipByLayer, {"max_norm": 0.5})}),
