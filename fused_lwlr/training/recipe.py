@@ -93,7 +93,8 @@ class Recipe(Inputs):
     scaling: Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "brake", "clip"] = _optimizer(
         "none",
         "Layer-wise scaling by norms of each step: of the gradient, of the step, or of the weights, which stay "
-        "constant with hyperball and change less with brake. Nesterov momentum and Adam were reported to match LARS and LAMB.",
+        "constant with hyperball and change less with brake. Nesterov momentum and Adam were reported to match LARS "
+        "and LAMB.",
     )
     goal: Positive | None = _optimizer(None, "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.")
     trust_coefficient: Positive = _optimizer(0.001, "With --scaling lars or larc.")
