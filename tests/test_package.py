@@ -57,7 +57,8 @@ def test_wheel_holds_one_package(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].partition("-")[0] for name in names} == {"fused_lwlr"}
-    for name in ("py.typed", "kernels/triton/step.py", "kernels/rules/sgd.py", "methods/lwlr/calibrate.py"):
+    data = ("py.typed", "runs/report.html")
+    for name in (*data, "kernels/triton/step.py", "kernels/rules/sgd.py", "methods/lwlr/calibrate.py"):
         assert f"fused_lwlr/{name}" in names
     folders = [ROOT / "fused_lwlr", ROOT / "kernels"]
     sources = {str(p.relative_to(ROOT)) for folder in folders for p in folder.rglob("*.*") if p.suffix in (".py", ".c")}
