@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from fused_lwlr import SGD, BalancedLR, balance
 from fused_lwlr.data import val_batches
-from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.figures import band, panels
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of
@@ -231,8 +231,8 @@ def _schedule(settings: Settings, results: Any) -> Table:
 
 
 def _draw(by_layers: dict[int, Any], scheduled: Any) -> Figure:
-    figure = Figure(figsize=(14, 3.6), layout="constrained")
-    *losses, gap, ratio = figure.subplots(1, 4)
+    figure, (*losses, gap, ratio) = panels(4, height=3)
+    losses[1].sharey(losses[0])
     for axes, (layers, of) in zip(losses, by_layers.items(), strict=True):
         first, trained = of.iloc[0], np.array(of.trained.tolist())
         for column, (steps, color) in enumerate(zip(CLOSED, ("C0", "C3"), strict=True)):
@@ -240,15 +240,15 @@ def _draw(by_layers: dict[int, Any], scheduled: Any) -> Figure:
                 curve = np.array(values)[:, column]
                 axes.plot(PARTS, curve / curve[0], style, color=color, label=f"{steps} step{'s' * column}, {name}")
             axes.plot(PARTS, (trained[:, :, column] / trained[:, :1, column]).T, ".", color=color, markersize=4)
-        axes.set(xlabel="p, of rates (1 ± p) · h^α", ylabel="loss, of that at equal rates")
+        axes.set(xlabel="p, of rates (1 ± p) · h^α", ylabel="loss / loss at equal rates")
         axes.set_title(f"{layers:g} layers, h = {first.h:g}, α = {first.alpha:g}; dots: trained", fontsize="medium")
-        axes.legend(frameon=False, fontsize="x-small")
+        axes.legend(frameon=False, fontsize="small")
     curves = scheduled.melt("name", NETS, "net", "run")
     curves["gap"] = curves.run.map(_apart)
     curves["ratio"] = curves.run.map(lambda run: np.array(run["loss"]) / np.array(run["plain_loss"]))
     curves = curves.explode(["gap", "ratio"]).astype({"gap": float, "ratio": float})
     curves["step"] = curves.groupby(["name", "net"]).cumcount()
-    for axes, value, label in ((gap, "gap", "|lr₁ − lr₂| / lr"), (ratio, "ratio", "loss, of that at a single rate")):
+    for axes, value, label in ((gap, "gap", "|lr₁ − lr₂| / lr"), (ratio, "ratio", "loss / loss at a single rate")):
         band(axes, curves, x="step", y=value, hue="net")
         axes.set(ylabel=label, title="with BalancedLR")
     return figure
