@@ -13,6 +13,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files, InclusionLevel
 
+from bench.targets import judge
+
 RESULTS = Path(__file__).parent / "results"
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 PICTURE = re.compile(r"^!\[(.*)\]\(((?:\.\./)+bench/results/.*)\)$", re.MULTILINE)
@@ -121,6 +123,12 @@ def traffic() -> Iterator[str]:
     )  # fmt: skip
 
 
+def missed() -> Iterator[str]:
+    """The targets that the measurements miss, one a line."""
+    judged = [target for target in judge(measured()) if target.verdict == "missed"]
+    yield from _table(("target", "bound", "worst found"), ((t.what, t.limit, t.found) for t in judged))
+
+
 def predicted() -> Iterator[str]:
     """Predicted times on an H200, with the newest compiler in the file."""
     lines = (RESULTS / "predictions-h200.txt").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
@@ -191,6 +199,7 @@ TABLES = {
     "host": host,
     "cpu": cpu,
     "traffic": traffic,
+    "missed": missed,
     "predicted": predicted,
     "examples": examples,
 }

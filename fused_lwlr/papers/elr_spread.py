@@ -182,6 +182,10 @@ def _draw(results: Any, plain: Any) -> Figure:
         axes.set(yscale="log", ylabel="Std(E) over layers")
     accuracy.set_ylabel("test accuracy in %")
     time.set(xlabel="step", title="over training, every seed")
+    # colours as in the legend below
+    handles, labels = time.get_legend_handles_labels()
+    of_lr = labels.index("lr") + 1
+    time.legend(handles[of_lr:], [f"lr {lr}" for lr in labels[of_lr:]], frameon=False, fontsize="small", loc="best")
     shared_legend(spread)
     return figure
 
