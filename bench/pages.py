@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replaces markers by tables, links papers, makes pictures links to their full size, and finds results."""
     markdown = MARKER.sub(lambda match: tables(match[1]), markdown)
     markdown = PAPER.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", markdown)
-    # docs/ is the root of the site, which has the results in a folder of their own
+    # docs/ becomes the root of the site, and bench/results/ its folder results/
     return LINK.sub(r"](\1results/", PICTURE.sub(r"[![\1](\2)](\2)", markdown))
 
 

@@ -54,7 +54,10 @@ def measure(steps: int, **common: Any) -> dict[str, Any]:
     else:
         layers = list(scale_invariant(trainer.model, next(trainer.minibatches(1)), cross_entropy).names)
     if not layers:
-        raise ValueError(f"{recipe.model} has no scale-invariant layers, which this study compares")
+        raise ValueError(
+            f"{recipe.model} has no scale-invariant layers, which this study compares: choose a --model with "
+            "normalization"
+        )
     trainer.prepare()
     recorder = ELRRecorder(trainer.model, select=layers, momentum=recipe.momentum > 0).watch(trainer.optimizer)
     passes = trainer.batches()

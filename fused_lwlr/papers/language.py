@@ -210,7 +210,7 @@ def draw(results: Any, *, col: Sequence[str], hue: str, style: str | None = None
         }
         for of in results.astype({"loss": float}).itertuples()
     ]
-    options = {"style": style} if style else {}
+    options: dict[str, Any] = {"style": style} if style else {}
     grid = bands(
         pandas.DataFrame(rows), x="lr", y="loss", col="panel", hue=hue, palette=colors, marker="o",
         facet_kws={"sharex": False}, **options,

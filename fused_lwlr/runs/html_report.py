@@ -43,7 +43,9 @@ class Run:
         """
         starts = read_starts(folder)
         if not starts:
-            raise FileNotFoundError(f"{folder} holds no run, since it has no run.json")
+            raise FileNotFoundError(
+                f"{folder} holds no run, since it has no run.json: give the folder (--out) of a training"
+            )
         metrics = read_records(folder / FILES["train"])
         kinds = {kind: [r for r in metrics if r["kind"] == kind] for kind in ("train", "validation")}
         checkpoints = Checkpoints(folder / "checkpoints").paths()
@@ -262,7 +264,7 @@ def _facts(last: Mapping[str, Any]) -> Rows:
         ("processes", str(last["world_size"])),
         ("host", f"{host['cpu']}, {host['cores']} cores, {host['system']}"),
         *((name, version or "not installed") for name, version in last["versions"].items()),
-        # of the data
+        # entries that describe the data
         *((name, _value(value)) for name, value in last["config"].items() if name not in {*FIELDS, "world_size"}),
     ]
 

@@ -63,7 +63,7 @@ class ELRHistory:
             ValueError: no step was recorded.
         """
         if not self.steps:
-            raise ValueError("no step was recorded yet")
+            raise ValueError("no step was recorded yet: take a step of the optimizer first")
         found = {"elr_mean": self.elr_mean, "elr_spread": self.elr_spread, "rate_spread": self.rate_spread}
         return {name: float(values.mean()) for name, values in found.items()}
 

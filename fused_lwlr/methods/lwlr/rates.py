@@ -115,7 +115,9 @@ class LayerRates(Mapping[str, float]):
             find(pattern, names, "exclude", "layer of these rates")
         left = [layer for layer in self.layers if not (layer.note or matches(layer.name, patterns))]
         if not left:
-            raise ValueError(f"exclude has {', '.join(map(repr, patterns))}, so no measured layer is left")
+            raise ValueError(
+                f"exclude has {', '.join(map(repr, patterns))}, so no measured layer is left: exclude fewer layers"
+            )
         mean = sum(layer.numel * layer.eta for layer in left) / sum(layer.numel for layer in left)
         kept = {layer.name for layer in left}
 
