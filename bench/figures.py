@@ -15,7 +15,7 @@ def throughput(gpu: dict[str, Any], path: Path) -> None:
     """Percent of copy bandwidth that steps reach, by parameter set; sets that fit into L2 may exceed 100."""
     rows = [row for row in gpu["rows"] if "skipped" not in row and row["dtype"] == "fp32"]
     bandwidth = max(gpu["copy_bytes_per_second"])
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(2, 1, figsize=(7.2, 6.5), sharey=True, layout="constrained")
     for axis, rule in zip(axes, ("sgd", "adamw"), strict=True):
         sets = list(dict.fromkeys(row["set"] for row in rows if row["rule"] == rule))
         for at, (method, who) in enumerate(SHOWN):
@@ -27,15 +27,15 @@ def throughput(gpu: dict[str, Any], path: Path) -> None:
         axis.axhline(100, color="grey", linewidth=0.8)
         axis.set_xticks(range(len(sets)), sets, rotation=25, ha="right")
         axis.set_title(f"{rule}, float32, L2 flushed")
-    axes[0].set_ylabel("% of copy bandwidth")
-    axes[0].legend()
-    figure.savefig(path, dpi=120)
+        axis.set_ylabel("% of copy bandwidth")
+    axes[0].legend(fontsize="small")
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
 def scaling(rows: list[dict[str, Any]], path: Path) -> None:
     """Host time and bytes of tables, against tensors and parameters; dotted lines are linear growth."""
-    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    figure, axes = plt.subplots(2, 2, figsize=(7.2, 6), sharey="row", sharex="col", layout="constrained")
     for column, over in enumerate(("tensors", "parameters")):
         for name in dict.fromkeys(row["scaling"] for row in rows):
             found = [row for row in rows if (row["over"], row["scaling"]) == (over, name)]
@@ -48,17 +48,17 @@ def scaling(rows: list[dict[str, Any]], path: Path) -> None:
         for axis, key, unit in ((times, "step", 1e3), (memory, "table_bytes", 1e-3)):
             end = last[key] * unit
             axis.loglog([last["n"] / 100, last["n"]], [end / 100, end], ":", color="grey")
-            axis.legend()
+            axis.legend(fontsize="small")
         memory.set_xlabel(over)
     axes[0, 0].set_ylabel("host time of a step, ms")
     axes[1, 0].set_ylabel("tables on the device, kB")
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
 def host(rows: list[dict[str, Any]], path: Path) -> None:
     """Host time of a step with a learning rate for each tensor, over the number of tensors, with new gradients."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.4), sharey=True, layout="constrained")
     lines = (
         ("groups", "torch.optim, a rate for each tensor", "s-"), ("fused", "torch.optim, one rate", "o--"),
         ("ours", "fused_lwlr, a rate for each tensor", "D-"),

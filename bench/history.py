@@ -93,7 +93,7 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
     """Time by run, oldest first: a panel for each case that was measured, a line for each contestant and device."""
     runs = list(rows.groupby(["date", "commit"], sort=False).groups)
     shown = [(case, time) for case in SHOWN for time in TIMES if rows.loc[rows["case"] == case, time].notna().any()]
-    figure = Figure(figsize=(9, 3 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(7.2, 4 * len(shown)), layout="constrained")
     for axes, (case, time) in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
         for color, who in enumerate(SHOWN[case]):
             found = rows[(rows["case"] == case) & (rows["who"] == who)].dropna(subset=[time])
@@ -101,10 +101,11 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
                 part = found[found["device"] == device]
                 at = [runs.index(run) for run in zip(part["date"], part["commit"], strict=True)]
                 axes.plot(at, part[time], color=f"C{color}", marker=marker, markersize=4, label=f"{who}, {device}")
-        axes.set(title=f"{case}: {TIMES[time]} time of a step, µs", yscale="log")
-        axes.set_xticks(range(len(runs)), [commit[:7] for _, commit in runs], rotation=45, fontsize=7)
-        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.savefig(path, dpi=100)
+        axes.set(title=case, ylabel=f"{TIMES[time]} time of a step, µs", yscale="log")
+        axes.set_xticks(range(len(runs)), [commit[:7] for _, commit in runs], rotation=45, ha="right", fontsize="small")
+        axes.set_xlabel("commit, oldest first")
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2, frameon=False)
+    figure.savefig(path, dpi=150)
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -13,24 +13,32 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files, InclusionLevel
 
+from bench.targets import judge
+
 RESULTS = Path(__file__).parent / "results"
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-PICTURE = re.compile(r"^!\[(.*)\]\((\.\./bench/results/.*)\)$", re.MULTILINE)
+PICTURE = re.compile(r"^!\[(.*)\]\(((?:\.\./)+bench/results/.*)\)$", re.MULTILINE)
+LINK = re.compile(r"\]\(\.\./((?:\.\./)*)bench/results/")
+PAPER = re.compile(r"arXiv[:\s]\s*(\d{4}\.\d{5})")
 MARKER = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Adds the files that pages may link to."""
     for path in sorted(path for path in RESULTS.rglob("*") if path.suffix in (".csv", ".md", ".png", ".txt")):
+        if path.name == "table.md":
+            continue  # a part of the page of its study
         uri = f"results/{path.relative_to(RESULTS).as_posix()}"
         files.append(File.generated(config, uri, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replaces markers by tables, makes pictures links to their full size, and finds results."""
+    """Replaces markers by tables, links papers, makes pictures links to their full size, and finds results."""
     markdown = MARKER.sub(lambda match: tables(match[1]), markdown)
-    return PICTURE.sub(r"[![\1](\2)](\2)", markdown).replace("](../bench/results/", "](results/")
+    markdown = PAPER.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", markdown)
+    # docs/ becomes the root of the site, and bench/results/ its folder results/
+    return LINK.sub(r"](\1results/", PICTURE.sub(r"[![\1](\2)](\2)", markdown))
 
 
 def tables(name: str) -> str:
@@ -115,6 +123,12 @@ def traffic() -> Iterator[str]:
     )  # fmt: skip
 
 
+def missed() -> Iterator[str]:
+    """The targets that the measurements miss, one a line."""
+    judged = [target for target in judge(measured()) if target.verdict == "missed"]
+    yield from _table(("target", "bound", "worst found"), ((t.what, t.limit, t.found) for t in judged))
+
+
 def predicted() -> Iterator[str]:
     """Predicted times on an H200, with the newest compiler in the file."""
     lines = (RESULTS / "predictions-h200.txt").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
@@ -185,6 +199,7 @@ TABLES = {
     "host": host,
     "cpu": cpu,
     "traffic": traffic,
+    "missed": missed,
     "predicted": predicted,
     "examples": examples,
 }

@@ -90,7 +90,7 @@ def imported(name: str) -> Callable[..., Any]:
     """
     module, colon, function = name.partition(":")
     if not colon or not module or not function.isidentifier():
-        raise ValueError(f"--loader {name} is not of the form module:function")
+        raise ValueError(f"--loader {name} is not of the form module:function: give for example --loader my_data:open")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

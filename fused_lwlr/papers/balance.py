@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fused_lwlr import balance
+from fused_lwlr.papers.figures import panels
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Report, Table, cell
 
@@ -165,17 +166,18 @@ def word(value: float | None) -> str:
 
 
 def _draw(by_layers: dict[int, Any]) -> Figure:
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, (layers, of) in zip(figure.subplots(1, len(by_layers)), by_layers.items(), strict=True):
+    figure, losses = panels(len(by_layers), height=3)
+    losses[1].sharey(losses[0])
+    for axes, (layers, of) in zip(losses, by_layers.items(), strict=True):
         first, trained = of.iloc[0], np.array(of.trained.tolist())
         for column, (steps, color) in enumerate(zip(CLOSED, ("C0", "C3"), strict=True)):
             for name, values, style in (("exact", first.exact, "-"), ("formula", first.closed, "--")):
                 curve = np.array(values)[:, column]
                 axes.plot(PARTS, curve / curve[0], style, color=color, label=f"{steps} step{'s' * column}, {name}")
             axes.plot(PARTS, (trained[:, :, column] / trained[:, :1, column]).T, ".", color=color, markersize=4)
-        axes.set(xlabel="p, of rates (1 ± p) · h^α", ylabel="loss, of that at equal rates")
+        axes.set(xlabel="p, of rates (1 ± p) · h^α", ylabel="loss / loss at equal rates")
         axes.set_title(f"{layers:g} layers, h = {first.h:g}, α = {first.alpha:g}; dots: trained", fontsize="medium")
-        axes.legend(frameon=False, fontsize="x-small")
+        axes.legend(frameon=False, fontsize="small")
     return figure
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from fused_lwlr.models.deep import NAME
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.from_he import from_he
 from fused_lwlr.papers.tables import Report, Table, cell
@@ -205,19 +205,19 @@ def _rates(results: Any, held_out: bool) -> Table:
 
 def _draw(results: Any, best: Any) -> Figure:
     models = list(results.model.unique())
-    figure = Figure(figsize=(4.6 * (1 + len(models)), 3.6), layout="constrained")
-    *ranges, epochs = figure.subplots(1, 1 + len(models))
+    figure, (*ranges, epochs) = panels(1 + len(models), height=3)
     style: dict[str, Any] = {"hue": "setup", "palette": COLORS, "style": "warm-up"}
     results = results.assign(rate=results.lr * results.goal.fillna(1.0).astype(float), **{"warm-up": results.warmup})
     for axes, model in zip(ranges, models, strict=True):
         band(axes, results[results.model == model], x="rate", y="test_accuracy", marker="o", **style)
-        axes.set(xscale="log", xlabel="learning rate, times the goal if there is one", title=model)
+        axes.set(xscale="log", xlabel="learning rate (× goal)", title=model)
     curves = best[(best.model == models[0]) & best.accuracies.notna()].explode("accuracies")
     curves = curves.assign(epoch=curves.groupby("name").cumcount() + 1, **{"warm-up": curves.warmup})
     band(epochs, curves.astype({"accuracies": float}), x="epoch", y="accuracies", **style)
     epochs.set_title(f"{models[0]}, best rates")
     for axes in (*ranges, epochs):
         axes.set_ylabel("test accuracy in %")
+    shared_legend(*ranges, epochs)
     return figure
 
 

@@ -54,7 +54,10 @@ def measure(steps: int, **common: Any) -> dict[str, Any]:
     else:
         layers = list(scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy).names)
     if not layers:
-        raise ValueError(f"{recipe.model} has no scale-invariant layers, which this study compares")
+        raise ValueError(
+            f"{recipe.model} has no scale-invariant layers, which this study compares: choose a --model with "
+            "normalization"
+        )
     trainer.prepare()
     recorder = ELRRecorder(trainer.model, select=layers, momentum=recipe.momentum > 0).watch(trainer.optimizer)
     passes = trainer.batches()
@@ -93,7 +96,7 @@ def report(settings: Settings, results: Any) -> Report:
     columns = ["momentum", "lr", "step", "Std(E) measured", "predicted", "rank correlation", "apart by a factor of"]
     notes = [f"{settings.data}, means over {settings.seeds} seeds; predicted from the state at step 0"]
     table = Table(f"E of the layers of {results.model.iloc[0]}", columns, rows, notes, labels=3)
-    figure = Figure(figsize=(9, 3.2 * max(len(means), 1)), layout="constrained")
+    figure = Figure(figsize=(7.2, 2.8 * max(len(means), 1)), layout="constrained")
     grid = figure.subplots(max(len(means), 1), 2, squeeze=False, sharex=True, sharey="row")
     for row, (momentum, lr, measured, predicted) in zip(grid, means, strict=False):
         for axes, name, values in zip(row, ("model", "measured"), (predicted, measured), strict=True):

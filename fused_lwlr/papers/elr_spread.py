@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from fused_lwlr import ELRRecorder
 from fused_lwlr.models.deep import NAME
-from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.from_he import from_he
 from fused_lwlr.papers.tables import Report, Table, cell
@@ -167,8 +167,7 @@ def ratios(above: Any, below: Any) -> Any:
 
 
 def _draw(results: Any, plain: Any) -> Figure:
-    figure = Figure(figsize=(12, 7), layout="constrained")
-    (spread, accuracy), (momentum, time) = figure.subplots(2, 2)
+    figure, (spread, accuracy, momentum, time) = panels(4, height=3.2)
     models, lrs = list(results.model.unique()), sorted(plain.lr.unique())
     first = results[results.model == models[0]]
     band(spread, plain, x="lr", y="elr_spread", hue="model", marker="o")
@@ -183,6 +182,11 @@ def _draw(results: Any, plain: Any) -> Figure:
         axes.set(yscale="log", ylabel="Std(E) over layers")
     accuracy.set_ylabel("test accuracy in %")
     time.set(xlabel="step", title="over training, every seed")
+    # colours as in the legend below
+    handles, labels = time.get_legend_handles_labels()
+    of_lr = labels.index("lr") + 1
+    time.legend(handles[of_lr:], [f"lr {lr}" for lr in labels[of_lr:]], frameon=False, fontsize="small", loc="best")
+    shared_legend(spread)
     return figure
 
 

@@ -1,28 +1,61 @@
 """Curves of studies: the mean over seeds, with a band from the lowest to the highest."""
 
+from math import ceil
 from typing import Any
 
 import matplotlib
+from matplotlib.figure import Figure
 
 matplotlib.use("agg")  # figures are written to files, also on a machine with a screen
 
 import seaborn
 
+WIDTH = 7.2
+"""Inches; about as wide as the text of a page, so that text of 10 points is as large as the text around it."""
 BAND = {"errorbar": ("pi", 100), "err_kws": {"alpha": 0.15, "linewidth": 0}}
 
 
-def bands(results: Any, *, x: str, y: str, **options: Any) -> Any:
-    """A grid of panels (`seaborn.relplot`), divided by `col` and `row`, with colours by `hue`."""
-    columns = results[options["col"]].nunique() if "col" in options else 1
-    grid = seaborn.relplot(
-        results, kind="line", x=x, y=y, height=3, aspect=1.2 if columns > 1 else 1.5, **{**BAND, **options}
-    )
+def panels(count: int, *, height: float = 2.8, **shared: Any) -> tuple[Figure, list[Any]]:
+    """A figure with axes in two columns.
+
+    Args:
+        count: number of axes.
+        height: of a row, in inches.
+        shared: `sharex` and `sharey` of `Figure.subplots`.
+    """
+    figure = Figure(figsize=(WIDTH if count > 1 else 0.6 * WIDTH, height * ceil(count / 2)), layout="constrained")
+    axes = figure.subplots(ceil(count / 2), min(count, 2), squeeze=False, **shared).ravel()
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return figure, list(axes[:count])
+
+
+def bands(results: Any, *, x: str, y: str, columns: int = 2, **options: Any) -> Any:
+    """A grid of panels (`seaborn.relplot`), divided by `col`, with colours by `hue` and the legend below."""
+    count = results[options["col"]].nunique() if "col" in options else 1
+    columns = min(columns, count)
+    wrapped = {"col_wrap": columns} if count > 1 else {}
+    grid = seaborn.relplot(results, kind="line", x=x, y=y, **{**BAND, **wrapped, **options})
+    rows = ceil(count / columns)
+    grid.figure.set_size_inches(WIDTH, (5.6 if columns < 3 else 4.6) / columns * rows + 0.6)
+    grid.figure.set_layout_engine("constrained")
+    if grid.legend is not None:
+        seaborn.move_legend(grid, "outside lower center", ncols=4, frameon=False, fontsize="small")
     return grid.set_titles("{col_name}")
 
 
 def band(axes: Any, results: Any, *, x: str, y: str, **options: Any) -> None:
-    """The same in existing axes, with a small legend."""
+    """The same in existing axes, with a legend."""
     seaborn.lineplot(results, x=x, y=y, ax=axes, **{**BAND, **options})
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend() is not None:
-        seaborn.move_legend(axes, "best", frameon=False, fontsize="x-small", title=None)
+        seaborn.move_legend(axes, "best", frameon=False, fontsize="small", title=None)
+
+
+def shared_legend(axes: Any, *others: Any) -> None:
+    """Replace the legends of axes with the same lines by one below the figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    for each in (axes, *others):
+        if each.get_legend() is not None:
+            each.get_legend().remove()
+    axes.figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize="small")

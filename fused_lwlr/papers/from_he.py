@@ -25,7 +25,10 @@ def from_he(trainer: Trainer) -> SGD | AdamW | Lion:
         return new_optimizer(recipe, trainer.model, None)
     layers = scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy)
     if not layers.names:
-        raise ValueError(f"{recipe.model} has no scale-invariant layers to hold at one effective learning rate")
+        raise ValueError(
+            f"{recipe.model} has no scale-invariant layers to hold at one effective learning rate: choose a --model "
+            "with normalization"
+        )
     return SGD(
         trainer.model.named_parameters(),
         lr=recipe.lr,

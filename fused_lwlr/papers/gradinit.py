@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fused_lwlr import SGD, AdamW
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.starts import LR, is_normalized, start_
 from fused_lwlr.papers.tables import Report, Table, cell
@@ -259,8 +259,8 @@ def _variance(results: Any) -> Table:
 
 def _draw(results: Any) -> Figure:
     models = list(results.model.unique())
-    figure = Figure(figsize=(11, 3.4 * len(models)), layout="constrained")
-    for (left, right), model in zip(figure.subplots(len(models), 2, squeeze=False), models, strict=True):
+    figure, axes_of = panels(2 * len(models))
+    for left, right, model in zip(axes_of[::2], axes_of[1::2], models, strict=True):
         of_model = results[results.model == model].assign(initialization=results.init.map(LABELS))
         for axes, value, name in ((left, "accuracies", "epoch"), (right, "after", "weight, in order of the model")):
             of = of_model[of_model[value].notna()].explode(value).astype({value: float})
@@ -268,8 +268,9 @@ def _draw(results: Any) -> Figure:
             colors = {LABELS[init]: color for init, color in COLORS.items()}
             band(axes, of, x=name, y=value, hue="initialization", palette=colors, marker="o")
             axes.set_title(model, fontsize="medium")
-        left.set_ylabel("test accuracy in %")
+        left.set(ylabel="test accuracy in %", ylim=(0, 101))
         right.set(yscale="log", ylabel="σ(g) at initialization")
+    shared_legend(*axes_of)
     return figure
 
 

@@ -210,12 +210,17 @@ def draw(results: Any, *, col: Sequence[str], hue: str, style: str | None = None
         }
         for of in results.astype({"loss": float}).itertuples()
     ]
-    options = {"style": style} if style else {}
+    options: dict[str, Any] = {"style": style} if style else {}
     grid = bands(
         pandas.DataFrame(rows), x="lr", y="loss", col="panel", hue=hue, palette=colors, marker="o",
         facet_kws={"sharex": False}, **options,
     )  # fmt: skip
     grid.set(xscale="log", ylim=(None, DIVERGED + 0.05)).set_axis_labels("learning rate", "held-out loss")
     grid.tick_params(axis="x", which="minor", labelbottom=False)
+    for axes in grid.axes.flat:
+        axes.axhline(DIVERGED, color="0.5", linewidth=0.8, linestyle=":")
+        axes.text(
+            0.02, DIVERGED - 0.02, "diverged", color="0.4", size="small", va="top", transform=axes.get_yaxis_transform()
+        )
     figure: Figure = grid.figure
     return figure

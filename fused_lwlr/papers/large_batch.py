@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.held_out import PART
 from fused_lwlr.papers.tables import Report, Table, cell
@@ -93,10 +93,11 @@ def _grid(results: Any) -> Table:
 
 def _draw(results: Any) -> Figure:
     batches = list(results.batch_size.unique())
-    figure = Figure(figsize=(4.6 * len(batches), 3.6), layout="constrained")
-    for axes, batch in zip(figure.subplots(1, len(batches), squeeze=False)[0], batches, strict=True):
+    figure, axes_of = panels(len(batches), height=3.2, sharey=True)
+    for axes, batch in zip(axes_of, batches, strict=True):
         band(axes, results[results.batch_size == batch], x="lr", y="val_loss", hue="arm", marker="o")
         axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="held-out loss", title=f"batch of {batch}")
+    shared_legend(*axes_of)
     return figure
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fused_lwlr import calibrate
 from fused_lwlr.data.minibatches import minibatches
-from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.figures import band, panels
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train, trainer_of
@@ -130,15 +130,14 @@ def _sizes(results: Any, at: int) -> Table:
 
 def _draw(results: Any, off: Any, last: int) -> Figure:
     models = list(results.model.unique())
-    figure = Figure(figsize=(4.2 * (1 + len(models)), 3.4), layout="constrained")
-    left, *others = figure.subplots(1, 1 + len(models))
+    figure, (left, *others) = panels(1 + len(models), height=3.2)
     known = {t: values for t, values in PAPER.items() if t in set(off.steps)}
     paper = pandas.DataFrame(
         [{"model": "paper", "steps": t, "largest": values[0], "mean": values[1]} for t, values in known.items()]
     )
     curves = pandas.concat([off, paper]).melt(["model", "steps"], ["largest", "mean"], "over layers", "deviation")
     band(left, curves, x="steps", y="deviation", hue="model", style="over layers", marker="o")
-    left.set(xscale="log", yscale="log", xlabel="T", ylabel=f"deviation from T = {last} in %")
+    left.set(xscale="log", yscale="log", xlabel="T, minibatches", ylabel=f"deviation from T = {last} in %")
     for axes, model in zip(others, models, strict=True):
         many = min(SIZES_AT, last) * BATCH_SIZE // results.batch_size
         of = results[(results.model == model) & (results.steps == many)].explode("eta").astype({"eta": float})

@@ -5,7 +5,6 @@ Initializing the Layer-wise Learning Rate: training losses of Figure 7, with the
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 from torch import nn
@@ -189,17 +188,24 @@ def report(settings: Settings, results: Any) -> Report:
     return Report([first, second, third], _draw(results))
 
 
+TOP = 5.0
+"""Highest loss in the figure: some rates end at losses that would hide all others."""
+
+
 def _draw(results: Any) -> Any:
-    """A panel for each method: loss over learning rate, a line for each size; no point where a seed diverged."""
+    """A panel for each method: loss over learning rate, a line for each size; a cross where a seed diverged."""
     kept = results[results.groupby(["method", "size", "lr"]).train_loss.transform(lambda of: of.notna().all())]
-    columns = min(5, results.method.nunique())
+    colors = {size: f"C{number}" for number, size in enumerate(results["size"].unique())}
     grid = bands(
-        kept, x="lr", y="train_loss", hue="size", marker=".", col="method", col_wrap=columns,
+        kept, x="lr", y="train_loss", hue="size", palette=colors, marker=".", col="method", columns=3,
         col_order=list(results.method.unique()), facet_kws={"sharex": False},
     )  # fmt: skip
-    # some rates end at losses that would hide all others
-    grid.set(xscale="log", yscale="log", ylim=(None, 5)).set_axis_labels("learning rate", "training loss")
-    grid.figure.set_size_inches(2.7 * columns, 2.4 * ceil(results.method.nunique() / columns))
+    grid.set(xscale="log", yscale="log", ylim=(None, TOP)).set_axis_labels("learning rate", "training loss")
+    diverged = results.drop(kept.index)
+    for method, axes in grid.axes_dict.items():
+        of = diverged[diverged.method == method].drop_duplicates(["size", "lr"])
+        axes.scatter(of.lr, [TOP] * len(of), c=[colors[size] for size in of["size"]], marker="x", clip_on=False)
+        axes.tick_params(axis="x", which="minor", labelbottom=False)
     return grid.figure
 
 

@@ -98,7 +98,7 @@ def save_report(out: Path, name: str, report: Report) -> list[Path]:
     """Write table.md and the picture of a study to a folder; returns where."""
     paths = [out / "table.md", out / f"{name}.png"]
     files.replace_text(paths[0], "\n".join(table.markdown() for table in report.tables))
-    report.figure.savefig(paths[1], dpi=100)
+    report.figure.savefig(paths[1], dpi=150)
     return paths
 
 

@@ -1,32 +1,25 @@
 """A report on a run from the files in its folder: one self-contained page of HTML."""
 
 import base64
-import html
 import io
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import jinja2
 
 from fused_lwlr import files
 from fused_lwlr.runs.metrics import FILES, read_records, unit_of
 from fused_lwlr.runs.provenance import read_starts
 from fused_lwlr.training.checkpoints import Checkpoints
+from fused_lwlr.training.collectives import is_first
+from fused_lwlr.training.config_diff import json_values
+from fused_lwlr.training.recipe import DEFAULTS, FIELDS
+from fused_lwlr.training.records import Record
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
-.status { color: #555; margin: .3rem 0 1.4rem; } .died { color: #b3261e; }
-.cards { display: flex; flex-wrap: wrap; gap: .8rem; }
-.card { border: 1px solid #ddd; border-radius: 8px; padding: .6rem 1rem; min-width: 9rem; }
-.card b { display: block; font-size: 1.4rem; } .card span { color: #666; font-size: .85rem; }
-table { border-collapse: collapse; font-size: .88rem; } td, th { text-align: left; padding: .2rem 1rem .2rem 0;
-  border-bottom: 1px solid #eee; vertical-align: top; } td:last-child { overflow-wrap: anywhere; }
-th { font-weight: 600; color: #555; } img { max-width: 100%; height: auto; } figure { margin: 0 0 1rem; }
-figcaption, .note { color: #666; font-size: .85rem; } .columns { display: flex; flex-wrap: wrap; gap: 0 3rem; }
-"""
+Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,9 @@ class Run:
         """
         starts = read_starts(folder)
         if not starts:
-            raise FileNotFoundError(f"{folder} holds no run, since it has no run.json")
+            raise FileNotFoundError(
+                f"{folder} holds no run, since it has no run.json: give the folder (--out) of a training"
+            )
         metrics = read_records(folder / FILES["train"])
         kinds = {kind: [r for r in metrics if r["kind"] == kind] for kind in ("train", "validation")}
         checkpoints = Checkpoints(folder / "checkpoints").paths()
@@ -74,6 +69,29 @@ class Run:
         """The unit of the training: "images" or "tokens"."""
         return unit_of([*self.train, *self.validation])
 
+    @property
+    def top5(self) -> bool:
+        """Whether the top-5 accuracy can differ from 100 %; a run of an older version did not record its classes."""
+        return self.unit == "images" and self.last.get("classes", 6) > 5
+
+
+class PeriodicReport:
+    """Has the report written after a validation, so that a run that is killed without a warning has one as well.
+
+    Args:
+        write: writes the report; called on rank 0 alone.
+        minutes: least time from the start to the first report, and from each report to the next.
+    """
+
+    def __init__(self, write: Callable[[], object], minutes: float):
+        self._write, self._seconds, self._last = write, 60 * minutes, time.monotonic()
+
+    def add(self, record: Record) -> None:
+        """Receive a record, which the files of the run have already."""
+        if record.kind == "validation" and is_first() and time.monotonic() - self._last >= self._seconds:
+            self._write()
+            self._last = time.monotonic()
+
 
 def write_report(folder: str | Path) -> Path:
     """Write `report.html` into the folder of a run, also of a run that died or is still running.
@@ -96,20 +114,35 @@ def write_report(folder: str | Path) -> Path:
 
 def page(run: Run) -> str:
     """The HTML."""
-    title = html.escape(str(run.last["config"].get("model", run.folder.resolve().name)))
-    sections = [
-        f"<h1>{title}</h1>",
-        _status(run),
-        _cards(run),
-        *_pictures(run),
-        _speed(run),
-        _ran(run),
-    ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{title}: report</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(section for section in sections if section)
-        + "\n</body>\n</html>\n"
+    config = run.last["config"]
+    data = f" on {config['data']}" if "data" in config else ""
+    template = jinja2.Environment(
+        loader=jinja2.PackageLoader("fused_lwlr.runs", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("report.html")
+    changed, rest = _options(config)
+    return template.render(
+        title=f"{config.get('model', run.folder.resolve().name)}{data}",
+        finished=run.last.get("end") == "finished",
+        status=_status(run),
+        cards=list(_cards(run)),
+        sections=list(_pictures(run)),
+        speed=list(_speed(run)),
+        changed=changed,
+        rest=rest,
+        facts=_facts(run.last),
+        starts=[
+            (
+                _minute(s["started"]),
+                (s["git"]["commit"] or "")[:12],
+                ", ".join(_counted(s["devices"])),
+                str(s.get("end") or ""),
+            )
+            for s in run.starts
+        ],
     )
 
 
@@ -120,131 +153,120 @@ def _status(run: Run) -> str:
     epoch = f", epoch {train[-1]['epoch']:.4g}" if train else ""
     ended = run.last.get("end")
     where = f"step {at:,}{of}{epoch}"
-    begun = f"Started {html.escape(run.starts[0]['started'])}" + (
+    begun = f"Started {_minute(run.starts[0]['started'])} UTC" + (
         f", {len(run.starts)} starts" if len(run.starts) > 1 else ""
     )
     if ended == "finished":
-        return f'<p class="status">{begun}. Finished at {where}.</p>'
-    left = f"its last checkpoint is {run.checkpoint.name}" if run.checkpoint else "it has no checkpoint"
-    how = f"Ended by {html.escape(str(ended))}" if ended else "Not finished: it died, or it still runs"
-    return f'<p class="status died">{begun}. {how}. What is recorded ends at {where}; {left}.</p>'
+        return f"{begun}. Finished at {where}."
+    left = f"the last checkpoint is {run.checkpoint.name}" if run.checkpoint else "there is no checkpoint"
+    how = ended or "it was killed, or it still runs"
+    return f"{begun}. Not finished: {how}. The records end at {where}; {left}."
 
 
-def _cards(run: Run) -> str:
-    cards = []
+def _cards(run: Run) -> Iterator[tuple[str, str]]:
     for weights, label in (("model", "trained weights"), ("ema", "averaged weights (EMA)")):
         results = run.results(weights)
         if results and run.unit == "tokens":
             best, last = min(results, key=lambda r: r["loss"]), results[-1]
             told = f"{label}, in nats a token"
-            cards.append((f"{best['loss']:.4f}", f"lowest validation loss, {told}, epoch {best['epoch']:.4g}"))
-            cards.append((f"{last['loss']:.4f}", f"final loss (perplexity {last['perplexity']:.2f}), {told}"))
+            yield f"{best['loss']:.4f}", f"lowest validation loss, {told}, epoch {best['epoch']:.4g}"
+            yield f"{last['loss']:.4f}", f"final loss (perplexity {last['perplexity']:.2f}), {told}"
         elif results:
-            best = max(results, key=lambda r: r["top1"])
-            cards.append((_percent(best["top1"]), f"best top-1, {label}, epoch {best['epoch']:.4g}"))
-            last = results[-1]
-            cards.append((_percent(last["top1"]), f"final top-1 (top-5 {_percent(last['top5'])}), {label}"))
+            best, last = max(results, key=lambda r: r["top1"]), results[-1]
+            yield _percent(best["top1"]), f"best top-1, {label}, epoch {best['epoch']:.4g}"
+            top5 = f" (top-5 {_percent(last['top5'])})" if run.top5 else ""
+            yield _percent(last["top1"]), f"final top-1{top5}, {label}"
     if run.train:
         count, seconds = (sum(r[name] or 0 for r in run.train) for name in (run.unit, "seconds"))
         if seconds > 0:
-            cards.append((f"{count / seconds:,.0f}", f"{run.unit} a second in training, on average"))
+            yield f"{count / seconds:,.0f}", f"{run.unit} a second in training, on average"
         spent = seconds + sum(r["seconds"] or 0 for r in run.validation)
-        cards.append((_duration(spent), "in training and validation"))
-        if run.unit == "images":
-            cards.append((f"{sum(r['skipped'] for r in run.train):,}", "images skipped, since they could not be read"))
-    shown = (f'<div class="card"><b>{value}</b><span>{html.escape(label)}</span></div>' for value, label in cards)
-    return f'<div class="cards">{"".join(shown)}</div>' if cards else '<p class="note">Nothing was recorded yet.</p>'
+        yield _duration(spent), "in training and validation"
+        if skipped := sum(r["skipped"] for r in run.train):
+            yield f"{skipped:,}", "images skipped, since they could not be read"
 
 
-def _pictures(run: Run) -> Iterable[str]:
+def _pictures(run: Run) -> Iterator[tuple[str, list[str], str]]:
+    """Title, pictures as `data:` addresses, and caption of each section."""
     # imported only here: the page of a run without records needs no figures
     from fused_lwlr.runs import figures
 
     if run.train or run.validation:
-        caption = f"Loss, {'accuracy' if run.unit == 'images' else 'perplexity'}, learning rate"
-        yield _picture("Learning", lambda: figures.learning(run.train, run.validation), caption)
+        caption = f"Loss, {'accuracy' if run.unit == 'images' else 'perplexity'} and learning rate"
+        yield "Learning", _drawn(figures.learning(run.train, run.validation, top5=run.top5)), caption
     if run.train:
-        caption = f"{run.unit.capitalize()} a second and where the time goes"
-        yield _picture("Throughput", lambda: figures.throughput(run.train), caption)
+        caption = f"{run.unit.capitalize()} a second, and where the time goes"
+        yield "Throughput", _drawn(figures.throughput(run.train)), caption
     if run.layers:
         last = run.layers[-1]
-        # without a scaling, or multipliers, these are constant
-        told = [name for name in ("trust_ratio", "multiplier") if any(value not in (1, None) for value in last[name])]
-        yield _picture(
+        yield (
             "Effective learning rates over training",
-            lambda: figures.layers_over_time(run.layers),
+            _drawn(figures.layers_over_time(run.layers)),
             "Lines from dark (the first layer) to bright (the last)",
         )
-        yield _picture(
+        # without a scaling, or multipliers, these are constant
+        told = [name for name in ("trust_ratio", "multiplier") if any(value not in (1, None) for value in last[name])]
+        shown = [name for name in ("elr", *told) if any(value is not None for value in last[name])]
+        absent = [f"{name.replace('_', ' ')}s" for name in ("trust_ratio", "multiplier") if name not in told]
+        yield (
             f"Layers in step {last['step']:,}",
-            lambda: figures.by_depth(last, "elr", *told),
-            "Every layer, as last recorded; where trust ratios of a scaling or multipliers are not shown, they are 1",
+            _drawn([figures.by_depth(last, name) for name in shown]),
+            "Every layer, as last recorded" + (f"; all {' and '.join(absent)} are 1" if absent else ""),
         )
 
 
-def _picture(title: str, draw: Callable[[], Any], caption: str) -> str:
-    memory = io.BytesIO()
-    draw().savefig(memory, format="png", dpi=150)
-    data = base64.b64encode(memory.getvalue()).decode()
-    return (
-        f'<h2>{html.escape(title)}</h2>\n<figure><img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{html.escape(caption)}.</figcaption></figure>"
-    )
+def _drawn(drawings: Sequence[Any]) -> list[str]:
+    """PNG files as `data:` addresses."""
+    found = []
+    for figure in drawings:
+        memory = io.BytesIO()
+        figure.savefig(memory, format="png", dpi=200)
+        found.append(f"data:image/png;base64,{base64.b64encode(memory.getvalue()).decode()}")
+    return found
 
 
-def _speed(run: Run) -> str:
-    if not run.train:
-        return ""
-    total = {n: sum(r[n] or 0 for r in run.train) for n in (run.unit, "seconds", "loader_seconds", "step_seconds")}
-    rows: list[tuple[str, str]] = []
-    for label, seconds in (
-        ("training", total["seconds"]),
-        ("training, without waiting", total["step_seconds"]),
-    ):
+def _speed(run: Run) -> Iterator[tuple[str, str]]:
+    total = {n: sum(r.get(n) or 0 for r in run.train) for n in (run.unit, "seconds", "loader_seconds", "step_seconds")}
+    for label, seconds in (("training", total["seconds"]), ("training, without waiting", total["step_seconds"])):
         if seconds > 0:
-            rows.append((f"{run.unit} a second, {label}", f"{total[run.unit] / seconds:,.1f}"))
+            yield f"{run.unit} a second, {label}", f"{total[run.unit] / seconds:,.1f}"
     if total["seconds"] > 0:
-        rows.append(("waiting for the loader", _percent(total["loader_seconds"] / total["seconds"])))
+        yield "waiting for the loader", _percent(total["loader_seconds"] / total["seconds"])
     peak = run.last.get("peak_memory_bytes")
     if peak is not None:
-        rows.append(("device memory at its peak", f"{peak / 2**30:.2f} GiB"))
+        yield "device memory at its peak", f"{peak / 2**30:.2f} GiB"
     validations = [r["seconds"] for r in run.validation if r["seconds"] is not None]
     if validations:
-        rows.append(("a validation takes", f"{sum(validations) / len(validations):.1f} s"))
-    return f"<h2>Speed</h2>\n{_table(rows)}"
+        yield "a validation takes", f"{sum(validations) / len(validations):.1f} s"
 
 
-def _ran(run: Run) -> str:
-    last = run.last
-    config = [(key, _value(value)) for key, value in last["config"].items()]
-    git = last["git"]
+def _options(config: Mapping[str, Any]) -> tuple[Rows, Rows]:
+    """Options that differ from their defaults, with the defaults; and the others, if they have a value."""
+    defaults = json_values(DEFAULTS)
+    given = {name: value for name, value in config.items() if name in defaults and value not in (None, [])}
+    changed = [
+        (name, _value(value), FIELDS[name].json_schema_extra["shown"] or _value(defaults[name]) or "none")
+        for name, value in given.items()
+        if value != defaults[name]
+    ]
+    return changed, [(name, _value(value)) for name, value in given.items() if value == defaults[name]]
+
+
+def _facts(last: Mapping[str, Any]) -> Rows:
+    """The command, sources and machine of a start."""
+    git, host = last["git"], last["host"]
     commit = "not under version control" if git["commit"] is None else git["commit"][:12]
-    host = last["host"]
-    about = [
+    return [
         ("command", last["command"]),
         ("commit", commit + (", with changes" if git["dirty"] else "")),
-        ("seed", _value(last["seed"])),
+        ("seed", str(last["seed"])),
         ("devices", ", ".join(_counted(last["devices"]))),
-        ("processes", _value(last["world_size"])),
+        ("processes", str(last["world_size"])),
         ("host", f"{host['cpu']}, {host['cores']} cores, {host['system']}"),
         *((name, version or "not installed") for name, version in last["versions"].items()),
+        # entries that describe the data
+        *((name, _value(value)) for name, value in last["config"].items() if name not in {*FIELDS, "world_size"}),
     ]
-    starts = [
-        (s["started"], (s["git"]["commit"] or "")[:12], ", ".join(_counted(s["devices"])), str(s.get("end") or ""))
-        for s in run.starts
-    ]
-    return (
-        '<div class="columns">\n'
-        f"<div><h2>Options</h2>\n{_table(config)}</div>\n"
-        f"<div><h2>What ran</h2>\n{_table(about)}</div>\n</div>\n"
-        f"<h2>Starts</h2>\n{_table(starts, ('started (UTC)', 'commit', 'devices', 'ended'))}"
-    )
-
-
-def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    titles = f"<tr>{''.join(f'<th>{html.escape(title)}</th>' for title in head)}</tr>\n" if head else ""
-    lines = (f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return "<table>\n" + titles + "\n".join(lines) + "\n</table>"
 
 
 def _counted(names: Sequence[str]) -> list[str]:
@@ -252,9 +274,20 @@ def _counted(names: Sequence[str]) -> list[str]:
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {_value(entry)}" for key, entry in value.items())
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _minute(started: str) -> str:
+    """2026-05-04 13:37, of a time in ISO 8601."""
+    return started[:16].replace("T", " ")
 
 
 def _percent(part: float) -> str:

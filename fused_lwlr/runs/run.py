@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from fused_lwlr import LayerRates, files
 from fused_lwlr.data import Stream
 from fused_lwlr.extras import import_extra
-from fused_lwlr.runs.html_report import write_report
+from fused_lwlr.runs.html_report import PeriodicReport, write_report
 from fused_lwlr.runs.metrics import Metrics
 from fused_lwlr.runs.provenance import code_changes, record_facts, record_start
 from fused_lwlr.runs.screen import Screen
@@ -21,6 +21,7 @@ from fused_lwlr.runs.tensorboard import Dashboard
 from fused_lwlr.runs.weights_and_biases import WandbRun
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, gathered, process_group
+from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.loop import Loop, Sink
 from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
@@ -76,6 +77,8 @@ def run(recipe: Recipe) -> int:
                 there = WandbRun(recipe.out, loop.config)
                 held.callback(there.close)
                 found.append(there)
+            # after the metrics, which it reads
+            found.append(PeriodicReport(lambda: write_report(recipe.out), recipe.checkpoint_minutes))
             return [*found, screen]
 
         loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
@@ -85,11 +88,12 @@ def run(recipe: Recipe) -> int:
         restored = loop.restore() if begun else None
         if restored is not None and loop.done:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
-            finish(trainer, screen, done=True)
+            finish(trainer, screen, "finished")
             return _judged(loop, screen)
         if restored is None:
             trainer.prepare(progress=True)
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
+        record_facts(recipe.out, classes=len(trainer.data.classes))
         write_recipe(recipe)
         if restored is None:
             loop.begin()
@@ -98,8 +102,14 @@ def run(recipe: Recipe) -> int:
             if world.first and (changed := code_changes(recipe.out)):
                 screen.say(f"The code has changed since the last start ({'; '.join(changed)}): bits may differ.")
         with screen.progress(trainer.total, trainer.step):
-            loop.train()
-        finish(trainer, screen, done=loop.done)
+            try:
+                loop.train()
+            except DivergedError as error:
+                finish(trainer, screen, str(error))
+                raise
+        if not loop.done:
+            screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
+        finish(trainer, screen, "finished" if loop.done else "stopped by a signal")
         return _judged(loop, screen) if loop.done else flag.exit_code
 
 
@@ -180,19 +190,17 @@ def _remove_unused(folder: Path, new: bool) -> None:
             folder.rmdir()
 
 
-def finish(trainer: Trainer, screen: Screen, *, done: bool) -> None:
-    """Write the end of a run: the facts, its weights if the training is complete, and the report."""
+def finish(trainer: Trainer, screen: Screen, end: str) -> None:
+    """Write the end of a run: the facts, its weights if it is "finished", and the report."""
     recipe, device = trainer.recipe, trainer.world.device
     record_facts(
         recipe.out,
-        end="finished" if done else "stopped by a signal",
+        end=end,
         end_step=trainer.step,
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )
-    if done:
+    if end == "finished":
         save_all(trainer, Path(recipe.out))
-    else:
-        screen.say(f"Stopped after step {trainer.step} of {trainer.total}: the same command goes on from there.")
     report = from_first(lambda: str(write_report(recipe.out)), process_group())
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
 

@@ -7,10 +7,11 @@ import pytest
 
 # it needs Python 3.11
 pytest.importorskip("mkdocs")
-from bench import pages
+from bench import pages, report
+from bench.targets import judge
 
 DOCS = Path(__file__).parents[2] / "docs"
-MARKED = [name for page in sorted(DOCS.glob("*.md")) for name in pages.MARKER.findall(page.read_text())]
+MARKED = [name for page in sorted(DOCS.rglob("*.md")) for name in pages.MARKER.findall(page.read_text())]
 
 
 @pytest.mark.parametrize("name", MARKED)
@@ -23,7 +24,7 @@ def test_a_marker_stands_for_a_table(name):
 
 
 def test_all_tables_and_studies_are_on_a_page():
-    text = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    text = "".join(page.read_text() for page in DOCS.rglob("*.md"))
     assert set(pages.TABLES) <= set(MARKED)
     for folder in (pages.RESULTS / "studies").iterdir():
         assert f"studies/{folder.name}/table" in text
@@ -35,6 +36,31 @@ def test_markers_and_links_are_replaced():
         pages.on_page_markdown(text, page=None)
         == f"before\n{pages.tables('about')}\n[![A](results/a.png)](results/a.png)"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("![A](../../bench/results/a.png)", "[![A](../results/a.png)](../results/a.png)"),
+        ("[all](../../bench/results/a.md)", "[all](../results/a.md)"),
+        ("(arXiv:2601.05049)", "([arXiv:2601.05049](https://arxiv.org/abs/2601.05049))"),
+        ("(arXiv\n2601.05049, Table 1)", "([arXiv:2601.05049](https://arxiv.org/abs/2601.05049), Table 1)"),
+    ],
+)
+def test_pages_in_folders_and_papers_are_linked(text, shown):
+    assert pages.on_page_markdown(text, page=None) == shown
+
+
+def test_missed_targets_are_told():
+    judged = judge(pages.measured())
+    told = pages.tables("missed")
+    missed = [target.what for target in judged if target.verdict == "missed"]
+    assert len(told.splitlines()) == 2 + len(missed)
+    assert all(what in told for what in missed)
+
+
+def test_the_report_of_this_machine_is_made_from_its_results():
+    assert (pages.RESULTS / "bench-amd-epyc.md").read_text() == report.markdown(pages.measured())
 
 
 def test_an_unknown_name_is_an_error():

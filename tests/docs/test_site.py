@@ -10,7 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RECORDED = ROOT / "bench" / "results"
 BLOCK = re.compile(r"^```python *(?:title=\"(?P<title>[^\"]*)\")?\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_HERE = {
@@ -21,7 +21,7 @@ NOT_HERE = {
 
 
 def named(pages):
-    return pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in pages])
+    return pytest.mark.parametrize("page", [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in pages])
 
 
 def script(text):

@@ -4,14 +4,16 @@ import base64
 import json
 import math
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 from run_folder import fill
 
-from fused_lwlr.runs import figures
-from fused_lwlr.runs.html_report import write_report
+from fused_lwlr.runs import figures, html_report
+from fused_lwlr.runs.html_report import PeriodicReport, Run, write_report
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.runs.provenance import record_facts
+from fused_lwlr.training.recipe import DEFAULTS
 
 VOID = {"meta", "img"}
 
@@ -59,10 +61,10 @@ def test_of_a_run_that_finished(tmp_path):
     record_facts(tmp_path, end="finished", peak_memory_bytes=3 * 2**30)
     page = report(tmp_path)
     assert page.titles == [
-        "Learning", "Throughput", "Effective learning rates over training", "Layers in step 6", "Speed", "Options",
-        "What ran", "Starts",
+        "Learning", "Throughput", "Effective learning rates over training", "Layers in step 6", "Speed",
+        "Options that differ from their default", "What ran", "Starts",
     ]  # fmt: skip
-    assert len(page.images) == 4
+    assert len(page.images) == 3 + 4 + 2 + 3
     for image in page.images:
         assert image[:8] == b"\x89PNG\r\n\x1a\n"
     for told in (
@@ -75,23 +77,22 @@ def test_of_a_run_that_finished(tmp_path):
         "images a second, training 11.6 ", "a second, training, without waiting 42.7 ",
         "waiting for the loader 9.09 %", "at its peak 3.00 GiB",
         "validation takes 1.5 s",
-        "augment mixup: 0.2, cutmix: 1.0 ", "out a&b ", "devices cpu ", "seed 0 ", "timm ", "command ",
+        "augment mixup: 0.2, cutmix: 1 ", "out a&b ", "devices cpu ", "seed 0 ", "timm ", "command ",
     ):  # fmt: skip
         assert told in page.all, told
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """The titles of the figures, which are made but not rendered, since rendering takes most of the time."""
-    titles = []
+    """The numbers of figures, which are made but not rendered, since rendering takes most of the time."""
+    counts = []
 
-    def picture(title, draw, caption):
-        draw()
-        titles.append(title)
-        return ""
+    def drawn(drawings):
+        counts.append(len(drawings))
+        return []
 
-    monkeypatch.setattr("fused_lwlr.runs.html_report._picture", picture)
-    return titles
+    monkeypatch.setattr("fused_lwlr.runs.html_report._drawn", drawn)
+    return counts
 
 
 def test_of_a_run_that_died(undrawn, tmp_path):
@@ -105,16 +106,16 @@ def test_of_a_run_that_died(undrawn, tmp_path):
     (tmp_path / "checkpoints" / "step-000000002.pt").touch()
     page = report(tmp_path)
     assert (
-        ", 2 starts. Not finished: it died, or it still runs. What is recorded ends at step 4 of 6, epoch 2" in page.all
+        ", 2 starts. Not finished: it was killed, or it still runs. The records end at step 4 of 6, epoch 2" in page.all
     )
-    assert "its last checkpoint is step-000000002.pt" in page.all
+    assert "the last checkpoint is step-000000002.pt" in page.all
     assert "SIGTERM" in page.all
 
 
 def test_of_a_run_that_was_stopped(undrawn, tmp_path):
     fill(tmp_path, steps=3)
     record_facts(tmp_path, end="SIGTERM")
-    assert "Ended by SIGTERM. What is recorded ends at step 3 of 6" in report(tmp_path).all
+    assert "Not finished: SIGTERM. The records end at step 3 of 6" in report(tmp_path).all
 
 
 @pytest.mark.parametrize(("left", "pictures"), [((), 0), (("layers.jsonl",), 2), (("metrics.jsonl",), 2)])
@@ -126,21 +127,82 @@ def test_a_report_of_incomplete_runs(left, pictures, undrawn, tmp_path):
     page = report(tmp_path)
     assert len(undrawn) == pictures
     assert ("Nothing was recorded yet." in page.all) == ("metrics.jsonl" not in left)
-    assert "it has no checkpoint" in page.all
+    assert "there is no checkpoint" in page.all
 
 
 def test_layers_without_a_scaling_have_no_picture_of_it(undrawn, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "by_depth", lambda record, *names: drawn.append(names))
+    monkeypatch.setattr(figures, "by_depth", lambda record, name: drawn.append(name))
     fill(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
-    write_report(tmp_path)
+    assert "Every layer, as last recorded." not in report(tmp_path).all  # a section without pictures is left out
     text = (tmp_path / "layers.jsonl").read_text()
     (tmp_path / "layers.jsonl").write_text(
         text.replace("0.5, 0.5, 0.5, 0.5, 0.5, 0.5", "1.0, 1.0, 1.0, 1.0, 1.0, null")
     )
     write_report(tmp_path)
-    assert drawn == [("elr", "trust_ratio", "multiplier"), ("elr", "multiplier")]
+    assert drawn == ["elr", "trust_ratio", "multiplier", "elr", "multiplier"]
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(2, False), (5, False), (6, True), (None, True)])
+def test_five_classes_or_fewer_have_no_top5(classes, shown, tmp_path):
+    fill(tmp_path)
+    if classes is not None:
+        record_facts(tmp_path, classes=classes)
+    run = Run.read(tmp_path)
+    assert ("top-5" in report(tmp_path).all) == shown
+    labels = figures.learning(run.train, run.validation, top5=run.top5)[1].axes[0].get_legend_handles_labels()[1]
+    assert any("top-5" in label for label in labels) == shown
+
+
+def test_options_that_differ_come_first_and_nulls_are_left_out(undrawn, tmp_path):
+    fill(tmp_path)
+    starts = json.loads((tmp_path / "run.json").read_text())
+    changed = {"model": "vit", "lr": 0.003, "betas": (0.9, 0.95), "nesterov": True, "layer_decay": 0.7}
+    starts[-1]["config"] = json.loads(json.dumps({**DEFAULTS, **changed, "world_size": 2, "images": [80, 20]}))
+    (tmp_path / "run.json").write_text(json.dumps(starts))
+    text = report(tmp_path).all
+    first, rest = text.split("The other options, at their default")
+    for row in (
+        "option value default",
+        "model vit resnet",
+        "lr 0.003 what suits model and optimizer",
+        "betas 0.9, 0.95 0.9, 0.999",
+        "nesterov yes no",
+        "layer_decay 0.7 none",
+    ):
+        assert row in first
+        assert row not in rest
+    assert "batch_size 64" in rest
+    assert "batch_size" not in first
+    assert "images 80, 20" in rest
+    assert not {"null", "None", "goal", "exclude", "world_size"} & set(text.split())
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_single_record_is_a_visible_point(steps, tmp_path):
+    """Every line of every panel has a marker, since a line through one point is invisible."""
+    fill(tmp_path, steps=steps)
+    run = Run.read(tmp_path)
+    panels = [*figures.learning(run.train, run.validation), *figures.throughput(run.train)]
+    if run.layers:
+        panels += figures.layers_over_time(run.layers)
+    lines = [line for figure in panels for line in figure.axes[0].lines]
+    assert len(lines) > 6
+    assert {line.get_marker() for line in lines} == {"o"}
+
+
+def test_a_periodic_report_waits_for_a_validation_and_its_time(monkeypatch):
+    now, written = [0.0], []
+    monkeypatch.setattr(html_report.time, "monotonic", lambda: now[0])
+    sink = PeriodicReport(lambda: written.append(now[0]), minutes=10)
+    for at, kind in (
+        (0, "validation"), (599, "validation"), (601, "train"), (602, "validation"), (1201, "validation"),
+        (1202, "validation"),
+    ):  # fmt: skip
+        now[0] = float(at)
+        sink.add(SimpleNamespace(kind=kind))
+    assert written == [602.0, 1202.0]
 
 
 def test_numbers_that_are_not_finite(tmp_path):
@@ -156,7 +218,9 @@ def test_numbers_that_are_not_finite(tmp_path):
                 record["elr"] = [None] * 6
         (tmp_path / name).write_text("".join(f"{json.dumps(record)}\n" for record in records))
     page = report(tmp_path)
-    assert len(page.images) == 4
+    # without loss, accuracy and norms: lr; images a second without waiting, time, skipped images; ratios, multipliers
+    assert len(page.images) == 1 + 3 + 2
+    assert "Effective learning rates over training" not in page.titles
     assert "top-1" not in page.all
 
 
@@ -175,20 +239,20 @@ def test_the_pictures_show_the_records(tmp_path):
     fill(tmp_path)
     records = read_records(tmp_path / "metrics.jsonl")
     train, validation = ([r for r in records if r["kind"] == kind] for kind in ("train", "validation"))
-    loss, accuracy, lr = figures.learning(train, validation).axes
+    loss, accuracy, lr = (figure.axes[0] for figure in figures.learning(train, validation))
     assert list(loss.lines[0].get_ydata()) == [3.0 / step for step in range(1, 7)]
     assert list(accuracy.lines[2].get_ydata()) == pytest.approx([23, 43, 23])
     assert list(lr.lines[0].get_xdata()) == [0.5, 1, 1.5, 2, 2.5, 3]
-    rate, share, norm, skipped = figures.throughput(train).axes
+    rate, share, norm, skipped = (figure.axes[0] for figure in figures.throughput(train))
     # 64 images in 3 to 8 seconds, 1.5 of them in the step
     assert list(rate.lines[0].get_ydata()) == pytest.approx([64 / seconds for seconds in range(3, 9)])
     assert set(rate.lines[1].get_ydata()) == {64 / 1.5}
     assert list(share.lines[1].get_ydata()) == pytest.approx([50 / seconds for seconds in range(3, 9)])
     assert list(norm.lines[0].get_ydata())[2:] == [1 / step for step in range(3, 7)]
     assert list(skipped.lines[0].get_ydata()) == [1, 1, 2, 2, 3, 3]
-    assert len(figures.throughput([{**r, "grad_norm": None, "skipped": 0} for r in train]).axes) == 2
+    assert len(figures.throughput([{**r, "grad_norm": None, "skipped": 0} for r in train])) == 2
     layers = read_records(tmp_path / "layers.jsonl")
-    left, right = figures.layers_over_time(layers).axes
+    left, right = (figure.axes[0] for figure in figures.layers_over_time(layers))
     # weights alone: the first and the fourth
     assert [list(line.get_ydata()) for line in left.lines] == [
         pytest.approx([0.02, 0.04, 0.06]),
@@ -198,8 +262,8 @@ def test_the_pictures_show_the_records(tmp_path):
     assert list(right.lines[1].get_ydata()) == pytest.approx([0.03, 0.06, 0.09])
     # a layer without a gradient at first
     layers[0] = {key: value[1:] if isinstance(value, list) else value for key, value in layers[0].items()}
-    gap = figures.layers_over_time(layers).axes[0].lines[0].get_ydata()
+    gap = figures.layers_over_time(layers)[0].axes[0].lines[0].get_ydata()
     assert list(gap) == pytest.approx([math.nan, 0.04, 0.06], nan_ok=True)
-    elr, _, multiplier = figures.by_depth(layers[-1], "elr", "trust_ratio", "multiplier").axes
+    elr, _, multiplier = (figures.by_depth(layers[-1], name).axes[0] for name in ("elr", "trust_ratio", "multiplier"))
     assert list(elr.lines[1].get_ydata()) == pytest.approx([0.06, 0.24])
     assert list(multiplier.lines[1].get_ydata()) == [2.0, 2.0]

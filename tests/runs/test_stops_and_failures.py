@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from interrupted import assert_equal_runs, in_a_child, killing
+from interrupted import assert_equal_runs, in_a_child, killing, records
 
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
@@ -143,7 +143,24 @@ def test_weights_that_diverged_replace_no_checkpoint(value, tmp_path, monkeypatc
         running.run(recipe)
     latest = Checkpoints(tmp_path / "checkpoints").paths()[-1]
     assert latest.name == "step-000000005.pt"
+    (start,) = json.loads((tmp_path / "run.json").read_text())
+    assert start["classes"] == 10
+    assert start["end"].startswith("head.bias became NaN or infinite by step 6")
+    assert not (tmp_path / "model.pt").exists()
     assert all(tensor.isfinite().all() for tensor in torch.load(latest)["models"]["model"].values())
+
+
+@pytest.mark.parametrize(("minutes", "reports"), [(1e-6, 2), (1000.0, 0)])
+def test_a_killed_run_has_the_report_of_its_last_validation(minutes, reports, tmp_path, monkeypatch):
+    """Both weights are validated after step 5; SIGKILL comes before step 8."""
+    written = tmp_path / "written"
+    monkeypatch.setattr(
+        running, "write_report", lambda folder: written.open("a").write(f"{len(records(Path(folder)))}\n")
+    )
+    recipe = dataclasses.replace(RECIPE, checkpoint_minutes=minutes, out=str(tmp_path / "run"))
+    assert in_a_child(recipe, lambda: killing(Trainer, "update", 8, signal.SIGKILL)) == -signal.SIGKILL
+    # layers of step 3 and the interval of step 4, then a validation of each kind
+    assert (written.read_text().split() if written.exists() else []) == ["3", "4"][:reports]
 
 
 def test_checkpoints_and_validations_are_no_time_of_steps(tmp_path, monkeypatch):

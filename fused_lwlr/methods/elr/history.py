@@ -63,7 +63,7 @@ class ELRHistory:
             ValueError: no step was recorded.
         """
         if not self.steps:
-            raise ValueError("no step was recorded yet")
+            raise ValueError("no step was recorded yet: take a step of the optimizer first")
         found = {"elr_mean": self.elr_mean, "elr_spread": self.elr_spread, "rate_spread": self.rate_spread}
         return {name: float(values.mean()) for name, values in found.items()}
 
@@ -109,13 +109,13 @@ class ELRHistory:
         """
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(10, 3.6), layout="constrained")
+        figure = Figure(figsize=(7.2, 3), layout="constrained")
         left, right = figure.subplots(1, 2)
         draw_layers(left, self.steps, self.elr)
         left.set_ylabel("E = ‖∇W‖ / ‖W‖")
         right.plot(self.steps, self.elr_mean, color="#00798c", label="mean over layers")
         right.plot(self.steps, self.elr_spread, color="#d1495b", label="spread over layers")
-        right.legend(frameon=False)
+        right.legend(frameon=False, fontsize="small")
         for axes in (left, right):
             axes.set_yscale("log")
             axes.set_xlabel("step")

@@ -46,7 +46,7 @@ def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5)
     if loss.dim() != 0:
         raise ValueError(f"loss is a tensor of shape {tuple(loss.shape)}: it must be a scalar")
     if not loss.requires_grad:
-        raise ValueError("loss depends on no parameter that requires a gradient")
+        raise ValueError("loss depends on no parameter that requires a gradient: compute it from the output of model")
     if not 0 < eps < math.inf:
         raise ValueError(f"eps must be a finite number above 0, not {eps!r}")
     gradient = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)

@@ -56,7 +56,9 @@ class Network:
             if loss.dim() != 0:
                 raise ValueError(f"loss_fn returned a tensor of shape {tuple(loss.shape)}: it must return a scalar")
             if not loss.requires_grad:
-                raise ValueError("the loss depends on no parameter that requires a gradient")
+                raise ValueError(
+                    "the loss depends on no parameter that requires a gradient: compute it from the output of model"
+                )
             return use(loss)
 
         result: T = functional_call(self._holder, values, (evaluate,))
@@ -94,7 +96,7 @@ def check_model(model: nn.Module, function: str) -> None:
             f"{function} on one process, and wrap the model after that, which sends its weights to all processes"
         )
     if not any(param.requires_grad for param in model.parameters()):
-        raise ValueError("model has no parameter that requires a gradient")
+        raise ValueError("model has no parameter that requires a gradient: set requires_grad of its parameters")
     for name, param in model.named_parameters():
         if is_distributed(param):
             raise ValueError(f"{name!r} is a DTensor: call {function} before the model is sharded")

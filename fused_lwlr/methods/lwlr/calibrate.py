@@ -72,7 +72,7 @@ def calibrate(
         raise ValueError(f"accumulate={accumulate}: a minibatch has at least one part")
     layers = layers_of(model)
     if not any(layer.param.requires_grad for layer in layers):
-        raise ValueError("model has no parameter that requires a gradient")
+        raise ValueError("model has no parameter that requires a gradient: set requires_grad of its parameters")
     patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
     names = dict.fromkeys([*(layer.name for layer in layers), *(split_name(layer.name)[0] for layer in layers)])
     for pattern in patterns:
@@ -104,7 +104,8 @@ def calibrate(
             totals[2, index] += 1
             taken += 1
     if taken == 0 or (steps is not None and taken < steps):
-        raise ValueError(f"batches ended after {taken} minibatches, but steps={steps} were asked for")
+        wanted = "one at least is needed" if steps is None else f"steps={steps} were asked for"
+        raise ValueError(f"batches ended after {taken} minibatches, but {wanted}: pass more minibatches")
     gradient, nonfinite, seen = totals.cpu().numpy()
     bad = [layer.name for layer, count in zip(layers, nonfinite, strict=True) if count]
     if bad:

@@ -95,7 +95,7 @@ def _linear(model: nn.Module, first: float, last: float) -> dict[str, float]:
         raise ValueError(f"{first} and {last}: bounds must not be negative, nor both 0")
     trained = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
     if not trained:
-        raise ValueError("the model has no trainable parameters")
+        raise ValueError("the model has no trainable parameters: set their requires_grad")
     steps = max(len(trained) - 1, 1)
     raw = {name: first + (last - first) * i / steps for i, (name, _) in enumerate(trained)}
     scale = sum(param.numel() for _, param in trained) / sum(raw[name] * param.numel() for name, param in trained)
@@ -119,7 +119,9 @@ def blocks_of(model: nn.Module, wanted: Blocks) -> list[str]:
         raise ValueError(f"blocks={wanted!r} is not a Sequential or ModuleList of the model")
     for name in names:
         if name not in modules:
-            raise ValueError(f"blocks= has {name!r}, but the model has no such module")
+            raise ValueError(
+                f"blocks= has {name!r}, but the model has no such module: use names of model.named_modules()"
+            )
     return names
 
 

@@ -146,7 +146,9 @@ def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
     names = {name for name, _ in model.named_parameters()}
     for name, kind in kinds.items():
         if name not in names:
-            raise ValueError(f"kinds= names {name!r}, but the model has no such parameter")
+            raise ValueError(
+                f"kinds= names {name!r}, but the model has no such parameter: use names of model.named_parameters()"
+            )
         if kind not in get_args(Kind):
             raise ValueError(f"kinds={{{name!r}: {kind!r}}} is not one of {', '.join(map(repr, get_args(Kind)))}")
     return kinds

@@ -115,7 +115,9 @@ class LayerRates(Mapping[str, float]):
             find(pattern, names, "exclude", "layer of these rates")
         left = [layer for layer in self.layers if not (layer.note or matches(layer.name, patterns))]
         if not left:
-            raise ValueError(f"exclude has {', '.join(map(repr, patterns))}, so no measured layer is left")
+            raise ValueError(
+                f"exclude has {', '.join(map(repr, patterns))}, so no measured layer is left: exclude fewer layers"
+            )
         mean = sum(layer.numel * layer.eta for layer in left) / sum(layer.numel for layer in left)
         kept = {layer.name for layer in left}
 
@@ -205,7 +207,7 @@ class LayerRates(Mapping[str, float]):
         """
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(11, 3.6), layout="constrained")
+        figure = Figure(figsize=(7.2, 3), layout="constrained")
         left, right = figure.subplots(1, 2)
         weights = [(i, layer) for i, layer in enumerate(self.layers) if layer.kind == "weight"]
         share = sum(layer.numel for _, layer in weights) / max(1, sum(layer.numel for layer in self.layers))
@@ -215,7 +217,7 @@ class LayerRates(Mapping[str, float]):
         left.set_xlabel("layer, in order of depth")
         left.legend(frameon=False, fontsize="small")
         right.plot([layer.eta for _, layer in weights], color="C0", marker="o", markersize=3, linewidth=1)
-        right.set_xlabel(f"convolution and linear layers ({share:.1%} of parameters)")
+        right.set_xlabel(f"conv., linear ({share:.1%} of parameters)")
         for axes in (left, right):
             axes.axhline(1, color="0.5", linewidth=0.8, linestyle=":")
             axes.set_ylabel("learning-rate multiplier η")

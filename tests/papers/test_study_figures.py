@@ -1,0 +1,42 @@
+"""The figures of studies: their size on a page, and trainings that diverged."""
+
+import math
+
+import pandas
+import pytest
+
+from fused_lwlr.papers import language, methods
+from fused_lwlr.papers.figures import WIDTH, panels
+
+
+@pytest.mark.parametrize(("count", "rows", "width"), [(1, 1, 0.6 * WIDTH), (2, 1, WIDTH), (3, 2, WIDTH), (4, 2, WIDTH)])
+def test_panels_are_in_two_columns(count, rows, width):
+    figure, axes = panels(count, height=2.0)
+    assert len(axes) == count
+    assert tuple(figure.get_size_inches()) == pytest.approx((width, 2.0 * rows))
+    assert sum(each.axison for each in figure.axes) == count
+
+
+def test_a_cross_marks_rates_at_which_a_seed_diverged():
+    losses = {("2x32", 0.1): (0.5, 0.6), ("2x32", 1.0): (0.5, math.nan), ("2x64", 0.1): (0.2, 0.3)}
+    rows = [
+        {"method": method, "size": size, "lr": lr, "train_loss": loss}
+        for method in ("single", "LARS")
+        for (size, lr), of_seeds in losses.items()
+        for loss in (of_seeds if method == "single" else (0.4, 0.5))
+    ]
+    figure = methods._draw(pandas.DataFrame(rows))
+    crosses = {axes.get_title(): axes.collections[-1].get_offsets().tolist() for axes in figure.axes}
+    assert crosses == {"single": [[1.0, methods.TOP]], "LARS": []}
+    assert figure.get_size_inches()[0] == WIDTH
+
+
+def test_a_line_marks_the_losses_of_trainings_that_diverged():
+    rows = [
+        {"labels": {"task": "SGD", "arm": "plain"}, "lr": lr, "loss": loss, "val_loss": loss}
+        for lr, loss in ((0.1, 2.0), (1.0, math.nan))
+    ]
+    (axes,) = language.draw(pandas.DataFrame(rows), col=["task"], hue="arm", colors={"plain": "C0"}).axes
+    assert [text.get_text() for text in axes.texts] == ["diverged"]
+    assert list(axes.lines[0].get_ydata()) == [2.0, language.DIVERGED]
+    assert set(axes.lines[-1].get_ydata()) == {language.DIVERGED}
