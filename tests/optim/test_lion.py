@@ -88,7 +88,7 @@ def test_other_dtypes(dtype, device):
 
 @pytest.mark.parametrize(
     ("backend", "scaling"),
-    [("torch", s) for s in SCALINGS if not s.on_spheres] + [("triton", s) for s in KINDS if not s.on_spheres],
+    [("torch", s) for s in SCALINGS if s.retraction is None] + [("triton", s) for s in KINDS if s.retraction is None],
     ids=name_of,
 )
 def test_scalings(backend, scaling, device):
