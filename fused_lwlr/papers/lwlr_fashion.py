@@ -88,6 +88,30 @@ def measure(arm: str, lr: float, **common: Any) -> dict[str, Any]:
 
 def report(settings: Settings, results: Any) -> Report:
     """Test accuracy at the best rate of each arm, differences from the control, and all rates."""
+    setting = (
+        f"{settings.over}; batches of {BATCH}, so that {settings.steps} steps see "
+        f"{settings.steps * BATCH if settings.steps else 0:,} images"
+    )
+    choice = f"by the loss on held-out images, mean over {_choosing(settings)} seeds; the other seeds run at it alone"
+    of_choice = results[results.seed < _choosing(settings)]
+    return Report(
+        [
+            compared("a ViT with SGD", results, setting, choice),
+            all_rates(f"all learning rates, {_choosing(settings)} seeds", of_choice),
+        ],
+        drawn(of_choice),
+    )
+
+
+def compared(title: str, results: Any, setting: str, choice: str) -> Table:
+    """The table of the best rate of each arm, with differences from the control.
+
+    Args:
+        title: what is trained.
+        results: of all trainings.
+        setting: the data, and the length of a training.
+        choice: how a rate is chosen.
+    """
     chosen = best(results, by=["arm"])
     accuracy = chosen.pivot(index="seed", columns="arm", values="test_accuracy").astype(float)
     rows = []
@@ -98,10 +122,8 @@ def report(settings: Settings, results: Any) -> Report:
         rows.append([arm, f"{of.lr.iloc[0]:g}", cell(of.test_accuracy, "{:.2f}"), *over])
     paper = PAPER["vit", "sgd"]
     notes = [
-        f"{results.model.iloc[0]}, SGD with momentum, {settings.over}; batches of {BATCH}, so that {settings.steps} "
-        f"steps see {settings.steps * BATCH if settings.steps else 0:,} images; a tenth is warm-up, then a cosine",
-        f"best lr: by the loss on held-out images, mean over {_choosing(settings)} seeds; the other seeds run at it "
-        "alone",
+        f"{results.model.iloc[0]}, SGD with momentum, {setting}; a tenth is warm-up, then a cosine",
+        f"best lr: {choice}",
         f"difference: test accuracy in points minus \"{CONTROL}\"",
         comparison.NOTE,
         f"LWLR: multipliers of {CALIBRATION} minibatches; but tokens: η = 1 for {' and '.join(TOKENS)}",
@@ -109,23 +131,22 @@ def report(settings: Settings, results: Any) -> Report:
         "with layer-wise ones, both from LWLR's start",
     ]  # fmt: skip
     columns = ["arm", "best lr", "test accuracy %", *comparison.COLUMNS]
-    first = Table("a ViT with SGD, each arm at its best learning rate", columns, rows, notes)
-    return Report([first, _grid(settings, results)], _draw(settings, results))
+    return Table(f"{title}, each arm at its best learning rate", columns, rows, notes)
 
 
-def _grid(settings: Settings, results: Any) -> Table:
-    of_choice = results[results.seed < _choosing(settings)]
+def all_rates(title: str, results: Any) -> Table:
+    """The table of every rate of each arm."""
     rows = [
         [arm, f"{lr:g}", cell(of.val_loss), cell(of.test_accuracy, "{:.1f}")]
-        for (arm, lr), of in of_choice.groupby(["arm", "lr"])
+        for (arm, lr), of in results.groupby(["arm", "lr"])
     ]
     rows.sort(key=lambda row: (list(ARMS).index(row[0]), float(row[1])))
-    title = f"all learning rates, {_choosing(settings)} seeds"
     return Table(title, ["arm", "lr", "held-out loss", "test accuracy %"], rows, labels=2)
 
 
-def _draw(settings: Settings, results: Any) -> Any:
-    of = results[results.seed < _choosing(settings)].astype({"test_accuracy": float})
+def drawn(results: Any) -> Any:
+    """The figure of test accuracy over the learning rate."""
+    of = results.astype({"test_accuracy": float})
     grid = bands(of, x="lr", y="test_accuracy", hue="arm", palette=COLORS, marker="o")
     grid.set(xscale="log").set_axis_labels("learning rate", "test accuracy in %,\nmean and range of seeds")
     return grid.figure

@@ -7,13 +7,9 @@ of the study lwlr-fashion; each has its own best learning rate of five, by the l
 import re
 from typing import Any
 
-from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.lwlr_fashion import ARMS, BATCH, CALIBRATION, COLORS, CONTROL, measure
-from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
-from fused_lwlr.papers.tables import Report, Table, cell
-from fused_lwlr.papers.tuning import best
+from fused_lwlr.papers.lwlr_fashion import ARMS, BATCH, all_rates, compared, drawn, measure
+from fused_lwlr.papers.tables import Report
 
 MODEL, QUICK = "vit4x96", "vit1x16"
 SIDE = 16
@@ -40,41 +36,15 @@ def jobs(settings: Settings) -> list[Job]:
 
 def report(settings: Settings, results: Any) -> Report:
     """Test accuracy at the best rate of each arm, differences from the control, and all rates."""
-    chosen = best(results, by=["arm"])
-    accuracy = chosen.pivot(index="seed", columns="arm", values="test_accuracy").astype(float)
-    rows = []
-    for arm, of in chosen.groupby("arm", sort=False):
-        over = [""] * len(comparison.COLUMNS)
-        if arm != CONTROL:
-            over = comparison.cells(accuracy[arm] - accuracy[CONTROL], "{:+.2f}")
-        rows.append([arm, f"{of.lr.iloc[0]:g}", cell(of.test_accuracy, "{:.2f}"), *over])
-    paper = PAPER["vit", "sgd"]
-    notes = [
-        f"{results.model.iloc[0]}, SGD with momentum, batches of {BATCH}, {settings.over}; a tenth is warm-up, then a "
-        "cosine",
-        f"best lr: of {results.lr.nunique()}, by the loss on a fifth of the training images, which no training has; "
-        "images for testing are in other fonts",
-        f'difference: test accuracy in points minus "{CONTROL}"',
-        comparison.NOTE,
-        f"LWLR: multipliers of {CALIBRATION} minibatches; but tokens: η = 1 for {' and '.join(TOKENS)}",
-        f"paper: Table 1, ViT-S/16 on ImageNet, 300 epochs, one run each: {paper[0]:.2f} with one rate, {paper[1]:.2f} "
-        "with layer-wise ones, both from LWLR's start",
-    ]
-    columns = ["arm", "best lr", "test accuracy %", *comparison.COLUMNS]
-    first = Table("a ViT with SGD on glyphs, each arm at its best learning rate", columns, rows, notes)
-    grid = [
-        [arm, f"{lr:g}", cell(of.val_loss), cell(of.test_accuracy, "{:.1f}")]
-        for (arm, lr), of in results.groupby(["arm", "lr"], sort=False)
-    ]
-    second = Table("all learning rates", ["arm", "lr", "held-out loss", "test accuracy %"], grid, labels=2)
-    return Report([first, second], _draw(results))
-
-
-def _draw(results: Any) -> Any:
-    of = results.astype({"test_accuracy": float})
-    grid = bands(of, x="lr", y="test_accuracy", hue="arm", palette=COLORS, marker="o")
-    grid.set(xscale="log").set_axis_labels("learning rate", "test accuracy in %,\nmean and range of seeds")
-    return grid.figure
+    setting = f"batches of {BATCH}, {settings.over}"
+    choice = (
+        f"of {results.lr.nunique()}, by the loss on a fifth of the training images, which no training has; images for "
+        "testing are in other fonts"
+    )
+    return Report(
+        [compared("a ViT with SGD on glyphs", results, setting, choice), all_rates("all learning rates", results)],
+        drawn(results),
+    )
 
 
 STUDY = Study(
