@@ -75,7 +75,7 @@ lint: $(VENV)/.dev
 
 # the site, into build/site; a warning is an error
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # the source distribution and the wheel, built without torch
 dist: $(VENV)/release/.done
