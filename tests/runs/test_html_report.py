@@ -167,7 +167,7 @@ def test_options_that_differ_come_first_and_nulls_are_left_out(undrawn, tmp_path
         "option value default",
         "model vit resnet",
         "lr 0.003 what suits model and optimizer",
-        "betas 0.9, 0.95 0.9, 0.999",
+        "betas 0.9, 0.95 0.9,0.999 for adamw, 0.9,0.99 for lion",
         "nesterov yes no",
         "layer_decay 0.7 none",
     ):
