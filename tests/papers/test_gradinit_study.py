@@ -21,6 +21,7 @@ from fused_lwlr.papers.training import recipe_of, trainer_of
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:gradinit_. no step was on the constraint:UserWarning")
 def test_study(tmp_path):
     (accuracy, differences, variance, grid), jobs = quick("gradinit", tmp_path, "--model", "noshort8x2-nobn")
     assert [row["initialization"] for row in accuracy] == list(LABELS.values())
