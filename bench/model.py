@@ -54,12 +54,12 @@ def code_of(step: str, dtype: str) -> tuple[Code, Code]:
     code = Code(plain["resident"], (), plain["phases"], plain["instructions"])
     if target is None:
         return code, code
-    # in the order of the listing: norms, the weights where their sum is not carried, updates
+    # in the order of the listing: norms, the weights if the norms do not read them, updates
     phases = list(found[queued]["phases"])
     update = _last(phases, reads * vectors)
-    # for several blocks at once, and for one
-    _last(phases, vectors * (constants.GPU.at_once + 1))
     if target == "gradient":
+        # the weights, several blocks at once and then one, and a single block of the norms
+        _last(phases, vectors * (constants.GPU.at_once + 1))
         _last(phases, vectors)
     resident = min(found[queued]["resident"], constants.PER_PROCESSOR)
     return code, Code(resident, phases, update, plain["instructions"])

@@ -126,12 +126,9 @@ def spread(model: nn.Module, recipe: Recipe, world: World) -> nn.Module:
         return model
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(
-        model,
-        device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        # gradients would otherwise exist twice
-        gradient_as_bucket_view=True,
-    )
+    # gradients are no views of buckets: their addresses differ between the first step and later ones, which changes the
+    # last bits of norms, so that a resumed run would differ
+    return DistributedDataParallel(model, device_ids=[world.device.index] if world.device.type == "cuda" else None)
 
 
 def blocks(module: nn.Module) -> Iterator[nn.Module]:
