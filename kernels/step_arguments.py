@@ -13,7 +13,7 @@ ScaleTarget = Literal["gradient", "decayed", "direction"]
 STEP_STATISTICS = ("abs_sum", "sq_sum", "nonfinite", "weight_sq_sum", "scale")
 """Columns that a step with a `Scale` returns: Σ|g|, Σg², count of non-finite g, Σw² before the step, the factor.
 
-Σw² is of the exact weights if the factor acts on the direction, since the pass over the direction reads them."""
+For a factor of the direction, Σw² is computed from the exact weights."""
 RETRACTION_STATISTICS = (*STEP_STATISTICS, "direction_sq_sum", "dot", "update_sq_sum")
 """Columns if the `Scale` has a retraction: also Σd² and ⟨w, d⟩ of the direction, and ‖Δw‖²."""
 FORMULA_STATISTICS = ("norm", "weight_norm", "lr", "weight_decay", "grad_norm", "grad_abs_sum", "dot")

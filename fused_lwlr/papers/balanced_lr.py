@@ -53,7 +53,7 @@ def jobs(settings: Settings) -> list[Job]:
 def measure(net: str, arm: str, lr: float, most: int, seed: int, data: str) -> dict[str, Any]:
     """`steps` of gradient descent to a loss of `LOSS`, and `apart` |lr₁ − lr₂| / lr at first and at last, by norms.
 
-    `steps` is None if the loss is higher after `most` steps, or if training diverges.
+    `steps` is None if the loss is still above `LOSS` after `most` steps, or if the training diverges.
     """
     loss_of, weights = _problem(net, seed, data)
     losses, apart = follow(loss_of, weights, lr, most, BalancedLR() if arm == "BalancedLR" else None)

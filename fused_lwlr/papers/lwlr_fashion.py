@@ -107,7 +107,7 @@ def compared(title: str, results: Any, setting: str, choice: str) -> Table:
     """The table of the best rate of each arm, with differences from the control.
 
     Args:
-        title: what is trained.
+        title: the model and the data, for the title of the table.
         results: of all trainings.
         setting: the data, and the length of a training.
         choice: how a rate is chosen.

@@ -11,14 +11,14 @@ from fused_lwlr.scaling.base import Scaling, Selector, require, weights
 
 @dataclass(frozen=True)
 class RadialBrake(Scaling):
-    """Slow down how each layer's norm changes, and leave its direction as it is.
+    """Reduce the change of each layer's norm in a step.
 
         w′ ← w − lr · η · u
         w ← w′ · (‖w‖ + p · (‖w′‖ − ‖w‖)) / ‖w′‖
 
     p is `outward` if the step increases the norm, and `inward` if it decreases it. u is the direction of the rule,
     weight decay included. With `outward=0.0, inward=0.0` each step keeps the norm; `Hyperball` also keeps it at its
-    initial value from step to step, and sets the length of the step. With 1.0 and 1.0 the step is that of the rule.
+    initial value from step to step, and sets the length of the step. `outward=1.0, inward=1.0` changes no step.
 
     A layer of zeros takes plain steps of the rule. The step takes one launch, with the memory traffic of `LAMB`.
 
