@@ -60,6 +60,7 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
         "bench": Stage(530, [[*module, "bench", "--gpu", "--seconds", "430", *folder, *small]]),
         "ncu": Stage(530, [[*module, "bench.counters", *small]]),
         "sweep": Stage(530, [[*module, "bench.sweep", "--seconds", "460", *small]]),
+        "offload": Stage(120, [[*module, "bench.offload", *small]]),
         "training": Stage(530, [[*module, "bench.training", *folder, *(["--quick"] if rehearsal else [])]]),
     }
 

@@ -49,6 +49,7 @@ __all__ = [
     "lwlr_init_",
     "metainit_",
     "multipliers",
+    "offload_to_cpu",
     "register_timm",
     "scale_invariant",
     "show_config",

@@ -5,7 +5,7 @@ from fused_lwlr.configuration import show_config
 from fused_lwlr.methods.elr import ELRHistory, ELRRecorder, ScaleInvariant, scale_invariant
 from fused_lwlr.methods.gradinit import GradInitResult, MetaInitResult, gradient_quotient, gradinit_, metainit_
 from fused_lwlr.methods.lwlr import CoordinateCheck, LayerRate, LayerRates, calibrate, coordinate_check, lwlr_init_
-from fused_lwlr.optim import SGD, AdamW, LayerOptions, Lion, step_in_backward
+from fused_lwlr.optim import SGD, AdamW, LayerOptions, Lion, offload_to_cpu, step_in_backward
 from fused_lwlr.param_groups import layers_from_param_groups
 from fused_lwlr.scaling import (
     ELR,
@@ -61,6 +61,7 @@ __all__ = [
     "lwlr_init_",
     "metainit_",
     "multipliers",
+    "offload_to_cpu",
     "register_timm",
     "scale_invariant",
     "show_config",

@@ -39,6 +39,12 @@ class Buckets(Protocol):
     def reset(self) -> None:
         """Forgets the gradients of a backward pass that did not end."""
 
+    def read_weights(self) -> None:
+        """Takes weights of the model that were changed into the parameters of the optimizer."""
+
+    def write_weights(self) -> None:
+        """Puts the parameters of the optimizer into the model."""
+
 
 class FusedOptimizer(torch.optim.Optimizer):
     """Mixin in front of a `torch.optim` class: its options, state keys and errors, with another step.
@@ -259,7 +265,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             self.options = replace(self.options, device_counts=True)
         if self._buckets is not None:
             if capturing:
-                raise RuntimeError("step_in_backward() cannot be captured in a CUDA graph: remove() its handle before")
+                raise RuntimeError(
+                    "steps during backward cannot be captured in a CUDA graph: remove() their handle first"
+                )
             self._stepped = self._buckets.end_step(closure)
         else:
             self._plans = self._step_by(self._plans, None, loss_scale, capturing=capturing)
@@ -278,7 +286,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self._step_by(plans, params, None, capturing=False)
 
     def use_buckets(self, buckets: Buckets | None) -> None:
-        """Lets `step()` end a step in buckets, see `step_in_backward`.
+        """Lets `step()` end a step in buckets, see `step_in_backward` and `offload_to_cpu`.
 
         Args:
             buckets: the parameters in buckets; None to step all parameters in `step()` again.
@@ -361,12 +369,18 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise RuntimeError("averaged() within averaged(): the parameters hold the averages already")
         self.complete_groups()
         pairs = averages_of(self.param_groups, self.state)
+        if self._buckets is not None:
+            self._buckets.read_weights()
         self.holds_averages = True
         try:
             with exchanged(pairs, model):
+                if self._buckets is not None:
+                    self._buckets.write_weights()
                 yield
         finally:
             self.holds_averages = False
+            if self._buckets is not None:
+                self._buckets.write_weights()
 
     def state_dict(self) -> dict[str, Any]:
         """As `torch.optim`'s, with layers; a step that was skipped because of a gradient is reported first.

@@ -17,6 +17,9 @@ from fused_lwlr.shards import is_distributed, local
 class StepInBackward:
     """The handle that `step_in_backward` returns, see there."""
 
+    called = "step_in_backward()"
+    """The function that made the handle, for error messages."""
+
     def __init__(self, model: nn.Module, optimizer: FusedOptimizer, max_bytes: int):
         self._optimizer, self._max_bytes = optimizer, max_bytes
         self._names = {id(param): name for name, param in model.named_parameters()}
@@ -28,10 +31,14 @@ class StepInBackward:
         self._last_plans: tuple[Plans, ...] = ()
         optimizer.use_buckets(self)
         self._handles = [
-            param.register_post_accumulate_grad_hook(hook_of(self))
-            for param in params_of(optimizer)
-            if param.requires_grad
+            param.register_post_accumulate_grad_hook(hook_of(self)) for param in self._params() if param.requires_grad
         ]
+
+    def read_weights(self) -> None:
+        """Does nothing: the optimizer has the parameters of the model."""
+
+    def write_weights(self) -> None:
+        """Does nothing: the optimizer has the parameters of the model."""
 
     def remove(self) -> None:
         """Removes all hooks: `optimizer.step()` steps all parameters again. Gradients that are left stay."""
@@ -51,7 +58,7 @@ class StepInBackward:
         if id(param) in self._seen:
             raise RuntimeError(
                 f"parameter {self._names[id(param)]!r} has a second gradient before optimizer.step(): with "
-                "step_in_backward() gradients cannot be accumulated, since the first may have been used already. Call "
+                f"{self.called} gradients cannot be accumulated, since the first may have been used already. Call "
                 "optimizer.step() after every backward(), and optimizer.zero_grad() after a backward() that raised"
             )
         self._seen.add(id(param))
@@ -59,19 +66,20 @@ class StepInBackward:
         self._bytes += param.grad.numel() * param.grad.element_size()
         if self._bytes >= self._max_bytes:
             self._require_hooked()
-            self._step_bucket(self._bucket)
+            self._end_bucket(self._bucket)
 
     def end_step(self, closure: Any) -> tuple[Plans, ...]:
         """Steps the parameters that have a gradient still. Returns the plans of all buckets."""
         if closure is not None:
             raise RuntimeError(
-                "step(closure) after step_in_backward(): the closure's backward() would step parameters before the "
+                f"step(closure) after {self.called}: the closure's backward() would step parameters before the "
                 "step; call backward(), and then step() without a closure"
             )
-        check_final(self._optimizer)
-        left = [param for param in params_of(self._optimizer) if param.grad is not None]
+        check_final(self.called, self._optimizer)
+        left = [param for param in self._params() if param.grad is not None]
         if left:
-            self._step_bucket(left)
+            self._end_bucket(left)
+        self._wait()
         self._last_plans, self._plans = tuple(self._plans), []
         self._seen.clear()
         return self._last_plans
@@ -79,23 +87,34 @@ class StepInBackward:
     def _require_hooked(self) -> None:
         """Raises RuntimeError if a parameter outside of the bucket has a gradient, which would be used twice."""
         own = set(map(id, self._bucket))
-        for param in params_of(self._optimizer):
+        for param in self._params():
             if param.grad is not None and id(param) not in own:
                 raise RuntimeError(
                     f"parameter {self._names.get(id(param), 'that was added')!r} has a gradient that no hook saw: call "
                     "zero_grad() before backward(), and after requires_grad_() or add_param_group() call "
-                    "handle.remove() and step_in_backward() again"
+                    f"handle.remove() and {self.called} again"
                 )
+
+    def _params(self) -> list[Tensor]:
+        """Returns the parameters whose gradients are collected."""
+        return params_of(self._optimizer)
+
+    def _end_bucket(self, params: list[Tensor]) -> None:
+        """Steps the parameters of a bucket, and begins the next one."""
+        check_final(self.called, self._optimizer)
+        self._step_bucket(params)
+        self._bucket, self._bytes = [], 0
+
+    def _wait(self) -> None:
+        """Waits until all buckets are stepped. Raises the first error of a step."""
 
     def _step_bucket(self, params: list[Tensor]) -> None:
         """Steps parameters by the plans of the bucket with the same number in the last step, and frees gradients."""
-        check_final(self._optimizer)
         number = len(self._plans)
         known = self._last_plans[number] if number < len(self._last_plans) else None
         self._plans.append(self._optimizer.step_bucket(params, known))
         for param in params:
             param.grad = None
-        self._bucket, self._bytes = [], 0
 
 
 def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: int = 64 << 20) -> StepInBackward:
@@ -131,32 +150,47 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
         ValueError: an option is refused, `max_bytes` is below 1, or parameters are not in the model, are on
             several devices or share memory.
     """
+    check_given(StepInBackward.called, model, optimizer, max_bytes)
+    return StepInBackward(model, optimizer, max_bytes)
+
+
+def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_bytes: int) -> None:
+    """Raises an error if a model and an optimizer cannot be stepped in backward, see `step_in_backward`.
+
+    Args:
+        called: the function that the user called.
+        model, optimizer, max_bytes: its arguments.
+    """
     if not isinstance(optimizer, FusedOptimizer):
-        raise TypeError(f"optimizer is {type(optimizer)}: step_in_backward() needs one of fused_lwlr, such as AdamW")
+        raise TypeError(f"optimizer is {type(optimizer)}: {called} needs one of fused_lwlr, such as AdamW")
     if type(max_bytes) is not int or max_bytes < 1:
         raise ValueError(f"max_bytes={max_bytes!r} must be an int, at least 1")
     if optimizer.options.in_backward:
-        raise RuntimeError("step_in_backward() was called for this optimizer before: remove() its handle first")
+        raise RuntimeError(f"{called} after a handle for steps during backward: remove() the first handle")
     params, own = params_of(optimizer), set(map(id, model.parameters()))
     foreign = sum(id(param) not in own for param in params)
     if foreign:
         raise ValueError(f"{foreign} of {len(params)} parameters of the optimizer are not parameters of model")
     devices = sorted({str(param.device) for param in params})
     if len(devices) > 1:
-        raise ValueError(f"parameters are on {', '.join(devices)}: step_in_backward() is for parameters on one device")
+        raise ValueError(f"parameters are on {', '.join(devices)}: {called} is for parameters on one device")
     if find_overlap([local(param) for param in {id(param): param for param in params}.values()]) is not None:
         raise ValueError("parameters share memory: one would be changed while backward() needs another; clone() them")
     if any(param.grad is not None for param in params):
-        raise RuntimeError("there are gradients before step_in_backward(): call optimizer.zero_grad() first")
-    check_final(optimizer)
-    return StepInBackward(model, optimizer, max_bytes)
+        raise RuntimeError(f"there are gradients before {called}: call optimizer.zero_grad() first")
+    check_final(called, optimizer)
 
 
-def check_final(optimizer: FusedOptimizer) -> None:
-    """Raises RuntimeError if gradients are not final when backward has made them."""
+def check_final(called: str, optimizer: FusedOptimizer) -> None:
+    """Raises RuntimeError if gradients are not final when backward has made them.
+
+    Args:
+        called: the function that the user called.
+        optimizer: its argument.
+    """
     if getattr(optimizer, "found_inf", None) is not None:
         raise RuntimeError(
-            "GradScaler.step() after step_in_backward(): parameters were stepped by scaled gradients already, before "
+            f"GradScaler.step() after {called}: parameters were stepped by scaled gradients already, before "
             "it was known whether these overflowed; train in bfloat16, which needs no GradScaler"
         )
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -164,7 +198,7 @@ def check_final(optimizer: FusedOptimizer) -> None:
     # fully_shard runs hooks with averaged gradients, in the same order on all processes
     if not all(map(is_distributed, params_of(optimizer))):
         raise RuntimeError(
-            "step_in_backward() with a process group needs parameters that fully_shard has sharded, since DDP averages "
+            f"{called} with a process group needs parameters that fully_shard has sharded, since DDP averages "
             "gradients over processes after its hooks: shard the model with fully_shard, or call step() without it"
         )
 

@@ -56,7 +56,7 @@ class StepOptions:
         optional_state: the option of a param group that switches the last state column of the rule on, or None.
         lr_in_momentum: whether the momentum buffer of SGD holds the learning rate.
         in_backward: whether a plan has only the parameters that have a gradient when it is made, see
-            `step_in_backward`.
+            `step_in_backward` and `offload_to_cpu`.
         rescale_weights: the layers whose weights are divided by the largest of their norms, or False.
         is_part: whether the optimizer has a part of the parameters of its process group, which only the caller knows.
         device_counts: whether the device always counts steps, since only the device knows which steps were skipped.
@@ -114,8 +114,8 @@ class StepOptions:
             )
         if self.in_backward and self.needs_totals:
             raise ValueError(
-                f"{self._name_what_needs_totals()} does not go with step_in_backward(): it needs all gradients, or the "
-                "norms of all weights, before the first parameter is stepped; use ClipByLayer or another scaling, "
+                f"{self._name_what_needs_totals()} does not go with steps during backward: it needs all gradients, or "
+                "the norms of all weights, before the first parameter is stepped; use ClipByLayer or another scaling, "
                 "which need only the norms of one layer"
             )
         if self.is_part and self.needs_totals:

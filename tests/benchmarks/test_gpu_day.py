@@ -13,7 +13,7 @@ from bench import counters, gpu_day, sweep
 from bench.gpu_day import ROOT, Stage, run, stages
 
 FINE, FAILS = [sys.executable, "-c", "print('fine')"], [sys.executable, "-c", "raise SystemExit(3)"]
-NAMES = ["smoke", "tests", "memcheck", "bench", "ncu", "sweep", "training"]
+NAMES = ["smoke", "tests", "memcheck", "bench", "ncu", "sweep", "offload", "training"]
 # packages that a machine with a GPU may not have
 ABSENT = ("typer", "expecttest", "xdist", "pytest_timeout")
 

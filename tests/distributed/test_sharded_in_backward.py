@@ -9,7 +9,7 @@ from tolerances import same
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fused_lwlr import ELR, LAMB, Hyperball, step_in_backward
+from fused_lwlr import ELR, LAMB, Hyperball, offload_to_cpu, step_in_backward
 
 pytestmark = pytest.mark.ranks(4)
 ROWS = [
@@ -50,5 +50,7 @@ def test_parameters_that_are_not_sharded_are_refused():
         optimizer = ALL["sgd"](model.parameters(), lr=0.1)
         with pytest.raises(RuntimeError, match="with a process group needs parameters that fully_shard has sharded"):
             step_in_backward(model, optimizer)
+        with pytest.raises(RuntimeError, match="offload_policy=CPUOffloadPolicy"):
+            offload_to_cpu(model, optimizer)
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()

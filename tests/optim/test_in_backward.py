@@ -481,7 +481,7 @@ def test_shared_memory(device):
 
 def test_twice(device):
     _, (model, optimizer) = twins(ALL["sgd"], device)
-    with pytest.raises(RuntimeError, match=r"remove\(\) its handle first"):
+    with pytest.raises(RuntimeError, match=r"remove\(\) the first handle"):
         fused_lwlr.step_in_backward(model, optimizer)
 
 

@@ -1,0 +1,201 @@
+"""An optimizer on the CPU for a model on a GPU: gradients arrive, and parameters are stepped, during backward."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fused_lwlr.optim.base import FusedOptimizer
+from fused_lwlr.optim.in_backward import StepInBackward, check_final, check_given, params_of
+from fused_lwlr.optim.plans import Plans
+
+
+class CPUOffload(StepInBackward):
+    """The handle that `offload_to_cpu` returns, see there.
+
+    The thread of backward starts the copies of gradients. One more thread waits for them, steps the copies of the
+    parameters, and starts the copies of the weights.
+    """
+
+    called = "offload_to_cpu()"
+
+    def __init__(self, model: nn.Module, optimizer: FusedOptimizer, max_bytes: int):
+        params = params_of(optimizer)
+        self._copies: dict[Any, Tensor] = {param: copy_of(param) for param in params}
+        self._sources: dict[Any, Tensor] = {copy: param for param, copy in self._copies.items()}
+        # a weight with another version was changed by the user since it was copied
+        self._versions: dict[Any, int] = {param: param._version for param in params}
+        self._stream = CopyStream(params[0].device)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="offload_to_cpu")
+        self._jobs: list[Future[None]] = []
+        super().__init__(model, optimizer, max_bytes)
+        exchange(optimizer, self._copies)
+
+    def remove(self) -> None:
+        """Removes all hooks, and gives the model's parameters and their state on its device back to the optimizer."""
+        wait(self._jobs)
+        super().remove()
+        exchange(self._optimizer, self._sources)
+
+    def reset(self) -> None:
+        """Forgets the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
+        wait(self._jobs)
+        self._jobs = []
+        super().reset()
+
+    def end_step(self, closure: Any) -> tuple[Plans, ...]:
+        """Steps the parameters that have a gradient still, and waits for all of them. Returns the plans."""
+        plans = super().end_step(closure)
+        self._stream.lead()
+        return plans
+
+    def read_weights(self) -> None:
+        """Takes weights of the model that were changed since the last copy into the parameters of the optimizer."""
+        self._stream.follow()
+        self._stream.copy(self._changed(self._copies))
+        self._stream.mark()()
+
+    def write_weights(self) -> None:
+        """Puts the parameters of the optimizer into the model."""
+        self._stream.follow()
+        self._send(self._copies)
+        self._stream.lead()
+
+    def _params(self) -> list[Tensor]:
+        return [self._sources.get(param, param) for param in super()._params()]
+
+    def _end_bucket(self, params: list[Tensor]) -> None:
+        check_final(self.called, self._optimizer)
+        device_grads = [param.grad for param in params if param.grad is not None]
+        grads = [torch.empty_like(grad, device="cpu", pin_memory=grad.device.type != "cpu") for grad in device_grads]
+        self._stream.follow()
+        self._stream.copy([*self._changed(params), *zip(grads, device_grads, strict=True)])
+        arrived = self._stream.mark()
+        for param in params:
+            param.grad = None
+        self._jobs.append(self._thread.submit(self._step_copies, params, grads, arrived))
+        self._bucket, self._bytes = [], 0
+
+    def _wait(self) -> None:
+        jobs, self._jobs = self._jobs, []
+        wait(jobs)
+        for job in jobs:
+            job.result()
+
+    def _step_copies(self, params: list[Tensor], grads: list[Tensor], arrived: Any) -> None:
+        """Steps the copies of parameters, and starts to send them. This runs in a thread of its own."""
+        arrived()
+        copies = [self._copies[param] for param in params]
+        for copy, grad in zip(copies, grads, strict=True):
+            if grad.dtype != copy.dtype:
+                copy.grad_dtype = grad.dtype
+            copy.grad = grad
+        self._step_bucket(copies)
+        self._send(params)
+
+    def _changed(self, params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Returns the weights that were changed since the last copy: each as the copy and the parameter."""
+        return [(self._copies[param], param) for param in params if param._version != self._versions[param]]
+
+    def _send(self, params: Iterable[Tensor]) -> None:
+        """Starts to copy weights to the model."""
+        self._stream.copy((param, self._copies[param]) for param in params)
+        self._versions.update((param, param._version) for param in params)
+
+
+class CopyStream:
+    """Copies between a device and the CPU, on a stream that runs beside the computation.
+
+    Args:
+        device: any device; on the CPU there are no streams, and a copy is done when `copy` returns.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device, self._module = device, torch.get_device_module(device)
+        self._stream = self._module.Stream() if device.type == "cpu" else self._module.Stream(device)
+
+    def follow(self) -> None:
+        """Lets later copies wait for all work that the device has now."""
+        self._stream.wait_stream(self._module.current_stream(self._device))
+
+    @torch.no_grad()
+    def copy(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Starts copies, each from the second tensor of a pair to the first one."""
+        with self._module.stream(self._stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+                if source.device.type != "cpu":
+                    # the caller may free it before it is copied
+                    source.record_stream(self._stream)
+
+    def mark(self) -> Callable[[], None]:
+        """Returns a function that waits for all copies which were started before this call."""
+        event = self._stream.record_event()
+        return nothing if event is None else event.synchronize
+
+    def lead(self) -> None:
+        """Lets later work of the device wait for all copies that were started."""
+        self._module.current_stream(self._device).wait_stream(self._stream)
+
+
+def nothing() -> None:
+    """Waits for nothing."""
+
+
+def copy_of(param: Tensor) -> nn.Parameter:
+    """Returns a copy of a parameter on the CPU, in pinned memory if the parameter is on another device."""
+    copy = torch.empty_like(param, device="cpu", pin_memory=param.device.type != "cpu", requires_grad=False)
+    return nn.Parameter(copy.copy_(param.detach()), requires_grad=param.requires_grad)
+
+
+def exchange(optimizer: FusedOptimizer, others: dict[Any, Tensor]) -> None:
+    """Replaces parameters of an optimizer by others of the same shapes, with state on the device of these."""
+    state_dict = optimizer.state_dict()
+    for group in optimizer.param_groups:
+        group["params"] = [others.get(param, param) for param in group["params"]]
+    optimizer.state.clear()
+    optimizer.load_state_dict(state_dict)
+
+
+def offload_to_cpu(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: int = 64 << 20) -> CPUOffload:
+    """Keeps the state of an optimizer in the memory of the CPU and steps there, while `backward()` runs on the GPU.
+
+        optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=1e-3, scaling=fused_lwlr.LAMB())
+        fused_lwlr.offload_to_cpu(model, optimizer)
+        for x, y in batches:
+            loss_fn(model(x), y).backward()  # copies gradients to the CPU, and steps parameters there
+            optimizer.step()                 # steps the rest, and waits until the model has the new weights
+
+    Call it before a `backward()`, and use the model after `step()` only. The optimizer gets copies of the parameters, in
+    pinned memory. Hooks collect gradients in the order in which `backward()` makes them. When these take `max_bytes`,
+    they are copied to the CPU on a separate stream, and freed. Another thread steps their parameters when they arrive,
+    and copies the new weights back. The results have the bits of a step on the CPU after `backward()`; only the noise of
+    `stochastic_rounding` differs.
+
+    The GPU keeps the weights, and gradients of about `max_bytes`. The CPU has the weights, the state, and gradients
+    that wait for their step. Weights of the model that are changed in place, as by `model.load_state_dict()`, are
+    copied to the CPU with the next gradient.
+
+    Args:
+        model: has all parameters of the optimizer.
+        optimizer: an optimizer of this package. The options that `step_in_backward` refuses are refused here, too.
+        max_bytes: the size of gradients, in bytes, at which these are copied and stepped.
+
+    Returns:
+        A handle, whose `remove()` moves the state to the GPU and lets `step()` step the parameters of the model again.
+
+    Raises:
+        RuntimeError: as for `step_in_backward`, or a process group exists: pass `offload_policy=CPUOffloadPolicy()` to
+            `fully_shard`. Errors of a step are raised by `optimizer.step()`.
+        TypeError: the optimizer is not from this package.
+        ValueError: as for `step_in_backward`.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise RuntimeError(
+            "offload_to_cpu() with a process group: it copies gradients before DDP averages them. Pass "
+            "offload_policy=CPUOffloadPolicy() to fully_shard, which copies gradients and weights itself"
+        )
+    check_given(CPUOffload.called, model, optimizer, max_bytes)
+    return CPUOffload(model, optimizer, max_bytes)

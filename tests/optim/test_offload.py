@@ -1,0 +1,396 @@
+"""An optimizer on the CPU for a model elsewhere: same bits as steps on the CPU, whenever copies are made."""
+
+import threading
+from copy import deepcopy
+
+import pytest
+import torch
+from cases import BACKENDS
+from steps import ALL, OPTIONS, identical, saved, uniform
+from test_in_backward import FEATURES, Net, bytes_of, deep
+from torch import nn
+from torch.autograd.graph import increment_version
+
+import fused_lwlr
+from fused_lwlr import ClipByLayer, offload_to_cpu
+from fused_lwlr.optim import offload
+
+
+class LateStream:
+    """A stream of a CPU that copies as late as it may: when something waits for it. It logs the order of calls."""
+
+    def __init__(self, device):
+        assert device.type == "cpu"
+        self.queue, self.log, self.lock = [], [], threading.Lock()
+
+    def follow(self):
+        self.log.append("follow")
+
+    def copy(self, pairs):
+        pairs = [*pairs]
+        self.log.append(f"copy {len(pairs)}")
+        # at once, as by a copy that has only begun
+        increment_version([target for target, _ in pairs])
+        with self.lock:
+            self.queue += pairs
+
+    def mark(self):
+        self.log.append("mark")
+        with self.lock:
+            until = len(self.queue) and self.queue[-1]
+
+        def wait():
+            self.log.append("arrived")
+            self.run(until)
+
+        return wait
+
+    def lead(self):
+        self.log.append("lead")
+        self.run(None)
+
+    @torch.no_grad()
+    def run(self, until):
+        with self.lock:
+            while self.queue and until != 0:
+                pair = self.queue.pop(0)
+                pair[0].data.copy_(pair[1])
+                if pair is until:
+                    break
+
+
+@pytest.fixture(params=["late", "own"])
+def stream(request, monkeypatch, device):
+    """The stream of the device, or the late one of a CPU."""
+    if request.param == "own":
+        return offload.CopyStream
+    if device.type != "cpu":
+        pytest.skip("copies of a CPU are made late; other devices have streams")
+    made = []
+
+    class Kept(LateStream):
+        def __init__(self, device):
+            super().__init__(device)
+            made.append(self)
+
+    monkeypatch.setattr(offload, "CopyStream", Kept)
+    return made
+
+
+class ByHand:
+    """The loop of a user: gradients to the CPU after backward, a step there, weights back."""
+
+    def __init__(self, cls, model, **options):
+        self.model = model
+        self.copies = {name: nn.Parameter(p.detach().cpu().clone(), p.requires_grad) for name, p in named(model)}
+        self.optimizer = cls(self.copies.items(), **deepcopy(options))
+
+    def step(self):
+        for name, param in named(self.model):
+            if param.grad is not None:
+                if hasattr(param, "grad_dtype"):
+                    self.copies[name].grad_dtype = param.grad.dtype
+                self.copies[name].grad = param.grad.cpu()
+            param.grad = None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.write()
+
+    @torch.no_grad()
+    def write(self):
+        for name, param in named(self.model):
+            param.copy_(self.copies[name])
+
+
+def named(model):
+    return list(model.named_parameters())
+
+
+def sides(cls, device, dtype=torch.float32, size=200, **options):
+    """Two models of the same weights: one stepped by hand, and one that is offloaded."""
+    model = Net().to(device, dtype)
+    other = deepcopy(model)
+    by_hand = ByHand(cls, model, **options)
+    optimizer = cls(named(other), **deepcopy(options))
+    offload_to_cpu(other, optimizer, max_bytes=size)
+    return by_hand, other, optimizer
+
+
+def backward(model, x, **forward):
+    model(x, **forward).square().mean().backward()
+
+
+def train(by_hand, other, optimizer, steps=3, **forward):
+    for _ in range(steps):
+        param = next(other.parameters())
+        x = uniform((5, FEATURES), torch.float32, param.device).to(param.dtype)
+        backward(by_hand.model, x, **forward)
+        by_hand.step()
+        optimizer.zero_grad()
+        backward(other, x, **forward)
+        optimizer.step()
+        check(by_hand, other, optimizer)
+
+
+def check(by_hand, other, optimizer):
+    """The same bits in both models and in both states, no gradient, and state on the CPU."""
+    assert identical(*([p.detach() for p in model.parameters()] for model in (by_hand.model, other)))
+    states = [saved(it.state_dict()) for it in (by_hand.optimizer, optimizer)]
+    assert identical(*states)
+    assert states[0]["state"]
+    tensors = [
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    assert all(tensor.device.type == "cpu" for tensor in tensors)
+    assert all(p.grad is None for p in [*other.parameters(), *optimizer.state])
+
+
+ROWS = {
+    "sgd": ("sgd", torch.float32, {}),
+    "adamw": ("adamw", torch.float32, {"scaling": fused_lwlr.LAMB()}),
+    "lion": ("lion", torch.float32, {}),
+    "bfloat16": ("adamw", torch.bfloat16, {"master_weights": True, "ema": 0.9}),
+    "layers": ("adamw", torch.float32, {"layers": {"blocks.0.weight[0:3]": 2.0, "norm.bias": {"weight_decay": 0.0}}}),
+    "clipping": ("sgd", torch.float32, {"scaling": ClipByLayer(1e-3)}),
+    "counts on the device": ("adamw", torch.float32, {"capturable": True}),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("size", [1, 200, 1 << 30])
+@pytest.mark.parametrize("row", ROWS)
+def test_same_bits(row, size, backend, stream, device):
+    name, dtype, options = ROWS[row]
+    train(*sides(ALL[name], device, dtype, size, **{**OPTIONS[name], "backend": backend, **options}))
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="torch has no grad_dtype")
+def test_gradients_of_another_dtype(stream, device):
+    pair = sides(ALL["adamw"], device, **OPTIONS["adamw"])
+    for model in (pair[0].model, pair[1]):
+        for param in model.parameters():
+            param.grad_dtype = torch.bfloat16
+    train(*pair)
+
+
+def test_another_order_of_layers(stream, device):
+    pair = sides(ALL["adamw"], device, **OPTIONS["adamw"])
+    for order in [(0, 1, 2), (2, 1, 0), (0, 2), (0, 1, 2)]:
+        train(*pair, 2, order=order)
+
+
+def test_order_of_calls(stream):
+    """Copies follow backward, a step follows its copies, and the model follows the last step."""
+    if stream is offload.CopyStream:
+        pytest.skip("the order is logged by the late stream")
+    device = torch.device("cpu")
+    model = deep(2).to(device)
+    optimizer = ALL["sgd"](named(model), lr=0.1)
+    offload_to_cpu(model, optimizer, max_bytes=1 << 30)
+    for _ in range(2):
+        model(uniform((4, 32), torch.float32, device)).sum().backward()
+        optimizer.step()
+    one_step = ["follow", "copy 4", "mark", "arrived", "copy 4", "lead"]
+    assert stream[0].log == one_step * 2
+
+
+def test_steps_run_beside_backward(device):
+    """The first bucket is stepped in another thread, before backward ends."""
+    model = deep(4).to(device)
+    optimizer = ALL["adamw"](named(model), lr=0.1)
+    offload_to_cpu(model, optimizer, max_bytes=1)
+    stepped, threads = threading.Event(), set()
+    step_bucket = optimizer.step_bucket
+
+    def noted(params, plans):
+        threads.add(threading.current_thread())
+        result = step_bucket(params, plans)
+        stepped.set()
+        return result
+
+    optimizer.step_bucket = noted
+    in_time = []
+
+    def wait_for_a_step(_):
+        in_time.append(stepped.wait(30))
+
+    next(model.parameters()).register_hook(wait_for_a_step)
+    model(uniform((4, 32), torch.float32, device)).sum().backward()
+    optimizer.step()
+    assert in_time == [True]
+    assert len(threads) == 1
+    assert threading.current_thread() not in threads
+
+
+def test_gradients_leave_the_device(device):
+    model = deep().to(device)
+    params = list(model.parameters())
+    sampled = []
+    for param in params:
+        # before the hooks of the optimizer, when there are most
+        param.register_post_accumulate_grad_hook(
+            lambda _: sampled.append(bytes_of(p.grad for p in params if p.grad is not None))
+        )
+    optimizer = ALL["adamw"](named(model), lr=0.01)
+    largest = max(bytes_of([param]) for param in params)
+    offload_to_cpu(model, optimizer, max_bytes=largest)
+    model(uniform((4, 32), torch.float32, device)).sum().backward()
+    optimizer.step()
+    assert len(sampled) == len(params)
+    assert max(sampled) <= 2 * largest < bytes_of(params) / 2
+
+
+# weights that others change, and state
+
+
+def test_changed_weights(stream, device):
+    """In-place changes of the model are stepped from, not overwritten."""
+    by_hand, other, _ = pair = sides(ALL["adamw"], device, **OPTIONS["adamw"])
+    train(*pair)
+    weights = {name: value * 2 for name, value in other.state_dict().items()}
+    other.load_state_dict(weights)
+    with torch.no_grad():
+        by_hand.model.load_state_dict(weights)
+        for name, param in named(by_hand.model):
+            by_hand.copies[name].copy_(param)
+    train(*pair)
+
+
+def test_averaged(stream, device):
+    """The model has the averages within the context, and the trained weights after it, also those that were changed."""
+    by_hand, other, optimizer = pair = sides(ALL["sgd"], device, ema=0.5, **OPTIONS["sgd"])
+    train(*pair)
+    with torch.no_grad():
+        for one in (other.norm.weight, by_hand.model.norm.weight, by_hand.copies["norm.weight"]):
+            one.fill_(3.0)
+    trained = deepcopy(other.state_dict())
+    with optimizer.averaged(), by_hand.optimizer.averaged():
+        by_hand.write()
+        assert identical(other.state_dict(), by_hand.model.state_dict())
+        assert not identical(other.state_dict(), trained)
+    by_hand.write()
+    assert identical(other.state_dict(), trained)
+    train(*pair)
+
+
+def test_state_moves(stream, device):
+    """State from before is kept, and goes back to the device of the model; checkpoints fit both ways."""
+    model = Net().to(device)
+    optimizer = ALL["adamw"](named(model), **OPTIONS["adamw"])
+    x = uniform((5, FEATURES), torch.float32, device)
+    backward(model, x)
+    optimizer.step()
+    optimizer.zero_grad()
+    before = saved(optimizer.state_dict())
+    handle = offload_to_cpu(model, optimizer)
+    assert identical(saved(optimizer.state_dict()), before)
+    backward(model, x)
+    optimizer.step()
+    after = saved(optimizer.state_dict())
+    assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
+    handle.remove()
+    assert identical(saved(optimizer.state_dict()), after)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
+    weights = deepcopy(model.state_dict())
+    backward(model, x)
+    optimizer.step()
+    assert not identical(model.state_dict(), weights)
+    optimizer.load_state_dict(before)
+
+
+def test_backward_that_raises(stream, device):
+    """`zero_grad()` waits for the buckets that were stepped, and the next step is whole."""
+    model = deep(4).to(device)
+    optimizer = ALL["adamw"](named(model), lr=0.1)
+    offload_to_cpu(model, optimizer, max_bytes=1)
+    x = uniform((4, 32), torch.float32, device)
+    handle = model[1].register_full_backward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model(x).sum().backward()
+    handle.remove()
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+    assert {float(optimizer.state[p]["step"]) for p in optimizer.param_groups[0]["params"]} == {1.0, 2.0}
+
+
+def test_error_of_a_step(device):
+    """An error of the other thread is raised by `step()`."""
+    model = deep(2).to(device)
+    optimizer = ALL["adamw"](named(model), lr=0.1)
+    offload_to_cpu(model, optimizer, max_bytes=1)
+    optimizer.param_groups[0]["lr"] = "high"
+    model(uniform((4, 32), torch.float32, device)).sum().backward()
+    with pytest.raises((TypeError, ValueError)):
+        optimizer.step()
+
+
+# refusals
+
+
+def two_backwards(model, optimizer, x):
+    offload_to_cpu(model, optimizer)
+    for _ in range(2):
+        model(x).sum().backward()
+
+
+def a_closure(model, optimizer, x):
+    offload_to_cpu(model, optimizer)
+    optimizer.step(lambda: model(x).sum())
+
+
+def a_new_group(model, optimizer, x):
+    offload_to_cpu(model, optimizer, max_bytes=1)
+    model.late = nn.Parameter(torch.ones(32, device=x.device))
+    optimizer.add_param_group({"params": [("late", model.late)]})
+    (model(x) * model.late).sum().backward()
+    optimizer.step()
+
+
+def twice(model, optimizer, x):
+    for _ in range(2):
+        offload_to_cpu(model, optimizer)
+
+
+def a_scaler(model, optimizer, x):
+    offload_to_cpu(model, optimizer, max_bytes=1)
+    scaler = torch.amp.GradScaler(x.device.type)
+    scaler.scale(model(x).sum()).backward()
+    scaler.step(optimizer)
+
+
+REFUSED = [
+    (two_backwards, RuntimeError, r"second gradient before optimizer.step\(\): with offload_to_cpu\(\)"),
+    (a_closure, RuntimeError, r"step\(closure\) after offload_to_cpu\(\)"),
+    (a_new_group, RuntimeError, "that no hook saw"),
+    (a_scaler, (AssertionError, RuntimeError), r"GradScaler.step\(\) after offload_to_cpu|No inf checks"),
+    (twice, RuntimeError, r"offload_to_cpu\(\) after a handle"),
+    (lambda model, optimizer, x: offload_to_cpu(model, optimizer, max_bytes=0), ValueError, "max_bytes=0 must be"),
+    (
+        lambda model, optimizer, x: offload_to_cpu(model, torch.optim.SGD(model.parameters(), 1)),
+        TypeError,
+        "optimizer is",
+    ),
+    (lambda model, optimizer, x: offload_to_cpu(nn.Linear(1, 1), optimizer), ValueError, "are not parameters of model"),
+]
+
+
+@pytest.mark.parametrize(("attempt", "error", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_refused(attempt, error, message, device):
+    model = deep(2).to(device)
+    optimizer = ALL["adamw"](named(model), lr=0.1)
+    with pytest.raises(error, match=message):
+        attempt(model, optimizer, uniform((4, 32), torch.float32, device))
+
+
+@pytest.mark.parametrize("options", [{"clip_global_norm": 1.0}, {"nonfinite": "skip"}], ids=str)
+def test_options_refused(options, device):
+    """The optimizer still steps the model."""
+    model = deep(2).to(device)
+    optimizer = ALL["adamw"](named(model), lr=0.1, **options)
+    with pytest.raises(ValueError, match="does not go with steps during backward"):
+        offload_to_cpu(model, optimizer)
+    weights = deepcopy(model.state_dict())
+    model(uniform((4, 32), torch.float32, device)).sum().backward()
+    optimizer.step()
+    assert not identical(model.state_dict(), weights)
