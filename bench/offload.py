@@ -1,4 +1,4 @@
-"""Step time and GPU memory with the optimizer on the GPU, on the CPU after backward, and on the CPU beside backward.
+"""Step time and GPU memory with an optimizer on the GPU, on the CPU after backward, and on the CPU during backward.
 
     python -m bench.offload                # a GPU: a Transformer of 24 blocks and width 1024
     python -m bench.offload --rehearsal    # the CPU: a small one, no measurement

@@ -85,7 +85,7 @@ class CPUOffload(StepInBackward):
             job.result()
 
     def _step_copies(self, params: list[Tensor], grads: list[Tensor], arrived: Any) -> None:
-        """Steps the copies of parameters, and starts to send them. This runs in a thread of its own."""
+        """Steps the copies of parameters, and starts to send them. The second thread runs this."""
         arrived()
         copies = [self._copies[param] for param in params]
         for copy, grad in zip(copies, grads, strict=True):
@@ -106,7 +106,7 @@ class CPUOffload(StepInBackward):
 
 
 class CopyStream:
-    """Copies between a device and the CPU, on a stream that runs beside the computation.
+    """Copies between a device and the CPU, on a separate stream.
 
     Args:
         device: any device; on the CPU there are no streams, and a copy is done when `copy` returns.
@@ -168,11 +168,11 @@ def offload_to_cpu(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: in
             loss_fn(model(x), y).backward()  # copies gradients to the CPU, and steps parameters there
             optimizer.step()                 # steps the rest, and waits until the model has the new weights
 
-    Call it before a `backward()`, and use the model after `step()` only. The optimizer gets copies of the parameters, in
-    pinned memory. Hooks collect gradients in the order in which `backward()` makes them. When these take `max_bytes`,
-    they are copied to the CPU on a separate stream, and freed. Another thread steps their parameters when they arrive,
-    and copies the new weights back. The results have the bits of a step on the CPU after `backward()`; only the noise of
-    `stochastic_rounding` differs.
+    Call it before a `backward()`, and use the model after `step()` only. The optimizer gets copies of the parameters,
+    in pinned memory. Hooks collect gradients in the order in which `backward()` makes them. When these take
+    `max_bytes`, they are copied to the CPU on a separate stream, and freed. Another thread steps their parameters when
+    they arrive, and copies the new weights back. The results have the bits of a step on the CPU after `backward()`;
+    only the noise of `stochastic_rounding` differs.
 
     The GPU keeps the weights, and gradients of about `max_bytes`. The CPU has the weights, the state, and gradients
     that wait for their step. Weights of the model that are changed in place, as by `model.load_state_dict()`, are

@@ -257,7 +257,7 @@ def test_changed_weights(stream, device):
 
 
 def test_averaged(stream, device):
-    """The model has the averages within the context, and the trained weights after it, also those that were changed."""
+    """The model has the averages within the context, and the trained and changed weights after it."""
     by_hand, other, optimizer = pair = sides(ALL["sgd"], device, ema=0.5, **OPTIONS["sgd"])
     train(*pair)
     with torch.no_grad():
