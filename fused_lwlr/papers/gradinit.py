@@ -105,7 +105,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 def more(settings: Settings, results: Any) -> list[Job]:
     """The other seeds at the best rate of each start."""
-    chosen = best(results, ["model", "init"], outcome="last", rate="tau")
+    chosen = best(results, ["model", "init"], outcome="last", rate="tau", choosing=CHOOSING)
     pairs = dict.fromkeys(zip(chosen.model, chosen.init, chosen.tau, strict=True))
     return [_job(settings, *pair, seed) for pair in pairs for seed in range(CHOOSING, settings.seeds)]
 
@@ -170,7 +170,7 @@ def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> 
 def report(settings: Settings, results: Any) -> Report:
     """Accuracy, its gain over He's initialization, and σ(g)."""
     results = results.astype(dict.fromkeys(("first", "best", "last", "val_loss"), float))
-    chosen = best(results, ["model", "init"], outcome="last", rate="tau")
+    chosen = best(results, ["model", "init"], outcome="last", rate="tau", choosing=CHOOSING)
     tables = [_accuracy(settings, chosen), _differences(chosen), _variance(chosen), _grid(results)]
     return Report(tables, _draw(chosen))
 

@@ -44,7 +44,7 @@ def jobs(settings: Settings) -> list[Job]:
 
 def more(settings: Settings, results: Any) -> list[Job]:
     """For each arm the next rate, if its best one is at the edge of its rates; otherwise the other seeds there."""
-    chosen = best(results, by=["arm"])
+    chosen = best(results, by=["arm"], choosing=_choosing(settings))
     found = []
     for arm, of in results.groupby("arm", sort=False):
         lr = float(chosen[chosen.arm == arm].lr.iloc[0])
@@ -93,26 +93,26 @@ def report(settings: Settings, results: Any) -> Report:
         f"{settings.steps * BATCH if settings.steps else 0:,} images"
     )
     choice = f"by the loss on held-out images, mean over {_choosing(settings)} seeds; the other seeds run at it alone"
+    chosen = best(results, by=["arm"], choosing=_choosing(settings))
     of_choice = results[results.seed < _choosing(settings)]
     return Report(
         [
-            compared("a ViT with SGD", results, setting, choice),
+            compared("a ViT with SGD", chosen, setting, choice),
             all_rates(f"all learning rates, {_choosing(settings)} seeds", of_choice),
         ],
         drawn(of_choice),
     )
 
 
-def compared(title: str, results: Any, setting: str, choice: str) -> Table:
+def compared(title: str, chosen: Any, setting: str, choice: str) -> Table:
     """The table of the best rate of each arm, with differences from the control.
 
     Args:
         title: the model and the data, for the title of the table.
-        results: of all trainings.
+        chosen: results at the best rate of each arm.
         setting: the data, and the length of a training.
         choice: how a rate is chosen.
     """
-    chosen = best(results, by=["arm"])
     accuracy = chosen.pivot(index="seed", columns="arm", values="test_accuracy").astype(float)
     rows = []
     for arm, of in chosen.groupby("arm", sort=False):
@@ -122,7 +122,7 @@ def compared(title: str, results: Any, setting: str, choice: str) -> Table:
         rows.append([arm, f"{of.lr.iloc[0]:g}", cell(of.test_accuracy, "{:.2f}"), *over])
     paper = PAPER["vit", "sgd"]
     notes = [
-        f"{results.model.iloc[0]}, SGD with momentum, {setting}; a tenth is warm-up, then a cosine",
+        f"{chosen.model.iloc[0]}, SGD with momentum, {setting}; a tenth is warm-up, then a cosine",
         f"best lr: {choice}",
         f"difference: test accuracy in points minus \"{CONTROL}\"",
         comparison.NOTE,

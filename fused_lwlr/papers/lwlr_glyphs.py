@@ -10,6 +10,7 @@ from typing import Any
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.lwlr_fashion import ARMS, BATCH, all_rates, compared, drawn, measure
 from fused_lwlr.papers.tables import Report
+from fused_lwlr.papers.tuning import best
 
 MODEL, QUICK = "vit4x96", "vit1x16"
 SIDE = 16
@@ -42,7 +43,10 @@ def report(settings: Settings, results: Any) -> Report:
         "testing are in other fonts"
     )
     return Report(
-        [compared("a ViT with SGD on glyphs", results, setting, choice), all_rates("all learning rates", results)],
+        [
+            compared("a ViT with SGD on glyphs", best(results, by=["arm"]), setting, choice),
+            all_rates("all learning rates", results),
+        ],
         drawn(results),
     )
 

@@ -19,18 +19,25 @@ def mean_scores(results: Any, by: Sequence[str], score: str = "val_loss", outcom
 
 
 def best(
-    results: Any, by: Sequence[str], score: str = "val_loss", outcome: str = "train_loss", rate: str = "lr"
+    results: Any,
+    by: Sequence[str],
+    score: str = "val_loss",
+    outcome: str = "train_loss",
+    rate: str = "lr",
+    choosing: int | None = None,
 ) -> Any:
-    """The results at the learning rate of each arm whose mean score over seeds is the lowest.
+    """Returns the results at the learning rate of each arm whose mean score over seeds is the lowest.
 
-    A rate at which a single seed diverges is the best of none but rates at which one diverges too.
+    A rate at which a seed diverges is chosen only if a seed diverges at every rate.
 
     Args:
         results, score, outcome: as of `mean_scores`.
         by: columns that tell arms apart.
         rate: column with the learning rate.
+        choosing: the number of seeds that choose. More seeds at the chosen rate do not change the choice. None for all.
     """
-    mean = mean_scores(results, [*by, rate], score, outcome).fillna(inf)
+    of_choice = results if choosing is None else results[results.seed < choosing]
+    mean = mean_scores(of_choice, [*by, rate], score, outcome).fillna(inf)
     chosen = set(mean.groupby(level=list(range(len(by))), sort=False).idxmin())
     rows = results[[*by, rate]].itertuples(index=False, name=None)
     return results[[row in chosen for row in rows]]

@@ -129,6 +129,9 @@ def test_more_seeds_run_at_the_best_rate():
     assert [(job.parameters["init"], job.parameters["tau"], job.parameters["seed"]) for job in found] == [
         (init, 0.03 if len(taus) > 1 else 0.0, seed) for init, taus in TAUS.items() for seed in (2, 3)
     ]
+    # these seeds do not change the choice
+    rows += [{**job.parameters, "val_loss": 9.0, "last": 90.0} for job in found]
+    assert study.more(study.settings(seeds=4), pandas.DataFrame(rows)) == found
 
 
 def test_training_by_hand():

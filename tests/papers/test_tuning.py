@@ -110,6 +110,15 @@ def test_best(losses, rate):
     ]  # fmt: skip
 
 
+def test_more_seeds_at_the_chosen_rate_do_not_change_the_choice():
+    losses = {0.1: [1.0, 1.0, 9.0, 9.0], 0.3: [2.0, 2.0]}
+    rows = [("a", lr, i, loss, 1.0) for lr, of in losses.items() for i, loss in enumerate(of)]
+    results = pandas.DataFrame(rows, columns=["arm", "lr", "seed", "val_loss", "train_loss"])
+    assert set(best(results, by=["arm"]).lr) == {0.3}
+    found = best(results, by=["arm"], choosing=2)
+    assert [(row.lr, row.seed) for row in found.itertuples()] == [(0.1, seed) for seed in range(4)]
+
+
 def test_large_batch(tmp_path):
     tested = {}
     (table, grid), jobs = quick("large-batch", tmp_path, "--model", "resnet8x2")
