@@ -31,10 +31,10 @@ TAUS: dict[str, tuple[float, ...]] = {
     "kaiming": (0.0,),
     "constant": (0.0,),
     "warm-up": (0.0,),
-    "metainit": (0.01, 0.03, 0.1),
-    "metainit-adam": (0.01, 0.03, 0.1),
-    "gradinit": (0.01, 0.03, 0.1),
-    "gradinit-normalized": (0.01, 0.03, 0.1),
+    "metainit": (0.001, 0.003, 0.01, 0.03, 0.1),
+    "metainit-adam": (0.001, 0.003, 0.01, 0.03, 0.1),
+    "gradinit": (0.001, 0.003, 0.01, 0.03, 0.1),
+    "gradinit-normalized": (0.001, 0.003, 0.01, 0.03, 0.1),
 }
 """Start of a training (see `starts.start_`) -> the rates to choose from. The authors' scripts divide the gradient by
 its norm."""
