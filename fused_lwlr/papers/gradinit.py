@@ -98,7 +98,7 @@ def jobs(settings: Settings) -> list[Job]:
         _job(settings, model, start, tau, seed)
         for model in ([settings.model] if settings.model else MODELS[1:] if settings.quick else MODELS)
         for start, taus in TAUS.items()
-        for tau in taus[: 2 if settings.quick else None]
+        for tau in (taus[-3:-1] or taus if settings.quick else taus)
         for seed in range(min(CHOOSING, settings.seeds))
     ]
 
