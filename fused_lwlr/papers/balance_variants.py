@@ -76,7 +76,7 @@ def losses(variant: str, h: int, seed: int) -> dict[str, Any]:
 
 def report(settings: Settings, results: Any) -> Report:
     """By how much the loss is higher where rates differ."""
-    rows = []
+    rows, of_divisions = [], []
     curves: dict[str, Any] = {}
     for variant, of in results.groupby("variant", sort=False):
         found = np.array(of.losses.tolist(), dtype=float)  # (seeds, divisions, steps)
@@ -84,37 +84,51 @@ def report(settings: Settings, results: Any) -> Report:
         fitted = np.asarray((found < FITTED).all(axis=(0, 1)))
         verdicts = ["fitted" if fitted[i] else _verdict(over[:, :, i]) for i in range(len(STEPS))]
         rows.append([variant, f"{VARIANTS[variant].alpha:g}", *verdicts])
+        for division, sign in enumerate("+-"):
+            values = ["fitted" if fitted[i] else _percent(over[:, division, i]) for i in range(len(STEPS))]
+            of_divisions.append([variant, f"{sign}{100 * PART:g} %", *values])
     rows.append(["paper", "", "no", *["yes"] * (len(STEPS) - 1)])
     notes = [
-        f"h = {results.h.iloc[0]:g}, {settings.seeds} seeds of weights and teacher; in brackets: the loss over the "
-        f"loss at equal rates in %, with η₁ higher and lower by {100 * PART:g} %, mean ± standard deviation",
-        "yes: both are above 0; the other trained layers share the rest of the sum of rates equally; diverges: a "
-        f"training does; fitted: the loss is below {FITTED:g}, which is rounding",
+        f"h = {results.h.iloc[0]:g}, {settings.seeds} seeds of weights and teacher; yes: on average over seeds, the "
+        f"loss is higher with η₁ higher by {100 * PART:g} % and with η₁ lower by {100 * PART:g} %, where the other "
+        "trained layers share the rest of the sum of rates equally",
+        f"diverges: a training does; fitted: the loss is below {FITTED:g}, which is rounding",
         "paper: its trainings at h = 1000, in words; weights are orthogonal unless a row says Gaussian; noise: "
         "variance 0.001 with two layers, 0.01 with three",
     ]
-    columns = ["network", "α", *(f"{steps} step{'s' * (steps > 1)}" for steps in STEPS)]
-    table = Table("whether equal rates are better than others", columns, rows, notes, labels=2)
-    return Report([table], _draw(curves))
+    after = [f"{steps} step{'s' * (steps > 1)}" for steps in STEPS]
+    tables = [
+        Table("whether equal rates are better than others", ["network", "α", *after], rows, notes, labels=2),
+        Table(
+            "loss in comparison with equal rates, in %", ["network", "η₁", *after], of_divisions,
+            [f"mean ± standard deviation over {settings.seeds} seeds"], labels=2,
+        ),
+    ]  # fmt: skip
+    return Report(tables, _draw(curves))
 
 
 def _verdict(over: Any) -> str:
     """By the means over seeds of both divisions, [seeds, 2]."""
     if not np.isfinite(over).all():
         return "diverges"
-    word = "yes" if (over.mean(axis=0) > 0).all() else "no"
-    return f"{word} ({cell(over[:, 0], '{:+.2g}')}; {cell(over[:, 1], '{:+.2g}')})"
+    return "yes" if (over.mean(axis=0) > 0).all() else "no"
+
+
+def _percent(over: Any) -> str:
+    return cell(over, "{:+.2f}") if np.isfinite(over).all() else "diverges"
 
 
 def _draw(curves: dict[str, Any]) -> Figure:
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     for i, (variant, over) in enumerate(curves.items()):
         axes.plot(STEPS, over.mean(axis=0).min(axis=0), f"C{i}o-", label=variant, markersize=3)
     axes.axhline(0, color="0.5", linewidth=0.8)
-    axes.set(xscale="log", xlabel="steps", ylabel="loss over that at equal rates in %,\nlower of two divisions")
+    axes.set(xscale="log", xlabel="steps", ylabel="loss in comparison with equal rates, %,\nlower of two divisions")
+    axes.set_xticks(STEPS, map(str, STEPS), minor=False)
+    axes.minorticks_off()
     axes.set_yscale("symlog", linthresh=0.1)
-    axes.legend(frameon=False, fontsize="x-small")
+    figure.legend(loc="outside right center", frameon=False, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -51,16 +51,18 @@ def test_three_layers_stay_balanced(alpha):
 
 
 def test_variants(tmp_path):
-    (table,), jobs = quick("balance-variants", tmp_path)
+    (table, divisions), jobs = quick("balance-variants", tmp_path)
     assert [row["network"] for row in table] == [*VARIANTS, "paper"]
     rate = 20**0.38
     # four layers: W₂ and W₃ share the rest of the sum
     runs = [[balance.simulate(20, one, other, 2, seed, 4)[2] for seed in (0, 1)]
             for one, other in ((rate, rate), (1.3 * rate, 0.85 * rate), (0.7 * rate, 1.15 * rate))]  # fmt: skip
     over = [100 * (np.array(run) / runs[0] - 1) for run in runs[1:]]
-    cells = "; ".join(cell(values, "{:+.2g}") for values in over)
+    assert [row["2 steps"] for row in divisions if row["network"] == "four layers"] == [
+        cell(values, "{:+.2f}") for values in over
+    ]
     word = "yes" if min(values.mean() for values in over) > 0 else "no"
-    assert next(row for row in table if row["network"] == "four layers")["2 steps"] == f"{word} ({cells})"
+    assert next(row for row in table if row["network"] == "four layers")["2 steps"] == word
     relu = next(job for job in jobs if job["parameters"]["variant"] == "three layers, ReLU")
     rate = 20**0.45
     expected = balance.simulate_relu(20, rate, rate, 64, 0)[list(STEPS)]
@@ -68,18 +70,19 @@ def test_variants(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("losses", "said"),
+    ("losses", "said", "divisions"),
     [
-        ([[1.0], [1.1], [1.2]], "yes (+10; +20)"),
-        ([[1.0], [1.1], [0.9]], "no (+10; -10)"),
-        ([[1.0], [1.1], [float("inf")]], "diverges"),
-        ([[1e-30], [2e-30], [3e-30]], "fitted"),
+        ([[1.0], [1.1], [1.2]], "yes", ["+10.00", "+20.00"]),
+        ([[1.0], [1.1], [0.9]], "no", ["+10.00", "-10.00"]),
+        ([[1.0], [1.1], [float("inf")]], "diverges", ["+10.00", "diverges"]),
+        ([[1e-30], [2e-30], [3e-30]], "fitted", ["fitted"] * 2),
     ],
 )
-def test_verdicts(losses, said):
+def test_verdicts(losses, said, divisions):
     of = pandas.DataFrame([{"variant": "two layers", "h": 5, "losses": [pair * len(STEPS) for pair in losses]}])
-    [table] = find("balance-variants").report(find("balance-variants").settings(seeds=2), of).tables
+    table, grid = find("balance-variants").report(find("balance-variants").settings(seeds=2), of).tables
     assert table.rows[0][2] == said
+    assert [row[2] for row in grid.rows] == divisions
 
 
 def test_width_from_which_equal_rates_are_a_local_minimum():
