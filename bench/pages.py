@@ -1,7 +1,8 @@
-"""Puts the results of `bench/results`, and the examples, on the site: a hook of MkDocs, see `mkdocs.yml`.
+"""Puts the results of `bench/results`, examples and notebooks on the site: a hook of MkDocs, see `mkdocs.yml`.
 
 A page says `<!-- include: NAME -->` where a table belongs. NAME is one of `TABLES`, or a Markdown file under
 `bench/results`, without its suffix. Pictures and files that a page links to by `../bench/results/` are copied.
+Notebooks become pages with their recorded output.
 """
 
 import html
@@ -12,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files, InclusionLevel
+from nbconvert import MarkdownExporter
 
 from bench.targets import judge
 
 RESULTS = Path(__file__).parent / "results"
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+NOTEBOOKS = EXAMPLES.with_name("notebooks")
+NOTEBOOK = re.compile(r"\]\((notebooks/\w+)\.ipynb\)")
 PICTURE = re.compile(r"^!\[(.*)\]\(((?:\.\./)+bench/results/.*)\)$", re.MULTILINE)
 LINK = re.compile(r"\]\(\.\./((?:\.\./)*)bench/results/")
 PAPER = re.compile(r"arXiv[:\s]\s*(\d{4}\.\d{5})")
@@ -30,11 +34,17 @@ def on_files(files: Files, config: Any) -> Files:
             continue  # a part of the page of its study
         uri = f"results/{path.relative_to(RESULTS).as_posix()}"
         files.append(File.generated(config, uri, abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV))
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        text, resources = MarkdownExporter().from_filename(str(path), resources={"unique_key": path.stem})
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
+        for name, content in resources["outputs"].items():
+            files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Replaces markers by tables, links papers, makes pictures links to their full size, and finds results."""
+    markdown = NOTEBOOK.sub(r"](\1.md)", markdown)
     markdown = MARKER.sub(lambda match: tables(match[1]), markdown)
     markdown = PAPER.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", markdown)
     # docs/ becomes the root of the site, and bench/results/ its folder results/

@@ -1,12 +1,16 @@
 """The results that pages of the site show."""
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 # it needs Python 3.11
 pytest.importorskip("mkdocs")
+from mkdocs.config import load_config
+from mkdocs.structure.files import Files
+
 from bench import pages, report
 from bench.targets import judge
 
@@ -43,12 +47,26 @@ def test_markers_and_links_are_replaced():
     [
         ("![A](../../bench/results/a.png)", "[![A](../results/a.png)](../results/a.png)"),
         ("[all](../../bench/results/a.md)", "[all](../results/a.md)"),
+        ("[both](notebooks/calibrate.ipynb)", "[both](notebooks/calibrate.md)"),
         ("(arXiv:2601.05049)", "([arXiv:2601.05049](https://arxiv.org/abs/2601.05049))"),
         ("(arXiv\n2601.05049, Table 1)", "([arXiv:2601.05049](https://arxiv.org/abs/2601.05049), Table 1)"),
     ],
 )
 def test_pages_in_folders_and_papers_are_linked(text, shown):
     assert pages.on_page_markdown(text, page=None) == shown
+
+
+def test_notebooks_are_pages_with_their_output():
+    config = load_config(str(DOCS.parent / "mkdocs.yml"))
+    # as while a hook runs
+    config.plugins._current_plugin = "pages"
+    made = {file.src_uri: file for file in pages.on_files(Files([]), config)}
+    page = made["notebooks/calibrate.md"].content_string
+    assert "rates = fused_lwlr.calibrate(" in page
+    assert "first 13 of 72 layers" in page
+    assert "layer                        kind" in page
+    [picture] = re.findall(r"!\[png\]\((.*)\)", page)
+    assert made[f"notebooks/{picture}"].content_bytes.startswith(b"\x89PNG")
 
 
 def test_missed_targets_are_told():
