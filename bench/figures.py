@@ -77,3 +77,39 @@ def host(rows: list[dict[str, Any]], path: Path) -> None:
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def share(rows: list[dict[str, Any]], path: Path) -> None:
+    """Percent of a training step that the optimizer takes, by model and batch, with images on the device."""
+    rows = [row for row in rows if row["images"] == "on the device"]
+    models, names = ([*dict.fromkeys(row[key] for row in rows)] for key in ("model", "optimizer"))
+    figure, axes = plt.subplots(1, len(models), figsize=(7.2, 3.4), sharey=True, layout="constrained", squeeze=False)
+    for axis, model in zip(axes[0], models, strict=True):
+        batches = [*dict.fromkeys(row["batch"] for row in rows if row["model"] == model)]
+        for at, name in enumerate(names):
+            found = [row for row in rows if (row["model"], row["optimizer"]) == (model, name)]
+            places = [batches.index(row["batch"]) + (at - (len(names) - 1) / 2) * 0.16 for row in found]
+            axis.bar(places, [100 * row["update_seconds"] / row["seconds"] for row in found], 0.15, label=name)
+        axis.set_xticks(range(len(batches)), [f"{batch:,}" for batch in batches])
+        axis.set_xlabel("images in a batch")
+        axis.set_title(model)
+    axes[0, 0].set_ylabel("optimizer, % of a training step")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def memory(rows: list[dict[str, Any]], path: Path) -> None:
+    """Memory of parameters, state of AdamW and gradients at their peak, with steps after backward and during it."""
+    figure, axis = plt.subplots(figsize=(7.2, 2.6), layout="constrained")
+    names = [row["step"] for row in rows]
+    left = [0.0] * len(rows)
+    for key in ("parameters", "state", "gradients"):
+        sizes = [row[key] / 2**20 for row in rows]
+        axis.barh(names, sizes, left=left, label=f"{key}, at their peak" if key == "gradients" else key)
+        left = [before + size for before, size in zip(left, sizes, strict=True)]
+    axis.invert_yaxis()
+    axis.set_xlabel("MiB")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -2,27 +2,32 @@
 
     python -m bench.gradient_memory
 
-Every line comes from a separate process, which takes three steps of AdamW. `.grad`: the most bytes of gradients that
-parameters held at once, checked whenever a gradient was made. Resident: the peak memory of the process.
+Every row comes from a separate process, which takes three steps of AdamW. Gradients: the most bytes of gradients that
+parameters held at once, checked whenever a gradient was made. Resident: the peak memory of the process. Writes
+`bench/results/gradient-memory.json` and its figure.
 """
 
+import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import fused_lwlr
+from bench.figures import memory
 from fused_lwlr.models.gpt import GPT
 
 MIB = 1 << 20
 SIZES = (0, 64 * MIB, 16 * MIB, 1)
 """Bytes of a bucket; 0 for steps after backward."""
+RESULT = Path(__file__).parent / "results" / "gradient-memory.json"
 
 
-def measure(max_bytes: int) -> str:
-    """Returns a line of the table."""
+def measure(max_bytes: int) -> dict[str, int | str]:
+    """Returns a row: the name of the step, and bytes."""
     torch.manual_seed(0)
     model = GPT(12, post=False, context=64, classes=256, width=768, heads=12)
     optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=1e-4, scaling=fused_lwlr.ClipByLayer(1.0))
@@ -43,10 +48,15 @@ def measure(max_bytes: int) -> str:
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()
         optimizer.step()
-    name = f"in backward, `max_bytes={max_bytes:,}`" if max_bytes else "after backward"
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    total, one = _bytes(params), max(_bytes([param]) for param in params)
-    return f"| {name} | {largest / MIB:.0f} | {resident / MIB:.0f} | {total / MIB:.0f} | {one / MIB:.0f} |"
+    size = f"{max_bytes // MIB} << 20" if max_bytes >= MIB else str(max_bytes)
+    state = [value for entries in optimizer.state.values() for value in entries.values() if value.dim()]
+    return {
+        "step": f"during backward, max_bytes={size}" if max_bytes else "after backward",
+        "parameters": _bytes(params),
+        "state": _bytes(state),
+        "gradients": largest,
+        "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:
@@ -54,13 +64,15 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def main() -> None:
-    """Prints the table."""
-    print("| step | `.grad`, MiB | resident, MiB | parameters, MiB | largest parameter, MiB |")
-    print("|---|---|---|---|---|")
+    """Measures all sizes."""
+    rows = []
     for max_bytes in SIZES:
         command = [sys.executable, "-m", "bench.gradient_memory", str(max_bytes)]
-        print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip(), flush=True)
+        rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        print(rows[-1], flush=True)
+    RESULT.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    memory(rows, RESULT.with_suffix(".png"))
 
 
 if __name__ == "__main__":
-    print(measure(int(sys.argv[1]))) if len(sys.argv) > 1 else main()
+    print(json.dumps(measure(int(sys.argv[1])))) if len(sys.argv) > 1 else main()

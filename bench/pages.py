@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from nbconvert import MarkdownExporter
 
 from bench.targets import judge
+from bench.training import HEAD, cells
 
 RESULTS = Path(__file__).parent / "results"
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
@@ -145,6 +146,22 @@ def predicted() -> Iterator[str]:
     yield from ("```text", *lines[1:], "```")
 
 
+def gradient_memory() -> Iterator[str]:
+    """Memory with steps after backward and during it."""
+    rows = json.loads((RESULTS / "gradient-memory.json").read_text(encoding="utf-8"))["rows"]
+    keys = ("parameters", "state", "gradients", "resident")
+    yield from _table(
+        ("step", "parameters, MiB", "state, MiB", "gradients, MiB", "resident memory of the process, MiB"),
+        ((row["step"], *(f"{row[key] / 2**20:,.0f}" for key in keys)) for row in rows),
+    )
+
+
+def training() -> Iterator[str]:
+    """The optimizer's share of training steps on a CPU."""
+    rows = json.loads((RESULTS / "training-cpu.json").read_text(encoding="utf-8"))["rows"]
+    yield from _table(HEAD, map(cells, rows))
+
+
 def examples() -> Iterator[str]:
     """The examples, each with its first sentence as the heading."""
     for path in sorted(EXAMPLES.glob("*.py")):
@@ -212,6 +229,8 @@ TABLES = {
     "missed": missed,
     "predicted": predicted,
     "examples": examples,
+    "gradient-memory": gradient_memory,
+    "training": training,
 }
 
 

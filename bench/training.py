@@ -1,7 +1,8 @@
 """The cost of an optimizer in a training with large batches: images a second, and its share of a step.
 
     python -m bench.training            # a GPU: ResNet-50 and ViT-S/16 at 224 x 224, batches of 4k to 32k, 6 minutes
-    python -m bench.training --quick    # any machine: two small models, to see that it runs
+    python -m bench.training --cpu      # a CPU: two small models at 32 x 32, batches of 64 and 256, a minute
+    python -m bench.training --quick    # any machine: the same once, to see that it runs
 
 A step is all forward and backward passes of a batch, accumulated, and one update. Optimizers are timed in turns. Images
 are random and on the device, so that no loader is involved; the last rows load pictures from files.
@@ -16,11 +17,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from bench.figures import share
 from bench.pictures import make
 from bench.rows import write
 from fused_lwlr import ELR, SGD, AdamW
@@ -32,13 +34,34 @@ from fused_lwlr.training.processes import world_of
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.trainer import Trainer
 
-FULL = {"resnet50-sgd": {"channels_last": True}, "vit-s-adamw": {}}
-BATCHES = (4096, 8192, 16384, 32768)
-SMALL: dict[str, dict[str, Any]] = {
+
+class Size(NamedTuple):
+    """The size of a measurement.
+
+    Attributes:
+        models: presets, and options that differ from theirs.
+        batches: images of a batch.
+        rounds: steps of each optimizer, after one that is not counted.
+        options: of all trainings.
+    """
+
+    models: dict[str, dict[str, Any]]
+    batches: tuple[int, ...]
+    rounds: int
+    options: dict[str, Any]
+
+
+SMALL_MODELS: dict[str, dict[str, Any]] = {
     "resnet50-sgd": {"model": "resnet", "model_args": ()},
     "vit-s-adamw": {"model": "vit", "model_args": ()},
 }
-SMALL_BATCHES = (32, 64)
+ON_CPU = {"image_size": 32, "augmentation": "none", "amp": "none", "device": "cpu"}
+ON_GPU = {"image_size": 224, "augmentation": "basic", "micro_batch": 256, "amp": "bf16", "device": "cuda"}
+SIZES = {
+    "gpu": Size({"resnet50-sgd": {"channels_last": True}, "vit-s-adamw": {}}, (4096, 8192, 16384, 32768), 2, ON_GPU),
+    "cpu": Size(SMALL_MODELS, (64, 256), 10, {**ON_CPU, "micro_batch": 64}),
+    "quick": Size(SMALL_MODELS, (32, 64), 2, {**ON_CPU, "micro_batch": 16}),
+}
 HEAD = ("model", "images", "batch", "passes", "optimizer", "images/s", "update ms", "% of the step")
 
 
@@ -125,29 +148,26 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def measure(quick: bool, show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
+def measure(size: Size, show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
     """All rows; each is shown when it is measured."""
     rows = []
-    side = 32 if quick else 224
-    fixed: dict[str, Any] = {
-        "image_size": side, "rates": "single", "init": "model", "augmentation": "none" if quick else "basic",
-        "micro_batch": 16 if quick else 256, "amp": "none" if quick else "bf16", "deterministic": False,
-        "device": "cpu" if quick else "cuda",
-    }  # fmt: skip
-    batches = SMALL_BATCHES if quick else BATCHES
+    side, batches = size.options["image_size"], size.batches
+    fixed: dict[str, Any] = {"rates": "single", "init": "model", "deterministic": False, **size.options}
     synthetic = open_data("synthetic", image_size=side, augmentation="none", synthetic=(2 * batches[-1], 100, 1000))
     with tempfile.TemporaryDirectory() as scratch:
         folder = make(Path(scratch) / "pictures", classes=4, images=batches[0] // 2)
-        presets = (SMALL if quick else FULL).items()
+        presets = size.models.items()
         options = {**fixed, "workers": 0}
         for batch, (preset, change) in itertools.product(batches, presets):
-            for row in of_steps(resolve(preset, {**options, **change, "batch_size": batch}), synthetic, rounds=2):
+            for row in of_steps(
+                resolve(preset, {**options, **change, "batch_size": batch}), synthetic, rounds=size.rounds
+            ):
                 show(row)
                 rows.append(row)
         for preset, change in presets:
             recipe = resolve(preset, {**fixed, **change, "batch_size": batches[0], "data": str(folder)})
             files = open_data(recipe.data, image_size=side, augmentation=recipe.augmentation)
-            for row in of_files(recipe, files, steps=2):
+            for row in of_files(recipe, files, steps=size.rounds):
                 show(row)
                 rows.append(row)
     return rows
@@ -165,22 +185,26 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Images a second and the optimizer's share, with large batches.")
-    parser.add_argument("--quick", action="store_true", help="two small models on the CPU")
+    parser.add_argument("--cpu", dest="size", action="store_const", const="cpu", help="two small models on the CPU")
+    parser.add_argument("--quick", dest="size", action="store_const", const="quick", help="these, in a few steps")
     parser.add_argument("--out", type=Path, default=Path("bench/results"), help="folder for JSON and Markdown")
     given = parser.parse_args()
-    if not given.quick and not torch.cuda.is_available():
-        print("Not measured: there is no GPU here. --quick shows that it runs, on two small models.")
+    name = given.size or "gpu"
+    if name == "gpu" and not torch.cuda.is_available():
+        print("Not measured: there is no GPU here. --cpu measures two small models.")
         return
-    device = torch.device("cpu" if given.quick else "cuda")
-    about = {**provenance({}, seed=0), "device": device_name(device), "quick": given.quick}
-    rows = measure(given.quick, write)
+    size = SIZES[name]
+    device = torch.device(size.options["device"])
+    about = {**provenance({}, seed=0), "device": device_name(device), "quick": name == "quick"}
+    rows = measure(size, write)
     given.out.mkdir(parents=True, exist_ok=True)
-    name = given.out / f"training-{'-'.join(about['device'].lower().split())}"
-    name.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    path = given.out / f"training-{'-'.join(about['device'].lower().split())}"
+    path.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     lines = [f"- {key}: {value}" for key, value in about.items() if key != "config"]
     table = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|", *(f"| {' | '.join(cells(r))} |" for r in rows)]
-    name.with_suffix(".md").write_text("\n".join(["# Training", "", *lines, "", *table]) + "\n", encoding="utf-8")
-    print(f"Wrote {name}.json and {name}.md.")
+    share(rows, path.with_suffix(".png"))
+    path.with_suffix(".md").write_text("\n".join(["# Training", "", *lines, "", *table]) + "\n", encoding="utf-8")
+    print(f"Wrote {path}.json, {path}.md and {path}.png.")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from fused_lwlr.data import open_data
 from fused_lwlr.training.presets import resolve
 
 
-@pytest.mark.parametrize("preset", training.SMALL)
+@pytest.mark.parametrize("preset", training.SMALL_MODELS)
 def test_rows(preset):
     options = {"rates": "single", "init": "model", "augmentation": "none", "device": "cpu", "workers": 0}
     sizes = {"image_size": 16, "batch_size": 8, "micro_batch": 4, "mixup": 0.0}
-    recipe = resolve(preset, {**options, **sizes, **training.SMALL[preset]})
+    recipe = resolve(preset, {**options, **sizes, **training.SMALL_MODELS[preset]})
     data = open_data("synthetic", image_size=16, augmentation="none", synthetic=(24, 2, 5))
     rows = [*training.of_steps(recipe, data, rounds=1), *training.of_files(recipe, data, steps=1)]
     assert [row["optimizer"] for row in rows[:5]] == [
