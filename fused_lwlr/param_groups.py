@@ -10,10 +10,15 @@ from torch import Tensor
 from fused_lwlr.optim.layer_options import NAMES, LayerOptions
 
 
-def layers_from_param_groups(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def layers_from_param_groups(
+    groups: Iterable[Mapping[str, Any]], named_parameters: Iterable[tuple[str, Tensor]] | None = None
+) -> dict[str, Any]:
     """Merges param groups into one group with `layers`, which takes the same step.
 
-    Give the result to an optimizer in a list: `fused_lwlr.AdamW([layers_from_param_groups(groups)], lr=1e-3)`.
+    Give the result to an optimizer in a list:
+
+        group = layers_from_param_groups(groups, model.named_parameters())
+        optimizer = fused_lwlr.AdamW([group], lr=1e-3)
 
         lr_i · lr_scale_i = lr · η_i        weight_decay_i = weight_decay · κ_i
 
@@ -25,13 +30,15 @@ def layers_from_param_groups(groups: Iterable[Mapping[str, Any]]) -> dict[str, A
 
     Args:
         groups: param groups as an optimizer takes them. They may differ in lr, lr_scale, weight_decay, betas and eps.
+        named_parameters: names of the parameters, which `select=`, `optimizer.layers()` and statistics use. None keeps
+            the names that the groups have, if they have any.
 
     Returns:
         The parameters of all groups in order, the common options, and an entry of `layers` for each parameter.
 
     Raises:
-        ValueError: no group, an option that only some of the groups have, groups that differ in another option, or
-            groups that have `layers` or were given to a scheduler.
+        ValueError: no group, an option that only some of the groups have, groups that differ in another option,
+            groups that have `layers` or were given to a scheduler, or a parameter without a name.
     """
     given = [{**group, "params": _listed(group["params"])} for group in groups]
     if not given:
@@ -68,6 +75,15 @@ def layers_from_param_groups(groups: Iterable[Mapping[str, Any]]) -> dict[str, A
     merged["layers"] = [
         LayerOptions(**options) for options, group in zip(own, given, strict=True) for _ in group["params"]
     ]
+    if named_parameters is not None:
+        names = {id(param): name for name, param in named_parameters}
+        nameless = [tuple(param.shape) for param in merged["params"] if id(param) not in names]
+        if nameless:
+            raise ValueError(
+                f"named_parameters= must name all parameters, but {len(nameless)} are missing: {nameless[:3]}"
+            )
+        merged.pop("param_names", None)
+        merged["params"] = [(names[id(param)], param) for param in merged["params"]]
     return merged
 
 

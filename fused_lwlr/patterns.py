@@ -30,7 +30,10 @@ def find(pattern: str, known: Collection[str], argument: str, owner: str) -> lis
     # a name before a pattern: names with brackets are patterns of other names, and there may be thousands
     found = [pattern] if pattern in known else [name for name in known if matches(name, [pattern])]
     if not found:
-        close = difflib.get_close_matches(pattern, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        wider = [each for each in (f"{pattern}.*", f"*.{pattern}") if any(matches(name, [each]) for name in known)]
+        close = [*wider, *difflib.get_close_matches(pattern, known, n=1)]
+        hint = (
+            f"; did you mean {close[0]!r}?" if close else f"; names are such as {', '.join(map(repr, list(known)[:3]))}"
+        )
         raise ValueError(f"{argument} has {pattern!r}, which is not a {owner}{hint}")
     return found

@@ -145,7 +145,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups, given = self.param_groups, options["layers"]
         if given is not None:
             if any(group["layers"] is not None for group in groups):
-                raise ValueError("layers= is given twice: to the optimizer, and in a param group")
+                raise ValueError(
+                    "layers= is given to the optimizer and in a param group: give it in one of these places"
+                )
             for group, entries in zip(groups, resolve(given, groups), strict=True):
                 group["layers"] = entries
                 _set_max_lr(group)
@@ -204,6 +206,13 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group. The optimizer does not change.
         """
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
+        params = options.get("params")
+        if isinstance(params, list) and any(isinstance(param, str) for param in params):
+            # the list of the keys of a dict
+            raise TypeError(
+                f"params has {next(filter(lambda each: isinstance(each, str), params))!r}, which is not a parameter: "
+                f"give a param group in a list, as {type(self).__name__}([group])"
+            )
         for name in UNSUPPORTED:
             check_option(name, options.get(name))
         shared = {name: options[name] for name in names_of("shared") if name in options}

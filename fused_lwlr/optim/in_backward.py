@@ -170,7 +170,10 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
     params, own = params_of(optimizer), set(map(id, model.parameters()))
     foreign = sum(id(param) not in own for param in params)
     if foreign:
-        raise ValueError(f"{foreign} of {len(params)} parameters of the optimizer are not parameters of model")
+        raise ValueError(
+            f"{foreign} of {len(params)} parameters of the optimizer are not parameters of model: pass the model that "
+            "the optimizer steps"
+        )
     devices = sorted({str(param.device) for param in params})
     if len(devices) > 1:
         raise ValueError(f"parameters are on {', '.join(devices)}: {called} is for parameters on one device")

@@ -26,7 +26,10 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
     """
     mappings = [given] if isinstance(given, Mapping) else given
     if not (isinstance(mappings, (list, tuple)) and all(isinstance(each, Mapping) for each in mappings)):
-        raise ValueError(f"layers={given!r:.80} must map names or patterns to numbers or dicts, or be a list of such")
+        hint = "; call the function with the model" if callable(given) else ""
+        raise ValueError(
+            f"layers={given!r:.80} must map names or patterns to numbers or dicts, or be a list of such{hint}"
+        )
     if any("param_names" not in group for group in groups):
         raise ValueError(
             "layers= matches names, but the parameters have none: pass model.named_parameters(), or groups of named "
@@ -165,11 +168,25 @@ def _entry(name: str, param: Tensor, ranges: dict[tuple[int, int] | None, LayerO
         return (Slice(0, None, rest),)
     size = param.shape[0] if param.dim() else 0
     cuts = sorted((range_ for range_ in ranges if range_ is not None), key=lambda cut: cut[0])
+    end = 0
+    for start, stop in cuts:
+        _check_slice(name, size, start, stop, end)
+        end = stop
     ends = [0, *(stop for _, stop in cuts)]
     gaps = zip(ends, [*(start for start, _ in cuts), size], strict=True)
     parts = [Slice(start, stop, ranges[start, stop]) for start, stop in cuts]
     parts += [Slice(start, stop, rest) for start, stop in gaps if start < stop]
     return _cover(name, param, sorted(parts, key=lambda part: part.start))
+
+
+def _check_slice(name: str, size: int, start: Any, stop: Any, before: int) -> None:
+    """Raises ValueError unless start:stop is a slice of `size` elements that begins at the number `before` or later."""
+    if not (type(start) is type(stop) is int and start < stop):
+        raise ValueError(f"the slice {start}:{stop} of {name!r} must go from an int to a larger int")
+    if stop > size:
+        raise ValueError(f"the slice {start}:{stop} of {name!r} leaves its first dimension of {size}")
+    if start < before:
+        raise ValueError(f"the slice {start}:{stop} of {name!r} overlaps the slice before it, which ends at {before}")
 
 
 def _cover(name: str, param: Tensor, parts: Sequence[Slice]) -> Entry:
@@ -182,13 +199,10 @@ def _cover(name: str, param: Tensor, parts: Sequence[Slice]) -> Entry:
         return (Slice(0, None, parts[0].options),)
     size, at = param.shape[0] if param.dim() else 0, 0
     for start, stop, _ in parts:
-        numbers = all(type(end) is int for end in (start, stop))
-        if not (numbers and stop is not None and at == start < stop <= size):
-            raise ValueError(
-                f"the slice {start}:{stop} of {name!r} is empty, overlaps another, or leaves its first dimension of "
-                f"{size}"
-            )
-        at = stop
+        _check_slice(name, size, start, stop, at)
+        if start > at:
+            raise ValueError(f"the slice {start}:{stop} of {name!r} leaves a gap to the slice before it")
+        at = stop  # type: ignore[assignment]
     if at < size:
         raise ValueError(f"the slices of {name!r} end at {at}, but its first dimension has {size}")
     return tuple(parts)

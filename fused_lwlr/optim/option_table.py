@@ -143,4 +143,5 @@ def check_option(name: str, value: Any, where: str = "") -> None:
     """
     if not OPTIONS[name].allows(value):
         what = f"{name!r} of {where} must be" if where else f"{name}={shown(value)} must be"
-        raise ValueError(f"{what} {OPTIONS[name].must_be}" + (f", not {shown(value)}" if where else ""))
+        hint = f": write {value.__name__}(...)" if isinstance(value, type) else ""
+        raise ValueError(f"{what} {OPTIONS[name].must_be}" + (f", not {shown(value)}" if where else "") + hint)

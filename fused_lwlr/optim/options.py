@@ -113,10 +113,11 @@ class StepOptions:
                 "the step; choose one"
             )
         if self.in_backward and self.needs_totals:
+            need = "all gradients" if self.clip_global_norm is not None or self.skips else "the norms of all weights"
+            hint = "use scaling=ClipByLayer(max_norm)" if self.clip_global_norm is not None else "omit it"
             raise ValueError(
-                f"{self._name_what_needs_totals()} does not go with steps during backward: it needs all gradients, or "
-                "the norms of all weights, before the first parameter is stepped; use ClipByLayer or another scaling, "
-                "which need only the norms of one layer"
+                f"{self._name_what_needs_totals()} does not go with steps during backward, since it needs {need} "
+                f"before the first parameter is stepped: {hint}"
             )
         if self.is_part and self.needs_totals:
             raise ValueError(

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import cache
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -192,7 +193,7 @@ class Scaling:
             )
         chosen, left_out = split_patterns(self._patterns)
         argument = f"{type(self).__name__}(select=...)"
-        known = set(names)
+        known = dict.fromkeys(names)
         for pattern in (*chosen, *left_out):
             find(pattern, known, argument, "parameter of this optimizer")
 
@@ -203,9 +204,12 @@ class Scaling:
     def __post_init__(self) -> None:
         if not (callable(self.select) or isinstance(self.select, str)):
             # patterns may be an iterator, which can be read only once
-            object.__setattr__(self, "select", tuple(self.select))
-            if not all(isinstance(pattern, str) for pattern in self.select):
-                raise ValueError(f"select={self.select!r} must be a predicate, a name, or names and patterns")
+            select = tuple(self.select) if isinstance(self.select, Iterable) else (self.select,)
+            if not all(isinstance(pattern, str) for pattern in select):
+                raise ValueError(
+                    f"{type(self).__name__}(select={self.select!r}) must be a predicate, a name, or names and patterns"
+                )
+            object.__setattr__(self, "select", select)
 
 
 @cache
@@ -214,10 +218,27 @@ def _own_fields(cls: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields(cls) if f.name not in ("select", "retract", "bias_correction"))
 
 
-def require(scaling: Scaling, *, positive: Iterable[str] = (), not_negative: Iterable[str] = ()) -> None:
-    """Raise ValueError unless these fields are finite numbers, above zero or at least zero."""
-    for names, least in ((positive, "above 0"), (not_negative, "0 or above")):
+def require(
+    scaling: Scaling,
+    *,
+    positive: Iterable[str] = (),
+    not_negative: Iterable[str] = (),
+    limits: Iterable[str] = (),
+) -> None:
+    """Raises ValueError unless fields have the numbers that they must have.
+
+    Args:
+        scaling: has the fields.
+        positive, not_negative: fields that must be finite, and above 0 or at least 0.
+        limits: fields that must be above 0, and may be infinite.
+    """
+    rules = (
+        (positive, "a finite number above 0", lambda value: 0 < value < math.inf),
+        (not_negative, "a finite number, at least 0", lambda value: 0 <= value < math.inf),
+        (limits, "a number above 0", lambda value: value > 0),
+    )
+    for names, must_be, allows in rules:
         for name in names:
             value = getattr(scaling, name)
-            if not (math.isfinite(value) and (value > 0 or (value == 0 and least[0] == "0"))):
-                raise ValueError(f"{type(scaling).__name__}({name}={value}): it must be finite and {least}")
+            if not (isinstance(value, (Real, Tensor)) and allows(value)):
+                raise ValueError(f"{type(scaling).__name__}({name}={value!r}): it must be {must_be}")

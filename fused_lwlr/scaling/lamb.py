@@ -37,11 +37,9 @@ class LAMB(Scaling):
     targets = ("direction",)
 
     def __post_init__(self) -> None:
-        require(self, not_negative=("min_norm",))
-        if not self.max_norm >= max(self.min_norm, 1e-30):
-            raise ValueError(f"LAMB(max_norm={self.max_norm}): it must be above 0 and at least {self.min_norm=}")
-        if not self.max_ratio > 0:
-            raise ValueError(f"LAMB(max_ratio={self.max_ratio}): it must be above 0")
+        require(self, not_negative=("min_norm",), limits=("max_norm", "max_ratio"))
+        if self.max_norm < self.min_norm:
+            raise ValueError(f"LAMB(max_norm={self.max_norm}): it must be at least min_norm={self.min_norm}")
         super().__post_init__()
 
     @staticmethod

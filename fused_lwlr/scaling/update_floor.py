@@ -36,9 +36,9 @@ class UpdateFloor(Scaling):
     targets = ("direction",)
 
     def __post_init__(self) -> None:
-        require(self, not_negative=("ratio",))
-        if not (self.ceiling > 0 and self.ceiling >= self.ratio):
-            raise ValueError(f"UpdateFloor(ceiling={self.ceiling}): it must be above 0 and at least ratio={self.ratio}")
+        require(self, not_negative=("ratio",), limits=("ceiling",))
+        if self.ceiling < self.ratio:
+            raise ValueError(f"UpdateFloor(ceiling={self.ceiling}): it must be at least ratio={self.ratio}")
         if self.ratio == 0 and self.ceiling == math.inf:
             raise ValueError("UpdateFloor(ratio=0.0, ceiling=inf) changes no step: give a ratio, a ceiling, or both")
         super().__post_init__()

@@ -236,8 +236,10 @@ REFUSED = [
     ({"p0": {"weight_decay": None}}, "'weight_decay' of layer 'p0' must be a finite number, at least 0, not None"),
     ({"p0": True}, "'lr' of layer 'p0' must be a finite number, at least 0, not True"),
     ({"p0": ("lr", 1.0)}, "the options of layer 'p0' must be a number or a dict"),
-    ({"p1[0:2]": {"weight_decay": 0.0}, "p1[1:3]": 2.0}, "the slice 1:3 of 'p1' is empty, overlaps another"),
+    ({"p1[0:2]": {"weight_decay": 0.0}, "p1[1:3]": 2.0}, "the slice 1:3 of 'p1' overlaps .* which ends at 2"),
+    ({"1": 2.0}, r"layers= has '1', which is not a parameter of this optimizer; did you mean"),
     ("p0", "must map names or patterns to numbers or dicts"),
+    (dict, "must map names .*; call the function with the model"),
     ([("p0", 1.0)], "must map names or patterns to numbers or dicts"),
 ]  # fmt: skip
 

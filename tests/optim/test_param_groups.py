@@ -8,7 +8,7 @@ from cases import every_backend
 from steps import ALL, TORCH, compare, gradients, parameters, train, twin
 from tolerances import close, same
 
-from fused_lwlr import layers_from_param_groups
+from fused_lwlr import LAMB, layers_from_param_groups
 
 # two parameters for each group; the numbers have mantissas on both sides of each other
 GROUPS = {
@@ -121,3 +121,21 @@ def test_refused(groups, error, message, device):
     ]
     with pytest.raises(error, match=message):
         layers_from_param_groups(given)
+
+
+def test_names(device):
+    """Names of the model reach layers and selectors; the steps are the same."""
+    named = parameters([(6, 5), (9,)], torch.float32, device)
+    groups = grouped(named, [{"weight_decay": 0.1, "lr_scale": 0.5}])
+    group = layers_from_param_groups(groups, named)
+    optimizer = ALL["adamw"]([group], lr=0.1, scaling=LAMB(select="p0"))
+    assert list(optimizer.layers()) == ["p0", "p1"]
+    with pytest.raises(ValueError, match=r"named_parameters= must name all parameters, but 1 are missing: \[\(9,\)\]"):
+        layers_from_param_groups(groups, named[:1])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_group_outside_of_a_list_is_refused(name, device):
+    group = layers_from_param_groups(grouped(parameters([(6, 5), (9,)], torch.float32, device), [{}]))
+    with pytest.raises(TypeError, match=r"params has 'params', .* give a param group in a list, as .*\(\[group\]\)"):
+        ALL[name](group, lr=0.1)
