@@ -20,7 +20,7 @@ from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
 from fused_lwlr.optim.layer_options import effective, max_lr
 from fused_lwlr.optim.layer_stats import step_statistics
-from fused_lwlr.optim.option_table import UNSUPPORTED, check_option, names_of, shown
+from fused_lwlr.optim.option_table import OPTIONS, UNSUPPORTED, check_option, names_of, shown
 from fused_lwlr.optim.options import DEFAULTS, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.validate import check_selection, is_made_by_zero_redundancy_optimizer
@@ -466,10 +466,13 @@ class FusedOptimizer(torch.optim.Optimizer):
             for group, entries in zip(self.param_groups, groups, strict=True):
                 if entries is not None:
                     group["layers"] = f"of {len(entries)} parameters, see layers()"
-            return super().__repr__()
+            found = super().__repr__()
         finally:
             for group, entries in zip(self.param_groups, groups, strict=True):
                 group["layers"] = entries
+        given = {name: getattr(self.options, name) for name in names_of("shared")}
+        lines = [f"    {name}: {value!r}\n" for name, value in given.items() if value != OPTIONS[name].default]
+        return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")")) if lines else found
 
 
 def _set_max_lr(group: dict[str, Any]) -> None:

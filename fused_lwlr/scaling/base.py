@@ -18,7 +18,7 @@ arguments by their names.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from numbers import Real
 from typing import Any, ClassVar, Literal
@@ -73,6 +73,16 @@ class Scaling:
     bias_correction = True
     measures: ClassVar[bool] = True
     retract: ClassVar[Literal["none", "sphere"]] = "none"
+
+    def __init_subclass__(cls) -> None:
+        # `dataclass` keeps it
+        cls.__repr__ = Scaling.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        """Returns the call that makes it, with the fields that differ from their defaults."""
+        values = ((each, getattr(self, each.name)) for each in fields(self))
+        given = (f"{each.name}={value!r}" for each, value in values if each.default is MISSING or value != each.default)
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def target(self, rule: Rule) -> ScaleTarget:
         """Returns the target of the factor with a rule: the first of `targets` that the rule has.

@@ -1,12 +1,14 @@
 """Scalings, limits and selections that are refused at construction."""
 
 import math
+import pickle
 import re
 
 import pytest
 from cases import every_name, layers
 from steps import OURS
 
+import fused_lwlr
 from fused_lwlr import ELR, LAMB, LARC, LARS, ClipByLayer, NormalizedGradient, UpdateFloor
 
 
@@ -54,6 +56,29 @@ def test_numbers_out_of_range(make, message):
 def test_options_that_are_not_numbers_are_refused(make, named):
     with pytest.raises(ValueError, match=re.escape(named)):
         make()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "LAMB()",
+        "LARS(trust_coefficient=0.02)",
+        "ELR(select='*.w', goal=0.1)",
+        "Hyperball(select=('!a',))",
+        "BalancedLR()",
+    ],
+)
+def test_a_scaling_prints_what_differs_from_its_defaults(text):
+    scaling = eval(text, {name: getattr(fused_lwlr, name) for name in fused_lwlr.__all__})
+    assert repr(scaling) == text
+    assert pickle.loads(pickle.dumps(scaling)) == scaling
+
+
+def test_an_optimizer_prints_the_options_of_all_groups(device):
+    params = layers(device)
+    plain, scaled = (OURS["adamw"](params, lr=0.1, **more) for more in ({}, {"scaling": LAMB(), "nonfinite": "skip"}))
+    assert "Options of all groups" not in repr(plain)
+    assert repr(scaled).endswith("Options of all groups\n    scaling: LAMB()\n    nonfinite: 'skip'\n)")
 
 
 def test_arguments_are_in_the_order_of_the_docstring():
