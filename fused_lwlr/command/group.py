@@ -29,7 +29,7 @@ EXTRA_CLI = {
     "jinja2": "jinja2", "matplotlib": "matplotlib", "pandas": "pandas", "PIL": "Pillow", "pydantic": "pydantic",
     "scipy": "scipy", "seaborn": "seaborn", "sklearn": "scikit-learn",
 }  # fmt: skip
-GIVE_WAY = 15
+GIVE_WAY = 30
 """Seconds that other processes of a machine wait before they show an error, so that a common one is shown once."""
 INSTALL = "pip install '.[cli]' in the folder of the sources of fused_lwlr"
 UsageError: Any = typer.BadParameter.__mro__[1]

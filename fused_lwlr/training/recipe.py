@@ -38,6 +38,8 @@ kind, and `corrupt`, which lets a run pass an image that stopped it."""
 SPREAD = ("world_size", "fsdp", "micro_batch", "sync_bn", "grad_checkpointing")
 """More fields that may change when a run resumes: its steps have the same images, but not the same bits."""
 
+Scalings = Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "brake", "clip", "balanced"]
+
 _loss, _optimizer = partial(option, "Loss"), partial(option, "Optimizer")
 _schedule, _run = partial(option, "Schedule"), partial(option, "Run")
 
@@ -90,11 +92,17 @@ class Recipe(Inputs):
         "Names of parameters, or patterns with * and ?, without weight decay and --scaling; may be repeated.",
         metavar="PATTERN",
     )
-    scaling: Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "brake", "clip"] = _optimizer(
+    scaling: Scalings = _optimizer(
         "none",
         "Layer-wise scaling by norms of each step: of the gradient, of the step, or of the weights, which stay "
         "constant with hyperball and change less with brake. Nesterov momentum and Adam were reported to match LARS "
         "and LAMB.",
+    )
+    select: tuple[str, ...] = _optimizer(
+        (),
+        "With --scaling: names of parameters, or patterns with * and ?, that it acts on; may be repeated.",
+        shown="weights of two or more dimensions; with ng and clip all",
+        metavar="PATTERN",
     )
     goal: Positive | None = _optimizer(None, "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.")
     trust_coefficient: Positive = _optimizer(0.001, "With --scaling lars or larc.")

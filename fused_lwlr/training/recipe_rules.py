@@ -112,6 +112,8 @@ def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
 def _check_optimizer(recipe: Any) -> None:
     """The part of `check` that concerns the step of the optimizer."""
     scaling = recipe.scaling
+    if recipe.select and scaling == "none":
+        raise ValueError(f"--select {' '.join(recipe.select)} chooses the layers of a scaling: give --scaling")
     if scaling == "elr" and recipe.goal is None:
         raise ValueError("--scaling elr needs --goal: the effective learning rate of layers, which --lr multiplies")
     if scaling == "clip" and recipe.max_norm is None:

@@ -174,7 +174,7 @@ def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]
     """The parameters with weight decay, and the others.
 
     Raises:
-        ValueError: a pattern of `exclude` matches no parameter.
+        ValueError: a pattern of `exclude` or `select` matches no parameter.
     """
     included, matrices = _included(recipe, model), recipe.decay == "matrices"
     found: tuple[list[Named], list[Named]] = [], []
@@ -189,6 +189,8 @@ def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scal
     if scaling is None:
         return None
     default: Any = scaling.select
+    if recipe.select:
+        return replace(scaling, select=lambda name, param: matches(name, recipe.select) and included(name, param))
     return replace(scaling, select=lambda name, param: default(name, param) and included(name, param))
 
 
@@ -210,18 +212,21 @@ def _scaling(recipe: Recipe) -> Scaling | None:
     if recipe.scaling == "clip":
         assert recipe.max_norm is not None, "a recipe with clipping has a norm"
         return fused_lwlr.ClipByLayer(recipe.max_norm)
+    if recipe.scaling == "balanced":
+        return fused_lwlr.BalancedLR()
     return fused_lwlr.NormalizedGradient() if recipe.scaling == "ng" else None
 
 
 def _included(recipe: Recipe, model: nn.Module) -> Callable[[str, Tensor], bool]:
     """Tells which parameters neither `exclude` nor, with `decay="matrices"`, a normalization leaves out."""
     named = list(model.named_parameters())
-    for pattern in recipe.exclude:
-        if not any(matches(name, [pattern]) for name, _ in named):
-            raise ValueError(
-                f"--exclude {pattern} matches no parameter of {recipe.model}; its parameters are {named[0][0]}, ..., "
-                f"{named[-1][0]}"
-            )
+    for option, patterns in (("--exclude", recipe.exclude), ("--select", recipe.select)):
+        for pattern in patterns:
+            if not any(matches(name, [pattern]) for name, _ in named):
+                raise ValueError(
+                    f"{option} {pattern} matches no parameter of {recipe.model}; its parameters are {named[0][0]}, "
+                    f"..., {named[-1][0]}"
+                )
     norms = {
         f"{path}.{part}" for path, module in model.named_modules() if isinstance(module, NORMS)
         for part, _ in module.named_parameters(recurse=False)

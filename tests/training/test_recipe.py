@@ -324,6 +324,7 @@ WRONG = [
     ({"scaling": "floor", "ratio": 0.3, "inward": 0.5}, "--inward is for --scaling brake, but --scaling is floor"),
     ({"scaling": "brake", "outward": -0.1}, "--outward -0.1: must be greater than or equal to 0"),
     ({"ceiling": 0.3, "scaling": "ng"}, "--ceiling is for --scaling floor, but --scaling is ng"),
+    ({"select": ("*.bias",)}, "--select *.bias chooses the layers of a scaling: give --scaling"),
     ({"scaling": "clip"}, "--scaling clip needs --max-norm: the largest norm of a layer's gradient"),
     ({"max_norm": 1}, "--max-norm is for --scaling clip, but --scaling is none"),
     ({"scaling": "hyperball", "lr_in_momentum": True}, "--lr-in-momentum does not go with --scaling hyperball, whose "

@@ -12,6 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from fused_lwlr import (
     SGD,
     AdamW,
+    BalancedLR,
     ClipByLayer,
     Hyperball,
     Lion,
@@ -203,6 +204,7 @@ def test_compiled(data, monkeypatch):
         ({"scaling": "brake", "inward": 0.7}, SGD, {"scaling": (RadialBrake, {"outward": 0.5, "inward": 0.7})}),
         ({"scaling": "floor", "ratio": 0.3}, SGD, {"scaling": (UpdateFloor, {"ratio": 0.3, "ceiling": math.inf})}),
         ({"scaling": "floor", "ceiling": 0.3}, SGD, {"scaling": (UpdateFloor, {"ratio": 0.0, "ceiling": 0.3})}),
+        ({"scaling": "balanced"}, SGD, {"scaling": (BalancedLR, {})}),
         ({"scaling": "clip", "max_norm": 0.5}, SGD, {"scaling": (ClipByLayer, {"max_norm": 0.5})}),
     ],
     ids=str,
@@ -218,6 +220,17 @@ def test_options_of_the_optimizer(options, kind, expected):
     assert {name: getattr(optimizer.scaling, name) for name in fields} == fields
     if kind is Lion:
         assert optimizer.param_groups[0]["betas"] == (0.9, 0.99)
+
+
+def test_selected_layers():
+    """`--select` in place of the default, `--exclude` in addition."""
+    recipe = Recipe(rates="single", scaling="elr", goal=0.1, select=("*.bias", "*.weight"), exclude=("head.*",))
+    model = new_model(recipe, classes=10, image_size=8, channels=1)
+    optimizer = new_optimizer(recipe, model, None)
+    chosen = {name for name, param in model.named_parameters() if optimizer.scaling.selects(name, param)}
+    assert chosen == {name for name, _ in model.named_parameters() if not name.startswith("head.")}
+    with pytest.raises(ValueError, match=r"--select hed\.\* matches no parameter of resnet; its parameters are"):
+        new_optimizer(dataclasses.replace(recipe, select=("hed.*",)), model, None)
 
 
 def test_weight_decay_of_matrices_alone(data):
