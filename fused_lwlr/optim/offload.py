@@ -40,10 +40,13 @@ class CPUOffload(StepInBackward):
         exchange(self._optimizer, self._sources)
 
     def reset(self) -> None:
-        """Forgets the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
+        """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
         wait(self._jobs)
         self._jobs = []
         super().reset()
+        for param in self._params():
+            # `optimizer.zero_grad()` does not know the parameters of the model
+            param.grad = None
 
     def end_step(self, closure: Any) -> tuple[Plans, ...]:
         """Steps the parameters that have a gradient still, and waits for all of them. Returns the plans."""

@@ -314,6 +314,17 @@ def test_backward_that_raises(stream, device):
     assert {float(optimizer.state[p]["step"]) for p in optimizer.param_groups[0]["params"]} == {1.0, 2.0}
 
 
+def test_gradients_that_are_dropped(stream, device):
+    """`zero_grad()` in place of a step drops the gradients of the model."""
+    by_hand, other, optimizer = pair = sides(ALL["adamw"], device, size=1 << 30, **OPTIONS["adamw"])
+    backward(other, uniform((5, FEATURES), torch.float32, device))
+    assert any(p.grad is not None for p in other.parameters())
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in other.parameters())
+    train(*pair)
+    assert by_hand.optimizer.state
+
+
 def test_error_of_a_step(device):
     """An error of the other thread is raised by `step()`."""
     model = deep(2).to(device)
