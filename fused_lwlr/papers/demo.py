@@ -19,7 +19,7 @@ from fused_lwlr.papers.tables import Report, Table, cell
 
 EVERY = 20
 """Steps between two points of a curve."""
-COLORS = {"plain": "0.5", "usual": "#0072b2", "ours": "#d1495b"}
+COLORS = {"plain": "0.5", "usual": "#0072b2", "longer": "#56b4e9", "ours": "#d1495b"}
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,12 @@ class Entry:
 
 ADAMW, SGD, LAYERS = "Post-LN, AdamW", "Post-LN, SGD", "Pre-LN, SGD"
 FIFTH = "lower rates in a fifth of it"
+LONGER = "longer warm-up"
+"""A control: it takes more time than GradInit, see `gradinit_language.STARTS`."""
 ENTRIES = [
     Entry(ADAMW, "plain", "", gradinit_language.adamw("plain", 0.98), 0.0045),
     Entry(ADAMW, "warm-up", FIFTH, gradinit_language.adamw("warm-up", 0.98), 0.009),
+    Entry(ADAMW, LONGER, "40 steps more", gradinit_language.adamw("warm-up, 1.2 × the steps", 0.98), 0.009),
     Entry(ADAMW, "GradInit", "15 steps on weights' scales", gradinit_language.adamw("GradInit", 0.98), 0.009),
     Entry(SGD, "plain", "", elr_language.arm("neither", warmup=False), 0.15),
     Entry(SGD, "warm-up", FIFTH, elr_language.arm("neither", warmup=True), 0.3),
@@ -78,7 +81,12 @@ def report(settings: Settings, results: Any) -> Report:
         said = [f"--quick is a smoke test: {settings.steps} steps say nothing about the methods"]
     else:
         said = [sentence(results, entry) for entry in ENTRIES if entry.needs]
-    notes = [f"{settings.over}; loss in nats a character; each at its own best learning rate, found beforehand", *said]
+    notes = [
+        f"{settings.over}; loss in nats a character; each at its own best learning rate, found beforehand",
+        f"{ADAMW}: 8 blocks, PyTorch's initialization; {SGD}: 6 blocks with LayerNorm after every layer, Xavier's "
+        f"initialization; {LAYERS}: 6 blocks; {LONGER}: with warm-up and 1.2 times the steps",
+        *said,
+    ]
     columns = ["task", "training", "needs", "lr", "held-out loss"]
     return Report([Table("small Transformers on text", columns, rows, notes, labels=3)], draw(results))
 
@@ -104,33 +112,38 @@ def sentence(results: Any, entry: Entry) -> str:
 
 
 def draw(results: Any) -> Figure:
-    """A panel for each task: mean curves, with the name and the last loss at the end of each."""
+    """A panel for each task: mean and range of the seeds, with the name and the last loss at the end of each curve."""
     tasks = list(dict.fromkeys(entry.task for entry in ENTRIES))
     figure = Figure(figsize=(12, 5), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks)), tasks, strict=True):
-        _panel(axes, results, [entry for entry in ENTRIES if entry.task == task])
+    last = results.loss.astype(float)
+    # the first steps of all curves are cut off
+    low, high = last.min() - 0.1, last.max() + 0.5
+    for axes, task in zip(figure.subplots(1, len(tasks), sharey=True), tasks, strict=True):
+        _panel(axes, results, [entry for entry in ENTRIES if entry.task == task], low, high)
         axes.set_title(task, fontsize=24, fontweight="bold", loc="left")
     figure.supxlabel("steps", fontsize=20)
     figure.supylabel("held-out loss", fontsize=20)
     return figure
 
 
-def _panel(axes: Any, results: Any, entries: list[Entry]) -> None:
+def _panel(axes: Any, results: Any, entries: list[Entry], low: float, high: float) -> None:
     ends = []
     for entry in entries:
         curves = [dict(curve) for curve in _of(results, entry).curve]
         steps = sorted(set.intersection(*map(set, curves)))
         losses = [mean(curve[step] for curve in curves) for step in steps]
         if losses:  # it may have diverged before the first test
-            color = COLORS["plain" if entry is entries[0] else "ours" if entry is entries[-1] else "usual"]
+            kind = "plain" if entry is entries[0] else "ours" if entry is entries[-1] else "usual"
+            color = COLORS["longer" if entry.name == LONGER else kind]
             axes.plot(steps, losses, color=color, linewidth=4)
+            of_seeds = [[curve[step] for curve in curves] for step in steps]
+            axes.fill_between(steps, [*map(min, of_seeds)], [*map(max, of_seeds)], color=color, alpha=0.2, linewidth=0)
             ends.append((losses[-1], entry.name, color))
-    low, high = min(ends)[0] - 0.15, max(ends)[0] + 0.6
     # names at the ends of lines, moved apart vertically
     places: list[float] = []
     for loss, _, _ in sorted(ends):
-        places.append(max(loss, places[-1] + 0.16 * (high - low) if places else low))
-    down = mean(places) - mean(loss for loss, _, _ in ends)
+        places.append(max(loss, places[-1] + 0.15 * (high - low) if places else low))
+    down = min(mean(places) - mean(loss for loss, _, _ in ends), places[0] - low)
     for (loss, name, color), at in zip(sorted(ends), places, strict=True):
         place = {"xy": (1.03, at - down), "xycoords": ("axes fraction", "data"), "va": "center"}
         axes.annotate(f"{name}\n{loss:.2f}", color=color, fontsize=20, linespacing=0.95, **place)

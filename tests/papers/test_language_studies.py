@@ -194,14 +194,14 @@ def of_demo(entries, losses):
 @pytest.mark.parametrize(
     ("losses", "said"),
     [
-        ([1.80, 1.81, 1.79], "GradInit ends at 1.800, 0.150 below warm-up: helps (p < 0.001, n = 3)."),
-        ([2.10, 2.11, 2.09], "GradInit ends at 2.100, 0.150 above warm-up: hurts (p < 0.001, n = 3)."),
-        ([1.80, 2.11, 1.91], "GradInit ends at 1.940, 0.010 below warm-up: undecided (p = 0.92, n = 3)."),
-        ([1.80], "GradInit ends at 1.800, 0.150 below warm-up: undecided (n = 1)."),
+        ([1.80, 1.81, 1.79], "GradInit ends at 1.800, 0.150 below longer warm-up: helps (p < 0.001, n = 3)."),
+        ([2.10, 2.11, 2.09], "GradInit ends at 2.100, 0.150 above longer warm-up: hurts (p < 0.001, n = 3)."),
+        ([1.80, 2.11, 1.91], "GradInit ends at 1.940, 0.010 below longer warm-up: undecided (p = 0.92, n = 3)."),
+        ([1.80], "GradInit ends at 1.800, 0.150 below longer warm-up: undecided (n = 1)."),
         ([1.80, float("nan"), 1.79], "GradInit diverges."),
     ],
 )
 def test_sentences_of_the_demo_follow_from_results(losses, said):
-    before = [[2.0, 2.0, 2.0], [1.95, 1.96, 1.94]]
-    results = of_demo(demo.ENTRIES[:3], [*(of[: len(losses)] for of in before), losses])
-    assert demo.sentence(results, demo.ENTRIES[2]) == f"Post-LN, AdamW: {said}"
+    before = [[2.0, 2.0, 2.0], [1.99, 1.98, 1.97], [1.95, 1.96, 1.94]]
+    results = of_demo(demo.ENTRIES[:4], [*(of[: len(losses)] for of in before), losses])
+    assert demo.sentence(results, demo.ENTRIES[3]) == f"Post-LN, AdamW: {said}"
