@@ -105,13 +105,8 @@ def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
 
 def report(settings: Settings, results: Any) -> Report:
     """The best rate of each setup, what warm-up and constraining bring, and all rates in the picture."""
-    held_out = "val_loss" in results
-    if not held_out:
-        # recorded before a part was held out: the table says so
-        results = results.assign(val_loss=-results.test_accuracy.astype(float))
     chosen = top(results)
-    tables = [table(settings, results, chosen, held_out), differences(chosen), _rates(results, held_out)]
-    return Report(tables, _draw(results, chosen))
+    return Report([table(settings, results, chosen), differences(chosen), _rates(results)], _draw(results, chosen))
 
 
 def top(results: Any) -> Any:
@@ -133,7 +128,7 @@ def _groups(best: Any) -> dict[tuple[str, str, bool], Any]:
     return {key: of for key, of in found.items() if len(of)}
 
 
-def table(settings: Settings, results: Any, best: Any, held_out: bool) -> Table:
+def table(settings: Settings, results: Any, best: Any) -> Table:
     """The best rate of each setup."""
     rows = []
     for (model, setup, warm), of in _groups(best).items():
@@ -141,9 +136,8 @@ def table(settings: Settings, results: Any, best: Any, held_out: bool) -> Table:
         accuracy, loss = cell(of.test_accuracy, "{:.1f}"), cell(of.train_loss, "{:.2f}")
         rows.append([model, setup, "yes" if warm else "no", of.rate.iloc[0], accuracy, loss, *paper])
     columns = ["net", "SGD with", "warm-up", "best lr", "test accuracy %", "training loss"]
-    how = "chosen by the loss on a fifth of the training images, which no training has"
     notes = [
-        f"{settings.over}; rates were {how if held_out else 'chosen by test accuracy, as in the paper'}",
+        f"{settings.over}; rates were chosen by the loss on a fifth of the training images, which no training has",
         "paper: Figure 8, ResNet-110 without shortcuts on CIFAR-10, accuracy in %; Figure 9, ImageNet, accuracy in %; "
         "Figure 12, Transformer, perplexity",
     ]
@@ -188,11 +182,9 @@ def minus(one: Any, other: Any) -> Any:
     return one.set_index("seed").test_accuracy - other.set_index("seed").test_accuracy
 
 
-def _rates(results: Any, held_out: bool) -> Table:
+def _rates(results: Any) -> Table:
     warmups = list(results.warmup.unique())
     values = {"val_loss": ("held-out loss", "{:.3f}"), "test_accuracy": ("test %", "{:.1f}")}
-    if not held_out:
-        del values["val_loss"]
     rows = []
     for (model, setup), of_setup in results.fillna({"goal": 0.0}).groupby(["model", "setup"], sort=False):
         for (lr, goal), of in of_setup.groupby(["lr", "goal"]):
