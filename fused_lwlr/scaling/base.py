@@ -75,8 +75,9 @@ class Scaling:
     retract: ClassVar[Literal["none", "sphere"]] = "none"
 
     def __init_subclass__(cls) -> None:
-        # `dataclass` keeps it
-        cls.__repr__ = Scaling.__repr__  # type: ignore[method-assign]
+        if "__repr__" not in vars(cls):
+            # `dataclass` keeps it
+            cls.__repr__ = Scaling.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         """Returns the call that makes it, with the fields that differ from their defaults."""

@@ -3,6 +3,7 @@
 import math
 import pickle
 import re
+from dataclasses import dataclass
 
 import pytest
 from cases import every_name, layers
@@ -72,6 +73,15 @@ def test_a_scaling_prints_what_differs_from_its_defaults(text):
     scaling = eval(text, {name: getattr(fused_lwlr, name) for name in fused_lwlr.__all__})
     assert repr(scaling) == text
     assert pickle.loads(pickle.dumps(scaling)) == scaling
+
+
+def test_an_own_scaling_prints_as_it_likes():
+    @dataclass(frozen=True)
+    class Own(ELR):
+        def __repr__(self):
+            return "mine"
+
+    assert repr(Own(0.1)) == "mine"
 
 
 def test_an_optimizer_prints_the_options_of_all_groups(device):
