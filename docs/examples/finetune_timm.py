@@ -1,4 +1,4 @@
-"""Fine-tune a pretrained model of timm with layer decay: the nearer a block is to the input, the lower its rate.
+"""Fine-tune a pretrained model of timm with layer decay: blocks near the input have the lowest rates.
 
     pip install '.[timm]'
     python finetune_timm.py --data flowers/        # flowers/CLASS/*.jpg
