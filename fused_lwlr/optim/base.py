@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
@@ -13,37 +13,22 @@ from fused_lwlr import ops
 from fused_lwlr.kernels import Gate, Rule, reference
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import averages_of, exchanged
+from fused_lwlr.optim.buckets import Buckets
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import read, require_dict
 from fused_lwlr.optim.gate import SkipReport
 from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
-from fused_lwlr.optim.layer_options import effective, max_lr
+from fused_lwlr.optim.layer_options import effective, set_max_lr
 from fused_lwlr.optim.layer_stats import step_statistics
 from fused_lwlr.optim.option_table import OPTIONS, UNSUPPORTED, check_option, names_of, shown
 from fused_lwlr.optim.options import DEFAULTS, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
-from fused_lwlr.optim.validate import check_selection, is_made_by_zero_redundancy_optimizer
+from fused_lwlr.optim.validate import check_params, check_selection, is_made_by_zero_redundancy_optimizer
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import local
 from fused_lwlr.step_statistics import StepStatistics
-
-
-class Buckets(Protocol):
-    """The parameters of a step in buckets, see `step_in_backward`."""
-
-    def end_step(self, closure: Any) -> tuple[Plans, ...]:
-        """Steps the parameters of the last bucket. Returns the plans of all buckets of the step."""
-
-    def reset(self) -> None:
-        """Forgets the gradients of a backward pass that did not end."""
-
-    def read_weights(self) -> None:
-        """Takes weights of the model that were changed into the parameters of the optimizer."""
-
-    def write_weights(self) -> None:
-        """Puts the parameters of the optimizer into the model."""
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -150,7 +135,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 )
             for group, entries in zip(groups, resolve(given, groups), strict=True):
                 group["layers"] = entries
-                _set_max_lr(group)
+                set_max_lr(group)
         check_selection(self.options, groups)
 
     @property
@@ -206,13 +191,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group. The optimizer does not change.
         """
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
-        params = options.get("params")
-        if isinstance(params, list) and any(isinstance(param, str) for param in params):
-            # the list of the keys of a dict
-            raise TypeError(
-                f"params has {next(filter(lambda each: isinstance(each, str), params))!r}, which is not a parameter: "
-                f"give a param group in a list, as {type(self).__name__}([group])"
-            )
+        check_params(type(self).__name__, options.get("params"))
         for name in UNSUPPORTED:
             check_option(name, options.get(name))
         shared = {name: options[name] for name in names_of("shared") if name in options}
@@ -233,7 +212,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         group.setdefault("ema", self.options.ema)
         try:
             group["layers"] = entries_of(group, group.get("layers"))
-            _set_max_lr(group)
+            set_max_lr(group)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -473,10 +452,3 @@ class FusedOptimizer(torch.optim.Optimizer):
         given = {name: getattr(self.options, name) for name in names_of("shared")}
         lines = [f"    {name}: {value!r}\n" for name, value in given.items() if value != OPTIONS[name].default]
         return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")")) if lines else found
-
-
-def _set_max_lr(group: dict[str, Any]) -> None:
-    """Gives a new param group whose layers have corrected decay a max_lr: its initial lr."""
-    if any(part.options.corrected_decay for entry in group["layers"] or () for part in entry):
-        group.setdefault("max_lr", float(group["lr"]))
-        max_lr(group)

@@ -147,3 +147,10 @@ def max_lr(group: dict[str, Any]) -> float:
             "set max_lr of the param group to its largest lr"
         )
     return value
+
+
+def set_max_lr(group: dict[str, Any]) -> None:
+    """Gives a new param group whose layers have corrected decay a max_lr: its initial lr."""
+    if any(part.options.corrected_decay for entry in group["layers"] or () for part in entry):
+        group.setdefault("max_lr", float(group["lr"]))
+        max_lr(group)

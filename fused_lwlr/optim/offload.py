@@ -56,6 +56,7 @@ class CPUOffload(StepInBackward):
 
     def read_weights(self) -> None:
         """Takes weights of the model that were changed since the last copy into the parameters of the optimizer."""
+        wait(self._jobs)
         self._stream.follow()
         self._stream.copy(self._changed(self._copies))
         self._stream.mark()()
@@ -171,7 +172,7 @@ def offload_to_cpu(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: in
             loss_fn(model(x), y).backward()  # copies gradients to the CPU, and steps parameters there
             optimizer.step()                 # steps the rest, and waits until the model has the new weights
 
-    Call it before a `backward()`, and use the model after `step()` only. The optimizer gets copies of the parameters,
+    Call it before a `backward()`, and use model and optimizer after `step()` only. It gets copies of the parameters,
     in pinned memory. Hooks collect gradients in the order in which `backward()` makes them. When these take
     `max_bytes`, they are copied to the CPU on a separate stream, and freed. Another thread steps their parameters when
     they arrive, and copies the new weights back. The results have the bits of a step on the CPU after `backward()`;

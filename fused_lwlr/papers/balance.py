@@ -134,8 +134,8 @@ def _losses(by_layers: dict[int, Any]) -> Table:
     notes = [
         f"h = {first.h:g}; trained: full gradient, mean ± standard deviation over {len(of)} seeds of weights and "
         "teacher",
-        "formula: for the signal only; of two layers and one step as the paper prints it, others as in the authors' "
-        "code, which lacks 2η₁η₂ / h³ for three layers and one step (here 0.002); vectors of norm 1",
+        "formula: for the signal only, with vectors of norm 1; for two layers and one step it comes from the paper, "
+        "otherwise from the authors' code; for three layers and one step it lacks the term 2η₁η₂ / h³ (here 0.002)",
     ]
     columns = ["layers", "α", "steps", "p", "paper's formula", "exact", "trained", "trained, over p = 0, %"]
     return Table("loss at rates (1 ± p) · h^α", columns, rows, notes, labels=4)

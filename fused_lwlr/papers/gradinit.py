@@ -98,6 +98,7 @@ def jobs(settings: Settings) -> list[Job]:
         _job(settings, model, start, tau, seed)
         for model in ([settings.model] if settings.model else MODELS[1:] if settings.quick else MODELS)
         for start, taus in TAUS.items()
+        # a quick study has two of the higher rates: the lowest hardly change a weight in a few steps
         for tau in (taus[-3:-1] or taus if settings.quick else taus)
         for seed in range(min(CHOOSING, settings.seeds))
     ]

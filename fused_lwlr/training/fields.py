@@ -1,7 +1,7 @@
 """Types with bounds for the fields of a recipe, help, and errors with the user's spelling."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -33,6 +33,7 @@ Side = Annotated[int, Field(ge=4)]
 Pair = Annotated[tuple[Part, Part], BeforeValidator(_split)]
 Channels = Annotated[tuple[float, float, float], BeforeValidator(_split)]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(patterns)]
+Scalings = Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "brake", "clip", "balanced"]
 Augmentation = Annotated[str, AfterValidator(_known_augmentation)]
 
 

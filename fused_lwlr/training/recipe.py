@@ -20,6 +20,7 @@ from fused_lwlr.training.fields import (
     Part,
     Patterns,
     Positive,
+    Scalings,
     Share,
     option,
     place,
@@ -37,8 +38,6 @@ kind, and `corrupt`, which lets a run pass an image that stopped it."""
 
 SPREAD = ("world_size", "fsdp", "micro_batch", "sync_bn", "grad_checkpointing")
 """More fields that may change when a run resumes: its steps have the same images, but not the same bits."""
-
-Scalings = Literal["none", "elr", "lars", "larc", "lamb", "ng", "hyperball", "floor", "brake", "clip", "balanced"]
 
 _loss, _optimizer = partial(option, "Loss"), partial(option, "Optimizer")
 _schedule, _run = partial(option, "Schedule"), partial(option, "Run")
