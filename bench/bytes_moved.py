@@ -18,10 +18,10 @@ def recorded() -> Iterator[Counter[str]]:
     users = [sys.modules[f"fused_lwlr.kernels.triton.{name}"] for name in ("step", "statistics")]
     counted: Counter[str] = Counter()
 
-    def launch(kernel: Any, items: Any, args: Any) -> None:
+    def launch(kernel: Any, items: Any, args: Any, most_programs: Any = None) -> None:
         # before the launch, which changes the set of known norms
         memory, cached = moved(kernel.device_table, kernel.meta, items.cpu().numpy())
-        real(kernel, items, args)
+        real(kernel, items, args, most_programs)
         counted.update({"launches": int(len(items) > 0), "bytes": memory, "cached": cached})
 
     try:

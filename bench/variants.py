@@ -29,9 +29,6 @@ TYPES = {
     "addresses": "*i64",
     "floats": "*fp32",
     "items": "*i32",
-    "shared_lr": "fp32",
-    "shared_c1": "fp32",
-    "shared_c2": "fp32",
     "counters": "*i32",
     "partials": "*fp32",
     "checksums": "*i32",
@@ -79,10 +76,6 @@ def plain(rule: Rule) -> int:
     return rule.least_resident or constants.least_resident("step", len(rule.states))
 
 
-OWN = dict.fromkeys(("shared_lr", "shared_c1", "shared_c2"))
-"""Compile-time arguments for param groups with different rates."""
-
-
 def variants(dtype: Any) -> Iterator[Variant]:
     """Every variant that is launched for parameters of a dtype."""
     rules = {
@@ -103,9 +96,7 @@ def variants(dtype: Any) -> Iterator[Variant]:
         made[name] = (rule, meta)
         yield Variant(name, plain(rule), update.step_kernel, meta)
     rule, meta = made["adamw"]
-    if dtype == tl.float32:
-        yield Variant("adamw, groups", plain(rule), update.step_kernel, {**meta, **OWN})
-    else:
+    if dtype != tl.float32:
         exact = {"DTYPES": dtypes(dtype, "WG", "XYM", 3), "RULE": formula.compiled(ADAMW.update)}
         yield Variant("adamw, master", plain(rule), update.step_kernel, {**meta, **exact})
     if dtype == tl.bfloat16:
@@ -144,7 +135,7 @@ def _scaled(dtype: Any, made: dict[str, tuple[Rule, dict[str, Any]]]) -> Iterato
         }  # fmt: skip
         yield Variant(f"{name}, Hyperball", least, queue.queue_kernel, {**scaled, **absent, **spheres})
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
-        unused = {"known_factors": None, "row_sums": None, "seed": None, **OWN}
+        unused = {"known_factors": None, "row_sums": None, "seed": None}
         yield Variant(f"{name}, all", least, queue.queue_kernel, {**scaled, **everything, **unused})
         if (name, dtype) == ("adamw", tl.float32):
             balanced = {**scaled, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "GATED": True}
@@ -157,6 +148,6 @@ def _scaled(dtype: Any, made: dict[str, tuple[Rule, dict[str, Any]]]) -> Iterato
                 {**scaled, **absent, "DTYPES": dtypes(dtype, "WGXYE", states=3)},
             )
         if dtype != tl.float32:
-            noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "ON_DEVICE": True, **OWN}
+            noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "ON_DEVICE": True}
             del absent["seed"]
             yield Variant(f"{name}, noise", least, queue.queue_kernel, {**scaled, **absent, **noise})

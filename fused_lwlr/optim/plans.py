@@ -1,8 +1,7 @@
 """All plans of an optimizer: made for its parameters and options, kept while only gradients change, and stepped."""
 
 from collections.abc import Sequence
-from itertools import chain
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import is_distributed, local
 from fused_lwlr.snapshot import Snapshot, forms_of, take_snapshot
 
-GRAD, ENTRIES = attrgetter("grad"), methodcaller("values")
+GRAD = attrgetter("grad")
 
 
 class Plans:
@@ -196,8 +195,8 @@ class Plans:
             ]
         else:
             grads = list(map(GRAD, params))
-        own = (states.get(param, {}) for param in params) if self._is_bucket else states.values()
-        entries = [entry for entry in chain.from_iterable(map(ENTRIES, own)) if entry is not None]
+        own = [states.get(param, {}) for param in params] if self._is_bucket else states.values()
+        entries = [entry for state in own for entry in state.values() if entry is not None]
         if self._distributed:
             params, grads, entries = ([*map(local, tensors)] for tensors in (params, grads, entries))
         return take_snapshot(params, grads, entries, self._forms)

@@ -49,9 +49,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def compile_kernel(
-    kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]
-) -> Callable[[int, Sequence[Any], bool], None]:
+def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) -> Callable[..., None]:
     """Compiles a kernel for arguments of these types.
 
     Args:
@@ -69,7 +67,7 @@ def compile_kernel(
     """
     kinds = tuple([None if value is None else _type(value) for value in arguments])
     try:
-        run = _function(kernel, kinds, tuple([meta.get(name) for name in kernel.arg_names]))
+        function = _function(kernel, kinds, tuple([meta.get(name) for name in kernel.arg_names]))
     except UnsupportedError as error:
         raise UnsupportedError(
             f"{kernel.__name__} cannot be compiled for this CPU, because triton {triton.__version__} writes {error}: "
@@ -78,14 +76,14 @@ def compile_kernel(
     layout = struct.Struct("@" + "".join([{"fp32": "f", "i32": "i"}.get(kind, "P") for kind in kinds if kind]))
     parallel = _parallel()
 
-    def launch(programs: int, arguments: Sequence[Any], alone: bool) -> None:
+    def run(programs: int, arguments: Sequence[Any], alone: bool) -> None:
         threads = 1 if alone or _forked else torch.get_num_threads()
         values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments if value is not None]
         # ctypes releases the global interpreter lock during this call
-        if run(layout.pack(*values), programs, threads, parallel):
+        if function(layout.pack(*values), programs, threads, parallel):
             raise RuntimeError(f"{kernel.__name__}: a thread waited {WAIT} s for another")
 
-    return launch
+    return run
 
 
 @cache

@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 from fused_lwlr.kernels.pinned import upload
 from fused_lwlr.kernels.table import Table, addresses_of, real
 from fused_lwlr.kernels.triton.layout import KNOWN, layout_of
-from fused_lwlr.kernels.triton.numbers import NO_NUMBERS, Numbers
+from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
 from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
@@ -24,7 +24,7 @@ SINGLE = ("step", "radius")
 
 
 class DeviceTable:
-    """One int64 buffer on the device, uploaded in a single copy after any change.
+    """One int64 buffer on the device, uploaded in a single copy before every launch.
 
     For R rows and C columns it holds the multipliers, c1 and c2 [3, R padded to be even] and the hyper rows [H, K],
     float32, padded to 16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · flags [R] ·
@@ -51,12 +51,12 @@ class DeviceTable:
     """
 
     def __init__(
-        self, table: Table, columns: Sequence[str], more: Sequence[str], hyper_rows: int, hyper_width: int, tile: int
+        self, table: Table, columns: Sequence[str], more: Sequence[str], hyper_shape: tuple[int, ...], tile: int
     ):
         self._layout = layout = layout_of(table)
         self._columns = table.columns
         params = table.columns["param"]
-        self.hyper_rows, self.hyper_width = hyper_rows, hyper_width
+        self.hyper_shape = hyper_shape
         self.rows, self.numel = len(layout.tensor), layout.numel
         names = (*columns, *more)
         self.dtypes = {name: dtype_of(table, name) for name in names}
@@ -70,7 +70,7 @@ class DeviceTable:
         self._gradients: Any = None
 
         padded = self.rows + self.rows % 2
-        floats = 3 * padded + hyper_rows * hyper_width
+        floats = 3 * padded + hyper_shape[0] * hyper_shape[1]
         integers = -(-floats // 4) * 2
         self._upload = Upload(integers + (len(names) + 4) * self.rows, params[0].device)
         self.buffer = self._upload.device
@@ -88,8 +88,9 @@ class DeviceTable:
         first[:] = np.cumsum(counts) - counts
         staged_floats = self._upload.host[:integers].view(np.float32)
         staged_floats[: self.rows] = layout.multiplier
-        self._scheduled = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
-        self._hyper = staged_floats[3 * padded : floats].view(np.uint8).data
+        self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
+        # as integers, since some numbers are halves of addresses
+        self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
         self._itemsizes = {
             name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
@@ -107,17 +108,17 @@ class DeviceTable:
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
         }
 
-    def refresh(self, table: Table, numbers: Numbers = NO_NUMBERS) -> None:
-        """Brings the device table up to date with the table, and uploads it if anything differs."""
+    def refresh(self, table: Table, numbers: Numbers | None = None) -> None:
+        """Brings the device table up to date with the table and the numbers of a step, and uploads it."""
         if table.gradients is not self._gradients:
             self._accept_gradients(table)
         if self._has_scratch:
             for name, index, scratch in self._scratch_tensors():
                 scratch.copy_(real(table.columns[name][index]))
-        self._hyper_row[:] = table.hyper_row
-        self._hyper[: len(numbers.data)] = numbers.data
-        if numbers.scheduled is not None:
-            self._scheduled[:] = numbers.scheduled
+        if numbers is not None:
+            self._hyper_row[:] = table.hyper_row
+            self._hyper[:] = numbers.rows.view(np.int32)
+            self._coefficients[:] = numbers.coefficients
         capturing = table.capturable and is_capturing()
         # replays do not check version counters
         if self.norms.measured and not capturing:
@@ -185,22 +186,23 @@ class DeviceTable:
         """Marks Σw² of active rows as valid for the present parameters."""
         self.norms.remember_rows(self._launched)
 
-    def make_items(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
-        """Returns the items of active rows, on the device, and puts them into `items`.
+    def items_of(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
+        """Returns the items of active rows, on the device.
 
         Args:
             key: names the list.
             make: returns all items, int32 [n, 2], with the row first.
         """
-        if key not in self._lists:
-            self._lists[key] = make()
-        items = self._lists[key]
-        if len(self._written) < len(self._columns["param"]):
-            items = items[self.active[items[:, 0]]]
-        host = torch.from_numpy(items)
-        # a new tensor each time, since a graph may still read the old one
-        self.items[key] = upload(torch.empty_like(host, device=self.buffer.device), host)
-        self._streams.clear()
+        if key not in self.items:
+            if key not in self._lists:
+                self._lists[key] = make()
+            items = self._lists[key]
+            if len(self._written) < len(self._columns["param"]):
+                items = items[self.active[items[:, 0]]]
+            host = torch.from_numpy(items)
+            # a new tensor each time, since a graph may still read the old one
+            self.items[key] = upload(torch.empty_like(host, device=self.buffer.device), host)
+            self._streams.clear()
         return self.items[key]
 
     def keep_buffers(self, buffers: tuple[Tensor, ...]) -> None:
@@ -227,20 +229,23 @@ def keep(tensor: Tensor) -> None:
 
 
 def device_table_of(
-    table: Table, columns: Sequence[str], hyper: Numbers = NO_NUMBERS, *, tile: int, more: Sequence[str] = ()
+    table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...] = (0, 0), *, tile: int, more: Sequence[str] = ()
 ) -> DeviceTable:
     """Returns the device table, made on the first call; `refresh` brings it up to date.
 
     Args:
         columns: the columns that a kernel finds at fixed places.
-        hyper: the hyper rows.
+        hyper_shape: of the hyper rows.
         tile: elements.
         more: columns at the end, if the table has them.
     """
     found: DeviceTable | None = table.cache.get(columns)
-    if found is None or found.hyper_rows < hyper.rows or found.hyper_width != hyper.width:
+    if found is None or found.hyper_shape != hyper_shape:
+        if found is not None:
+            # kernels are bound to the old device table
+            table.cache.clear()
         more = [name for name in more if name in table.columns]
-        found = table.cache[columns] = DeviceTable(table, columns, more, hyper.rows, hyper.width, tile)
+        found = table.cache[columns] = DeviceTable(table, columns, more, hyper_shape, tile)
     return found
 
 

@@ -17,7 +17,6 @@ def read_item(
     addresses,
     floats,
     rows,
-    shared,  # lr and both coefficients of all rows, or three None
     DTYPES: tl.constexpr,
     STEP: tl.constexpr,  # dtype of step counts on the device, or None
     COEFFICIENTS: tl.constexpr,  # see `Rule.coefficients`
@@ -30,7 +29,7 @@ def read_item(
     code = tl.load(items + 2 * ticket + 1)
     slot = code >> 1
     start = (slot - entry(addresses, rows, row, FIRST_TILE)) * TILE
-    tile, numbers = read_row(addresses, floats, rows, row, start, shared, DTYPES, ON_DEVICE, WIDTH, TILE)
+    tile, numbers = read_row(addresses, floats, rows, row, start, DTYPES, ON_DEVICE, WIDTH, TILE)
     steps = tl.zeros([], tl.float32)
     if STEP is not None:
         hyper, lr, sign, coefficients = numbers

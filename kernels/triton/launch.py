@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -41,84 +41,84 @@ def supports(device: torch.device, dtype: torch.dtype) -> bool:
     return real_dtype in DTYPES and device.type in (("cpu",) if knobs.runtime.interpret else ("cuda", "cpu"))
 
 
-class BoundKernel:
-    """A kernel with its constant properties: its device table, and its compilation.
+class Kernel:
+    """A kernel, compiled for a device table and for arguments of some types.
 
     Args:
-        kernel: takes addresses, floats, items, the number of items and of rows, then the arguments of the launch, and
-            last the compile-time arguments.
+        function: the Triton function. It takes addresses, floats, items, the number of items and of rows, then the
+            arguments of the launch, and last the compile-time arguments.
         device_table: the device table of addresses, floats and rows.
-        most_programs: the maximum number of programs; by default one for each item.
+        items, args: of the first launch, see `launch`.
         registers: the maximum for a thread; by default the compiler chooses, as always on AMD.
         meta: compile-time arguments.
+
+    Attributes:
+        device_table, meta: the arguments.
+        device: a context in which the device of the table is the current device.
+        run: runs the kernel; takes the number of programs and all run-time arguments.
+
+    Raises:
+        RuntimeError: during a capture in a CUDA graph, since a capture cannot load kernels.
     """
 
     def __init__(
         self,
-        kernel: Any,
+        function: Any,
         device_table: DeviceTable,
+        items: Tensor,
+        args: Sequence[Any],
         *,
-        most_programs: int | None = None,
         registers: int | None = None,
         **meta: Any,
     ):
+        if is_capturing():
+            raise RuntimeError(
+                "step() is captured in a CUDA graph and needs a kernel that was not compiled: take a step with the "
+                "same options, types of learning rates and loss scale before the capture"
+            )
         self.device_table, self.meta = device_table, meta
-        self._kernel, self.most_programs = kernel, most_programs
-        self._options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
         # does nothing for tensors on the CPU
         self.device = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
-        self.compiled: dict[tuple[type, ...], Any] = {}
-
-    def compile(self, items: Tensor, args: Sequence[Any]) -> None:
-        """Compiles and loads the kernel for such arguments, so that a later launch cannot fail for this reason.
-
-        Raises:
-            RuntimeError: during a capture in a CUDA graph, since a capture cannot load kernels.
-        """
-        if items.shape[0]:
-            if is_capturing():
-                raise RuntimeError(
-                    "step() is captured in a CUDA graph and needs a kernel that was not compiled: take a step with the "
-                    "same options, types of learning rates and loss scale before the capture"
-                )
-            with self.device:
-                self.compiled[tuple(map(type, args))] = self._runner_of(self.arguments(items, args))
-
-    def arguments(self, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns all run-time arguments."""
-        table = self.device_table
-        return table.addresses, table.floats, items, items.shape[0], table.rows, *args
-
-    def _runner_of(self, arguments: tuple[Any, ...]) -> Callable[[tuple[int, int, int], tuple[Any, ...]], None]:
-        # do not capture self, which holds these functions: a reference cycle would delay freeing device memory
-        kernel, meta = self._kernel, self.meta
-        if knobs.runtime.interpret:
-            return lambda size, arguments: kernel[size](*arguments, **meta)
-        if is_native(self.device_table.buffer.device):
-            run = compile_kernel(kernel, arguments, meta)
-            alone = self.device_table.numel.sum() < GRAIN
-            return lambda size, arguments: run(size[0], arguments, alone)
-        # without contraction to FMA, each operation is rounded separately, on every device and version
-        compiled = kernel.warmup(*arguments, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **self._options)
-        # a compiled kernel takes all arguments by position, and ignores compile-time ones
-        constants = [meta[name] for name in kernel.arg_names[len(arguments) :]]
-        return lambda size, arguments: compiled[size](*arguments, *constants)
+        options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
+        with self.device:
+            self.run = _runner_of(function, device_table, _arguments(device_table, items, args), meta, options)
 
 
-def launch(kernel: BoundKernel, items: Tensor, args: Sequence[Any]) -> None:
-    """Runs a compiled kernel once, and counts the launch.
+def _arguments(table: DeviceTable, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns all run-time arguments."""
+    return table.addresses, table.floats, items, items.shape[0], table.rows, *args
+
+
+def _runner_of(
+    function: Any, table: DeviceTable, arguments: tuple[Any, ...], meta: dict[str, Any], options: dict[str, Any]
+) -> Callable[[int, tuple[Any, ...]], None]:
+    """Returns a function that runs a kernel, compiled and loaded, so that a launch cannot fail for this reason."""
+    if knobs.runtime.interpret:
+        return lambda programs, arguments: function[programs, 1, 1](*arguments, **meta)
+    if is_native(table.buffer.device):
+        return partial(compile_kernel(function, arguments, meta), alone=bool(table.numel.sum() < GRAIN))
+    # without contraction to FMA, each operation is rounded separately, on every device and version
+    compiled = function.warmup(*arguments, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **options)
+    # a compiled kernel takes all arguments by position, and ignores compile-time ones
+    constants = [meta[name] for name in function.arg_names[len(arguments) :]]
+    return lambda programs, arguments: compiled[programs, 1, 1](*arguments, *constants)
+
+
+def launch(kernel: Kernel, items: Tensor, args: Sequence[Any], most_programs: int | None = None) -> None:
+    """Runs a kernel once, and counts the launch.
 
     Args:
+        kernel: the kernel.
         items: the work of the programs, int32 [n, 2]; an empty list is not launched.
         args: arguments of the kernel after the number of rows.
+        most_programs: the maximum number of programs; by default one for each item.
     """
     count = items.shape[0]
     if not count:
         return
-    programs = count if kernel.most_programs is None else min(count, kernel.most_programs)
-    arguments = kernel.arguments(items, args)
+    programs = grid(count if most_programs is None else min(count, most_programs))
     with kernel.device:
-        kernel.compiled[tuple(map(type, args))]((grid(programs), 1, 1), arguments)
+        kernel.run(programs, _arguments(kernel.device_table, items, args))
         kernel.device_table.keep_for_stream()
     counters["launches"] += 1
 

@@ -133,9 +133,6 @@ def queue_kernel(
     items,  # int32 [item_count, 2], see `item_list`
     item_count,
     rows,
-    shared_lr,  # lr of all rows, or None
-    shared_c1,  # coefficients of all rows, or None
-    shared_c2,
     tiles,  # number of tiles of all rows
     counters,  # int32: ticket, programs that left; [3, rows] norm items done, ready, update items done; largest Σw²
     partials,  # float32 [5 or 6, tiles], see norms.py
@@ -180,8 +177,7 @@ def queue_kernel(
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
         item, tile, numbers, steps = read_item(
-            items, ticket, addresses, floats, rows, (shared_lr, shared_c1, shared_c2),
-            DTYPES, STEP, COEFFICIENTS, ON_DEVICE, WIDTH, BLOCK * PASSES,
+            items, ticket, addresses, floats, rows, DTYPES, STEP, COEFFICIENTS, ON_DEVICE, WIDTH, BLOCK * PASSES,
         )  # fmt: skip
         row, kind, slot, _ = item
         hyper, lr, sign, coefficients = numbers

@@ -17,7 +17,7 @@ from torch import Tensor
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
-from fused_lwlr.kernels.triton.launch import BoundKernel, launch, sizes_of
+from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
 from fused_lwlr.kernels.triton.layout import ACTIVE, COUNTS_FOR_MAX_NORM, SCALED
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, THREADS, entry, fold, load, tile_at, visit
 from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
@@ -242,26 +242,23 @@ def _launch(
     table: Table, device_table: DeviceTable, read: Sequence[str], outputs: tuple[Any, ...], *, totals: bool
 ) -> None:
     """Reads some columns, and stores to `out`, and to `totals`; the last output is the loss scale."""
-    device, tiles = device_table.buffer.device, device_table.items.get("tiles")
-    sizes, numel = sizes_of(device), device_table.numel
-    if tiles is None:
-        make = partial(tile_list, numel, sizes.statistics_tile, at_least_one=True)
-        tiles = device_table.make_items("tiles", make)
+    device, numel = device_table.buffer.device, device_table.numel
+    sizes = sizes_of(device)
+    tiles = device_table.items_of("tiles", partial(tile_list, numel, sizes.statistics_tile, at_least_one=True))
     if not device_table.buffers:
         count = int(np.maximum(-(-numel // sizes.statistics_tile), 1).sum())
         partials = torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device)
         arrivals = torch.zeros(device_table.rows + 1, dtype=torch.int32, device=device)
         device_table.keep_buffers((partials, arrivals))
-    key = (tuple(read), totals)
-    if key not in table.cache:
+    arguments = (*device_table.buffers, *outputs)
+    key = tuple(read), totals, *map(type, outputs)
+    kernel = table.cache.get(key)
+    if kernel is None:
         dtypes = tuple([device_table.dtypes[name] if name in read else None for name in COLUMNS])
         registers = constants.most_registers(constants.least_resident("statistics"))
-        table.cache[key] = BoundKernel(
-            statistics_kernel, device_table, registers=registers, DTYPES=dtypes, BLOCK=sizes.block,
+        kernel = table.cache[key] = Kernel(
+            statistics_kernel, device_table, tiles, arguments, registers=registers, DTYPES=dtypes, BLOCK=sizes.block,
             PASSES=sizes.statistics_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.statistics_slots, TOTALS=totals,
             num_warps=constants.WARPS,
         )  # fmt: skip
-    kernel, arguments = table.cache[key], (*device_table.buffers, *outputs)
-    if tuple(map(type, arguments)) not in kernel.compiled:
-        kernel.compile(tiles, arguments)
     launch(kernel, tiles, arguments)

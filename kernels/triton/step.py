@@ -1,7 +1,7 @@
 """The host side of every step: it chooses the kernel, the items and the workspace."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -18,10 +18,9 @@ from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.launch import BoundKernel, launch, residents, sizes_of
-from fused_lwlr.kernels.triton.numbers import NOT_SHARED, Numbers, numbers_of
-from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
-from fused_lwlr.kernels.triton.workspace import Workspace
+from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
+from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
+from fused_lwlr.kernels.triton.workspace import workspace_of
 
 STATES = 3
 """The largest number of state columns of a rule."""
@@ -57,39 +56,27 @@ def prepare(
 ) -> Callable[[], Tensor | None]:
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
-    numbers = numbers_of(rule, hyper, more, table, table.cache.get(rule))
-    table.cache[rule] = numbers
-    columns = columns_of(rule)
-    device_table = table.cache.get(columns)
-    if device_table is None or device_table.hyper_rows < numbers.rows or device_table.hyper_width != numbers.width:
-        tile = sizes_of(table.columns["param"][0].device).queue_tile
-        device_table = device_table_of(table, columns, numbers, tile=tile, more=MORE)
-    if not (scale is None and gate is None and rounding_seed is None and device_table.dtypes["step"] is None):
-        gate = gate or NO_GATE
-        return _queued(table, device_table, rule, numbers, scale, gate, write=write, rounding_seed=rounding_seed)
-    device_table.refresh(table, numbers)
+    numbers = numbers_of(rule, hyper, more, table)
+    sizes = sizes_of(table.columns["param"][0].device)
+    device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, tile=sizes.queue_tile, more=MORE)
+    plain = write and scale is None and gate is None and rounding_seed is None
+    if not plain or device_table.dtypes["step"] is not None:
+        return _queued(table, device_table, rule, numbers, scale, gate or NO_GATE, write, rounding_seed)
     # no tile waits for another
-    key = rule, numbers.on_device, write
+    device_table.refresh(table, numbers)
+    items = device_table.items_of("tiles", partial(tile_list, device_table.numel, sizes.step_block))
+    key = rule, numbers.on_device
     kernel = table.cache.get(key)
-    if kernel is None or kernel.device_table is not device_table:
-        meta = _common(device_table, rule, on_device=numbers.on_device)
-        block = sizes_of(device_table.buffer.device).step_block
-        registers = most_registers(rule.least_resident or least_resident("step", len(rule.states)))
-        kernel = table.cache[key] = BoundKernel(
-            update.step_kernel, device_table, registers=registers, BLOCK=block, **meta
-        )
-    items = device_table.items.get("tiles")
-    if items is None:
-        block = sizes_of(device_table.buffer.device).step_block
-        items = device_table.make_items("tiles", lambda: tile_list(device_table.numel, block))
-    arguments = numbers.shared or NOT_SHARED
-    if tuple(map(type, arguments)) not in kernel.compiled:
-        kernel.compile(items, arguments)
+    if kernel is None:
+        kernel = table.cache[key] = Kernel(
+            update.step_kernel, device_table, items, (),
+            registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
+            BLOCK=sizes.step_block, **_common(device_table, rule, on_device=numbers.on_device),
+        )  # fmt: skip
 
     def take() -> None:
-        launch(kernel, items, arguments)
-        if write:
-            device_table.finish()
+        launch(kernel, items, ())
+        device_table.finish()
 
     return take
 
@@ -107,59 +94,50 @@ def _queued(
     numbers: Numbers,
     scale: Scale | Factors | Balance | None,
     gate: Gate,
-    *,
     write: bool,
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
     """Prepares a step by a queue: of norms and updates, or with numbers on the device."""
-    formula = scale.formula if isinstance(scale, Scale) else None
-    known, retraction = None, scale.retraction if isinstance(scale, Scale) else None
+    formula = scale if isinstance(scale, Scale) else None
+    retraction, known, balance = formula and formula.retraction, None, isinstance(scale, Balance)
     if isinstance(scale, Factors):
         known = scale.values.contiguous()
         if scale.rho is not None:
             known, retraction = torch.stack((scale.values, scale.rho)), RHO_IS_KNOWN
-    balance = isinstance(scale, Balance)
-    norms, rescale = weight_norms_of(table), gate.totals is not None and device_table.rescales
-    totals = norms.totals
-    device, work = device_table.buffer.device, device_table.workspace
-    programs = residents(device, least_resident("queue", len(rule.states)))
-    work_key = scale.target if isinstance(scale, (Scale, Factors)) else None, programs, retraction is not None
-    if work is None or work.key != work_key:
-        work = device_table.workspace = Workspace(device_table, sizes_of(device), *work_key)
-        device_table.keep_buffers(work.buffers)
-        # its sums of squares are zeros
-        norms.forget_rows()
+    target = scale.target if isinstance(scale, (Scale, Factors)) else None
+    device, states = device_table.buffer.device, len(rule.states)
+    norms, rescale = device_table.norms, gate.totals is not None and device_table.rescales
+    work = workspace_of(
+        device_table, target, residents(device, least_resident("queue", states)), retracts=retraction is not None
+    )
     device_table.refresh(table, numbers)
-    target = None if scale is None else scale.target
-    key = (
-        rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, type(scale), target, formula,
-        retraction, tuple(scale.numbers) if isinstance(scale, Scale) else (),
-    )  # fmt: skip
-    kernel, workspace = table.cache.get(key, (None, None))
-    if kernel is None or kernel.device_table is not device_table or workspace is not work:
-        kernel = _queue_kernel(device_table, rule, scale, gate, numbers.on_device, write, rescale, retraction)
-        table.cache[key] = kernel, work
     items = work.items(device_table, norms=not write or formula is not None, updates=write)
     arguments = (
-        *(numbers.shared or NOT_SHARED), work.tiles, *work.buffers,
-        totals if gate.totals is None else gate.totals, totals, gate.max_norm, gate.grad_scale,
-        gate.found_inf, known, norms.row_sums if balance and write else None, rounding_seed,
+        work.tiles, *work.buffers, norms.totals if gate.totals is None else gate.totals, norms.totals, gate.max_norm,
+        gate.grad_scale, gate.found_inf, known, norms.row_sums if balance and write else None, rounding_seed,
     )  # fmt: skip
-    if tuple(map(type, arguments)) not in kernel.compiled:
-        try:
-            kernel.compile(items, arguments)
-        except (CompilationError, UnsupportedError) as error:
-            if formula is None:
-                raise
-            raise ValueError(f"a step with {formula.__qualname__} cannot be compiled: {reason_of(error)}") from error
+    key = (
+        rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, target, retraction,
+        formula and (formula.formula, *formula.numbers), *map(type, arguments),
+    )  # fmt: skip
+    kernel = table.cache.get(key)
+    if kernel is None:
+        kernel = table.cache[key] = _queue_kernel(
+            device_table, items, arguments, formula, registers=most_registers(least_resident("queue", states)),
+            **_common(device_table, rule, on_device=numbers.on_device), TARGET=target or "gradient",
+            COEFFICIENTS=compiled(rule.coefficients), GATED=gate.totals is not None,
+            SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write, WRITE=write,
+            RETRACTION=None if retraction is None else tuple(map(float, retraction[:2])),
+            RADIUS=device_table.entries["radius"] if retraction is not None and retraction.fixed else None,
+        )  # fmt: skip
 
     def take() -> Tensor | None:
-        launch(kernel, items, arguments)
+        launch(kernel, items, arguments, residents(device, PER_PROCESSOR))
         if write:
             device_table.finish()
             if rescale or balance:
                 norms.remember_totals(table)
-        if target != "direction":
+        if target != "direction" and not balance:
             device_table.remember_norms()
         return work.statistics if formula is not None else None
 
@@ -167,33 +145,27 @@ def _queued(
 
 
 def _queue_kernel(
-    device_table: DeviceTable,
-    rule: Rule,
-    scale: Scale | Factors | Balance | None,
-    gate: Gate,
-    on_device: bool,
-    write: bool,
-    rescale: bool,
-    retraction: Retraction | None,
-) -> BoundKernel:
-    """Returns the queue kernel with its compile-time arguments."""
-    formula = scale if isinstance(scale, Scale) else None
-    device = device_table.buffer.device
-    sizes = sizes_of(device)
-    return BoundKernel(
-        queue.queue_kernel, device_table, most_programs=residents(device, PER_PROCESSOR),
-        registers=most_registers(least_resident("queue", len(rule.states))),
-        **_common(device_table, rule, on_device=on_device),
-        STEP=device_table.dtypes["step"], COEFFICIENTS=compiled(rule.coefficients),
-        FORMULA=compiled(formula.formula) if formula is not None else None,
-        ARGUMENTS=arguments_of(formula) if formula is not None else (),
-        TARGET=scale.target if isinstance(scale, (Scale, Factors)) else "gradient",
-        NUMBERS=len(formula.numbers) if formula is not None else 0,
-        GATED=gate.totals is not None, SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write,
-        WRITE=write, BLOCK=sizes.block, PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once,
-        SLOTS=sizes.queue_slots, RETRACTION=None if retraction is None else tuple(map(float, retraction[:2])),
-        RADIUS=device_table.entries["radius"] if retraction is not None and retraction.fixed else None,
-    )  # fmt: skip
+    device_table: DeviceTable, items: Tensor, arguments: Sequence[Any], formula: Scale | None, **meta: Any
+) -> Kernel:
+    """Returns the queue kernel with its compile-time arguments.
+
+    Raises:
+        ValueError: the formula cannot be compiled.
+    """
+    sizes = sizes_of(device_table.buffer.device)
+    try:
+        return Kernel(
+            queue.queue_kernel, device_table, items, arguments, **meta, STEP=device_table.dtypes["step"],
+            FORMULA=compiled(formula.formula) if formula is not None else None,
+            ARGUMENTS=arguments_of(formula) if formula is not None else (),
+            NUMBERS=len(formula.numbers) if formula is not None else 0,
+            BLOCK=sizes.block, PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.queue_slots,
+        )  # fmt: skip
+    except (CompilationError, UnsupportedError) as error:
+        if formula is None:
+            raise
+        name = formula.formula.__qualname__
+        raise ValueError(f"a step with {name} cannot be compiled: {reason_of(error)}") from error
 
 
 def reason_of(error: BaseException) -> str:
@@ -214,7 +186,7 @@ def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[s
     dtypes = tuple([device_table.dtypes.get(name) for name in ("param", "grad", "master_weight", "ema", *rule.states)])
     return {
         "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": on_device,
-        "WIDTH": device_table.hyper_width, "num_warps": WARPS,
+        "WIDTH": device_table.hyper_shape[1], "num_warps": WARPS,
     }  # fmt: skip
 
 

@@ -71,7 +71,6 @@ def read_row(
     rows,  # number of rows
     row,  # index of the row
     start,  # first element of the tile in the row
-    shared,  # lr and both coefficients of all rows, or three None
     DTYPES: tl.constexpr,
     ON_DEVICE: tl.constexpr,  # whether numbers of hyper rows may be addresses
     WIDTH: tl.constexpr,  # numbers of a hyper row
@@ -87,11 +86,9 @@ def read_row(
         bits |= at[i]
     padded = rows + rows % 2
     hyper = floats + 3 * padded + WIDTH * entry(addresses, rows, row, HYPER_ROW)
-    lr, c1, c2 = shared
-    if lr is None:
-        lr = number(hyper, LR, LR_ADDRESS, ON_DEVICE)
-        c1, c2 = tl.load(floats + padded + row), tl.load(floats + 2 * padded + row)
-    return (at, bits % ALIGNMENT == 0, stop), (hyper, lr * tl.load(floats + row), tl.load(hyper + SIGN), (c1, c2))
+    lr = number(hyper, LR, LR_ADDRESS, ON_DEVICE) * tl.load(floats + row)
+    coefficients = tl.load(floats + padded + row), tl.load(floats + 2 * padded + row)
+    return (at, bits % ALIGNMENT == 0, stop), (hyper, lr, tl.load(hyper + SIGN), coefficients)
 
 
 @triton.jit
@@ -189,9 +186,6 @@ def step_kernel(
     items,  # int32 [item_count, 2]: row, and number of the block in it
     item_count,
     rows,
-    shared_lr,  # lr of all rows, or None
-    shared_c1,  # coefficients of all rows, or None
-    shared_c2,
     DTYPES: tl.constexpr,
     RULE: tl.constexpr,
     DECAY: tl.constexpr,
@@ -205,9 +199,7 @@ def step_kernel(
     while item < item_count:
         row = tl.load(items + 2 * item)
         start = tl.load(items + 2 * item + 1).to(tl.int64) * BLOCK
-        tile, numbers = read_row(
-            addresses, floats, rows, row, start, (shared_lr, shared_c1, shared_c2), DTYPES, ON_DEVICE, WIDTH, BLOCK
-        )  # fmt: skip
+        tile, numbers = read_row(addresses, floats, rows, row, start, DTYPES, ON_DEVICE, WIDTH, BLOCK)
         at, aligned, stop = tile
         hyper, rate, sign, coefficients = numbers
         decay = rate * weight_decay_of(hyper, ON_DEVICE)

@@ -1,4 +1,4 @@
-"""A buffer on the device with a copy on the host, uploaded when it has changed."""
+"""A buffer on the device with a copy on the host, uploaded before every launch."""
 
 from typing import Any
 
@@ -22,30 +22,29 @@ class Upload:
 
     def __init__(self, size: int, device: torch.device):
         self.host = np.zeros(size, dtype=np.int64)
-        self.device = torch.zeros(size, dtype=torch.int64, device=device)
-        self._sent = self.host.tobytes()
+        self._staged = torch.from_numpy(self.host)
+        # a CPU needs no copy
+        self.device = self._staged if device.type == "cpu" else torch.zeros_like(self._staged, device=device)
         self._spares: list[Tensor] = []
         self._captured: list[Tensor] = []
         self._used: list[Any] = []
 
     def send(self, *, capturable: bool, capturing: bool, used: Any) -> None:
-        """Uploads the values if they differ from the buffer.
+        """Uploads the values.
 
         Args:
             capturable: whether steps may be captured in a CUDA graph.
             capturing: whether this one is.
             used: other tensors that a replay uses, which are kept alive.
         """
-        now = self.host.tobytes()
         if capturing:
             # also if an older copy is equal: lists of the same work may be other tensors by now
             self._used.append(used)
             self.device.copy_(self._captured_copy(), non_blocking=True)
-        elif self._captured or now != self._sent:
-            # a replay uploads its own copy, so the buffer may hold anything
-            upload(self.device, torch.from_numpy(self.host))
-            self._sent = now
-        if capturable and not capturing and not self._spares:
+            return
+        if self.device is not self._staged:
+            upload(self.device, self._staged)
+        if capturable and not self._spares:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(self.host))
             pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.device.is_cuda)
@@ -53,13 +52,12 @@ class Upload:
 
     def _captured_copy(self) -> Tensor:
         """Returns the host's copy in memory that stays as it is for as long as a graph copies from it."""
-        host = torch.from_numpy(self.host)
-        if not (self._captured and torch.equal(self._captured[-1], host)):
+        if not (self._captured and torch.equal(self._captured[-1], self._staged)):
             if not self._spares:
                 raise RuntimeError(
                     f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
                 )
-            self._captured.append(self._spares.pop().copy_(host))
+            self._captured.append(self._spares.pop().copy_(self._staged))
         return self._captured[-1]
 
 

@@ -1,11 +1,14 @@
 """The memory of the queue between launches: its items in order, its counters and partial sums."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
 from fused_lwlr.kernels.constants import Sizes
 from fused_lwlr.kernels.step_arguments import RETRACTION_STATISTICS, STEP_STATISTICS, ScaleTarget
 from fused_lwlr.kernels.triton.device_table import DeviceTable
+from fused_lwlr.kernels.triton.launch import sizes_of
 
 
 class Workspace:
@@ -51,12 +54,21 @@ class Workspace:
 
     def items(self, table: DeviceTable, *, norms: bool, updates: bool) -> torch.Tensor:
         """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
-        key = self.key, norms, updates
-        found = table.items.get(key)
-        if found is not None:
-            return found
         segments = self._segments if norms and updates else 2 * np.arange(len(table.numel)) + updates
-        return table.make_items(key, lambda: item_list(segments, table.numel, self._tile))
+        make = partial(item_list, segments, table.numel, self._tile)
+        return table.items_of((self.key, norms, updates), make)
+
+
+def workspace_of(device_table: DeviceTable, target: ScaleTarget | None, programs: int, *, retracts: bool) -> Workspace:
+    """Returns the workspace of a device table; a new one if the last was made for other arguments, see `Workspace`."""
+    found: Workspace | None = device_table.workspace
+    if found is None or found.key != (target, programs, retracts):
+        sizes = sizes_of(device_table.buffer.device)
+        found = device_table.workspace = Workspace(device_table, sizes, target, programs, retracts)
+        device_table.keep_buffers(found.buffers)
+        # its sums of squares are zeros
+        device_table.norms.forget_rows()
+    return found
 
 
 def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *, measured: bool) -> np.ndarray:

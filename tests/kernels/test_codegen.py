@@ -42,7 +42,6 @@ COLUMNS = {
     "totals": (SUMMED, 0),
 }
 FULL_ONLY = {
-    "adamw, groups": (4, 3),
     "adamw, balanced": (SUMMED + SUMMED + 4, 3),
     "adamw, ELR, ema": (4 + 5, 4),
 }

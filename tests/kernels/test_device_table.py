@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from tables import ADAMW, ADAMW_RULE, HYPER, SGD, accept_any, after, agree, make, sgd_hyper, uniform
+from tables import ADAMW, HYPER, SGD, accept_any, after, agree, make, sgd_hyper, uniform
 
 from fused_lwlr import ELR, LAMB, NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
@@ -52,57 +52,6 @@ def test_beyond_int32_offsets(device):
     assert triton.statistics(table)[0, 0] == numel
 
 
-@pytest.fixture
-def uploads(monkeypatch):
-    """Returns a function that counts the uploads of images since its last call."""
-    count = 0
-    original = torch.Tensor.copy_
-
-    def copy_(self, source, non_blocking=False):
-        nonlocal count
-        count += self.dtype == torch.int64
-        return original(self, source, non_blocking)
-
-    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
-
-    def since():
-        nonlocal count
-        count, last = 0, count
-        return last
-
-    return since
-
-
-def test_uploaded_only_when_something_changed(uploads, device):
-    table = make("sgd", [(5,), (7, 3)], torch.float32, device)
-    hyper = [sgd_hyper(lr=0.1, momentum=0.9)]
-    for _ in range(3):
-        triton.step(SGD, table, hyper)
-    assert uploads() == 1
-    for tensor in table.columns["grad"]:
-        tensor.mul_(2)
-    triton.step(SGD, table, [sgd_hyper(lr=0.1, momentum=0.9)])
-    assert uploads() == 0
-    triton.step(SGD, table, [sgd_hyper(lr=0.1, momentum=0.8)])
-    assert uploads() == 1
-    assert accept_any(table, [tensor.clone() for tensor in table.columns["grad"]])
-    triton.step(SGD, table, [sgd_hyper(lr=0.1, momentum=0.8)])
-    assert uploads() == 1
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_rates_that_all_rows_share_are_not_uploaded(uploads, scaled, device):
-    table = make("adamw", [(5,), (7, 3)], torch.float32, device, [Row(0, scaled=scaled), Row(1, scaled=scaled)])
-    scale = ELR(0.1).scale(ADAMW_RULE) if scaled else None
-    uploaded = []
-    table.hyper_row = [0, 1]
-    for step, (lr, other) in enumerate([(0.1, 0.1), (0.2, 0.2), (0.3, 0.3), (0.4, 0.5), (0.4, 0.4), (0.5, 0.5)], 1):
-        agree("adamw", after(table, step), [ADAMW._replace(lr=lr), ADAMW._replace(lr=other)], scale=scale)
-        uploaded.append(uploads())
-    # before step 4 the rates differ, and before step 5 zeros replace them
-    assert uploaded == [1, 0, 0, 1, 1, 0]
-
-
 def test_gradient_at_another_address(device):
     table = make("sgd", [(5,), (40, 3)], torch.float32, device)
     keep = []
@@ -140,35 +89,33 @@ def test_hyper_row_of_a_tensor_changes(device):
     agree("sgd", table, options)
 
 
-def refreshed(table, columns, hyper):
-    found = device_table_of(table, columns, hyper, tile=4)
-    found.refresh(table, hyper)
+def refreshed(table, columns, numbers):
+    found = device_table_of(table, columns, numbers.rows.shape, tile=4)
+    found.refresh(table, numbers)
     return found
 
 
-def test_uploaded_as_a_whole_when_anything_changed(device, monkeypatch):
-    """The device has all of it."""
+def test_one_upload_has_all_of_it(device, monkeypatch):
     table = make("sgd", [(5,), (40, 3), (7,)], torch.float32, device)
-    hyper = Numbers(1, 2, np.array([0.1, 0.2], dtype=np.float32).tobytes())
-    other = Numbers(1, 2, np.array([0.3, 0.2], dtype=np.float32).tobytes())
-    scheduled = other._replace(scheduled=np.arange(6, dtype=np.float32).reshape(2, 3))
+    numbers = Numbers(np.float32([[0.1, 0.2]]), np.zeros((2, 3), np.float32), False)
     columns = ("param", "grad", "momentum_buffer")
-    found, sizes = refreshed(table, columns, hyper), []
+    found, sizes = refreshed(table, columns, numbers), []
     module = sys.modules["fused_lwlr.kernels.triton.upload"]
     upload = module.upload
     monkeypatch.setattr(module, "upload", lambda device, host: sizes.append(len(host)) or upload(device, host))
-    for change, numbers, uploaded in [
-        (lambda: None, hyper, False),
-        (lambda: accept_any(table, [t.clone() for t in table.columns["grad"]]), hyper, True),
-        (lambda: None, other, True), (lambda: None, scheduled, True),
-        (lambda: setattr(table, "hyper_row", np.array([0, 0, 1])), scheduled, True),
-    ]:  # fmt: skip
+    for change, more in [
+        (lambda: accept_any(table, [t.clone() for t in table.columns["grad"]]), {}),
+        (lambda: None, {"rows": np.float32([[0.3, 0.2]])}),
+        (lambda: None, {"coefficients": np.arange(6, dtype=np.float32).reshape(2, 3)}),
+        (lambda: setattr(table, "hyper_row", np.array([0, 0, 1])), {}),
+    ]:
         change()
-        refreshed(table, columns, numbers)
-        refreshed(table, columns, numbers)
-        assert sizes == [len(found.buffer)] * uploaded
+        before = found.buffer.clone()
+        assert refreshed(table, columns, numbers._replace(**more)) is found
+        assert not torch.equal(found.buffer, before)
         assert torch.equal(found.buffer.cpu(), torch.from_numpy(found._upload.host))
-        sizes.clear()
+    # a CPU reads the buffer of the host
+    assert sizes == [len(found.buffer)] * 4 * (device.type != "cpu")
 
 
 def test_numbers_on_the_device(device):
@@ -178,9 +125,9 @@ def test_numbers_on_the_device(device):
         Row(1, 2, 5, 1e-30, power=2, counts_for_max_norm=True),
     ]
     table = make("sgd", [(5,), (5, 3)], torch.float32, device, rows)
-    scheduled = np.array([(0.5, 0.25, 0.25), (1, 2, 2)], dtype=np.float32)
-    hyper = Numbers(2, 2, np.array([(0.1, 1e10), (2 / 3, 5e-324)], dtype=np.float32).tobytes(), scheduled=scheduled)
-    image = refreshed(table, ("param", "grad"), hyper)
+    coefficients = np.float32([(0.5, 0.25, 0.25), (1, 2, 2)])
+    numbers = Numbers(np.float32([(0.1, 1e10), (2 / 3, 5e-324)]), coefficients, False)
+    image = refreshed(table, ("param", "grad"), numbers)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]
     # sizes, hyper rows, first tiles, flags

@@ -11,7 +11,6 @@ from fused_lwlr.kernels.triton.numbers import (
     HEADER,
     LR,
     LR_ADDRESS,
-    NO_NUMBERS,
     WEIGHT_DECAY,
     WEIGHT_DECAY_ADDRESS,
     numbers_of,
@@ -52,28 +51,21 @@ def scheduled_of(name, h, steps):
     return (0, 0) if name == "lion" else (0.9, gain) if steps else (0, 1)
 
 
-def numbers(name, hyper, *taken, more=(), last=None, device=CPU):
+def numbers(name, hyper, *taken, more=(), device=CPU):
     """The numbers of a table with one parameter for each hyper row."""
-    table = after(make(name, [(3,)] * max(len(hyper), 1), torch.float32, device), *(taken or (2,)))
+    table = after(make(name, [(3,)] * len(hyper), torch.float32, device), *(taken or (2,)))
     table.hyper_row = list(range(len(hyper)))
-    return numbers_of(RULES[name], hyper, more, table, last)
-
-
-def floats(numbers):
-    return np.frombuffer(numbers.data, dtype=np.float32).reshape(numbers.rows, numbers.width)
+    return numbers_of(RULES[name], hyper, more, table)
 
 
 @every_rule
 @pytest.mark.parametrize("more", [(), (0.7,), (0.7, 1e-9)])
 @pytest.mark.parametrize("count", [1, 3])
-def test_numbers_that_all_rows_share_are_left_out(name, more, count):
+def test_rows_and_coefficients(name, more, count):
     h = HYPER[name]
     found = numbers(name, [h] * count, more=more)
-    row = expected(name, h, more)
-    assert found.shared == (h.lr, *scheduled_of(name, h, 2))
-    assert found.scheduled is None
-    row[0] = 0
-    np.testing.assert_array_equal(floats(found), np.tile(row, (count, 1)))
+    np.testing.assert_array_equal(found.rows, np.tile(expected(name, h, more), (count, 1)))
+    np.testing.assert_array_equal(found.coefficients.T, np.float32([scheduled_of(name, h, 2)] * count))
     assert not found.on_device
 
 
@@ -82,50 +74,30 @@ def test_numbers_that_all_rows_share_are_left_out(name, more, count):
 def test_rows_that_differ(name, change):
     rows = [HYPER[name], HYPER[name]._replace(**change), HYPER[name]]
     found = numbers(name, rows)
-    wanted = np.array([expected(name, row, ()) for row in rows])
-    if "lr" in change:
-        assert not found.shared
-        np.testing.assert_array_equal(found.scheduled.T, np.float32([scheduled_of(name, row, 2) for row in rows]))
-    else:
-        wanted[:, 0] = 0
-        assert found.shared[0] == HYPER[name].lr
-    np.testing.assert_array_equal(floats(found), wanted)
+    np.testing.assert_array_equal(found.rows, np.array([expected(name, row, ()) for row in rows]))
+    np.testing.assert_array_equal(found.coefficients.T, np.float32([scheduled_of(name, row, 2) for row in rows]))
 
 
 @every_rule
 @pytest.mark.parametrize("taken", [(0, 4, 4), (3, 0, 0)])
-def test_numbers_of_steps_that_differ(name, taken):
+@pytest.mark.parametrize("count", [1, 3])
+def test_numbers_of_steps_that_differ(name, taken, count):
     h = HYPER[name]
-    found = numbers(name, [h] * 3, *taken)
-    assert not found.shared
-    np.testing.assert_allclose(found.scheduled.T, [scheduled_of(name, h, count) for count in taken], rtol=1e-6)
-    np.testing.assert_array_equal(floats(found), np.tile(expected(name, h, ()), (3, 1)))
+    table = after(make(name, [(3,)] * 3, torch.float32, CPU), *taken)
+    table.hyper_row = [i % count for i in range(3)]
+    found = numbers_of(RULES[name], [h] * count, (), table)
+    np.testing.assert_allclose(found.coefficients.T, [scheduled_of(name, h, steps) for steps in taken], rtol=1e-6)
+    np.testing.assert_array_equal(found.rows, np.tile(expected(name, h, ()), (count, 1)))
 
 
-@every_rule
-def test_the_number_of_steps_of_an_absent_parameter_does_not_matter(name):
-    table = after(make(name, [(3,)] * 3, torch.float32, CPU), 4, 7, 4)
-    assert not numbers_of(RULES[name], [HYPER[name]], (), table, None).shared
-    table.columns["grad"] = (table.columns["grad"][0], None, table.columns["grad"][2])
-    table.accept_gradients(table.columns["grad"])
-    assert numbers_of(RULES[name], [HYPER[name]], (), table, None).shared[1:] == scheduled_of(name, HYPER[name], 4)
-
-
-@every_rule
-def test_data_is_kept_while_it_is_right(name):
-    """lr and numbers that depend on the step count may change; any other change makes new data."""
-    h = HYPER[name]
-    first = numbers(name, [h], more=(0.5,))
-    later = h._replace(lr=0.7)
-    again = numbers(name, [later], 8, more=(0.5,), last=first)
-    assert again.data is first.data
-    assert again.shared == (0.7, *scheduled_of(name, later, 8))
-    for other, more in (([later._replace(weight_decay=0.75)], (0.5,)), ([later], (0.25,)), ([later, later], (0.5,))):
-        found = numbers(name, other, more=more, last=again)
-        assert found.data == numbers(name, other, more=more).data != first.data
-    apart = numbers(name, [h, later], last=first)
-    assert not apart.shared
-    assert numbers(name, [h, h], last=apart).shared
+@pytest.mark.parametrize("hyper_row", [(0, 1, 1), (1, 0, 1)])
+def test_coefficients_of_each_hyper_row(hyper_row):
+    rows = [sgd_hyper(lr=0.1, momentum=momentum) for momentum in (0.5, 0.25)]
+    table = after(make("sgd", [(3,)] * 3, torch.float32, CPU), 0, 4, 4)
+    table.hyper_row = list(hyper_row)
+    found = numbers_of(RULES["sgd"], rows, (), table)
+    momenta = [0, *((0.5, 0.25)[number] for number in hyper_row[1:])]
+    np.testing.assert_array_equal(found.coefficients, np.float32([momenta, [1, 1, 1]]))
 
 
 @every_rule
@@ -136,20 +108,13 @@ def test_a_factor_of_decays(name):
         changed = plain._replace(**change)
         row = expected(name, plain._replace(weight_decay=plain.weight_decay * factor), ())
         for rows in ([plain, changed], [changed, changed]):
-            np.testing.assert_array_equal(floats(numbers(name, rows))[1, 1:], row[1:])
+            np.testing.assert_array_equal(numbers(name, rows).rows[1, 1:], row[1:])
         decay = torch.tensor(0.25)
         found = numbers(name, [plain, changed._replace(weight_decay=decay)])
         factors = [changed.decay_factor, changed.decay_per_lr]
-        assert floats(found)[:, [DECAY_FACTOR.value, DECAY_PER_LR.value]].tolist() == [[1, 0], factors]
-        addresses = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[:, WEIGHT_DECAY_ADDRESS.value // 2]
+        assert found.rows[:, [DECAY_FACTOR.value, DECAY_PER_LR.value]].tolist() == [[1, 0], factors]
+        addresses = found.rows.view(np.int64)[:, WEIGHT_DECAY_ADDRESS.value // 2]
         assert addresses.tolist() == [0, decay.data_ptr()]
-
-
-def test_a_decay_that_follows_lr_is_not_kept():
-    h = SGD_HYPER._replace(decay_factor=0.0, decay_per_lr=2.0)
-    first = numbers("sgd", [h])
-    again = numbers("sgd", [h._replace(lr=0.3)], last=first)
-    assert floats(again)[0, WEIGHT_DECAY.value] == np.float32(h.weight_decay * (2.0 * 0.3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -163,23 +128,21 @@ def test_a_decay_that_follows_lr_is_not_kept():
 def test_a_number_on_the_device(option, name, index, address, dtype):
     number = torch.tensor(0.25, dtype=dtype)
     found = numbers(name, [HYPER[name], HYPER[name]._replace(**{option: number})])
-    there = np.frombuffer(found.data, dtype=np.int64).reshape(2, -1)[1, address.value // 2]
+    there = found.rows.view(np.int64)[1, address.value // 2]
     assert found.on_device
-    assert not found.shared
     # the lowest bit of the address tells the dtype
     assert there == number.data_ptr() + (dtype == torch.float64)
-    assert floats(found)[1, index.value] == 0
-    np.testing.assert_array_equal(floats(found)[0], expected(name, HYPER[name], ()))
+    assert found.rows[1, index.value] == 0
+    np.testing.assert_array_equal(found.rows[0], expected(name, HYPER[name], ()))
 
 
 def test_a_number_on_another_device_is_read():
     h = SGD_HYPER._replace(lr=torch.tensor(0.25))
     found = numbers("sgd", [h], device=torch.device("meta"))
     assert not found.on_device
-    assert floats(found)[0, 0] == 0.25
+    assert found.rows[0, 0] == 0.25
 
 
-def test_nothing():
-    assert numbers("sgd", [], more=(1.0,)) == NO_NUMBERS
+def test_offsets_of_addresses():
     # addresses are int64
     assert HEADER.value % 2 == LR_ADDRESS.value % 2 == WEIGHT_DECAY_ADDRESS.value % 2 == 0
