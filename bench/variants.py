@@ -37,12 +37,10 @@ TYPES = {
     "results": "*fp64",
     "statistics": "*fp64",
     "totals": "*fp64",
-    "next_totals": "*fp64",
     "max_norm": "fp32",
     "grad_scale": "*fp32",
     "found_inf": "*fp32",
     "known_factors": "*fp64",
-    "row_sums": "*fp64",
 }
 """Types of the run-time arguments; int32 unless listed."""
 
@@ -103,14 +101,16 @@ def variants(dtype: Any) -> Iterator[Variant]:
         averaged = {"DTYPES": dtypes(dtype, "WGXY", "E", 3)}
         yield Variant("adamw, ema", plain(rule), update.step_kernel, {**meta, **averaged})
     yield from _scaled(dtype, made)
-    meta = {"DTYPES": (dtype, dtype), "TOTALS": False, "grad_scale": None, "BLOCK": constants.GPU.block}
+    meta = {"DTYPES": (dtype, dtype), "grad_scale": None, "BLOCK": constants.GPU.block}
     meta |= {
         "PASSES": constants.GPU.statistics_passes, "AT_ONCE": constants.GPU.at_once,
         "SLOTS": constants.GPU.statistics_slots,
     }  # fmt: skip
     yield Variant("statistics", constants.least_resident("statistics"), statistics.statistics_kernel, meta)
-    totals = {**meta, "DTYPES": (None, dtype), "TOTALS": True}
-    yield Variant("totals", constants.least_resident("statistics"), statistics.statistics_kernel, totals)
+    of_gradients = {**meta, "DTYPES": (None, dtype)}
+    yield Variant(
+        "statistics of gradients", constants.least_resident("statistics"), statistics.statistics_kernel, of_gradients
+    )
 
 
 def _scaled(dtype: Any, made: dict[str, tuple[Rule, dict[str, Any]]]) -> Iterator[Variant]:
@@ -126,7 +126,7 @@ def _scaled(dtype: Any, made: dict[str, tuple[Rule, dict[str, Any]]]) -> Iterato
             "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
             "SLOTS": constants.GPU.queue_slots, "RADIUS": None, "RETRACTION": None,
         }  # fmt: skip
-        absent = dict.fromkeys(("grad_scale", "found_inf", "known_factors", "row_sums", "seed"))
+        absent = dict.fromkeys(("totals", "grad_scale", "found_inf", "known_factors", "seed"))
         yield Variant(f"{name}, ELR", least, queue.queue_kernel, {**scaled, **absent})
         spheres = {
             "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction", "NUMBERS": 0, "RADIUS": 11,
@@ -135,11 +135,11 @@ def _scaled(dtype: Any, made: dict[str, tuple[Rule, dict[str, Any]]]) -> Iterato
         }  # fmt: skip
         yield Variant(f"{name}, Hyperball", least, queue.queue_kernel, {**scaled, **absent, **spheres})
         everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
-        unused = {"known_factors": None, "row_sums": None, "seed": None}
+        unused = {"known_factors": None, "seed": None}
         yield Variant(f"{name}, all", least, queue.queue_kernel, {**scaled, **everything, **unused})
         if (name, dtype) == ("adamw", tl.float32):
-            balanced = {**scaled, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "GATED": True}
-            balanced |= {key: None for key in absent if key != "row_sums"}
+            balanced = {**scaled, "FORMULA": None, "TARGET": "direction", "NUMBERS": 0}
+            balanced |= {key: None for key in absent if key != "known_factors"}
             yield Variant(f"{name}, balanced", least, queue.queue_kernel, balanced)
             yield Variant(
                 f"{name}, ELR, ema",

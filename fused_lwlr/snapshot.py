@@ -33,8 +33,8 @@ class Snapshot(NamedTuple):
     """Parameters, gradients and state.
 
     Attributes:
-        fixed: address and strides of every parameter, and the address of every entry of the state. A plan fits while
-            these are equal, and gradients have as many elements as the parameters had.
+        fixed: address, size and strides of every parameter, and the address of every entry of the state. A plan fits
+            while these are equal.
         present: for each parameter, whether it has a gradient.
         grads: the gradient of each parameter, or None.
         addresses: the data pointer of each gradient; 0 if it is absent or empty.
@@ -82,7 +82,8 @@ def take_snapshot(
     complete = all(present)
     there: list[Any] = grads if complete else [grad for grad in grads if grad is not None]
     try:
-        fixed = list(map(POINTER, params)), list(map(forms.strides, params)), list(map(POINTER, entries))
+        read = POINTER, Tensor.numel, forms.strides
+        fixed = (*[list(map(each, params)) for each in read], list(map(POINTER, entries)))
         addresses = list(map(POINTER, there))
         matching = set(map(type, there)) <= {Tensor} and all(
             list(map(form, there)) == (expected if complete else list(compress(expected, present)))

@@ -9,11 +9,11 @@ if __name__ == "fused_lwlr.kernels":
     from fused_lwlr.kernels.step_arguments import (
         RETRACTION_STATISTICS,
         STEP_STATISTICS,
-        Balance,
         Factors,
         Gate,
         Retraction,
         Scale,
+        totals_of,
     )
     from fused_lwlr.kernels.table import STATISTICS, Row, Table
 
@@ -24,7 +24,6 @@ if __name__ == "fused_lwlr.kernels":
         "SGD",
         "STATISTICS",
         "STEP_STATISTICS",
-        "Balance",
         "Factors",
         "Gate",
         "Hyper",
@@ -33,6 +32,7 @@ if __name__ == "fused_lwlr.kernels":
         "Rule",
         "Scale",
         "Table",
+        "totals_of",
     ]
 else:
     # a bare `import kernels` must not fail: transformers tries it, to find the version of another project

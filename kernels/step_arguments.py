@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.retraction import retraction
@@ -84,7 +85,7 @@ class Scale(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The factors of a `Scale`, computed before the step, for rows that are shards of layers.
+    """One factor for each row, computed before the step: for rows that are shards of layers, or from all weights.
 
     Attributes:
         values: float64 [rows], one factor for each row.
@@ -97,29 +98,22 @@ class Factors(NamedTuple):
     rho: Tensor | None = None
 
 
-class Balance(NamedTuple):
-    """A factor on the learning rate of each row with `Row.scaled`, from ‖w‖ of all these rows before the step.
+def totals_of(statistics: Tensor, counts_for_max_norm: Tensor) -> Tensor:
+    """Returns Σg², the number of non-finite gradient elements, and the largest Σw²: float64 [3].
 
-        (L / ‖w_i‖) / Σ_j (1 / ‖w_j‖)
-
-    over the L such rows, of all tables of the step, whose weight is not zero; 1 for the others. Σ and L are in the
-    totals of the gate. The factor acts on all that lr multiplies, decay included.
+    Args:
+        statistics: of rows, float64 [rows, 6], in the order of `STATISTICS`.
+        counts_for_max_norm: for each row, whether its Σw² counts, bool [rows].
     """
-
-    @property
-    def target(self) -> ScaleTarget:
-        """As in `Scale`."""
-        return "direction"
+    _, sq_sum, _, weight_sq_sum, _, nonfinite = statistics.unbind(1)
+    return torch.stack((sq_sum.sum(), nonfinite.sum(), torch.where(counts_for_max_norm, weight_sq_sum, 0.0).amax()))
 
 
 class Gate(NamedTuple):
     """Decisions for all rows at once. Tensors are on the table's device, and are read there.
 
     Attributes:
-        totals: float64 [5], the sums over all tables of the results of `totals`: Σg², the number of non-finite
-            gradient elements, max Σw² over the rows with `Row.counts_for_max_norm`, and Σ 1 / ‖w‖ and the number of
-            terms over the rows with `Row.scaled`, a gradient and a weight that is not zero. None if no option needs
-            them; the last two may be missing without a `Balance`.
+        totals: the result of `totals_of` for the rows of all tables, or None if no option needs it.
         max_norm: gradients are multiplied by min(1, max_norm / (√Σg² + 1e-6)), as `clip_grad_norm_` does.
         skip: whether one non-finite gradient element prevents all writes.
         grad_scale: float32 of one element, the loss scale: gradients are divided by it

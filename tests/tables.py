@@ -9,7 +9,7 @@ from tolerances import close
 from torch import Tensor
 
 from fused_lwlr.kernels import ADAMW as ADAMW_RULE
-from fused_lwlr.kernels import LION, SGD, Hyper, Row, Table, reference, triton
+from fused_lwlr.kernels import LION, SGD, Hyper, Row, Table, reference, totals_of, triton
 from fused_lwlr.kernels.triton import launch
 
 RULES = {"sgd": SGD, "adamw": ADAMW_RULE, "lion": LION, "lr in momentum": SGD}
@@ -104,6 +104,12 @@ def twin(table: Table) -> Table:
     other = after(Table(columns, table.rows), *table.steps)
     other.hyper_row = table.hyper_row
     return other
+
+
+def totals(backend: Any, table: Table, **options: Any) -> Tensor:
+    """The totals of a gate, from the statistics of all rows."""
+    counts = torch.tensor([row.counts_for_max_norm for row in table.rows], device=table.columns["param"][0].device)
+    return totals_of(backend.statistics(table, **options), counts)
 
 
 def equal(table: Table, other: Table, check: Callable[[Tensor, Tensor], None] = close) -> None:

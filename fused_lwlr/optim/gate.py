@@ -1,14 +1,19 @@
-"""Decisions that all layers share: clipping by the global norm, and gradients that are not finite."""
+"""Decisions that all layers share: clipping by the global norm, non-finite gradients, and rates from all weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Gate
+from fused_lwlr.kernels import STATISTICS, Factors, Gate, totals_of
+from fused_lwlr.kernels.pinned import upload
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
+from fused_lwlr.scaling import BalancedLR
+
+WEIGHT, NONFINITE = STATISTICS.index("weight_sq_sum"), STATISTICS.index("nonfinite")
 
 
 @dataclass
@@ -67,21 +72,47 @@ def _on(device: torch.device, gate: Gate) -> Gate:
     return Gate(grad_scale=scale, found_inf=found_inf)
 
 
-def measured_gates(
+def measured(
     options: StepOptions, plans: Sequence[Plan], loss_scale: Gate | None
-) -> tuple[Sequence[Gate | None], SkipReport | None]:
-    """Returns the gates of the next step, from one pass over all gradients if needed, and the report on the step."""
+) -> tuple[Sequence[Gate | None], Sequence[Factors | None], SkipReport | None]:
+    """Returns gates and known factors of the next step, from one pass over all gradients or weights if needed.
+
+    The report on the step is the last result.
+    """
+    gates: Sequence[Gate | None] = loss_scales(plans, loss_scale)
+    nothing: list[Factors | None] = [None] * len(plans)
     if not options.needs_totals:
-        return loss_scales(plans, loss_scale), None
-    gates = [gate or Gate() for gate in loss_scales(plans, loss_scale)]
+        return gates, nothing, None
     grad = options.skips or options.clip_global_norm is not None
-    weight = options.rescale_weights is not False
+    weight = options.rescale_weights is not False or options.balances
+    scales = [None if gate is None else gate.grad_scale for gate in gates]
     found = [
-        plan.backend.totals(plan.table, grad=grad, weight=weight, balance=options.balances, grad_scale=gate.grad_scale)
-        for plan, gate in zip(plans, gates, strict=True)
+        plan.backend.statistics(plan.table, grad=grad, weight=weight, grad_scale=scale)
+        for plan, scale in zip(plans, scales, strict=True)
     ]
-    totals = found[0][0] if len(found) == 1 else _sum([sums for sums, _ in found])
-    return gates_of(options, plans, gates, totals, [rows for _, rows in found])
+    device = found[0].device
+    counts = torch.cat([plan.counts_for_max_norm.to(device, non_blocking=True) for plan in plans])
+    totals = totals_of(torch.cat([sums.to(device, non_blocking=True) for sums in found]), counts)
+    decided, report = gates_of(
+        options, plans, [gate or Gate() for gate in gates], totals, [sums[:, NONFINITE] for sums in found]
+    )
+    return decided, balanced(plans, [sums[:, WEIGHT] for sums in found]) if options.balances else nothing, report
+
+
+def balanced(plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Factors]:
+    """Returns the factors of `BalancedLR` for each plan.
+
+    Args:
+        plans: the plans of the step.
+        weight_sq_sums: Σw² of each row of each plan.
+    """
+    device = weight_sq_sums[0].device
+    taking_part = np.concatenate([plan.scaled & plan.table.stepped for plan in plans])
+    mask = upload(torch.empty(len(taking_part), dtype=torch.bool, device=device), torch.from_numpy(taking_part))
+    norms = torch.cat([sums.to(device, non_blocking=True) for sums in weight_sq_sums]).sqrt()
+    # 1 for a norm of 0, which does not count
+    factors = BalancedLR.factors(torch.where(mask, norms, 0.0)).split([len(sums) for sums in weight_sq_sums])
+    return [Factors(own.to(plan.device), "direction") for own, plan in zip(factors, plans, strict=True)]
 
 
 def gates_of(
@@ -93,7 +124,7 @@ def gates_of(
         options: of the optimizer.
         plans: the plans of the step.
         gates: the loss scale of each plan.
-        totals: see `Gate`.
+        totals: see `totals_of`.
         counts: for each plan, the number of non-finite elements of each row.
     """
     report = None
@@ -119,9 +150,3 @@ def _send(skipped: Tensor, counts: list[tuple[Tensor, list[str]]]) -> SkipReport
     arrived = torch.cuda.Event()
     arrived.record(torch.cuda.current_stream(skipped.device))
     return SkipReport(host, arrived, counts)
-
-
-def _sum(totals: Sequence[Tensor]) -> Tensor:
-    """Returns the totals of all plans: sums, and the maximum."""
-    table = torch.stack([t.to(totals[0].device, non_blocking=True) for t in totals])
-    return torch.cat((table[:, :2].sum(0), table[:, 2:3].amax(0), table[:, 3:].sum(0)))

@@ -36,6 +36,7 @@ class Plan:
         rounding_seed: the seed of stochastic rounding, or None.
         addressable: whether kernels can reach the members.
         rescales: whether any member is rescaled.
+        scaled, counts_for_max_norm: see `Row`; for each row, bool [rows], the second one on the device.
         statistics: the statistics of the last step, or None.
     """
 
@@ -57,6 +58,8 @@ class Plan:
                 member.entries["step"] = count
         first = columns["param"][0]
         self.device: torch.device = first.device
+        self.scaled = np.array([row.scaled for row in rows])
+        self.counts_for_max_norm = torch.tensor([row.counts_for_max_norm for row in rows], device=self.device)
         self.backend: ModuleType = ops.pick(
             # a FakeTensor has no values to launch on, only shapes
             "torch" if is_fake(first) else options.backend, first.device, first.dtype, addressable=addressable,

@@ -10,7 +10,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.optim.gate import SkipReport, measured_gates
+from fused_lwlr.optim.gate import SkipReport, measured
 from fused_lwlr.optim.hyper import HyperRows
 from fused_lwlr.optim.layer_entries import entries_of
 from fused_lwlr.optim.members import check_members, members_of, places_of
@@ -142,7 +142,8 @@ class Plans:
         if self._sharded is not None and (self._scale is not None or options.needs_totals):
             scales, gates, statistics, report = self._sharded.decide(options, hyper, self._scale, loss_scale)
         elif options.needs_totals or loss_scale is not None:
-            gates, report = measured_gates(options, self._launched, loss_scale)
+            gates, known, report = measured(options, self._launched, loss_scale)
+            scales = known if options.balances else scales
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
             plan.backend.prepare(rule, plan.table, hyper, scales[i], gates[i], rounding_seed=plan.rounding_seed)

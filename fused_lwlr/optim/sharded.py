@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Balance, Factors, Gate, Hyper, Scale
+from fused_lwlr.kernels import Factors, Gate, Hyper, Scale
 from fused_lwlr.kernels.pinned import upload
 from fused_lwlr.kernels.retraction import update_sq_sum
-from fused_lwlr.optim.gate import SkipReport, gates_of, loss_scales
+from fused_lwlr.optim.gate import SkipReport, balanced, gates_of, loss_scales
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
-from fused_lwlr.scaling import BalancedLR
 from fused_lwlr.shards import Completion, completion_of
 
 Decisions = tuple[Sequence[Any], Sequence[Gate], Sequence[Tensor | None], SkipReport | None]
@@ -45,14 +44,14 @@ class Sharded:
         self._counts = [len(part.table.rows) for part in parts]
         # uploaded once: an upload in every step would wait for the device
         self._device = parts[0].device
-        self._counts_for_max_norm = torch.tensor([row.counts_for_max_norm for row in rows], device=self._device)
-        self._scaled = torch.tensor([row.scaled for row in rows], device=self._device)
+        self._counts_for_max_norm = torch.cat([part.counts_for_max_norm.to(self._device) for part in parts])
+        self._scaled = torch.from_numpy(np.concatenate([part.scaled for part in parts])).to(self._device)
         self._multiplier = torch.tensor([row.multiplier for row in rows], dtype=torch.float64, device=self._device)
         self._radii = torch.cat([part.table.radii().to(self._device) for part in parts]).double()
         self._present: list[bytes] = []
 
     def decide(
-        self, options: StepOptions, hyper: Sequence[Hyper], scale: Scale | Balance | None, loss_scale: Gate | None
+        self, options: StepOptions, hyper: Sequence[Hyper], scale: Scale | None, loss_scale: Gate | None
     ) -> Decisions:
         """Measures the rows of all parts, completes the sums, and decides.
 
@@ -71,9 +70,9 @@ class Sharded:
             self._stepped = torch.from_numpy(stepped).to(self._device)
         gates = [gate or Gate() for gate in loss_scales(self._parts, loss_scale)]
         clips = options.clip_global_norm is not None
-        direction = isinstance(scale, Scale) and scale.target == "direction"
+        direction = scale is not None and scale.target == "direction"
         twice = direction and clips
-        controlled = scale.retraction if isinstance(scale, Scale) else None
+        controlled = None if scale is None else scale.retraction
         norms = Scale(norm_itself, "direction" if direction else "gradient", retraction=controlled)
         sums = self._measure(options, hyper, Scale(norm_itself, "gradient") if twice else norms, gates)
         sums = self._completion.sum(sums)
@@ -81,13 +80,11 @@ class Sharded:
         totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
         gates, report = gates_of(options, self._parts, gates, totals, list(sums[:, 2].split(self._counts)))
         nothing: list[Tensor | None] = [None] * len(self._parts)
+        if options.balances:
+            return balanced(self._parts, sums[:, 3].split(self._counts)), gates, nothing, report
         if scale is None:
             return nothing, gates, nothing, report
         scaled = self._scaled & self._stepped
-        if isinstance(scale, Balance):
-            # 1 for a norm of 0, which does not count
-            factors = BalancedLR.factors(torch.where(scaled, sums[:, 3].sqrt(), 0.0))
-            return self._split(factors, scale), gates, nothing, report
         clip = (options.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(totals[0])
         if twice:
             again = self._completion.sum(self._measure(options, hyper, norms, gates)[:, 3:])
@@ -114,7 +111,7 @@ class Sharded:
             sums[:, 7] = update_sq_sum(rho, *moments, rate)
         return self._split(sums[:, 4], scale, rho), gates, list(sums.split(self._counts)), report
 
-    def _split(self, factors: Tensor, scale: Scale | Balance, rho: Tensor | None = None) -> list[Factors]:
+    def _split(self, factors: Tensor, scale: Scale, rho: Tensor | None = None) -> list[Factors]:
         """Splits the factors of all rows into the factors of each part."""
         pieces = [None] * len(self._parts) if rho is None else rho.split(self._counts)
         return [

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import Balance, Rule
+from fused_lwlr.kernels import Rule
 from fused_lwlr.scaling.base import Scaling, Selector, weights
 
 
@@ -20,9 +20,7 @@ class BalancedLR(Scaling):
     the norms, and add up to L · lr. The rates of two layers approach each other as their norms do, but do not become
     equal.
 
-    Norms come from the step before, so no gradient or weight is read more often. One more launch measures them in the
-    first step, after a weight was changed from outside (by its version counter), and in every step of a CUDA graph.
-    An edit through `.data` is not detected. A layer is included in a step if it has a gradient and its weight is not
+    A launch before the step reads all weights. A layer is included in a step if it has a gradient and its weight is not
     zero. The factor acts on weight decay like the learning rate, with SGD and with AdamW.
 
     Args:
@@ -35,8 +33,8 @@ class BalancedLR(Scaling):
     targets = ("direction",)
     measures = False
 
-    def scale(self, rule: Rule) -> Balance:
-        return Balance()
+    def scale(self, rule: Rule) -> None:
+        """Returns None: `factors` computes the factors of all layers together."""
 
     @staticmethod
     def factors(weight_norm: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fused_lwlr.kernels import Balance, Retraction, Rule, Scale
+from fused_lwlr.kernels import Retraction, Rule, Scale
 from fused_lwlr.kernels.formula_check import check_formula
 from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, OF_DIRECTION, ScaleTarget
 from fused_lwlr.patterns import find, matches, split_patterns
@@ -104,8 +104,8 @@ class Scaling:
                 return target
         raise ValueError(f"{type(self).__name__} acts on {self.targets}, but {rule.name} has {rule.scale_targets}")
 
-    def scale(self, rule: Rule) -> Scale | Balance:
-        """Returns the formula, its target and its numbers, as a backend takes them.
+    def scale(self, rule: Rule) -> Scale | None:
+        """Returns the formula, its target and its numbers, as a backend takes them; None if there is no formula.
 
         Args:
             rule: the update rule of an optimizer.
@@ -156,7 +156,7 @@ class Scaling:
             rule: the update rule of an optimizer.
         """
         scale = self.scale(rule)
-        return isinstance(scale, Scale) and (scale.target == "direction" or "lr" in scale.arguments)
+        return scale is not None and (scale.target == "direction" or "lr" in scale.arguments)
 
     @property
     def on_spheres(self) -> bool:

@@ -1,6 +1,6 @@
 """The reference: readable PyTorch, which defines every operation and runs on every device but GPUs."""
 
-from fused_lwlr.kernels.reference.statistics import statistics, totals
+from fused_lwlr.kernels.reference.statistics import statistics
 from fused_lwlr.kernels.reference.step import prepare, step
 
-__all__ = ["prepare", "statistics", "step", "totals"]
+__all__ = ["prepare", "statistics", "step"]

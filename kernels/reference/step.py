@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fused_lwlr.kernels.reference.step_context import StepContext
 from fused_lwlr.kernels.rules.base import Rule
-from fused_lwlr.kernels.step_arguments import Balance, Factors, Gate, Scale
+from fused_lwlr.kernels.step_arguments import Factors, Gate, Scale
 from fused_lwlr.kernels.table import Table
 
 
@@ -17,7 +17,7 @@ def prepare(
     rule: Rule,
     table: Table,
     hyper: Sequence[Any],
-    scale: Scale | Factors | Balance | None = None,
+    scale: Scale | Factors | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,
@@ -32,7 +32,7 @@ def step(
     rule: Rule,
     table: Table,
     hyper: Sequence[Any],
-    scale: Scale | Factors | Balance | None = None,
+    scale: Scale | Factors | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,

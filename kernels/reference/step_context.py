@@ -13,7 +13,6 @@ from fused_lwlr.kernels.rules.base import Hyper, Quotient, Rule, cautious
 from fused_lwlr.kernels.step_arguments import (
     RETRACTION_STATISTICS,
     STEP_STATISTICS,
-    Balance,
     Factors,
     Gate,
     Retraction,
@@ -38,7 +37,7 @@ class StepContext:
         self,
         rule: Rule,
         table: Table,
-        scale: Scale | Factors | Balance | None,
+        scale: Scale | Factors | None,
         gate: Gate | None,
         write: bool,
         rounding_seed: int | None,
@@ -46,7 +45,6 @@ class StepContext:
         gate = gate or Gate()
         self._decay = rule.decay
         self._scale = scale
-        self._totals = gate.totals
         self._write = write
         self.target = scale.target if scale is not None else None
         self._clip: Factor = 1.0
@@ -105,8 +103,6 @@ class StepContext:
             self._factor = self._scale.values[self._index].to(g.dtype)
             if self._scale.rho is not None:
                 self._rho = self._scale.rho[self._index]
-        if isinstance(self._scale, Balance):
-            self._factor = self._balanced(w)
         if self.statistics is not None:
             sums = (g.abs(), g.square(), ~g.isfinite(), w.square())
             values = torch.stack([terms.sum(dtype=self._sums) for terms in sums])
@@ -149,7 +145,7 @@ class StepContext:
         """Returns the factor of the direction, a number or a tensor of no dimension."""
         if self.target != "direction":
             return 1.0
-        if isinstance(self._scale, (Factors, Balance)):
+        if isinstance(self._scale, Factors):
             return self._factor
         sq_sum = direction.square().sum(dtype=self._sums)
         dot = None
@@ -202,13 +198,6 @@ class StepContext:
         for steps, grad in zip(table.column("step"), table.column("grad"), strict=True):
             if steps is not None and grad is not None:
                 steps.copy_(steps + 1 if self._skip is None else torch.where(self._skip, steps, steps + 1))
-
-    def _balanced(self, weight: Tensor) -> Factor:
-        if not self._row.scaled or self._totals is None:
-            return 1.0
-        inverse_sum, terms = self._totals[3:]
-        norm = weight.square().sum(dtype=self._sums).sqrt()
-        return torch.where(norm == 0, 1.0, terms / (norm * inverse_sum)).to(weight.dtype)
 
     def _measure(self, norm: Tensor, dot: Tensor | None = None) -> Factor:
         if not self._row.scaled or not isinstance(self._scale, Scale) or self.statistics is None:

@@ -2,7 +2,7 @@
 
 from fused_lwlr.kernels.triton.launch import counters, supports
 from fused_lwlr.kernels.triton.probe import problem_on_cpu
-from fused_lwlr.kernels.triton.statistics import statistics, totals
+from fused_lwlr.kernels.triton.statistics import statistics
 from fused_lwlr.kernels.triton.step import prepare, step
 
-__all__ = ["counters", "prepare", "problem_on_cpu", "statistics", "step", "supports", "totals"]
+__all__ = ["counters", "prepare", "problem_on_cpu", "statistics", "step", "supports"]

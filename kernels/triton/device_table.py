@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from fused_lwlr.kernels.triton.layout import KNOWN, layout_of
 from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
-from fused_lwlr.kernels.triton.weight_norms import weight_norms_of
 
 ONLY_STEPPED = ("step", "ema")
 """Columns that a step skips for a row without a gradient."""
+VERSION = attrgetter("_version")
+UNMEASURED = -1
+"""Version of a parameter whose Σw² was not measured yet."""
 SINGLE = ("step", "radius")
 """Columns of single numbers: a step count for each parameter, a radius for each row."""
 
@@ -42,8 +45,7 @@ class DeviceTable:
         sizes: for each column, the bytes of each row; 0 for single numbers.
         entries: for each column, its place among the entries of a row.
         active: for each row, whether it is active.
-        norms: Σw² of the last step, and whether they are still valid.
-        known: for each row, whether its Σw² was valid before the launch, bool.
+        known: for each row, whether Σw² from the last step is still right, bool.
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
         workspace: objects that an operation reuses in later launches.
@@ -64,7 +66,7 @@ class DeviceTable:
         self.rescales = bool(layout.rescaled.any())
         self.workspace: Any = None
         self.buffers: tuple[Tensor, ...] = ()
-        self.norms = weight_norms_of(table)
+        self._measured: np.ndarray | None = None
         self.items: dict[Any, Tensor] = {}
         self._lists: dict[Any, np.ndarray] = {}
         self._gradients: Any = None
@@ -74,10 +76,8 @@ class DeviceTable:
         integers = -(-floats // 4) * 2
         self._upload = Upload(integers + (len(names) + 4) * self.rows, params[0].device)
         self.buffer = self._upload.device
-        self._streams: set[tuple[int, bool]] = set()
-        """Handles of the streams that all memory of launches is kept for, `norms.row_sums` too where True follows.
-
-        Empty when there is new memory."""
+        self._streams: set[int] = set()
+        """Handles of the streams that all memory of launches is kept for; empty when there is new memory."""
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
         fixed = len(columns)
@@ -121,12 +121,11 @@ class DeviceTable:
             self._coefficients[:] = numbers.coefficients
         capturing = table.capturable and is_capturing()
         # replays do not check version counters
-        if self.norms.measured and not capturing:
-            self.known = self.norms.known()[self._layout.tensor]
-            self._flags[:] = self._own_flags | KNOWN.value * self.known
+        if self._measured is not None and not capturing:
+            self.known = (self._versions() == self._measured)[self._layout.tensor]
         else:
             self.known = np.zeros(self.rows, dtype=bool)
-            self._flags[:] = self._own_flags
+        self._flags[:] = self._own_flags | KNOWN.value * self.known
         used = [*self._scratch.values(), *self.items.values()] if capturing else None
         self._upload.send(capturable=table.capturable, capturing=capturing, used=used)
 
@@ -183,8 +182,18 @@ class DeviceTable:
                     real(self._columns[name][index]).copy_(scratch)
 
     def remember_norms(self) -> None:
-        """Marks Σw² of active rows as valid for the present parameters."""
-        self.norms.remember_rows(self._launched)
+        """Notes that a launch has left Σw² of active rows, for the parameters as they are now."""
+        before = UNMEASURED if self._measured is None else self._measured
+        self._measured = np.where(self._launched, self._versions(), before)
+
+    def forget_norms(self) -> None:
+        """Notes that no Σw² is left."""
+        self._measured = None
+
+    def _versions(self) -> np.ndarray:
+        """Returns the version counter of every parameter, which every write changes except through `.data`."""
+        params = self._columns["param"]
+        return np.fromiter(map(VERSION, params), dtype=np.int64, count=len(params))
 
     def items_of(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
         """Returns the items of active rows, on the device.
@@ -212,13 +221,11 @@ class DeviceTable:
 
     def keep_for_stream(self) -> None:
         """Keeps all memory of launches from being reused before the current stream is done, which may not own it."""
-        stream = stream_of(self.buffer.device), self.norms.row_sums is not None
+        stream = stream_of(self.buffer.device)
         if stream not in self._streams:
             scratch = [tensor for tensors in self._scratch.values() for tensor in tensors.values()]
-            totals = (self.norms.totals, self.norms.row_sums)
-            for tensor in (self.buffer, *self.items.values(), *self.buffers, *totals, *scratch):
-                if tensor is not None:
-                    keep(tensor)
+            for tensor in (self.buffer, *self.items.values(), *self.buffers, *scratch):
+                keep(tensor)
             self._streams.add(stream)
 
 

@@ -113,8 +113,6 @@ def factors_of(
     ready,  # int32 [rows]: whether the factors of a row are stored
     factors,
     known_factors,  # float64 [1 or 2, rows], see `Factors`; or None
-    row_sums,  # float64 [rows, 4] of a `Balance`, or None
-    harmonic_mean,
     clip,
     FORMULA: tl.constexpr,
     TARGET: tl.constexpr,
@@ -140,9 +138,6 @@ def factors_of(
             ratio = known_factor
         if RETRACTS:
             rho = tl.load(known_factors + rows + row).to(tl.float32)
-    if row_sums is not None:
-        inverse = tl.load(row_sums + 4 * row + 3)
-        ratio = tl.where(inverse == 0, 1.0, harmonic_mean * inverse).to(tl.float32)
     return factor, scale, ratio, rho
 
 

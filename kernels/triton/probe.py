@@ -8,7 +8,7 @@ from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.triton.statistics import statistics_kernel
 
 # types instead of tensors, because modes and defaults of torch must not change the answer
-TYPES = ("*i64", "*fp32", "*i32", "i32", "i32", "*fp32", "*i32", "*fp64", "*fp64", None)
+TYPES = ("*i64", "*fp32", "*i32", "i32", "i32", "*fp32", "*i32", "*fp64", None)
 
 
 def problem_on_cpu() -> str | None:
@@ -20,6 +20,6 @@ def problem_on_cpu() -> str | None:
         return ""
     meta = {
         "DTYPES": (tl.float32, tl.float32), "BLOCK": CPU.block, "PASSES": CPU.statistics_passes,
-        "AT_ONCE": CPU.at_once, "SLOTS": CPU.statistics_slots, "TOTALS": False,
+        "AT_ONCE": CPU.at_once, "SLOTS": CPU.statistics_slots,
     }  # fmt: skip
     return problem(statistics_kernel, TYPES, meta)

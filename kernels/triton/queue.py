@@ -12,25 +12,23 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels.triton.items import arrive, factors_of, measure, read_item, update
-from fused_lwlr.kernels.triton.layout import COUNTS_FOR_MAX_NORM, POWER
+from fused_lwlr.kernels.triton.layout import POWER
 from fused_lwlr.kernels.triton.norms import WEIGHT_SUM, finalize_row, finalize_statistics
-from fused_lwlr.kernels.triton.statistics import add_inverse_norms, reduce_slots
-from fused_lwlr.kernels.triton.tile import FLAGS, STEP_COUNT, THREADS, entry
+from fused_lwlr.kernels.triton.tile import FLAGS, STEP_COUNT, entry
 
 
 @triton.jit
 def read_gate(
-    totals,  # float64 [5], see `Gate`
+    totals,  # float64 [3], see `Gate`; or None
     max_norm,
     grad_scale,  # float32, or None
     found_inf,  # float32, or None
-    row_sums,  # None without a `Balance`
     GATED: tl.constexpr,  # whether to clip
     SKIP: tl.constexpr,  # whether one non-finite element skips the step
     RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
 ):
-    """Returns clip factor, 1 / Ŵ, whether the step is skipped, 1 / grad_scale, and the harmonic mean of a `Balance`."""
-    clip, shrink, skipped, unscale, harmonic_mean = 1.0, 1.0, False, 1.0, 1.0
+    """Returns clip factor, 1 / Ŵ, whether the step is skipped, and 1 / grad_scale."""
+    clip, shrink, skipped, unscale = 1.0, 1.0, False, 1.0
     if GATED:
         # as torch.nn.utils.clip_grad_norm_, which passes NaN on
         clip = (max_norm / (tl.sqrt(tl.load(totals)) + 1e-6)).to(tl.float32)
@@ -43,30 +41,9 @@ def read_gate(
     if found_inf is not None:
         overflowed = tl.load(found_inf) != 0
         skipped = (skipped | overflowed) if SKIP else overflowed
-    if row_sums is not None:
-        harmonic_mean = tl.load(totals + 4) / tl.load(totals + 3)
     if grad_scale is not None:
         unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
-    return clip, shrink, skipped, unscale, harmonic_mean
-
-
-@triton.jit
-def finalize_weights(
-    new_sum,  # Σw² of the new weights of a row
-    addresses,
-    rows,  # number of rows
-    row,  # index of the row
-    row_sums,  # float64 [rows, 4] of a `Balance`, or None
-    peak,  # int32: bits of the largest Σw²
-    RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
-):
-    """Stores Σw² of a row for the next step."""
-    if row_sums is not None:
-        tl.store(row_sums + 4 * row + 2, new_sum)
-    if RESCALE:
-        if (entry(addresses, rows, row, FLAGS) & COUNTS_FOR_MAX_NORM) != 0:
-            # bits of floats that are not negative are in the order of the floats
-            tl.atomic_max(peak, new_sum.to(tl.float32).to(tl.int32, bitcast=True), sem="relaxed")
+    return clip, shrink, skipped, unscale
 
 
 @triton.jit
@@ -84,29 +61,10 @@ def leave(
     rows,
     addresses,
     skipped,
-    next_totals,
-    peak,  # int32: bits of the largest Σw²
-    row_sums,
     STEP: tl.constexpr,
-    RESCALE: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Counts the step, stores the totals of the new weights, and resets the counters; the last program does this."""
-    if RESCALE:
-        largest = tl.atomic_xchg(peak, 0, sem="relaxed")
-        if not skipped:
-            tl.store(next_totals + 2, largest.to(tl.float32, bitcast=True).to(tl.float64))
-    if row_sums is not None and not skipped:
-        inverse_sum, terms = tl.zeros([THREADS], tl.float64), tl.zeros([THREADS], tl.float64)
-        begin = 0
-        while begin < rows:
-            # one row for each thread, which takes few registers
-            row = begin + tl.arange(0, THREADS)
-            flags = entry(addresses, rows, row, FLAGS, row < rows)
-            inverse_sum, terms = add_inverse_norms(row_sums + 4 * row + 2, flags, row < rows, inverse_sum, terms)
-            begin += THREADS
-        tl.store(next_totals + 3, tl.sum(inverse_sum, axis=0))
-        tl.store(next_totals + 4, tl.sum(terms, axis=0))
+    """Counts the step and resets the counters; the last program does this."""
     begin = 0
     while begin < rows:
         row = begin + tl.arange(0, SLOTS)
@@ -134,18 +92,16 @@ def queue_kernel(
     item_count,
     rows,
     tiles,  # number of tiles of all rows
-    counters,  # int32: ticket, programs that left; [3, rows] norm items done, ready, update items done; largest Σw²
+    counters,  # int32: ticket, programs that left; [2, rows] norm items done, ready
     partials,  # float32 [5 or 6, tiles], see norms.py
     checksums,  # int32 [tiles], fingerprints of the weights of Σw²; unused if the target is the direction
     factors,  # float32 [3 or 4, rows]: of gradient, decayed gradient and direction, and ρ
     statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `RETRACTION_STATISTICS`
-    totals,  # float64 [5], see `Gate`
-    next_totals,  # float64 [5], totals for the next step
+    totals,  # float64 [3], see `Gate`; or None
     max_norm,  # see `Gate`
     grad_scale,  # float32, see `Gate`; or None
     found_inf,  # float32, see `Gate`; or None
     known_factors,  # float64 [1 or 2, rows], see `Factors`; or None
-    row_sums,  # float64 [rows, 4] of a `Balance`, or None; the last two are Σw² and the result of `add_inverse_norms`
     seed,  # seed of stochastic rounding, or None
     DTYPES: tl.constexpr,  # see update.py
     STEP: tl.constexpr,  # dtype of step counts on the device, or None
@@ -170,10 +126,8 @@ def queue_kernel(
     RETRACTION: tl.constexpr,  # outward and inward of a `Retraction`, or None
 ):
     """One step of a rule, a tile an item."""
-    ready, updated, peak = counters + 2 + rows, counters + 2 + 2 * rows, counters + 2 + 3 * rows
-    clip, shrink, skipped, unscale, harmonic_mean = read_gate(
-        totals, max_norm, grad_scale, found_inf, row_sums, GATED, SKIP, RESCALE
-    )  # fmt: skip
+    ready = counters + 2 + rows
+    clip, shrink, skipped, unscale = read_gate(totals, max_norm, grad_scale, found_inf, GATED, SKIP, RESCALE)
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
         item, tile, numbers, steps = read_item(
@@ -198,8 +152,7 @@ def queue_kernel(
                     finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RETRACTION)
         elif not skipped:
             factor, scale, ratio, rho = factors_of(
-                row, rows, ready, factors, known_factors, row_sums, harmonic_mean, clip, FORMULA, TARGET,
-                RETRACTION is not None,
+                row, rows, ready, factors, known_factors, clip, FORMULA, TARGET, RETRACTION is not None,
             )  # fmt: skip
             divisor = _power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
             update(
@@ -207,12 +160,7 @@ def queue_kernel(
                 (factor * (sign * unscale), scale, ratio, divisor if RETRACTION is None else rho, divisor), seed,
                 partials + WEIGHT_SUM * tiles, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK,
             )  # fmt: skip
-            if RESCALE or row_sums is not None:
-                last, first, count = arrive(updated, addresses, rows, row, BLOCK * PASSES)
-                if last:
-                    new_sum = reduce_slots(partials + WEIGHT_SUM * tiles, first, count, SLOTS)
-                    finalize_weights(new_sum, addresses, rows, row, row_sums, peak, RESCALE)
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
     if left == tl.num_programs(0) - 1:
-        leave(counters, rows, addresses, skipped, next_totals, peak, row_sums, STEP if WRITE else None, RESCALE, SLOTS)
+        leave(counters, rows, addresses, skipped, STEP if WRITE else None, SLOTS)

@@ -13,7 +13,7 @@ from triton.compiler.errors import CompilationError
 from fused_lwlr.kernels.constants import PER_PROCESSOR, WARPS, least_resident, most_registers
 from fused_lwlr.kernels.native import UnsupportedError
 from fused_lwlr.kernels.rules.base import Rule
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, Balance, Factors, Gate, Retraction, Scale
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, Factors, Gate, Retraction, Scale
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update
 from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
@@ -34,7 +34,7 @@ def step(
     rule: Rule,
     table: Table,
     hyper: Sequence[Any],
-    scale: Scale | Factors | Balance | None = None,
+    scale: Scale | Factors | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,
@@ -48,7 +48,7 @@ def prepare(
     rule: Rule,
     table: Table,
     hyper: Sequence[Any],
-    scale: Scale | Factors | Balance | None = None,
+    scale: Scale | Factors | None = None,
     gate: Gate | None = None,
     *,
     write: bool = True,
@@ -92,32 +92,31 @@ def _queued(
     device_table: DeviceTable,
     rule: Rule,
     numbers: Numbers,
-    scale: Scale | Factors | Balance | None,
+    scale: Scale | Factors | None,
     gate: Gate,
     write: bool,
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
     """Prepares a step by a queue: of norms and updates, or with numbers on the device."""
     formula = scale if isinstance(scale, Scale) else None
-    retraction, known, balance = formula and formula.retraction, None, isinstance(scale, Balance)
+    retraction, known = formula and formula.retraction, None
     if isinstance(scale, Factors):
         known = scale.values.contiguous()
         if scale.rho is not None:
             known, retraction = torch.stack((scale.values, scale.rho)), RHO_IS_KNOWN
-    target = scale.target if isinstance(scale, (Scale, Factors)) else None
+    target = None if scale is None else scale.target
     device, states = device_table.buffer.device, len(rule.states)
-    norms, rescale = device_table.norms, gate.totals is not None and device_table.rescales
+    rescale = gate.totals is not None and device_table.rescales
     work = workspace_of(
         device_table, target, residents(device, least_resident("queue", states)), retracts=retraction is not None
     )
     device_table.refresh(table, numbers)
     items = work.items(device_table, norms=not write or formula is not None, updates=write)
     arguments = (
-        work.tiles, *work.buffers, norms.totals if gate.totals is None else gate.totals, norms.totals, gate.max_norm,
-        gate.grad_scale, gate.found_inf, known, norms.row_sums if balance and write else None, rounding_seed,
+        work.tiles, *work.buffers, gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known, rounding_seed,
     )  # fmt: skip
     key = (
-        rule, numbers.on_device, write, rescale, gate.totals is None, gate.skip, target, retraction,
+        rule, numbers.on_device, write, rescale, gate.skip, target, retraction,
         formula and (formula.formula, *formula.numbers), *map(type, arguments),
     )  # fmt: skip
     kernel = table.cache.get(key)
@@ -135,9 +134,7 @@ def _queued(
         launch(kernel, items, arguments, residents(device, PER_PROCESSOR))
         if write:
             device_table.finish()
-            if rescale or balance:
-                norms.remember_totals(table)
-        if target != "direction" and not balance:
+        if target != "direction":
             device_table.remember_norms()
         return work.statistics if formula is not None else None
 

@@ -23,8 +23,7 @@ class Upload:
     def __init__(self, size: int, device: torch.device):
         self.host = np.zeros(size, dtype=np.int64)
         self._staged = torch.from_numpy(self.host)
-        # a CPU needs no copy
-        self.device = self._staged if device.type == "cpu" else torch.zeros_like(self._staged, device=device)
+        self.device = torch.zeros_like(self._staged, device=device)
         self._spares: list[Tensor] = []
         self._captured: list[Tensor] = []
         self._used: list[Any] = []
@@ -42,8 +41,7 @@ class Upload:
             self._used.append(used)
             self.device.copy_(self._captured_copy(), non_blocking=True)
             return
-        if self.device is not self._staged:
-            upload(self.device, self._staged)
+        upload(self.device, self._staged)
         if capturable and not self._spares:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(self.host))

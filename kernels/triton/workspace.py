@@ -43,7 +43,7 @@ class Workspace:
         # a row without elements has no item: its factor stays 1
         self.statistics[:, names.index("scale")] = 1
         self.buffers = (
-            torch.zeros(3 + 3 * device_table.rows, dtype=torch.int32, device=device),
+            torch.zeros(2 + 2 * device_table.rows, dtype=torch.int32, device=device),
             torch.zeros((6 if target == "direction" else 5) * self.tiles, dtype=torch.float32, device=device),
             torch.zeros(self.tiles, dtype=torch.int32, device=device),
             torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
@@ -67,7 +67,7 @@ def workspace_of(device_table: DeviceTable, target: ScaleTarget | None, programs
         found = device_table.workspace = Workspace(device_table, sizes, target, programs, retracts)
         device_table.keep_buffers(found.buffers)
         # its sums of squares are zeros
-        device_table.norms.forget_rows()
+        device_table.forget_norms()
     return found
 
 

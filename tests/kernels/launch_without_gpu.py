@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fused_lwlr import LAMB, LARC, Hyperball
-from fused_lwlr.kernels import ADAMW, SGD, Factors, Gate, Hyper, Row, Table
+from fused_lwlr.kernels import ADAMW, SGD, Factors, Gate, Hyper, Row, Table, totals_of
 
 
 class Utils:
@@ -91,8 +91,8 @@ steps = {"step": [torch.zeros(()), torch.zeros(())]}
 rows = [Row(0, scaled=True, power=1, counts_for_max_norm=True), Row(1, scaled=True)]
 for rule, columns, hyper in ((SGD, {"momentum_buffer": some}, momentum), (ADAMW, moments, options)):
     table = Table({**both, **columns, **steps}, rows)
-    totals, _ = statistics.totals(table, grad=True, weight=True)
     one = torch.ones(())
+    totals = totals_of(statistics.statistics(table, grad_scale=one), torch.tensor([True, False]))
     gate = Gate(totals, 1.0, skip=True, grad_scale=one, found_inf=one)
     step.step(rule, table, [hyper], LARC().scale(rule), gate)
     measured = step.step(rule, table, [hyper], LARC().scale(rule), gate, write=False)

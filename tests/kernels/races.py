@@ -80,7 +80,7 @@ def table(operation):
 
 
 def queue():
-    found, gate = table("sgd"), Gate(torch.ones(5, dtype=torch.float64), 3.0, skip=False)
+    found, gate = table("sgd"), Gate(torch.ones(3, dtype=torch.float64), 3.0, skip=False)
     for _ in range(3):
         triton.step(RULES["sgd"], found, HYPER["sgd"], LAMB().scale(RULES["sgd"]), gate)
 
@@ -89,12 +89,6 @@ def statistics():
     found = table("statistics")
     for _ in range(3):
         triton.statistics(found)
-
-
-def totals():
-    found = table("statistics")
-    for _ in range(3):
-        triton.totals(found, grad=True, weight=True)
 
 
 def races():
@@ -109,7 +103,7 @@ build.load_library = load_library
 parallel = load_library("parallel", lambda: PARALLEL, [], "", ctypes.CDLL)
 build._parallel = lambda: ctypes.cast(parallel.parallel, ctypes.c_void_p).value
 build.ttir = weakened = Weakened()
-for work in (queue, statistics, totals):
+for work in (queue, statistics):
     weakened.number = None
     while weakened.number is None or weakened.number < len(weakened.orders):
         build._function.cache_clear()

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from lazy import negated
-from tables import HYPER, SGD, accept_any, equal, equal_column, make, twin, uniform
+from tables import HYPER, SGD, accept_any, equal, equal_column, make, totals, twin, uniform
 from tolerances import close, same
 
 from fused_lwlr import LARS
-from fused_lwlr.kernels import Balance, Gate, Row, Table, reference, triton
+from fused_lwlr.kernels import Gate, Row, Table, reference, triton
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 
 SHAPES = [(6, 5), (1030,), (3, 4), (0,), (7,), (2, 1)]
@@ -99,18 +99,17 @@ def test_the_same_steps(column, layout, rows, scale, backend):
 
 
 @every_backend
-def test_totals_skip_rows_without_a_gradient(backend):
+def test_statistics_of_rows_without_a_gradient_are_zero(backend):
     """Values that earlier launches found for the other rows do not count."""
     table, columns = whole([Row(i, scaled=i % 2 == 0) for i in range(len(SHAPES))])
     for chosen in CHOSEN:
         grads = alike(table.columns["param"])
         other = made_of(columns, chosen, table.rows, grads)
         assert accept(table, some(grads, chosen))
-        wanted = {"grad": True, "weight": False, "balance": True}
-        (found, counts), (expected, of_other) = (backend.totals(each, **wanted) for each in (table, other))
-        torch.testing.assert_close(found[[0, 1, 3, 4]], expected[[0, 1, 3, 4]], rtol=1e-12, atol=0)
-        same(counts[torch.from_numpy(table.stepped)], of_other)
-        backend.step(SGD, table, HYPER["sgd"], Balance(), Gate(found))
+        found, expected = backend.statistics(table), backend.statistics(other)
+        same(found[torch.from_numpy(table.stepped)], expected)
+        assert not found[torch.from_numpy(~table.stepped)].any()
+        backend.step(SGD, table, HYPER["sgd"])
 
 
 @every_backend
@@ -128,8 +127,7 @@ def test_rescaled_rows_without_a_gradient(backend):
     before = {name: [t.clone() for t in table.columns[name]] for name in ("param", "momentum_buffer", *extra)}
     hyper = [*HYPER["sgd"], SGD.rescale_only]
     for of, each in ((backend, table), (reference, other)):
-        totals, _ = of.totals(each, grad=False, weight=True)
-        of.step(SGD, each, hyper, gate=Gate(totals))
+        of.step(SGD, each, hyper, gate=Gate(totals(of, each, grad=False)))
     equal(table, other)
     for i in (1, 3, 4, 5):
         for name in ("param", "momentum_buffer"):
@@ -151,8 +149,7 @@ def test_the_first_gradient_comes_late():
         for of, each in ((triton, table), (reference, other)):
             assert each.accept_gradients(grads)
             each.hyper_row = [int(grad is None) for grad in grads]
-            totals, _ = of.totals(each, grad=False, weight=True)
-            of.step(SGD, each, [*HYPER["sgd"], SGD.rescale_only], gate=Gate(totals))
+            of.step(SGD, each, [*HYPER["sgd"], SGD.rescale_only], gate=Gate(totals(of, each, grad=False)))
         equal(table, other)
 
 

@@ -39,7 +39,7 @@ COLUMNS = {
     "adamw, Hyperball": (4 + 4, 3),
     "lion, Hyperball": (3 + 3, 2),
     "statistics": (2 * (ONCE // 2 + 1), 0),
-    "totals": (SUMMED, 0),
+    "statistics of gradients": (SUMMED, 0),
 }
 FULL_ONLY = {
     "adamw, balanced": (SUMMED + SUMMED + 4, 3),
@@ -61,7 +61,7 @@ WIDE = {"adamw, master": 3, "adamw, ema": 1}
 AT_ONCE = {
     "sgd": 2, "sgd momentum": 3, "adamw": 4, "adamw amsgrad": 5, "lion": 3,
     "adamw cautious": 4, "lion cautious": 3,
-    "statistics": 2 * (ONCE // 2), "totals": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
+    "statistics": 2 * (ONCE // 2), "statistics of gradients": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
 }  # fmt: skip
 MOST_INSTRUCTIONS = {("adamw", "bf16"): 355}
 """Length from the first to the last access: 60 % of the code with correctly rounded quotients and roots, on sm_90."""

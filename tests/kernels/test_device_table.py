@@ -114,8 +114,7 @@ def test_one_upload_has_all_of_it(device, monkeypatch):
         assert refreshed(table, columns, numbers._replace(**more)) is found
         assert not torch.equal(found.buffer, before)
         assert torch.equal(found.buffer.cpu(), torch.from_numpy(found._upload.host))
-    # a CPU reads the buffer of the host
-    assert sizes == [len(found.buffer)] * 4 * (device.type != "cpu")
+    assert sizes == [len(found.buffer)] * 4
 
 
 def test_numbers_on_the_device(device):
@@ -173,12 +172,8 @@ def test_memory_is_kept_once_for_each_stream(on_stream):
     found = table.cache[step.columns_of(SGD)]
     memory = {
         *(t.data_ptr() for t in (found.buffer, *found.items.values(), *found.workspace.buffers)),
-        *(t.data_ptr() for t in (found.norms.totals, found._scratch["grad"][1])),
+        found._scratch["grad"][1].data_ptr(),
     }
-    assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == memory
-    # steps with a `Balance` use sums of rows
-    triton.totals(table, grad=True, weight=False)
-    memory.add(found.norms.row_sums.data_ptr())
     assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == memory
     assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == set()
 
@@ -198,7 +193,7 @@ def test_memory_that_is_new_is_kept_for_every_stream(on_stream):
         assert accept_any(table, grads)
         take = partial(step.step, SGD, table, HYPER["sgd"], scale)
         assert [bool(on_stream(stream, take)) for stream in (0, 7, 7, 0)] == [True, True, False, False]
-    sums = partial(triton.totals, table, grad=True, weight=False)
+    sums = partial(triton.statistics, table, weight=False)
     assert [bool(on_stream(stream, sums)) for stream in (0, 7, 7, 0)] == [True, True, False, False]
 
 
