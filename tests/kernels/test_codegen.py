@@ -61,7 +61,8 @@ WIDE = {"adamw, master": 3, "adamw, ema": 1}
 AT_ONCE = {
     "sgd": 2, "sgd momentum": 3, "adamw": 4, "adamw amsgrad": 5, "lion": 3,
     "adamw cautious": 4, "lion cautious": 3,
-    "statistics": 2 * (ONCE // 2), "statistics of gradients": ONCE, "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
+    "statistics": 2 * (ONCE // 2), "statistics of gradients": ONCE,
+    "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
 }  # fmt: skip
 MOST_INSTRUCTIONS = {("adamw", "bf16"): 355}
 """Length from the first to the last access: 60 % of the code with correctly rounded quotients and roots, on sm_90."""
