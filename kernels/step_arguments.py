@@ -1,7 +1,7 @@
 """Arguments of a step in addition to its rule: a factor for each row, and decisions for all rows."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -98,15 +98,20 @@ class Factors(NamedTuple):
     rho: Tensor | None = None
 
 
-def totals_of(statistics: Tensor, counts_for_max_norm: Tensor) -> Tensor:
+def totals_of(statistics: Sequence[Tensor], counts_for_max_norm: Sequence[Tensor]) -> Tensor:
     """Returns Σg², the number of non-finite gradient elements, and the largest Σw²: float64 [3].
 
     Args:
-        statistics: of rows, float64 [rows, 6], in the order of `STATISTICS`.
-        counts_for_max_norm: for each row, whether its Σw² counts, bool [rows].
+        statistics: for each table, float64 [rows, 6], in the order of `STATISTICS`.
+        counts_for_max_norm: for each table, whether Σw² of each row counts, bool [rows].
     """
-    _, sq_sum, _, weight_sq_sum, _, nonfinite = statistics.unbind(1)
-    return torch.stack((sq_sum.sum(), nonfinite.sum(), torch.where(counts_for_max_norm, weight_sq_sum, 0.0).amax()))
+    device = statistics[0].device
+    sums, counts = (
+        torch.cat([each.to(device, non_blocking=True) for each in tensors])
+        for tensors in (statistics, counts_for_max_norm)
+    )
+    _, sq_sum, _, weight_sq_sum, _, nonfinite = sums.unbind(1)
+    return torch.stack((sq_sum.sum(), nonfinite.sum(), torch.where(counts, weight_sq_sum, 0.0).amax()))
 
 
 class Gate(NamedTuple):

@@ -109,7 +109,7 @@ def twin(table: Table) -> Table:
 def totals(backend: Any, table: Table, **options: Any) -> Tensor:
     """The totals of a gate, from the statistics of all rows."""
     counts = torch.tensor([row.counts_for_max_norm for row in table.rows], device=table.columns["param"][0].device)
-    return totals_of(backend.statistics(table, **options), counts)
+    return totals_of([backend.statistics(table, **options)], [counts])
 
 
 def equal(table: Table, other: Table, check: Callable[[Tensor, Tensor], None] = close) -> None:

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import STATISTICS, Factors, Gate, totals_of
-from fused_lwlr.kernels.pinned import upload
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.scaling import BalancedLR
@@ -90,9 +88,7 @@ def measured(
         plan.backend.statistics(plan.table, grad=grad, weight=weight, grad_scale=scale)
         for plan, scale in zip(plans, scales, strict=True)
     ]
-    device = found[0].device
-    counts = torch.cat([plan.counts_for_max_norm.to(device, non_blocking=True) for plan in plans])
-    totals = totals_of(torch.cat([sums.to(device, non_blocking=True) for sums in found]), counts)
+    totals = totals_of(found, [plan.counts_for_max_norm for plan in plans])
     decided, report = gates_of(
         options, plans, [gate or Gate() for gate in gates], totals, [sums[:, NONFINITE] for sums in found]
     )
@@ -107,11 +103,12 @@ def balanced(plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Fa
         weight_sq_sums: Σw² of each row of each plan.
     """
     device = weight_sq_sums[0].device
-    taking_part = np.concatenate([plan.scaled & plan.table.stepped for plan in plans])
-    mask = upload(torch.empty(len(taking_part), dtype=torch.bool, device=device), torch.from_numpy(taking_part))
-    norms = torch.cat([sums.to(device, non_blocking=True) for sums in weight_sq_sums]).sqrt()
-    # 1 for a norm of 0, which does not count
-    factors = BalancedLR.factors(torch.where(mask, norms, 0.0)).split([len(sums) for sums in weight_sq_sums])
+    # a norm of 0 does not count
+    sums = [
+        torch.where(plan.scaled & plan.stepped(), own, 0.0) for plan, own in zip(plans, weight_sq_sums, strict=True)
+    ]
+    norms = torch.cat([own.to(device, non_blocking=True) for own in sums]).sqrt()
+    factors = BalancedLR.factors(norms).split([len(own) for own in sums])
     return [Factors(own.to(plan.device), "direction") for own, plan in zip(factors, plans, strict=True)]
 
 

@@ -46,7 +46,9 @@ class HyperRows:
 
     def _row(self, group: dict[str, Any], layer: LayerOptions) -> Hyper:
         """Returns the row of some layers of a group."""
-        lr, weight_decay = _number(group["lr"], group), _number(group["weight_decay"], group)
+        lr, weight_decay = group["lr"], group["weight_decay"]
+        if type(lr) is not float or type(weight_decay) is not float:
+            lr, weight_decay = _number(lr, group), _number(weight_decay, group)
         options, factor, per_lr = group, 1.0, 0.0
         if layer != SAME:
             own = {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}

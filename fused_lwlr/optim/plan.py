@@ -36,7 +36,7 @@ class Plan:
         rounding_seed: the seed of stochastic rounding, or None.
         addressable: whether kernels can reach the members.
         rescales: whether any member is rescaled.
-        scaled, counts_for_max_norm: see `Row`; for each row, bool [rows], the second one on the device.
+        scaled, counts_for_max_norm: see `Row`; for each row, bool [rows], on the device.
         statistics: the statistics of the last step, or None.
     """
 
@@ -58,8 +58,11 @@ class Plan:
                 member.entries["step"] = count
         first = columns["param"][0]
         self.device: torch.device = first.device
-        self.scaled = np.array([row.scaled for row in rows])
-        self.counts_for_max_norm = torch.tensor([row.counts_for_max_norm for row in rows], device=self.device)
+        self.scaled, self.counts_for_max_norm = (
+            torch.tensor([getattr(row, name) for row in rows], device=self.device)
+            for name in ("scaled", "counts_for_max_norm")
+        )
+        self._present = b""
         self.backend: ModuleType = ops.pick(
             # a FakeTensor has no values to launch on, only shapes
             "torch" if is_fake(first) else options.backend, first.device, first.dtype, addressable=addressable,
@@ -72,6 +75,13 @@ class Plan:
     def has_gradients(self) -> bool:
         """Whether any parameter has a gradient in the last or next step."""
         return 1 in self.table.gradients.present
+
+    def stepped(self) -> Tensor:
+        """Returns for each row whether it has a gradient in the last or next step: bool [rows], on the device."""
+        if self.table.gradients.present != self._present:
+            self._present = self.table.gradients.present
+            self._stepped = torch.from_numpy(self.table.stepped).to(self.device)
+        return self._stepped
 
     def stepped_labels(self) -> list[str]:
         """Returns the label of each row; "" if it has no gradient in the last or next step."""

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,10 +44,9 @@ class Sharded:
         # uploaded once: an upload in every step would wait for the device
         self._device = parts[0].device
         self._counts_for_max_norm = torch.cat([part.counts_for_max_norm.to(self._device) for part in parts])
-        self._scaled = torch.from_numpy(np.concatenate([part.scaled for part in parts])).to(self._device)
+        self._scaled = torch.cat([part.scaled.to(self._device) for part in parts])
         self._multiplier = torch.tensor([row.multiplier for row in rows], dtype=torch.float64, device=self._device)
         self._radii = torch.cat([part.table.radii().to(self._device) for part in parts]).double()
-        self._present: list[bytes] = []
 
     def decide(
         self, options: StepOptions, hyper: Sequence[Hyper], scale: Scale | None, loss_scale: Gate | None
@@ -63,11 +61,7 @@ class Sharded:
             scale: one factor for each row.
             loss_scale: the scale and found_inf of a `torch.amp.GradScaler`.
         """
-        present = [part.table.gradients.present for part in self._parts]
-        if present != self._present:
-            self._present = present
-            stepped = np.concatenate([part.table.stepped for part in self._parts])
-            self._stepped = torch.from_numpy(stepped).to(self._device)
+        self._stepped = torch.cat([part.stepped().to(self._device) for part in self._parts])
         gates = [gate or Gate() for gate in loss_scales(self._parts, loss_scale)]
         clips = options.clip_global_norm is not None
         direction = scale is not None and scale.target == "direction"

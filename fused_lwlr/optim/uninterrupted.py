@@ -44,13 +44,14 @@ def uninterrupted() -> Iterator[None]:
             for number, handler in handlers.items():
                 set_handler(number, handler)
         finally:
-            _deliver(pending)
+            if pending:
+                _deliver(pending)
 
 
 def _deliver(pending: list[int]) -> None:
     """Sends signals to this process, all of them even if a handler raises."""
-    if pending:
-        try:
-            signal.raise_signal(pending.pop(0))
-        finally:
+    try:
+        signal.raise_signal(pending.pop(0))
+    finally:
+        if pending:
             _deliver(pending)

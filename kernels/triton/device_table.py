@@ -145,10 +145,20 @@ class DeviceTable:
         self._point("grad", new.addresses)
 
     def _point(self, name: str, addresses: bytes | Sequence[int]) -> None:
-        """Sets the addresses of a column's rows."""
-        found = self._layout.row_addresses(addresses, self._itemsizes[name], self._scratch[name])
-        if name == "radius":
-            found = np.where(found == 0, 0, found + 4 * self._layout.number_in_tensor)
+        """Sets the addresses of a column's rows, 0 for a tensor that is absent or empty.
+
+        Args:
+            name: the column.
+            addresses: of its tensors, int64.
+        """
+        found = np.array(np.frombuffer(addresses, np.int64) if isinstance(addresses, bytes) else addresses, np.int64)
+        for i, tensor in self._scratch[name].items():
+            found[i] = tensor.data_ptr()
+        layout = self._layout
+        if name == "radius" or not layout.one_to_one:
+            found = found[layout.tensor]
+            offsets = 4 * layout.number_in_tensor if name == "radius" else layout.first * self._itemsizes[name]
+            found = np.where(found == 0, 0, found + offsets)
         self._addresses[name][:] = found
 
     def _activate(self, present: np.ndarray) -> None:

@@ -1,7 +1,6 @@
 """The layout of rows in memory, and the tensors that one flat loop can process together."""
 
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ class Layout:
         idle_flags: the bits of each row without a gradient.
         multiplier: the learning-rate multiplier of each row, float64 [R].
         strides: for each parameter, the strides that all of its columns must have.
+        one_to_one: whether row i is the whole of parameter i.
         number_in_tensor: for each row, its number among the rows of its parameter, int64 [R].
     """
 
@@ -43,7 +43,7 @@ class Layout:
         split = {tensor[i] for i in slices}
         self.strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
         self.tensor, self.number_in_tensor = table.tensor_of_row, table.number_in_tensor
-        self._one_to_one = not slices and tensor == tuple(range(len(params)))
+        self.one_to_one = not slices and tensor == tuple(range(len(params)))
         self.first = np.zeros(len(tensor), dtype=np.int64)
         self.numel = np.array([*map(Tensor.numel, params)], dtype=np.int64)[self.tensor]
         for i in slices:
@@ -67,26 +67,6 @@ class Layout:
                 if stand_in is not None:
                     scratch[i] = stand_in
         return scratch
-
-    def row_addresses(
-        self, addresses: bytes | Sequence[int], itemsize: int, scratch: Mapping[int, Tensor]
-    ) -> np.ndarray:
-        """Returns the address of each row in a column, 0 if its tensor is absent or empty.
-
-        Args:
-            addresses: of the tensors, int64.
-            itemsize: bytes of an element.
-            scratch: see `scratch_of`.
-        """
-        found = np.frombuffer(addresses if isinstance(addresses, bytes) else array("q", addresses), dtype=np.int64)
-        if scratch:
-            found = found.copy()
-            for i, tensor in scratch.items():
-                found[i] = tensor.data_ptr()
-        if self._one_to_one:
-            return found
-        found = found[self.tensor]
-        return np.where(found == 0, 0, found + self.first * itemsize)
 
 
 def layout_of(table: Table) -> Layout:

@@ -22,8 +22,7 @@ class Upload:
 
     def __init__(self, size: int, device: torch.device):
         self.host = np.zeros(size, dtype=np.int64)
-        self._staged = torch.from_numpy(self.host)
-        self.device = torch.zeros_like(self._staged, device=device)
+        self.device = torch.zeros(size, dtype=torch.int64, device=device)
         self._spares: list[Tensor] = []
         self._captured: list[Tensor] = []
         self._used: list[Any] = []
@@ -41,7 +40,7 @@ class Upload:
             self._used.append(used)
             self.device.copy_(self._captured_copy(), non_blocking=True)
             return
-        upload(self.device, self._staged)
+        upload(self.device, torch.from_numpy(self.host))
         if capturable and not self._spares:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(self.host))
@@ -50,12 +49,13 @@ class Upload:
 
     def _captured_copy(self) -> Tensor:
         """Returns the host's copy in memory that stays as it is for as long as a graph copies from it."""
-        if not (self._captured and torch.equal(self._captured[-1], self._staged)):
+        host = torch.from_numpy(self.host)
+        if not (self._captured and torch.equal(self._captured[-1], host)):
             if not self._spares:
                 raise RuntimeError(
                     f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
                 )
-            self._captured.append(self._spares.pop().copy_(self._staged))
+            self._captured.append(self._spares.pop().copy_(host))
         return self._captured[-1]
 
 

@@ -92,7 +92,7 @@ rows = [Row(0, scaled=True, power=1, counts_for_max_norm=True), Row(1, scaled=Tr
 for rule, columns, hyper in ((SGD, {"momentum_buffer": some}, momentum), (ADAMW, moments, options)):
     table = Table({**both, **columns, **steps}, rows)
     one = torch.ones(())
-    totals = totals_of(statistics.statistics(table, grad_scale=one), torch.tensor([True, False]))
+    totals = totals_of([statistics.statistics(table, grad_scale=one)], [torch.tensor([True, False])])
     gate = Gate(totals, 1.0, skip=True, grad_scale=one, found_inf=one)
     step.step(rule, table, [hyper], LARC().scale(rule), gate)
     measured = step.step(rule, table, [hyper], LARC().scale(rule), gate, write=False)
