@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from fused_lwlr.kernels import Row
 from fused_lwlr.shards import reshard
 
 _SLICE = re.compile(r"(?P<name>.*)\[(?P<start>\d+):(?P<stop>\d+)\]")
@@ -95,16 +94,3 @@ def named_layers(source: nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, 
         return layers_of(source)
     pairs = source.items() if isinstance(source, Mapping) else source
     return [Layer(name, tensor) for name, tensor in pairs]
-
-
-def rows_of(layers: Iterable[Layer]) -> tuple[list[Tensor], list[Row]]:
-    """Returns the distinct parameters of some layers, and a table row for each layer."""
-    index: dict[int, int] = {}
-    params: list[Tensor] = []
-    rows = []
-    for layer in layers:
-        if id(layer.param) not in index:
-            index[id(layer.param)] = len(params)
-            params.append(layer.param)
-        rows.append(Row(index[id(layer.param)], layer.start, layer.stop))
-    return params, rows

@@ -3,10 +3,10 @@
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fused_lwlr.shards import PLAIN
@@ -94,22 +94,17 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-class _Outline:
-    """The address and strides of a tensor for NumPy, which does not access its memory."""
-
-    def __init__(self, tensor: Tensor):
-        itemsize = tensor.element_size()
-        self.__array_interface__ = {
-            "data": (tensor.data_ptr(), True),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * itemsize for stride in tensor.stride()),
-            "typestr": f"|V{itemsize}",
-            "version": 3,
-        }
-
-
 def _outline(tensor: Tensor) -> Any:
-    return np.asarray(_Outline(tensor))
+    """Returns an array with the address and strides of a tensor. NumPy does not access its memory."""
+    itemsize = tensor.element_size()
+    interface = {
+        "data": (tensor.data_ptr(), True),
+        "shape": tuple(tensor.shape),
+        "strides": tuple(stride * itemsize for stride in tensor.stride()),
+        "typestr": f"|V{itemsize}",
+        "version": 3,
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
 
 
 def is_fake(tensor: Tensor) -> bool:
@@ -122,11 +117,3 @@ def is_fake(tensor: Tensor) -> bool:
 def all_addressable(tensors: Iterable[Any]) -> bool:
     """Returns whether `is_addressable` holds for every tensor; None stands for an absent one."""
     return all(tensor is None or is_addressable(tensor) for tensor in tensors)
-
-
-def check_inference(tensor: Tensor, what: str) -> None:
-    """Raises RuntimeError if an inference tensor would be written to outside of inference mode."""
-    if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            f"{what} is an inference tensor, which cannot be updated outside of torch.inference_mode(): clone() it"
-        )

@@ -87,11 +87,6 @@ class Completion:
             for (mesh, dim), rows in along.items()
         ]
 
-    @property
-    def needed(self) -> bool:
-        """Whether any row is sharded."""
-        return bool(self._along)
-
     def sum(self, values: Tensor) -> Tensor:
         """Sums over all processes of float64 [rows, columns], in new memory."""
         return self._complete(values, torch.distributed.ReduceOp.SUM)
@@ -112,5 +107,5 @@ class Completion:
 
 def completion_of(held: Sequence[tuple[Tensor, Row]], device: torch.device) -> Completion | None:
     """The `Completion` for these rows, or None if no row is sharded."""
-    completion = Completion(held, device) if any(is_distributed(tensor) for tensor, _ in held) else None
-    return completion if completion is not None and completion.needed else None
+    completion = Completion(held, device)
+    return completion if completion._along else None

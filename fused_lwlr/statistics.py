@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import STATISTICS, Row, Table
-from fused_lwlr.layers import Layer, named_layers, rows_of
+from fused_lwlr.layers import Layer, named_layers
 from fused_lwlr.memory import all_addressable
 from fused_lwlr.shards import Completion, completion_of, local, local_row
 from fused_lwlr.snapshot import Snapshot, forms_of, take_snapshot
@@ -162,7 +162,9 @@ class _Kept:
     """A table of layers that have gradients, of one device and combination of dtypes."""
 
     def __init__(self, layers: Sequence[Layer], backend: ModuleType):
-        self._params, rows = rows_of(layers)
+        self._params = list({id(layer.param): layer.param for layer in layers}.values())
+        place = {id(param): i for i, param in enumerate(self._params)}
+        rows = [Row(place[id(layer.param)], layer.start, layer.stop) for layer in layers]
         self.backend = backend
         params, grads = self._local()
         local_rows = [local_row(row, self._params[row.tensor]) for row in rows]

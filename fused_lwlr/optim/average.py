@@ -8,19 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.optim.option_table import check_option
 from fused_lwlr.shards import is_distributed, local, reshard
 
 EMA = "ema"
 """The option of a param group, and the entry of the state."""
-
-
-def decay_of(group: dict[str, Any]) -> float:
-    """Returns the decay of a param group with averages."""
-    decay = group[EMA]
-    if not 0 <= decay < 1:
-        check_option(EMA, decay)
-    return float(decay)
 
 
 def first_average(param: Tensor, master_weight: Tensor | None) -> Tensor:

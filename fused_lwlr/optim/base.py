@@ -13,7 +13,6 @@ from fused_lwlr import ops
 from fused_lwlr.kernels import Gate, Rule, reference
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import averages_of, exchanged
-from fused_lwlr.optim.buckets import Buckets
 from fused_lwlr.optim.capture import are_on_gpu, check_capture
 from fused_lwlr.optim.checkpoint import read, require_dict
 from fused_lwlr.optim.gate import SkipReport
@@ -21,7 +20,7 @@ from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
 from fused_lwlr.optim.layer_options import effective, set_max_lr
 from fused_lwlr.optim.layer_stats import step_statistics
-from fused_lwlr.optim.option_table import OPTIONS, UNSUPPORTED, check_option, names_of, shown
+from fused_lwlr.optim.option_table import OPTIONS, check_option, names_of, shown
 from fused_lwlr.optim.options import DEFAULTS, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
 from fused_lwlr.optim.validate import check_params, check_selection, is_made_by_zero_redundancy_optimizer
@@ -97,7 +96,8 @@ class FusedOptimizer(torch.optim.Optimizer):
     """The plans of the last step: one, or one for each bucket of `step_in_backward`."""
     _captured: tuple[Plans, ...] = ()
     """The plans that CUDA graphs read and write."""
-    _buckets: Buckets | None = None
+    _buckets: Any = None
+    """The handle of `step_in_backward` or `offload_to_cpu`."""
     _skip_report: SkipReport | None = None
     _step_supports_amp_scaling = True
     """Tells `torch.amp.GradScaler` that gradients are unscaled, and steps skipped, in here."""
@@ -192,7 +192,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
         check_params(type(self).__name__, options.get("params"))
-        for name in UNSUPPORTED:
+        for name in names_of("flag"):
             check_option(name, options.get(name))
         shared = {name: options[name] for name in names_of("shared") if name in options}
         for name, value in shared.items():
@@ -237,8 +237,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         # the first condition avoids the second call, which would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
-        if self._skip_report is not None and not capturing:
-            self._report(wait=True)
+        if not capturing:
+            self._report()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -258,47 +258,50 @@ class FusedOptimizer(torch.optim.Optimizer):
                 )
             self._stepped = self._buckets.end_step(closure)
         else:
-            self._plans = self._step_by(self._plans, None, loss_scale, capturing=capturing)
+            self._plans = self.step_by(self._plans, None, loss_scale, capturing=capturing)
             self._stepped = (self._plans,)
-        if self._skip_report is not None:
-            self._report(wait=False)
+        if self._skip_report is not None and self._skip_report.arrived is None:
+            self._report()
         return loss
 
-    def step_bucket(self, params: Sequence[Tensor], plans: Plans | None) -> Plans:
-        """Steps some parameters, each with a gradient, and keeps the gradients.
-
-        Args:
-            params: parameters of the optimizer, of any shape and dtype.
-            plans: the plans that this returned for the same bucket in the step before, or None.
-        """
-        return self._step_by(plans, params, None, capturing=False)
-
-    def use_buckets(self, buckets: Buckets | None) -> None:
+    def use_buckets(self, buckets: Any) -> None:
         """Lets `step()` end a step in buckets, see `step_in_backward` and `offload_to_cpu`.
 
         Args:
-            buckets: the parameters in buckets; None to step all parameters in `step()` again.
+            buckets: a `StepInBackward`, or None to step all parameters in `step()` again.
         """
         self.options = replace(self.options, in_backward=buckets is not None)
         self._buckets, self._plans, self._stepped = buckets, None, ()
 
-    def _step_by(
-        self, plans: Plans | None, bucket: Sequence[Tensor] | None, loss_scale: Gate | None, *, capturing: bool
+    def step_by(
+        self,
+        plans: Plans | None,
+        bucket: Sequence[Tensor] | None,
+        loss_scale: Gate | None = None,
+        *,
+        capturing: bool = False,
     ) -> Plans:
-        """Takes a step by plans, or by new plans if they do not fit. Returns the plans."""
+        """Takes a step by plans, or by new plans if they do not fit. Returns the plans.
+
+        Args:
+            plans: the plans of the step before, or None.
+            bucket: the parameters to step, each with a gradient; None for all parameters.
+            loss_scale: the scale and found_inf of a `torch.amp.GradScaler`.
+            capturing: whether the step is captured in a CUDA graph.
+        """
+        self.complete_groups()
         groups = self.param_groups
         # the same as `torch.no_grad`, which takes five times as long
         grad_enabled = is_grad_enabled()
         _set_grad_enabled(False)
         try:
-            if plans is not None and not plans.fits(self.options, groups, self.state, bucket):
+            if plans is not None and not plans.take_gradients(self.options, groups, self.state, bucket):
                 plans = None
             if capturing:
-                captured = check_capture(self.options, groups, plans)
-                if captured not in self._captured:
-                    self._captured = (*self._captured, captured)
+                check_capture(self.options, groups, plans)
+                if plans not in self._captured:
+                    self._captured = (*self._captured, plans)  # type: ignore[arg-type]
             if plans is None:
-                self.complete_groups()
                 plans = Plans(self.options, groups, self.state, bucket)
             self._skip_report = plans.step(groups, self.state, loss_scale)
         finally:
@@ -327,11 +330,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         plans = [plan for plans in self._stepped for plan in plans.plans] if self._stepped else None
         return step_statistics(self.scaling, plans)
 
-    def _report(self, *, wait: bool) -> None:
-        """Raises FloatingPointError if the last step is known to be skipped because of a gradient."""
+    def _report(self) -> None:
+        """Raises FloatingPointError if the last step was skipped because of a gradient."""
         report, self._skip_report = self._skip_report, None
-        if report is not None and not report.raise_if_skipped(wait=wait):
-            self._skip_report = report
+        if report is not None:
+            report.raise_if_skipped()
 
     @contextmanager
     def averaged(self, model: nn.Module | None = None) -> Iterator[None]:
@@ -375,7 +378,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         `layers` of a param group is text, which JSON and `torch.distributed.checkpoint` keep.
         """
-        self._report(wait=True)
+        self._report()
         found: dict[str, Any] = super().state_dict()
         for group, own in zip(found["param_groups"], self.param_groups, strict=True):
             group["layers"] = to_text(entries_of(own, own.get("layers")))
@@ -402,8 +405,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             result = pre_hook(self, state_dict)
             if result is not None:
                 state_dict = require_dict(result, "the state dict that a hook returns")
-        kept = ("fused", "capturable", *UNSUPPORTED)
-        state, groups = read(self.options, self.param_groups, state_dict, kept)
+        state, groups = read(self.options, self.param_groups, state_dict, names_of("flag"))
         before = dict(vars(self))
         try:
             self.__setstate__({"state": state, "param_groups": groups})
@@ -440,15 +442,15 @@ class FusedOptimizer(torch.optim.Optimizer):
             self._buckets.reset()
 
     def __repr__(self) -> str:
-        groups = [group.get("layers") for group in self.param_groups]
+        groups, shown_groups = self.param_groups, [dict(group) for group in self.param_groups]
+        for group in shown_groups:
+            if group.get("layers") is not None:
+                group["layers"] = f"of {len(group['layers'])} parameters, see layers()"
         try:
-            for group, entries in zip(self.param_groups, groups, strict=True):
-                if entries is not None:
-                    group["layers"] = f"of {len(entries)} parameters, see layers()"
+            self.param_groups = shown_groups
             found = super().__repr__()
         finally:
-            for group, entries in zip(self.param_groups, groups, strict=True):
-                group["layers"] = entries
+            self.param_groups = groups
         given = {name: getattr(self.options, name) for name in names_of("shared")}
         lines = [f"    {name}: {value!r}\n" for name, value in given.items() if value != OPTIONS[name].default]
         return "".join((found.removesuffix(")"), "Options of all groups\n", *lines, ")")) if lines else found

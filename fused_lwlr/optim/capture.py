@@ -12,15 +12,12 @@ def are_on_gpu(groups: Groups) -> bool:
     return any(param.is_cuda for group in groups for param in group["params"])
 
 
-def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> Plans:
+def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> None:
     """Raises RuntimeError if a replay would differ from a step.
 
     Args:
         options, groups: of the optimizer.
         plans: the plans of the last step, or None if the step needs new ones.
-
-    Returns:
-        The plans.
     """
     name = options.optimizer
     if not all(group["capturable"] for group in groups):
@@ -46,4 +43,3 @@ def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> 
                 )
         if any(isinstance(beta, Tensor) for beta in group.get("betas", ())):
             raise RuntimeError("betas cannot be tensors in a CUDA graph, since a replay would not read them")
-    return plans

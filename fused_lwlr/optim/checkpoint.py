@@ -8,7 +8,7 @@ import warnings
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from copy import deepcopy
-from itertools import chain
+from itertools import count
 from numbers import Integral
 from typing import Any
 
@@ -18,9 +18,9 @@ from torch import Tensor
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_entries import from_text
 from fused_lwlr.optim.layer_options import slices_of
-from fused_lwlr.optim.option_table import OPTIONS, check_option, names_of, number_of, shown
+from fused_lwlr.optim.option_table import check_option, names_of, number_of, shown
 from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
-from fused_lwlr.optim.state import check_radius_shape
+from fused_lwlr.optim.state import check_radius
 from fused_lwlr.shards import local
 
 KEPT = ("layers", "max_lr", "ema")
@@ -149,7 +149,7 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
     for name in (name for name in names_of("group") if name in mine and name != "layers"):
         if name in theirs:
             check_option(name, theirs[name], where)
-        elif OPTIONS[name].in_torch and name not in SWITCHES:
+        elif name not in (*SWITCHES, *KEPT):
             raise ValueError(f"{where} has no {name!r}: it belongs to another kind of optimizer, or is incomplete")
 
 
@@ -161,28 +161,26 @@ def _state(
     saved: Any,
 ) -> defaultdict[Any, Any]:
     """Returns the new state, in new memory: ids of the saved groups denote the parameters at the same position."""
-    averaged = [group[EMA] is not None for group in new_groups for _ in group["params"]]
-    places = [(mine, new, at) for mine, new in zip(own, new_groups, strict=True) for at in range(len(mine["params"]))]
-    # the number of slices of the parameter, or 0 if it does not stay on spheres
-    radii = [len(slices_of(new, at)) if options.has_radius(mine, at) else 0 for mine, new, at in places]
-    on_device = options.counts_on_device(own)
-    params = [param for group in own for param in group["params"]]
-    names = [name for group in own for name in group.get("param_names", [])]
-    labels = [f"parameter {name!r}" for name in names] or [f"parameter {i}" for i in range(len(params))]
-    place: dict[Any, int] = {}
-    for i, key in enumerate(chain.from_iterable(group["params"] for group in groups)):
-        # a parameter that is in its group twice has one id
-        if params[place.setdefault(key, i)] is not params[i]:
-            raise ValueError(f"the state dict gives the id {key!r} to {labels[place[key]]} and to {labels[i]}")
-    kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in place})
-    spelled = set(map(str, place))
+    # id -> parameter, its name in messages, and which entries it has that would become stale otherwise
+    known: dict[Any, tuple[Tensor, str, dict[str, Any]]] = {}
+    numbers = count()
+    for mine, new, theirs in zip(own, new_groups, groups, strict=True):
+        for at, (param, key) in enumerate(zip(mine["params"], theirs["params"], strict=True)):
+            number = next(numbers)
+            label = f"parameter {mine['param_names'][at]!r}" if "param_names" in mine else f"parameter {number}"
+            # the number of slices of a parameter on spheres
+            radii = len(slices_of(new, at)) if options.has_radius(mine, at) else 0
+            kept = {MASTER: options.has_master(param), EMA: new[EMA] is not None, RADIUS: radii}
+            # a parameter that is in its group twice has one id
+            if known.setdefault(key, (param, label, kept))[0] is not param:
+                raise ValueError(f"the state dict gives the id {key!r} to {known[key][1]} and to {label}")
+    kinds: tuple[type, ...] = (Integral, Tensor, *{type(key) for key in known})
+    spelled, on_device = set(map(str, known)), options.counts_on_device(own)
     state: defaultdict[Any, Any] = defaultdict(dict)
     for key, entry in require_dict(saved, "'state' of the state dict").items():
-        if key in place:
-            i = place[key]
-            state[params[i]] = _entry(
-                options, params[i], entry, labels[i], averaged=averaged[i], on_device=on_device, radii=radii[i]
-            )
+        if key in known:
+            param, label, kept = known[key]
+            state[param] = _entry(options, param, entry, label, kept, on_device)
         elif isinstance(key, kinds) or key in spelled:
             raise ValueError(f"the state dict has state of {shown(key)}, but no parameter group has this parameter")
         else:
@@ -192,9 +190,9 @@ def _state(
 
 
 def _entry(
-    options: StepOptions, param: Tensor, saved: Any, label: str, *, averaged: bool, on_device: bool, radii: int
+    options: StepOptions, param: Tensor, saved: Any, label: str, kept: dict[str, Any], on_device: bool
 ) -> dict[Any, Any]:
-    """Returns the state of one parameter."""
+    """Returns the state of one parameter, without the entries that it should not have by `kept`."""
     saved = require_dict(saved, f"the state of {label}")
     needed = set(options.rule.states) if saved else set()
     if options.optional_state is not None:
@@ -208,13 +206,11 @@ def _entry(
         )
     entry = {}
     for name, value in saved.items():
-        kept = {MASTER: options.has_master(param), EMA: averaged, RADIUS: radii}
         if not kept.get(name, True):
-            # otherwise it would become stale
             continue
         try:
             entry[name] = (
-                _radius(param, value, radii)
+                _radius(param, value, kept[RADIUS])
                 if name == RADIUS
                 else _value(options, param, name, value, on_device=on_device)
             )
@@ -246,7 +242,7 @@ def _value(options: StepOptions, param: Tensor, name: Any, value: Any, *, on_dev
 
 def _radius(param: Tensor, value: Any, rows: int) -> Tensor:
     """Returns the radii of a parameter, which must have the given number."""
-    check_radius_shape(value, rows)
+    check_radius(param, value, rows)
     if not value.is_meta and bool((value < 0).any()):
         raise ValueError(f"must be norms, which are not negative, not {value.tolist()!r:.80}")
     return torch.empty(rows, device=local(param).device).copy_(value.detach())

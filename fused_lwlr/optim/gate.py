@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels import STATISTICS, Factors, Gate, totals_of
+from fused_lwlr.kernels import STATISTICS, Factors, Gate, Scale, totals_of
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.scaling import BalancedLR
@@ -29,18 +30,16 @@ class SkipReport:
     arrived: torch.cuda.Event | None
     counts: list[tuple[Tensor, list[str]]]
 
-    def raise_if_skipped(self, *, wait: bool) -> bool:
-        """Raises if the step was skipped. Returns False if the report has not arrived yet.
+    def raise_if_skipped(self) -> None:
+        """Raises if the step was skipped.
 
-        It is called without `wait` after a step, and with it before the next one. By then the device has forward and
-        backward passes to run, so it is not idle.
+        It is called after a step if the report is there already, and otherwise before the next step. By then the device
+        has forward and backward passes to run, so it is not idle.
 
         Raises:
             FloatingPointError: naming the layers.
         """
-        if self.arrived is not None and not wait:
-            return False
-        if self.arrived is not None and not self.arrived.query():
+        if self.arrived is not None:
             self.arrived.synchronize()
         if self.skipped.item():
             bad = [
@@ -54,45 +53,63 @@ class SkipReport:
                 f"the gradient of {', '.join(map(repr, bad[:5]))}{more} is not finite: the step was skipped, and "
                 "neither parameters nor state were changed"
             )
-        return True
 
 
-def loss_scales(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate | None]:
-    """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf`, for each plan."""
-    return [None if loss_scale is None else _on(plan.device, loss_scale) for plan in plans]
+class Decision(NamedTuple):
+    """What is decided for a plan before its launch.
 
-
-def _on(device: torch.device, gate: Gate) -> Gate:
-    scale, found_inf = (
-        None if number is None else number.to(device, torch.float32, non_blocking=True)
-        for number in (gate.grad_scale, gate.found_inf)
-    )
-    return Gate(grad_scale=scale, found_inf=found_inf)
-
-
-def measured(
-    options: StepOptions, plans: Sequence[Plan], loss_scale: Gate | None
-) -> tuple[Sequence[Gate | None], Sequence[Factors | None], SkipReport | None]:
-    """Returns gates and known factors of the next step, from one pass over all gradients or weights if needed.
-
-    The report on the step is the last result.
+    Attributes:
+        scale: one factor for each row, or None.
+        gate: decisions for all rows, or None.
+        statistics: of the step if they are known before it, or None.
     """
-    gates: Sequence[Gate | None] = loss_scales(plans, loss_scale)
-    nothing: list[Factors | None] = [None] * len(plans)
-    if not options.needs_totals:
-        return gates, nothing, None
-    grad = options.skips or options.clip_global_norm is not None
-    weight = options.rescale_weights is not False or options.balances
-    scales = [None if gate is None else gate.grad_scale for gate in gates]
-    found = [
-        plan.backend.statistics(plan.table, grad=grad, weight=weight, grad_scale=scale)
-        for plan, scale in zip(plans, scales, strict=True)
+
+    scale: Scale | Factors | None = None
+    gate: Gate | None = None
+    statistics: Tensor | None = None
+
+
+def gates_on(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate]:
+    """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf` on the device of each plan."""
+    found = loss_scale or Gate()
+    return [
+        Gate(
+            grad_scale=None if found.grad_scale is None else _on(plan.device, found.grad_scale),
+            found_inf=None if found.found_inf is None else _on(plan.device, found.found_inf),
+        )
+        for plan in plans
     ]
-    totals = totals_of(found, [plan.counts_for_max_norm for plan in plans])
-    decided, report = gates_of(
-        options, plans, [gate or Gate() for gate in gates], totals, [sums[:, NONFINITE] for sums in found]
-    )
-    return decided, balanced(plans, [sums[:, WEIGHT] for sums in found]) if options.balances else nothing, report
+
+
+def _on(device: torch.device, number: Tensor) -> Tensor:
+    return number.to(device, torch.float32, non_blocking=True)
+
+
+def decide(
+    options: StepOptions, plans: Sequence[Plan], scale: Scale | None, loss_scale: Gate | None
+) -> tuple[list[Decision], SkipReport | None]:
+    """Decides for each plan, from one pass over all gradients or weights if needed. Also returns the report.
+
+    Args:
+        options: of the optimizer.
+        plans: the plans of the step.
+        scale: the scale of the optimizer.
+        loss_scale: the scale and `found_inf` of a `torch.amp.GradScaler`.
+    """
+    gates, report = gates_on(plans, loss_scale), None
+    scales: Sequence[Scale | Factors | None] = [scale] * len(plans)
+    if options.needs_totals:
+        grad = options.skips or options.clip_global_norm is not None
+        weight = options.rescale_weights is not False or options.balances
+        found = [
+            plan.backend.statistics(plan.table, grad=grad, weight=weight, grad_scale=gate.grad_scale)
+            for plan, gate in zip(plans, gates, strict=True)
+        ]
+        totals = totals_of(found, [plan.counts_for_max_norm for plan in plans])
+        gates, report = gates_of(options, plans, gates, totals, [sums[:, NONFINITE] for sums in found])
+        if options.balances:
+            scales = balanced(plans, [sums[:, WEIGHT] for sums in found])
+    return list(map(Decision, scales, gates)), report
 
 
 def balanced(plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Factors]:

@@ -1,6 +1,6 @@
-"""The hyper rows of each step: one for each param group, and for each distinct set of layer options."""
+"""The hyper row of a step for a param group, or for its layers that have the same options but lr."""
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import torch
@@ -8,66 +8,57 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Hyper
 from fused_lwlr.kernels.rules.base import Number
-from fused_lwlr.optim.average import EMA, decay_of
+from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_options import SAME, LayerOptions, max_lr
-from fused_lwlr.optim.options import Groups, StepOptions
-from fused_lwlr.optim.validate import check_float32
+from fused_lwlr.optim.option_table import check_option
+from fused_lwlr.optim.options import StepOptions
 
 
-class HyperRows:
-    """Makes hyper rows of param groups.
+def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
+    """Returns the hyper row of the next step.
 
     Args:
         options: of the optimizer.
-        variants: for each row, the number of a param group, and the options of its layers but lr.
-        params: that the rows are for.
-        largest: the largest number that float32 computes with, divided by the largest multiplier of lr.
+        group: the param group, with its options now.
+        layer: the options of the layers.
+        largest: the largest finite number that kernels compute with.
+
+    Raises:
+        ValueError: a finite number that is larger, or an invalid decay of the average.
     """
+    lr, weight_decay = group["lr"], group["weight_decay"]
+    if type(lr) is not float or type(weight_decay) is not float:
+        lr, weight_decay = _number(lr, group), _number(weight_decay, group)
+    own, factor, per_lr = group, 1.0, 0.0
+    if layer != SAME:
+        own = {**group, **{name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}}
+        if layer.corrected_decay and isinstance(lr, Tensor):
+            # a replay reads lr
+            factor, per_lr = 0.0, (1.0 if layer.weight_decay is None else layer.weight_decay) / max_lr(group)
+        elif isinstance(weight_decay, Tensor):
+            factor = layer.weight_decay_factor(group)
+        else:
+            weight_decay *= layer.weight_decay_factor(group)
+    if options.lr_in_momentum:
+        lr, own = 1.0, {**own, "gradient_gain": float(lr)}
+    ema = group[EMA]
+    if ema is not None and not 0 <= ema < 1:
+        check_option(EMA, ema)
+    numbers = options.rule.numbers(own, options.scaling is None or options.scaling.bias_correction)
+    for value in (lr, weight_decay, *numbers):
+        if not isinstance(value, Tensor) and not -largest <= value <= largest:
+            _check_largest({**own, "weight_decay": weight_decay}, largest)
+    return Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
 
-    def __init__(
-        self,
-        options: StepOptions,
-        variants: Sequence[tuple[int, LayerOptions]],
-        params: Sequence[Tensor],
-        largest: float,
-    ):
-        self._numbers, self._variants, self._params, self._largest = options.rule.numbers, variants, params, largest
-        self._correct = options.scaling is None or options.scaling.bias_correction
-        self._lr_in_momentum = options.lr_in_momentum
-        self.count = len(variants)
 
-    def of(self, groups: Groups) -> list[Hyper]:
-        """Returns the rows of the next step.
+def _check_largest(options: dict[str, Any], largest: float) -> None:
+    """Raises ValueError if an option is a finite number above the largest: float32 would turn weights into NaN.
 
-        Raises:
-            ValueError: a number that float32 cannot hold.
-        """
-        return [self._row(groups[number], layer) for number, layer in self._variants]
-
-    def _row(self, group: dict[str, Any], layer: LayerOptions) -> Hyper:
-        """Returns the row of some layers of a group."""
-        lr, weight_decay = group["lr"], group["weight_decay"]
-        if type(lr) is not float or type(weight_decay) is not float:
-            lr, weight_decay = _number(lr, group), _number(weight_decay, group)
-        options, factor, per_lr = group, 1.0, 0.0
-        if layer != SAME:
-            own = {name: value for name in ("betas", "eps") if (value := getattr(layer, name)) is not None}
-            options = {**group, **own}
-            if layer.corrected_decay and isinstance(lr, Tensor):
-                # a replay reads lr
-                factor, per_lr = 0.0, (1.0 if layer.weight_decay is None else layer.weight_decay) / max_lr(group)
-            elif isinstance(weight_decay, Tensor):
-                factor = layer.weight_decay_factor(group)
-            else:
-                weight_decay *= layer.weight_decay_factor(group)
-        if self._lr_in_momentum:
-            lr, options = 1.0, {**options, "gradient_gain": float(lr)}
-        ema = 0.0 if group[EMA] is None else decay_of(group)
-        numbers = self._numbers(options, self._correct)
-        for value in (lr, weight_decay, *numbers):
-            if not isinstance(value, Tensor) and not -self._largest <= value <= self._largest:
-                check_float32({**options, "weight_decay": weight_decay}, self._largest, self._params)
-        return Hyper(lr, weight_decay, group["maximize"], ema, factor, per_lr, numbers)
+    torch.optim raises RuntimeError then.
+    """
+    for name, value in options.items():
+        if type(value) is float and largest < abs(value) < math.inf:
+            raise ValueError(f"{name}={value} is too large for float32: it must be at most {largest:.3g}")
 
 
 def _number(value: Any, group: dict[str, Any]) -> Number:

@@ -112,7 +112,7 @@ class StepInBackward:
         """Steps parameters by the plans of the bucket with the same number in the last step, and frees gradients."""
         number = len(self._plans)
         known = self._last_plans[number] if number < len(self._last_plans) else None
-        self._plans.append(self._optimizer.step_bucket(params, known))
+        self._plans.append(self._optimizer.step_by(known, params))
         for param in params:
             param.grad = None
 

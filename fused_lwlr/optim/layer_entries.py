@@ -122,14 +122,10 @@ def options_of(value: Any, name: str, groups: Groups) -> LayerOptions:
     Raises:
         ValueError: the value has another type, an option that a group lacks, or an option out of range.
     """
-    if isinstance(value, LayerOptions):
-        options = value.to_dict()
-    elif isinstance(value, Mapping):
-        options = dict(value)
-    elif isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         raise ValueError(f"the options of layer {name!r} must be a number or a dict, not {value!r:.80}")
-    else:
-        options = {"lr": value}
+    given = value.to_dict() if isinstance(value, LayerOptions) else value
+    options = dict(given) if isinstance(given, Mapping) else {"lr": given}
     allowed = [option for option in NAMES if option == "corrected_decay" or all(option in group for group in groups)]
     for option, number in options.items():
         if option not in allowed:
@@ -166,17 +162,13 @@ def _entry(name: str, param: Tensor, ranges: dict[tuple[int, int] | None, LayerO
     rest = ranges.pop(None)
     if not ranges:
         return (Slice(0, None, rest),)
-    size = param.shape[0] if param.dim() else 0
-    cuts = sorted((range_ for range_ in ranges if range_ is not None), key=lambda cut: cut[0])
-    end = 0
-    for start, stop in cuts:
+    size, end = param.shape[0] if param.dim() else 0, 0
+    parts: list[Slice] = []
+    for start, stop in sorted((range_ for range_ in ranges if range_ is not None), key=lambda cut: cut[0]):
         _check_slice(name, size, start, stop, end)
+        parts += [Slice(end, start, rest)] * (start > end) + [Slice(start, stop, ranges[start, stop])]
         end = stop
-    ends = [0, *(stop for _, stop in cuts)]
-    gaps = zip(ends, [*(start for start, _ in cuts), size], strict=True)
-    parts = [Slice(start, stop, ranges[start, stop]) for start, stop in cuts]
-    parts += [Slice(start, stop, rest) for start, stop in gaps if start < stop]
-    return _cover(name, param, sorted(parts, key=lambda part: part.start))
+    return (*parts, *[Slice(end, size, rest)] * (end < size))
 
 
 def _check_slice(name: str, size: int, start: Any, stop: Any, before: int) -> None:

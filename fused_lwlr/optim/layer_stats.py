@@ -37,18 +37,13 @@ def step_statistics(scaling: Scaling | None, plans: Sequence[Plan] | None) -> St
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
     if any(plan.statistics is None for plan in plans):
         raise RuntimeError("layer_stats() shows the last step, which was taken without this scaling: call step() first")
-    places = [
-        (plan.members[row.tensor].position, label, row.scaled, p, i)
-        for p, plan in enumerate(plans)
-        for i, (row, label) in enumerate(zip(plan.table.rows, plan.stepped_labels(), strict=True))
-        if label
+    rows = [
+        (plan.members[row.tensor].position, label, row.scaled)
+        for plan in plans
+        for row, label in zip(plan.table.rows, plan.stepped_labels(), strict=True)
     ]
-    places.sort(key=lambda place: place[0])
-    starts = [0]
-    for plan in plans:
-        starts.append(starts[-1] + len(plan.labels))
+    order = sorted((i for i, (_, label, _) in enumerate(rows) if label), key=lambda i: rows[i][0])
     found: list[Any] = [plan.statistics for plan in plans]
     values = torch.cat([values.to(found[0].device, non_blocking=True) for values in found])
-    index = torch.tensor([starts[p] + i for *_, p, i in places], device=values.device)
-    labels, constrained = tuple(label for _, label, *_ in places), tuple(scaled for _, _, scaled, *_ in places)
-    return StepStatistics(labels, constrained, values[index])
+    index = torch.tensor(order, device=values.device)
+    return StepStatistics(tuple(rows[i][1] for i in order), tuple(rows[i][2] for i in order), values[index])

@@ -1,23 +1,21 @@
 """The parameters that plans step, and other tensors that they rescale, with everything that a table needs of each."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Row
-from fused_lwlr.memory import all_addressable
-from fused_lwlr.optim.average import EMA
+from fused_lwlr.memory import all_addressable, find_overlap, is_freed
+from fused_lwlr.optim.layer_options import LayerOptions, layers_of
 from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
-from fused_lwlr.optim.rows import Rows
 from fused_lwlr.optim.state import apart, is_complete, radii_of, state_of
-from fused_lwlr.optim.validate import check_columns, is_ordinary, label_of
+from fused_lwlr.optim.validate import is_ordinary, label_of
 from fused_lwlr.rescaling import Target
-from fused_lwlr.shards import local
-
-Place = tuple[int, int]
-"""The number of a param group, and the position of a parameter in it."""
+from fused_lwlr.shards import local, local_row
 
 
 @dataclass
@@ -27,24 +25,27 @@ class Member:
     Attributes:
         position: its number among the parameters of the optimizer and the other tensors.
         param: the tensor.
-        grad: its gradient, or None.
+        label: its name in messages.
         rows: its rows, as rows of the first tensor of a table.
         labels: the label of each row; "" for a tensor that is only rescaled.
         entries: the entries of its state, without step counts of the host.
-        steps: the number of steps taken, see `ParamState`.
+        steps: the number of steps taken if the host counts them; otherwise 0 before the first step and 1 after it.
         is_stepped: whether it is stepped when it has a gradient, so that its state is stored.
-        is_parameter: whether it is a parameter of the optimizer.
     """
 
     position: int
     param: Tensor
-    grad: Tensor | None
+    label: str
     rows: list[Row]
     labels: list[str]
     entries: dict[str, Tensor]
     steps: float = 1.0
     is_stepped: bool = True
-    is_parameter: bool = True
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient; None for a tensor that is only rescaled, whose gradient is not meant for this optimizer."""
+        return self.param.grad if self.is_stepped else None
 
     @property
     def is_rescaled(self) -> bool:
@@ -61,98 +62,116 @@ class Member:
         return param.device, param.dtype, param.dtype if grad is None else grad.dtype, *dtypes, addressable
 
 
-def columns_of(options: StepOptions, members: Sequence[Member]) -> Mapping[str, Sequence[Any]]:
-    """Returns parameters, gradients and state of members as the columns of a table, in local parts."""
-    columns: dict[str, list[Any]] = {
-        "param": [local(member.param) for member in members], "grad": [local(member.grad) for member in members],
-    }  # fmt: skip
-    for name in (*options.rule.states, MASTER, EMA, RADIUS, "step"):
-        column = [local(member.entries.get(name)) for member in members]
-        always = name in options.rule.states or (name == RADIUS and options.on_spheres)
-        if always or any(entry is not None for entry in column):
-            columns[name] = column
-    return columns
+def members_of(
+    options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None, targets: Sequence[Target]
+) -> tuple[list[Member], list[Tensor], list[tuple[int, LayerOptions]]]:
+    """Returns the members, the other parameters, and what hyper rows are made of.
 
-
-def places_of(
-    options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
-) -> tuple[list[tuple[int, Place]], list[Tensor]]:
-    """Returns number, group and position of the parameters that are stepped when they have a gradient, and the others.
-
-    A parameter without a gradient is among the first if it has all of its state. The others wait for a gradient.
+    Members are the parameters that have a gradient or all of their state, and then other tensors that are rescaled. The
+    other parameters wait for a gradient. A hyper row is made of a param group, given by its number, and of options of
+    layers.
     """
     own = None if bucket is None else set(map(id, bucket))
-    stepped, waiting = [], []
-    places = [(number, at) for number, group in enumerate(groups) for at in range(len(group["params"]))]
-    for position, (number, at) in enumerate(places):
-        param = groups[number]["params"][at]
+    on_device = options.counts_on_device(groups)
+    members: list[Member] = []
+    waiting: list[Tensor] = []
+    hyper: dict[tuple[int, LayerOptions], int] = {}
+    for position, ((number, at), layers) in enumerate(groupby(layers_of(groups), key=lambda layer: layer[1:3])):
+        group = groups[number]
+        param, state = group["params"][at], states.get(group["params"][at], {})
         if own is not None and id(param) not in own:
             continue
-        if param.grad is not None or (
-            is_ordinary(param) and is_complete(options, groups, number, at, states.get(param, {}))
-        ):
-            stepped.append((position, (number, at)))
-        else:
+        if param.grad is None and not (is_ordinary(param) and is_complete(options, group, at, state, on_device)):
             waiting.append(param)
-    return stepped, waiting
-
-
-def members_of(
-    options: StepOptions,
-    groups: Groups,
-    states: Any,
-    places: Sequence[tuple[int, Place]],
-    rows: Rows,
-    targets: Sequence[Target],
-) -> list[Member]:
-    """Returns the parameters that are stepped, and then other tensors that are rescaled."""
-    members = []
-    for position, place in places:
-        number, at = place
-        param = groups[number]["params"][at]
-        found = state_of(options, groups, number, at, states.get(param, {}))
-        members.append(
-            Member(position, param, param.grad, rows.rows[place], rows.labels[place], found.entries, found.steps)
-        )
-    if options.on_spheres:
-        labels = [f"parameter {label_of(groups[number], at)}" for _, (number, at) in places]
-        radii = radii_of([m.param for m in members], [m.rows for m in members], states, labels)
-        for member, radius in zip(members, radii, strict=True):
+            continue
+        label = f"parameter {label_of(group, at)}"
+        entries, steps = state_of(options, group, param, label, state, on_device)
+        member = Member(position, param, label, [], [], entries, steps)
+        members.append(member)
+        scaled = options.scales(group, at)
+        for name, _, _, (start, stop, layer) in layers:
+            variant = replace(layer, lr=None)
+            if scaled and options.on_spheres:
+                # weight decay does not act on a sphere
+                variant = replace(variant, weight_decay=0.0, corrected_decay=None)
+            index = hyper.setdefault((number, variant), len(hyper))
+            member.rows.append(local_row(Row(0, start, stop, layer.eta, scaled, hyper=index), param))
+            member.labels.append(name)
+    if options.on_spheres and members:
+        params, rows, labels = zip(*[(member.param, member.rows, member.label) for member in members], strict=True)
+        for member, radius in zip(members, radii_of(params, rows, states, labels), strict=True):
             member.entries |= {} if radius is None else {RADIUS: radius}
-    counts = [member.entries.get("step") for member in members]
-    for member, count in zip(members, apart(counts), strict=True):
+    for member, count in zip(members, apart([member.entries.get("step") for member in members]), strict=True):
         member.entries |= {} if count is None else {"step": count}
+    _add_targets(options, groups, states, targets, members)
+    return members, waiting, list(hyper)
+
+
+def _add_targets(
+    options: StepOptions, groups: Groups, states: Any, targets: Sequence[Target], members: list[Member]
+) -> None:
+    """Marks the rows of members that are rescaled, and adds the other tensors that are."""
     known = {id(member.param): member for member in members}
-    params = {id(param) for group in groups for param in group["params"]}
+    count = sum(len(group["params"]) for group in groups)
     for target in targets:
         if id(target.tensor) not in known:
             # it keeps the state that it has, such as momentum, which is divided too
             state = states.get(target.tensor, {})
             entries = {name: state[name] for name in (*options.rule.states, MASTER) if state.get(name) is not None}
             known[id(target.tensor)] = Member(
-                len(params) + len(members), target.tensor, None, [Row(0)], [""], entries, is_stepped=False,
-                is_parameter=id(target.tensor) in params,
+                count + len(members), target.tensor, "a tensor that is only rescaled", [Row(0)], [""], entries,
+                is_stepped=False,
             )  # fmt: skip
             members.append(known[id(target.tensor)])
         member = known[id(target.tensor)]
         member.rows = [
             row._replace(power=target.power, counts_for_max_norm=target.counts_for_max_norm) for row in member.rows
         ]
-    return members
 
 
-def check_members(options: StepOptions, groups: Groups, members: Sequence[Member]) -> bool:
+def check_members(members: Sequence[Member]) -> bool:
     """Returns whether steps can write to all members, with whichever gradients, each element at its own address.
 
     Raises:
         RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
     """
-    params = [(group, at) for group in groups for at in range(len(group["params"]))]
-    labels = [
-        f"parameter {label_of(*params[member.position])}" if member.is_stepped else "a tensor that is only rescaled"
-        for member in members
+    # a parameter may be in its group twice
+    once = list({id(member.param): member for member in reversed(members)}.values())[::-1]
+    written = [
+        (member, name, local(tensor))
+        for member in once
+        for name, tensor in (("", member.param), *member.entries.items())
     ]
-    writable = check_columns(columns_of(options, members), labels, [member.is_rescaled for member in members])
-    stepped = [id(member.param) for member in members if member.is_stepped]
-    # a parameter that is in its group twice must not have a gradient twice
-    return writable and len(set(stepped)) == len(stepped)
+    tensors = [tensor for *_, tensor in written]
+    inference = not torch.is_inference_mode_enabled() and any(map(Tensor.is_inference, tensors))
+    if all_addressable(tensors) and not inference and find_overlap(tensors) is None:
+        stepped = [id(member.param) for member in members if member.is_stepped]
+        # a parameter that is in its group twice must not have a gradient twice
+        return len(set(stepped)) == len(stepped)
+    now = [
+        (tensor, f"state {name!r} of {member.label}" if name else member.label)
+        for member, name, tensor in written
+        if member.grad is not None or member.is_rescaled
+    ]
+    for tensor, label in now:
+        if is_freed(tensor):
+            raise RuntimeError(
+                f"the storage of {label} was freed, so there is nothing to update: restore it before step()"
+            )
+        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{label} is an inference tensor, which cannot be updated outside of torch.inference_mode(): clone() it"
+            )
+    overlap = find_overlap([tensor for tensor, _ in now])
+    if overlap is not None:
+        (tensor, label), (_, other) = now[overlap[0]], now[overlap[1]]
+        if overlap[0] == overlap[1]:
+            raise RuntimeError(
+                f"elements of {label} share memory (strides {tensor.stride()}), so they cannot be updated in place: "
+                "clone() it first"
+            )
+        raise RuntimeError(
+            f"{label} and {other} share memory, and one launch would update both at once: give the optimizer one "
+            "parameter for that memory, or clone() one of them"
+        )
+    return False

@@ -137,15 +137,11 @@ class CopyStream:
     def mark(self) -> Callable[[], None]:
         """Returns a function that waits for all copies which were started before this call."""
         event = self._stream.record_event()
-        return nothing if event is None else event.synchronize
+        return (lambda: None) if event is None else event.synchronize
 
     def lead(self) -> None:
         """Lets later work of the device wait for all copies that were started."""
         self._module.current_stream(self._device).wait_stream(self._stream)
-
-
-def nothing() -> None:
-    """Waits for nothing."""
 
 
 def copy_of(param: Tensor) -> nn.Parameter:

@@ -29,14 +29,12 @@ class Option(NamedTuple):
         must_be: the allowed values, for messages.
         allows: whether a value is allowed.
         default: the default of the constructor, None where torch's constructor has it.
-        in_torch: whether the state dicts of `torch.optim` have the option.
     """
 
     scope: Literal["group", "shared", "flag", "layer"]
     must_be: str
     allows: Callable[[Any], bool]
     default: Any = None
-    in_torch: bool = True
 
 
 def number_of(value: Any) -> float | None:
@@ -86,10 +84,9 @@ OPTIONS: dict[str, Option] = {
     "amsgrad": Option("group", TRUE_OR_FALSE, _switch),
     "ema": Option(
         "group", "a number, at least 0 and below 1, such as 0.999, or None for no average of the weights",
-        lambda value: value is None or (not isinstance(value, Tensor) and _number(0, 1)(value)), in_torch=False,
+        lambda value: value is None or (not isinstance(value, Tensor) and _number(0, 1)(value)),
     ),
-    "layers": Option("group", "a mapping from names or patterns to options, or a list of mappings", lambda _: True,
-                     in_torch=False),
+    "layers": Option("group", "a mapping from names or patterns to options, or a list of mappings", lambda _: True),
     "corrected_decay": Option("layer", TRUE_OR_FALSE, _switch),
     "scaling": Option(
         "shared", "a scaling such as fused_lwlr.ELR(goal=0.01), or None",
@@ -125,8 +122,6 @@ OPTIONS: dict[str, Option] = {
     "fused": Option("flag", "True, False or None", lambda value: True),
     "capturable": Option("flag", TRUE_OR_FALSE, lambda value: True, False),
 }  # fmt: skip
-UNSUPPORTED = ("foreach", "differentiable")
-"""Flags of torch that must not be set."""
 
 
 def names_of(scope: str) -> tuple[str, ...]:

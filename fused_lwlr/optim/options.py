@@ -181,7 +181,7 @@ class StepOptions:
     @cached_property
     def on_spheres(self) -> bool:
         """Whether layers keep the norms that they start with."""
-        return isinstance(self.scaling, Scaling) and self.scaling.on_spheres
+        return isinstance(self.scaling, Scaling) and self.scaling.retract == "sphere"
 
     @cached_property
     def needs_totals(self) -> bool:
@@ -207,12 +207,14 @@ class StepOptions:
         """Returns whether the state has the exact weight of a parameter."""
         return self.master_weights and param.dtype in HALF
 
+    def scales(self, group: dict[str, Any], at: int) -> bool:
+        """Returns whether the scaling acts on the parameter at a position of a group."""
+        name = group["param_names"][at] if "param_names" in group else None
+        return self.scaling is not None and self.scaling.selects(name, group["params"][at])
+
     def has_radius(self, group: dict[str, Any], at: int) -> bool:
         """Returns whether the state has the radius of a parameter of a group: if it stays on a sphere."""
-        if self.scaling is None or not self.on_spheres:
-            return False
-        name = group["param_names"][at] if "param_names" in group else None
-        return self.scaling.selects(name, group["params"][at])
+        return self.on_spheres and self.scales(group, at)
 
     def dtype_of(self, param: Tensor, name: str) -> torch.dtype:
         """Returns the dtype of an entry of a parameter's state; not of step counts, which are float32."""

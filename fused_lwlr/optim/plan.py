@@ -11,9 +11,11 @@ from torch import Tensor
 from fused_lwlr import ops
 from fused_lwlr.kernels import Table
 from fused_lwlr.memory import is_fake
-from fused_lwlr.optim.members import Member, columns_of
-from fused_lwlr.optim.options import StepOptions
+from fused_lwlr.optim.average import EMA
+from fused_lwlr.optim.members import Member
+from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import store
+from fused_lwlr.shards import local
 
 ONE = np.ones((), dtype=np.float32)
 
@@ -46,7 +48,7 @@ class Plan:
         self.members, self.addressable, self._counts = members, addressable, counts
         self.rescales = any(member.is_rescaled for member in members)
         self.labels = [label for member in members for label in member.labels]
-        columns = columns_of(options, members)
+        columns = _columns(options, members)
         rows = [row._replace(tensor=i) for i, member in enumerate(members) for row in member.rows]
         grad_dtype = next((grad.dtype for grad in columns["grad"] if grad is not None), None)
         self.table = Table(columns, rows, grad_dtype)
@@ -106,6 +108,19 @@ class Plan:
                     # the first step is over
                     self.table.steps[i] = 1
                 store(states, member.param, member.entries)
+
+
+def _columns(options: StepOptions, members: Sequence[Member]) -> dict[str, list[Any]]:
+    """Returns parameters, gradients and state of members as the columns of a table, in local parts."""
+    columns = {
+        "param": [local(member.param) for member in members], "grad": [local(member.grad) for member in members],
+    }  # fmt: skip
+    for name in (*options.rule.states, MASTER, EMA, RADIUS, "step"):
+        column = [local(member.entries.get(name)) for member in members]
+        always = name in options.rule.states or (name == RADIUS and options.on_spheres)
+        if always or any(entry is not None for entry in column):
+            columns[name] = column
+    return columns
 
 
 def plans_of(options: StepOptions, members: Sequence[Member], *, counts: bool, capturable: bool) -> list[Plan]:

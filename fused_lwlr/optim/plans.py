@@ -1,35 +1,32 @@
 """All plans of an optimizer: made for its parameters and options, kept while only gradients change, and stepped."""
 
+import math
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, is_inference_mode_enabled
 from torch._C import _len_torch_dispatch_stack
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels import Gate, reference
-from fused_lwlr.optim.gate import SkipReport, measured
-from fused_lwlr.optim.hyper import HyperRows
+from fused_lwlr.optim.gate import Decision, SkipReport, decide
+from fused_lwlr.optim.hyper import hyper_row
 from fused_lwlr.optim.layer_entries import entries_of
-from fused_lwlr.optim.members import check_members, members_of, places_of
+from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import Groups, StepOptions
 from fused_lwlr.optim.plan import plans_of
-from fused_lwlr.optim.rows import rows_of
 from fused_lwlr.optim.sharded import sharded_of
 from fused_lwlr.optim.uninterrupted import uninterrupted
-from fused_lwlr.optim.validate import (
-    LARGEST_FLOAT32,
-    check_gradients,
-    check_modes,
-    same_placement,
-)
+from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
 from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import is_distributed, local
 from fused_lwlr.snapshot import Snapshot, forms_of, take_snapshot
 
 GRAD = attrgetter("grad")
+LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 
 class Plans:
@@ -51,59 +48,50 @@ class Plans:
     """
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None = None):
-        self._options, self._inference, self._is_bucket = options, is_inference_mode_enabled(), bucket is not None
+        self._options, self._is_bucket = options, bucket is not None
         for group in groups:
             if group["layers"] is not None:
                 group["layers"][:] = entries_of(group, group["layers"]) or []
-        self._key, self._targets = _key_of(options, groups), _targets_of(options)
+        # the key has the addresses of these tensors
+        self._targets = _targets_of(options)
+        self._key = _key_of(options, groups, bucket)
         check_gradients(options.optimizer, groups, fused=bool(options.fused))
-        places, self._waiting = places_of(options, groups, states, bucket)
-        rows = rows_of(options, groups, [place for _, place in places])
-        members = members_of(options, groups, states, places, rows, self._targets)
-        self._fits_any_gradients = check_members(options, groups, members)
+        members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._targets)
+        self._fits_any_gradients = check_members(members)
         counts = options.rule.counts_steps and not options.counts_on_device(groups)
         capturable = any(group["capturable"] for group in groups)
         self.plans = plans_of(options, members, counts=counts, capturable=capturable)
-        largest = LARGEST_FLOAT32 / rows.largest_eta
-        self._hyper = HyperRows(options, rows.hyper, [member.param for member in members], largest)
         self._scale = None if options.scaling is None else options.scaling.scale(options.rule)
 
         # in the order of the plans
         self._members = [member for plan in self.plans for member in plan.members]
         self._params = [member.param for member in self._members]
+        rows = [row for member in members for row in member.rows]
+        double = all(param.dtype in (torch.float64, torch.complex128) for param in self._params)
+        self._largest = math.inf if double else LARGEST_FLOAT32 / max([1.0, *(row.multiplier for row in rows)])
         self._distributed = any(map(is_distributed, self._params))
         self._sharded = sharded_of(self.plans) if self._distributed else None
         dtypes = [plan.table.grad_dtype for plan in self.plans for _ in plan.members]
-        self._forms = forms_of([*map(local, self._params)], dtypes, sliced=rows.has_slices)
+        sliced = any(row.stop is not None for row in rows)
+        self._forms = forms_of([*map(local, self._params)], dtypes, sliced=sliced)
         self._fixed: Any = None
         self._present: list[bool] = []
+        # the parameters that had a gradient in the last step; None before the first step
         self._last: list[bool] | None = None
-        self._is_new = True
         self._set_present([member.grad is not None for member in self._members])
-        for member in self._members:
-            # it would outlive `zero_grad()`
-            member.grad = None
 
-    def fits(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None = None) -> bool:
+    def take_gradients(
+        self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None = None
+    ) -> bool:
         """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
-        if self._fixed is None or options is not self._options or self._inference != is_inference_mode_enabled():
-            return False
-        try:
-            if _key_of(options, groups) != self._key:
-                return False
-        except KeyError:
-            # the groups of another optimizer lack options of ours until new plans are made
-            return False
-        if bucket is not None and set(map(id, bucket)) != set(map(id, self._params)):
-            return False
-        if self._targets and not _same_targets(_targets_of(options), self._targets):
+        if self._fixed is None or options is not self._options or _key_of(options, groups, bucket) != self._key:
             return False
         if any(param.grad is not None for param in self._waiting):
             return False
         snapshot = self._take_snapshot(states)
         if snapshot is None or snapshot.fixed != self._fixed:
             return False
-        if snapshot.present != self._present and not self._allows(snapshot.present):
+        if snapshot.present != self._present and not self._fits_any_gradients:
             return False
         if self._distributed and not all(p.grad is None or same_placement(p.grad, p) for p in self._params):
             return False
@@ -127,43 +115,40 @@ class Plans:
         Returns:
             The report on a skipped step, if it may have to be raised.
         """
-        if not self._launched:
+        plans, options = self._launched, self._options
+        if not plans:
             return None
-        if _len_torch_dispatch_stack() and any(plan.backend is not reference for plan in self._launched):
+        if _len_torch_dispatch_stack() and any(plan.backend is not reference for plan in plans):
             check_modes()
-        options, rule = self._options, self._options.rule
-        hyper = self._hyper.of(groups)
+        hyper = [hyper_row(options, groups[number], layer, self._largest) for number, layer in self._hyper]
         if self._targets:
-            hyper.append(rule.rescale_only)  # type: ignore[arg-type]
-        scales: Sequence[Any] = [self._scale] * len(self._launched)
-        gates: Sequence[Gate | None] = [None] * len(self._launched)
-        statistics: Sequence[Tensor | None] = gates  # type: ignore[assignment]
-        report = None
+            # see `_set_present`
+            hyper.append(options.rule.rescale_only)  # type: ignore[arg-type]
+        report, decisions = None, [Decision(self._scale)] * len(plans)
         if self._sharded is not None and (self._scale is not None or options.needs_totals):
-            scales, gates, statistics, report = self._sharded.decide(options, hyper, self._scale, loss_scale)
+            decisions, report = self._sharded.decide(options, hyper, self._scale, loss_scale)
         elif options.needs_totals or loss_scale is not None:
-            gates, known, report = measured(options, self._launched, loss_scale)
-            scales = known if options.balances else scales
+            decisions, report = decide(options, plans, self._scale, loss_scale)
         # all of them before the first is launched: a failure here leaves every parameter as it was
         launches = [
-            plan.backend.prepare(rule, plan.table, hyper, scales[i], gates[i], rounding_seed=plan.rounding_seed)
-            for i, plan in enumerate(self._launched)
+            plan.backend.prepare(options.rule, plan.table, hyper, scale, gate, rounding_seed=plan.rounding_seed)
+            for plan, (scale, gate, _) in zip(plans, decisions, strict=True)
         ]
         with uninterrupted():
-            for i, plan in enumerate(self._launched):
-                found = launches[i]()
-                plan.statistics = found if statistics[i] is None else statistics[i]
+            for plan, launch, (_, _, statistics) in zip(plans, launches, decisions, strict=True):
+                found = launch()
+                plan.statistics = found if statistics is None else statistics
                 # at once, so that a launch that fails leaves the plans before it stepped in full
                 plan.count()
-                if self._is_new:
+                if self._last is None:
                     plan.store(states, stepped=True)
             if self._distributed:
                 # kernels increment the versions of local parts only
                 written = zip(self._members, self._present, strict=True)
                 whole = [member.param for member, present in written if present or member.is_rescaled]
                 increment_version(list(filter(is_distributed, whole)))
-            if self._is_new:
-                self._begin(states)
+            if self._last is None:
+                self._end_first_step(states)
             self._last = self._present
         return report
 
@@ -177,11 +162,10 @@ class Plans:
         """Whether the last step was taken with the same parameters that have a gradient now."""
         return self._last == self._present
 
-    def _begin(self, states: Any) -> None:
-        """Ends the first step: stores the state of parameters without a gradient, and takes the first snapshot."""
+    def _end_first_step(self, states: Any) -> None:
+        """Stores the state of parameters without a gradient, and takes the first snapshot."""
         for plan in self.plans:
             plan.store(states, stepped=False)
-        self._is_new = False
         # where kernels cannot reach a tensor, addresses tell nothing, and every step needs new plans
         if all(plan.addressable for plan in self.plans):
             found = self._take_snapshot(states)
@@ -189,24 +173,12 @@ class Plans:
 
     def _take_snapshot(self, states: Any) -> Snapshot | None:
         params: Sequence[Any] = self._params
-        if self._targets:
-            # a tensor that is not a parameter of the optimizer may have a gradient that is not meant for it
-            grads = [
-                param.grad if member.is_parameter else None for param, member in zip(params, self._members, strict=True)
-            ]
-        else:
-            grads = list(map(GRAD, params))
+        grads = [member.grad for member in self._members] if self._targets else list(map(GRAD, params))
         own = [states.get(param, {}) for param in params] if self._is_bucket else states.values()
         entries = [entry for state in own for entry in state.values() if entry is not None]
         if self._distributed:
             params, grads, entries = ([*map(local, tensors)] for tensors in (params, grads, entries))
         return take_snapshot(params, grads, entries, self._forms)
-
-    def _allows(self, present: list[bool]) -> bool:
-        """Returns whether the plans can step with gradients of these parameters alone."""
-        return self._fits_any_gradients and not any(
-            here and not member.is_stepped for here, member in zip(present, self._members, strict=True)
-        )
 
     def _set_present(self, present: list[bool]) -> None:
         """Notes which parameters have a gradient, and which plans are launched."""
@@ -215,7 +187,7 @@ class Plans:
             for plan in self.plans:
                 # a row without a gradient is only rescaled
                 rows = [row.hyper for row in plan.table.rows]
-                plan.table.hyper_row = np.where(plan.table.stepped, rows, self._hyper.count)
+                plan.table.hyper_row = np.where(plan.table.stepped, rows, len(self._hyper))
         # without any gradient nothing is rescaled
         self._launched = [
             plan
@@ -224,25 +196,26 @@ class Plans:
         ]
 
 
-def _key_of(options: StepOptions, groups: Groups) -> list[tuple[Any, ...]]:
-    """Returns the parameters of param groups, and the options that plans depend on."""
+def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:
+    """Returns everything that plans depend on but the step options, tensors and state."""
     optional = options.optional_state or "params"
-    return [
-        (
-            list(map(id, group["params"])),
-            group["capturable"],
-            group["ema"] is None,
-            not group[optional],
-            None if group["layers"] is None else list(group["layers"]),
-        )
-        for group in groups
-    ]
+    return (
+        is_inference_mode_enabled(),
+        None if bucket is None else set(map(id, bucket)),
+        # tensors must not be compared by value
+        [(id(target.tensor), *target[1:]) for target in _targets_of(options)],
+        [
+            (
+                list(map(id, group["params"])),
+                group["capturable"],
+                group["ema"] is None,
+                not group[optional],
+                None if group["layers"] is None else list(group["layers"]),
+            )
+            for group in groups
+        ],
+    )
 
 
 def _targets_of(options: StepOptions) -> list[Target]:
     return [] if options.rescale_weights is False else options.rescale_weights.targets()
-
-
-def _same_targets(now: Sequence[Target], before: Sequence[Target]) -> bool:
-    # tensors must not be compared by value
-    return [(id(target.tensor), *target[1:]) for target in now] == [(id(it.tensor), *it[1:]) for it in before]

@@ -10,13 +10,10 @@ from torch import Tensor
 from fused_lwlr.kernels import Factors, Gate, Hyper, Scale
 from fused_lwlr.kernels.pinned import upload
 from fused_lwlr.kernels.retraction import update_sq_sum
-from fused_lwlr.optim.gate import SkipReport, balanced, gates_of, loss_scales
+from fused_lwlr.optim.gate import Decision, SkipReport, balanced, gates_of, gates_on
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan
 from fused_lwlr.shards import Completion, completion_of
-
-Decisions = tuple[Sequence[Any], Sequence[Gate], Sequence[Tensor | None], SkipReport | None]
-"""For each part its scale, gate and statistics, and the report on the step."""
 
 
 def norm_itself(norm: Tensor) -> Tensor:
@@ -50,7 +47,7 @@ class Sharded:
 
     def decide(
         self, options: StepOptions, hyper: Sequence[Hyper], scale: Scale | None, loss_scale: Gate | None
-    ) -> Decisions:
+    ) -> tuple[list[Decision], SkipReport | None]:
         """Measures the rows of all parts, completes the sums, and decides.
 
         One all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
@@ -62,7 +59,7 @@ class Sharded:
             loss_scale: the scale and found_inf of a `torch.amp.GradScaler`.
         """
         self._stepped = torch.cat([part.stepped().to(self._device) for part in self._parts])
-        gates = [gate or Gate() for gate in loss_scales(self._parts, loss_scale)]
+        gates = gates_on(self._parts, loss_scale)
         clips = options.clip_global_norm is not None
         direction = scale is not None and scale.target == "direction"
         twice = direction and clips
@@ -73,11 +70,10 @@ class Sharded:
         largest = torch.where(self._counts_for_max_norm, sums[:, 3], 0.0).amax()
         totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
         gates, report = gates_of(options, self._parts, gates, totals, list(sums[:, 2].split(self._counts)))
-        nothing: list[Tensor | None] = [None] * len(self._parts)
         if options.balances:
-            return balanced(self._parts, sums[:, 3].split(self._counts)), gates, nothing, report
+            return list(map(Decision, balanced(self._parts, sums[:, 3].split(self._counts)), gates)), report
         if scale is None:
-            return nothing, gates, nothing, report
+            return [Decision(gate=gate) for gate in gates], report
         scaled = self._scaled & self._stepped
         clip = (options.max_norm / (totals[0].sqrt() + 1e-6)).clamp(max=1.0) if clips else torch.ones_like(totals[0])
         if twice:
@@ -103,7 +99,7 @@ class Sharded:
             radii = torch.where(scaled, known["weight_norm"], 0.0)
             rho = controlled.rho(radii, *moments, rate)
             sums[:, 7] = update_sq_sum(rho, *moments, rate)
-        return self._split(sums[:, 4], scale, rho), gates, list(sums.split(self._counts)), report
+        return list(map(Decision, self._split(sums[:, 4], scale, rho), gates, sums.split(self._counts))), report
 
     def _split(self, factors: Tensor, scale: Scale, rho: Tensor | None = None) -> list[Factors]:
         """Splits the factors of all rows into the factors of each part."""

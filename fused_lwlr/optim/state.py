@@ -1,7 +1,7 @@
 """The state of a parameter: found or made before a step, and stored after it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,24 +11,12 @@ from fused_lwlr.kernels.precision import sum_dtype
 from fused_lwlr.kernels.table import real
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
-from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
-from fused_lwlr.optim.validate import label_of, same_width
+from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
+from fused_lwlr.optim.validate import same_width
 from fused_lwlr.shards import completion_of, local
 
 STALE = ("step", EMA, RADIUS)
 """Entries that `store` removes if steps no longer maintain them."""
-
-
-class ParamState(NamedTuple):
-    """The state of one parameter.
-
-    Attributes:
-        entries: name -> tensor, without step counts of the host and radii.
-        steps: the number of steps taken, if the host counts them or the rule needs to know the first; else 1.
-    """
-
-    entries: dict[str, Tensor]
-    steps: float
 
 
 def names_of(options: StepOptions, group: dict[str, Any], param: Tensor) -> tuple[str, ...]:
@@ -39,20 +27,23 @@ def names_of(options: StepOptions, group: dict[str, Any], param: Tensor) -> tupl
     return names if group[EMA] is None else (*names, EMA)
 
 
-def state_of(options: StepOptions, groups: Groups, number: int, at: int, state: Mapping[str, Any]) -> ParamState:
-    """Returns the state with which a parameter is stepped next; nothing is stored yet.
+def state_of(
+    options: StepOptions, group: dict[str, Any], param: Tensor, label: str, state: Mapping[str, Any], on_device: bool
+) -> tuple[dict[str, Tensor], float]:
+    """Returns the entries of the state with which a parameter is stepped next, and the steps of the host.
+
+    Entries are without radii. The steps are the number of steps taken if the host counts them; otherwise 0 before the
+    first step and 1 after it. Nothing is stored yet.
 
     Args:
-        options, groups: of the optimizer.
-        number, at: the group of the parameter, and its position there.
+        options: of the optimizer.
+        group, param, label: the parameter, its group and its name in messages.
         state: its entry in `optimizer.state`.
+        on_device: whether the device counts steps.
 
     Raises:
         ValueError: an entry that does not fit the parameter.
     """
-    group = groups[number]
-    param, label = group["params"][at], label_of(group, at)
-    on_device = options.counts_on_device(groups)
     entries = {name: _entry(options, label, param, name, state) for name in names_of(options, group, param)}
     first = _was_skipped(on_device, state) or all(state.get(name) is None for name in options.state_columns(group))
     if on_device:
@@ -60,23 +51,25 @@ def state_of(options: StepOptions, groups: Groups, number: int, at: int, state: 
         entries["step"] = torch.as_tensor(
             state.get("step", float(not first)), dtype=torch.float32, device=param.device
         )  # fmt: skip
-        return ParamState(entries, 1.0)
-    return ParamState(entries, _count_of(state) if options.rule.counts_steps else float(not first))
+        return entries, 1.0
+    return entries, _count_of(state) if options.rule.counts_steps else float(not first)
 
 
-def is_complete(options: StepOptions, groups: Groups, number: int, at: int, state: Mapping[str, Any]) -> bool:
-    """Returns whether a parameter has all of its state, and its next step is not its first."""
-    group = groups[number]
-    param, on_device = group["params"][at], options.counts_on_device(groups)
+def is_complete(
+    options: StepOptions, group: dict[str, Any], at: int, state: Mapping[str, Any], on_device: bool
+) -> bool:
+    """Returns whether the parameter at a position of a group has all of its state, and took its first step."""
     if _was_skipped(on_device, state) or (RADIUS not in state and options.has_radius(group, at)):
         return False
     if (on_device or options.rule.counts_steps) and "step" not in state:
         return False
-    found = [(name, state.get(name)) for name in names_of(options, group, param)]
-    return all(
-        isinstance(entry, Tensor) and _fits_in_place(entry, param) and _fits_in_dtype(entry, param, name)
-        for name, entry in found
-    )
+    param = group["params"][at]
+    try:
+        for name in names_of(options, group, param):
+            _check("", param, name, state.get(name))
+    except ValueError:
+        return False
+    return True
 
 
 def store(states: Any, param: Tensor, entries: Mapping[str, Tensor]) -> None:
@@ -101,14 +94,9 @@ def apart(counts: Sequence[Tensor | None]) -> list[Tensor | None]:
 def radii_of(
     params: Sequence[Tensor], rows: Sequence[Sequence[Row]], states: Mapping[Any, Any], labels: Sequence[str]
 ) -> list[Tensor | None]:
-    """Returns the radii of each parameter, one for each row: the entry of its state, or the norms of its rows now.
+    """Returns the radii of each parameter, one for each of its rows: its state, or the norms of its rows now.
 
     None for a parameter without spheres. Norms are norms of whole layers, and of exact weights.
-
-    Args:
-        params, rows: the parameters, and the rows of each.
-        states: `optimizer.state`.
-        labels: the name of each parameter for messages.
 
     Raises:
         ValueError: an entry of the state that does not fit its parameter.
@@ -119,12 +107,14 @@ def radii_of(
         # a scaling acts on all rows of a parameter, or on none
         if not any(row.scaled for row in own):
             continue
-        entry = states.get(params[i], {}).get(RADIUS)
-        if entry is None:
+        found[i] = states.get(params[i], {}).get(RADIUS)
+        if found[i] is None:
             new.append(i)
-        else:
-            _check_radius(labels[i], params[i], entry, len(own))
-        found[i] = entry
+            continue
+        try:
+            check_radius(params[i], found[i], len(own), stored=True)
+        except ValueError as error:
+            raise ValueError(f"state {RADIUS!r} of {labels[i]} {error}") from None
     if not new:
         return found
     held = [(params[i], row) for i in new for row in rows[i]]
@@ -140,8 +130,11 @@ def radii_of(
     return found
 
 
-def check_radius_shape(value: Any, rows: int) -> None:
-    """Raises ValueError unless the value may be the radii of this number of rows of a parameter."""
+def check_radius(param: Tensor, value: Any, rows: int, *, stored: bool = False) -> None:
+    """Raises ValueError unless the value may be the radii of this number of rows of a parameter.
+
+    With `stored` it must be a tensor that kernels can read.
+    """
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
         raise ValueError(f"must be a tensor of norms, not {value!r:.80}")
     if value.shape != (rows,):
@@ -149,18 +142,11 @@ def check_radius_shape(value: Any, rows: int) -> None:
             f"is {tuple(value.shape)}, but must be ({rows},), one norm for each layer that the parameter is cut into: "
             "give the optimizer the slices in layers= that the state was saved with"
         )
-
-
-def _check_radius(label: str, param: Tensor, value: Any, rows: int) -> None:
-    """Raises ValueError unless kernels can read an entry of the state as the radii of a parameter."""
-    try:
-        check_radius_shape(value, rows)
-    except ValueError as error:
-        raise ValueError(f"state {RADIUS!r} of {label} {error}") from None
-    if (value.dtype, value.device) != (torch.float32, local(param).device) or not value.is_contiguous():
+    device = local(param).device
+    if stored and ((value.dtype, value.device) != (torch.float32, device) or not value.is_contiguous()):
         raise ValueError(
-            f"state {RADIUS!r} of {label} is {value.dtype} on {value.device}, but must be torch.float32 on "
-            f"{local(param).device}, and contiguous: optimizer.load_state_dict(optimizer.state_dict()) converts it"
+            f"is {value.dtype} on {value.device}, but must be torch.float32 on {device}, and contiguous: "
+            "optimizer.load_state_dict(optimizer.state_dict()) converts it"
         )
 
 
@@ -197,31 +183,21 @@ def _entry(options: StepOptions, label: str, param: Tensor, name: str, state: Ma
     return torch.zeros_like(param, dtype=options.dtype_of(param, name), memory_format=torch.preserve_format)
 
 
-def _fits_in_place(tensor: Tensor, param: Tensor) -> bool:
-    return (tensor.shape, tensor.device) == (param.shape, param.device)
-
-
-def _fits_in_dtype(tensor: Tensor, param: Tensor, name: str) -> bool:
-    return tensor.dtype == average_dtype(param) if name == EMA else same_width(tensor, param)
-
-
-def _check(label: str, param: Tensor, name: str, tensor: Tensor) -> None:
+def _check(label: str, param: Tensor, name: str, tensor: Any) -> None:
     """Raises ValueError unless an entry of the state has the shape and device of its parameter and fits it in dtype."""
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_nested:
         found = f"{tensor.layout}" if isinstance(tensor, Tensor) else f"{tensor!r:.80}"
         raise ValueError(
-            f"state {name!r} of parameter {label} is {found}, but must be a strided tensor like the parameter: "
+            f"state {name!r} of {label} is {found}, but must be a strided tensor like the parameter: "
             "load a state dict of this model"
         )
-    if not _fits_in_place(tensor, param):
+    if (tensor.shape, tensor.device) != (param.shape, param.device):
         raise ValueError(
-            f"state {name!r} of parameter {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
+            f"state {name!r} of {label} is {tuple(tensor.shape)} on {tensor.device}, but the "
             f"parameter is {tuple(param.shape)} on {param.device}: load a state dict of this model"
         )
-    if not _fits_in_dtype(tensor, param, name):
+    if not (tensor.dtype == average_dtype(param) if name == EMA else same_width(tensor, param)):
         fix = "optimizer.load_state_dict(optimizer.state_dict()) converts the state"
         if not (tensor.is_floating_point() or tensor.is_complex()):
             fix = f"replace it by a tensor of {param.dtype}"
-        raise ValueError(
-            f"state {name!r} of parameter {label} is {tensor.dtype}, but the parameter is {param.dtype}: {fix}"
-        )
+        raise ValueError(f"state {name!r} of {label} is {tensor.dtype}, but the parameter is {param.dtype}: {fix}")

@@ -1,16 +1,14 @@
 """Checks of parameters and gradients before a step."""
 
-import math
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fused_lwlr.memory import all_addressable, check_inference, find_overlap, is_addressable, is_freed
+from fused_lwlr.memory import is_addressable, is_freed
 from fused_lwlr.optim.options import Groups, StepOptions
 from fused_lwlr.shards import local
 
@@ -20,7 +18,6 @@ BLIND_MODES = {
     "ProxyTorchDispatchMode": "make_fx",
 }
 """Dispatch modes whose results would be wrong without a step: gradients, and traced graphs."""
-LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 COMPLEX = (torch.complex64, torch.complex128, torch.complex32)
 
 
@@ -101,55 +98,6 @@ def is_ordinary(param: Tensor) -> bool:
     return not (param.is_conj() or param.is_neg() or param.is_inference()) and is_addressable(local(param))
 
 
-def check_columns(
-    columns: Mapping[str, Sequence[Tensor | None]], labels: Sequence[str], rescaled: Sequence[bool]
-) -> bool:
-    """Returns whether all tensors that steps may write to can be written to, each element at its own address.
-
-    Args:
-        columns: "param", "grad" and the state.
-        labels: the name of each parameter for messages.
-        rescaled: for each parameter, whether it is rescaled.
-
-    Raises:
-        RuntimeError: the next step writes to a tensor without memory, to an inference tensor, or to an element twice.
-    """
-    params, grads = columns["param"], columns["grad"]
-    # a parameter may be there twice
-    first = {id(params[i]): i for i in reversed(range(len(params)))}
-    once = sorted(first.values())
-    found = [(i, name, column[i]) for name, column in columns.items() if name != "grad" for i in once]
-    written = [(i, name, tensor) for i, name, tensor in found if tensor is not None]
-    tensors = [tensor for *_, tensor in written]
-    writable = torch.is_inference_mode_enabled() or not any(map(Tensor.is_inference, tensors))
-    if all_addressable(tensors) and writable and find_overlap(tensors) is None:
-        return True
-    now = [
-        (tensor, labels[i] if name == "param" else f"state {name!r} of {labels[i]}")
-        for i, name, tensor in written
-        if grads[i] is not None or rescaled[i]
-    ]
-    for tensor, label in now:
-        if is_freed(tensor):
-            raise RuntimeError(
-                f"the storage of {label} was freed, so there is nothing to update: restore it before step()"
-            )
-        check_inference(tensor, label)
-    overlap = find_overlap([tensor for tensor, _ in now])
-    if overlap is not None:
-        (tensor, label), (_, other) = now[overlap[0]], now[overlap[1]]
-        if overlap[0] == overlap[1]:
-            raise RuntimeError(
-                f"elements of {label} share memory (strides {tensor.stride()}), so they cannot be updated in place: "
-                "clone() it first"
-            )
-        raise RuntimeError(
-            f"{label} and {other} share memory, and one launch would update both at once: give the optimizer one "
-            "parameter for that memory, or clone() one of them"
-        )
-    return False
-
-
 def check_gradients(optimizer: str, groups: Groups, *, fused: bool) -> None:
     """Raises RuntimeError unless every parameter can be stepped by its gradient.
 
@@ -161,78 +109,52 @@ def check_gradients(optimizer: str, groups: Groups, *, fused: bool) -> None:
     seen = set()
     places = [(group, at, param) for group in groups for at, param in enumerate(group["params"])]
     for group, at, param in places:
-        if param.grad is None:
+        grad, label = param.grad, label_of(group, at)
+        if grad is None:
             continue
-        validate(optimizer, group, at, param, param.grad, fused=fused or bool(group.get("fused")))
-        if id(param) in seen:
+        if param.is_nested:
             raise RuntimeError(
-                f"parameter {label_of(group, at)} is in its group twice: one launch would step it twice at once"
+                f"{optimizer} does not support nested tensors, such as parameter {label}: optimize its values() instead"
             )
+        if param.is_meta and (fused or group.get("fused")):
+            raise RuntimeError(
+                "`fused=True` requires all the params to be floating point Tensors of supported devices, but parameter "
+                f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"
+            )
+        if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
+            raise RuntimeError(f"{optimizer} cannot optimize parameter {label} of dtype {param.dtype}")
+        if grad.is_nested:
+            raise RuntimeError(f"the gradient of parameter {label} is a nested tensor, but the parameter is not")
+        if param.layout != torch.strided or grad.layout != torch.strided:
+            raise RuntimeError(
+                f"{optimizer} does not support sparse gradients: the gradient of parameter {label} is {grad.layout}; "
+                "use sparse=False in its layer, or torch.optim.SparseAdam for it"
+            )
+        if is_freed(grad):
+            raise RuntimeError(f"the storage of the gradient of parameter {label} was freed: compute it again")
+        if (grad.shape, grad.device) != (param.shape, param.device):
+            raise RuntimeError(
+                f"the gradient of parameter {label} is {tuple(grad.shape)} on {grad.device}, "
+                f"but the parameter is {tuple(param.shape)} on {param.device}"
+            )
+        if not same_placement(grad, param):
+            found, wanted = map(_place, (grad, param))
+            raise RuntimeError(
+                f"the gradient of parameter {label} is placed as {found}, but the parameter as {wanted}: "
+                "redistribute it"
+            )
+        if not same_width(grad, param):
+            raise RuntimeError(
+                f"the gradient of parameter {label} is {grad.dtype}, but the parameter is {param.dtype}: "
+                f"convert it with grad.to({param.dtype})"
+            )
+        if param.is_conj() or param.is_neg():
+            raise RuntimeError(
+                f"parameter {label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"
+            )
+        if id(param) in seen:
+            raise RuntimeError(f"parameter {label} is in its group twice: one launch would step it twice at once")
         seen.add(id(param))
-
-
-def validate(
-    optimizer: str, group: dict[str, Any], position: int, param: Tensor, grad: Tensor, *, fused: bool = False
-) -> None:
-    """Raises RuntimeError unless a parameter can be stepped by its gradient.
-
-    Args:
-        optimizer: the name of the optimizer, for messages.
-        group, position: where the parameter is.
-        fused: whether fused=True was given, which torch refuses for meta tensors.
-    """
-    label = label_of(group, position)
-    if param.is_nested:
-        raise RuntimeError(
-            f"{optimizer} does not support nested tensors, such as parameter {label}: optimize its values() instead"
-        )
-    if param.is_meta and fused:
-        raise RuntimeError(
-            "`fused=True` requires all the params to be floating point Tensors of supported devices, but parameter "
-            f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"
-        )
-    if param.layout == torch.strided and param.dtype not in (*FLOATING, *COMPLEX):
-        raise RuntimeError(f"{optimizer} cannot optimize parameter {label} of dtype {param.dtype}")
-    if grad.is_nested:
-        raise RuntimeError(f"the gradient of parameter {label} is a nested tensor, but the parameter is not")
-    if param.layout != torch.strided or grad.layout != torch.strided:
-        raise RuntimeError(
-            f"{optimizer} does not support sparse gradients: the gradient of parameter {label} is {grad.layout}; "
-            "use sparse=False in its layer, or torch.optim.SparseAdam for it"
-        )
-    if is_freed(grad):
-        raise RuntimeError(f"the storage of the gradient of parameter {label} was freed: compute it again")
-    if (grad.shape, grad.device) != (param.shape, param.device):
-        raise RuntimeError(
-            f"the gradient of parameter {label} is {tuple(grad.shape)} on {grad.device}, "
-            f"but the parameter is {tuple(param.shape)} on {param.device}"
-        )
-    if not same_placement(grad, param):
-        found, wanted = map(_place, (grad, param))
-        raise RuntimeError(
-            f"the gradient of parameter {label} is placed as {found}, but the parameter as {wanted}: redistribute it"
-        )
-    if not same_width(grad, param):
-        raise RuntimeError(
-            f"the gradient of parameter {label} is {grad.dtype}, but the parameter is {param.dtype}: convert it with "
-            f"grad.to({param.dtype})"
-        )
-    if param.is_conj() or param.is_neg():
-        raise RuntimeError(
-            f"parameter {label} is a lazy conjugate or negative: call resolve_conj() or resolve_neg() on it first"
-        )
-
-
-def check_float32(options: Mapping[str, Any], largest: float, params: Sequence[Tensor]) -> None:
-    """Raises ValueError if a finite number among options of a group is too large to compute with in float32.
-
-    torch.optim raises RuntimeError then; float32 arithmetic would turn weights into NaN.
-    """
-    if all(param.dtype in (torch.float64, torch.complex128) for param in params):
-        return
-    for name, value in options.items():
-        if type(value) is float and largest < abs(value) < math.inf:
-            raise ValueError(f"{name}={value} is too large for float32: it must be at most {largest:.3g}")
 
 
 def check_modes() -> None:

@@ -1,12 +1,12 @@
 """Learning rates that balance the norms of layers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Rule
-from fused_lwlr.scaling.base import Scaling, Selector, weights
+from fused_lwlr.scaling.base import Scaling
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,6 @@ class BalancedLR(Scaling):
         select: the layers that are balanced; by default weights, but not biases and normalizations. Other layers keep
             lr.
     """
-
-    select: Selector = field(default=weights, kw_only=True)
 
     targets = ("direction",)
     measures = False

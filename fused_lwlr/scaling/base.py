@@ -19,7 +19,6 @@ arguments by their names.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
@@ -97,7 +96,7 @@ class Scaling:
         Raises:
             ValueError: the rule has none of them.
         """
-        if (rule.adaptive or self.on_spheres) and "direction" in self.targets:
+        if (rule.adaptive or self.retract == "sphere") and "direction" in self.targets:
             return "direction"
         for target in self.targets:
             if target in rule.scale_targets:
@@ -116,8 +115,9 @@ class Scaling:
         cls: Any = type(self)
         formula, target, name = cls.formula, self.target(rule), cls.__name__
         arguments = check_formula(formula, f"{name}.formula")
-        own = [each for each in _own_fields(cls) if each in arguments]
-        for each in _own_fields(cls):
+        numbers = [each.name for each in fields(cls) if each.name not in ("select", "retract", "bias_correction")]
+        own = [each for each in numbers if each in arguments]
+        for each in numbers:
             if each in (*FORMULA_STATISTICS, *OF_DIRECTION):
                 raise ValueError(f"{name} has a field {each!r}, the name of a statistic: give it another name")
         for each in arguments:
@@ -159,14 +159,9 @@ class Scaling:
         return scale is not None and (scale.target == "direction" or "lr" in scale.arguments)
 
     @property
-    def on_spheres(self) -> bool:
-        """Whether each layer keeps its initial norm."""
-        return self.retract == "sphere"
-
-    @property
     def retraction(self) -> Retraction | None:
         """The control of norms after the step, or None."""
-        return Retraction() if self.on_spheres else None
+        return Retraction() if self.retract == "sphere" else None
 
     def selects(self, name: str | None, param: Tensor) -> bool:
         """Returns whether this acts on a parameter.
@@ -221,12 +216,6 @@ class Scaling:
                     f"{type(self).__name__}(select={self.select!r}) must be a predicate, a name, or names and patterns"
                 )
             object.__setattr__(self, "select", select)
-
-
-@cache
-def _own_fields(cls: Any) -> tuple[str, ...]:
-    """The fields of a scaling that its formula may take."""
-    return tuple(f.name for f in fields(cls) if f.name not in ("select", "retract", "bias_correction"))
 
 
 def require(

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.scaling.base import Scaling, Selector, require, weights
+from fused_lwlr.scaling.base import Scaling, require
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class ELR(Scaling):
     goal: float
     eps: float = 1e-5
     retract: Literal["none", "sphere"] = field(default="none", kw_only=True)  # type: ignore[misc]
-    select: Selector = field(default=weights, kw_only=True)
 
     targets = ("gradient", "direction")
 

@@ -1,11 +1,11 @@
 """Layers on spheres."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.scaling.base import Scaling, Selector, weights
+from fused_lwlr.scaling.base import Scaling
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,6 @@ class Hyperball(Scaling):
         select: the layers on spheres; by default weights, which include embeddings and the output layer, but not biases
             and normalizations. Other layers take plain steps, with decay.
     """
-
-    select: Selector = field(default=weights, kw_only=True)
 
     targets = ("direction",)
     retract = "sphere"

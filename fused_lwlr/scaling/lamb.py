@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import maximum, minimum, where
-from fused_lwlr.scaling.base import Scaling, Selector, require, weights
+from fused_lwlr.scaling.base import Scaling, require
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class LAMB(Scaling):
     max_norm: float = math.inf
     max_ratio: float = math.inf
     bias_correction: bool = field(default=True, kw_only=True)
-    select: Selector = field(default=weights, kw_only=True)
 
     targets = ("direction",)
 

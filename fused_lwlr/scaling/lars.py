@@ -1,11 +1,11 @@
 """Layer-wise adaptive rate scaling, plain and clipped."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import minimum, where
-from fused_lwlr.scaling.base import Scaling, Selector, require, weights
+from fused_lwlr.scaling.base import Scaling, require
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class LARS(Scaling):
 
     trust_coefficient: float = 0.001
     eps: float = 1e-8
-    select: Selector = field(default=weights, kw_only=True)
 
     targets = ("decayed", "gradient")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.scaling.base import Scaling, Selector, everything, weights
+from fused_lwlr.scaling.base import Scaling, Selector, everything
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,6 @@ class NormalizedGradientAdaptive(Scaling):
     Args:
         select: the layers it acts on; by default weights, but not biases and normalizations.
     """
-
-    select: Selector = field(default=weights, kw_only=True)
 
     targets = ("gradient",)
 

@@ -1,12 +1,12 @@
 """A brake for the norms of weights."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fused_lwlr.kernels import Retraction
 from fused_lwlr.kernels.formula import where
-from fused_lwlr.scaling.base import Scaling, Selector, require, weights
+from fused_lwlr.scaling.base import Scaling, require
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class RadialBrake(Scaling):
 
     outward: float = 0.5
     inward: float = 1.0
-    select: Selector = field(default=weights, kw_only=True)
 
     targets = ("direction",)
 

@@ -1,12 +1,12 @@
 """A floor and a ceiling for the relative step of a layer."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import maximum, where
-from fused_lwlr.scaling.base import Scaling, Selector, require, weights
+from fused_lwlr.scaling.base import Scaling, require
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ class UpdateFloor(Scaling):
 
     ratio: float = 0.0
     ceiling: float = math.inf
-    select: Selector = field(default=weights, kw_only=True)
 
     targets = ("direction",)
 

@@ -200,15 +200,15 @@ def test_steps_run_beside_backward(device):
     optimizer = ALL["adamw"](named(model), lr=0.1)
     offload_to_cpu(model, optimizer, max_bytes=1)
     stepped, threads = threading.Event(), set()
-    step_bucket = optimizer.step_bucket
+    step_by = optimizer.step_by
 
-    def noted(params, plans):
+    def noted(plans, params):
         threads.add(threading.current_thread())
-        result = step_bucket(params, plans)
+        result = step_by(plans, params)
         stepped.set()
         return result
 
-    optimizer.step_bucket = noted
+    optimizer.step_by = noted
     in_time = []
 
     def wait_for_a_step(_):
