@@ -11,10 +11,19 @@ time. Counters are back at zero when a launch ends.
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels.triton.items import arrive, factors_of, measure, read_item, update
-from fused_lwlr.kernels.triton.layout import POWER
-from fused_lwlr.kernels.triton.norms import WEIGHT_SUM, finalize_row, finalize_statistics
-from fused_lwlr.kernels.triton.tile import FLAGS, STEP_COUNT, entry
+from fused_lwlr.kernels.triton.layout import KNOWN, POWER
+from fused_lwlr.kernels.triton.norms import (
+    DOT_SUM,
+    WEIGHT_SUM,
+    add_norms,
+    add_weights,
+    finalize_row,
+    finalize_statistics,
+    fingerprint,
+)
+from fused_lwlr.kernels.triton.rounding import key_of
+from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, NUMEL, STEP_COUNT, entry, visit
+from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add, weight_decay_of
 
 
 @triton.jit
@@ -44,6 +53,41 @@ def read_gate(
     if grad_scale is not None:
         unscale = (1 / tl.load(grad_scale).to(tl.float64)).to(tl.float32)
     return clip, shrink, skipped, unscale
+
+
+@triton.jit
+def factors_of(
+    row,
+    rows,
+    ready,  # int32 [rows]: whether the factors of a row are stored
+    factors,
+    known_factors,  # float64 [1 or 2, rows], see `Factors`; or None
+    clip,
+    FORMULA: tl.constexpr,
+    TARGET: tl.constexpr,
+    RETRACTS: tl.constexpr,
+):
+    """Returns the factors of gradient, decayed gradient and direction, and ρ of a row, once the row is ready."""
+    factor, scale, ratio, rho = clip, 1.0, 1.0, 1.0
+    if FORMULA is not None:
+        while tl.atomic_add(ready + row, 0, sem="acquire") == 0:
+            pass
+        factor = tl.load(factors + row, cache_modifier=".cg")
+        scale = tl.load(factors + rows + row, cache_modifier=".cg")
+        ratio = tl.load(factors + 2 * rows + row, cache_modifier=".cg")
+        if RETRACTS:
+            rho = tl.load(factors + 3 * rows + row, cache_modifier=".cg")
+    if known_factors is not None:
+        known_factor = tl.load(known_factors + row).to(tl.float32)
+        if TARGET == "gradient":
+            factor = clip * known_factor
+        elif TARGET == "decayed":
+            scale = known_factor
+        else:
+            ratio = known_factor
+        if RETRACTS:
+            rho = tl.load(known_factors + rows + row).to(tl.float32)
+    return factor, scale, ratio, rho
 
 
 @triton.jit
@@ -128,20 +172,53 @@ def queue_kernel(
     """One step of a rule, a tile an item."""
     ready = counters + 2 + rows
     clip, shrink, skipped, unscale = read_gate(totals, max_norm, grad_scale, found_inf, GATED, SKIP, RESCALE)
+    TILE: tl.constexpr = BLOCK * PASSES
+    DIRECTION: tl.constexpr = TARGET == "direction"
+    weight_partials = partials + WEIGHT_SUM * tiles
     ticket = tl.atomic_add(counters, 1, sem="relaxed")
     while ticket < item_count:
-        item, tile, numbers, steps = read_item(
-            items, ticket, addresses, floats, rows, DTYPES, STEP, COEFFICIENTS, ON_DEVICE, WIDTH, BLOCK * PASSES,
-        )  # fmt: skip
-        row, kind, slot, _ = item
+        row = tl.load(items + 2 * ticket)
+        code = tl.load(items + 2 * ticket + 1)
+        slot = code >> 1
+        start = (slot - entry(addresses, rows, row, FIRST_TILE)) * TILE
+        tile, numbers = read_row(addresses, floats, rows, row, start, DTYPES, ON_DEVICE, WIDTH, TILE)
+        at, aligned, stop = tile
         hyper, lr, sign, coefficients = numbers
-        if kind == 0:
-            measure(
-                row, slot, tile, (sign * unscale, sign * clip * unscale, coefficients, hyper), addresses, rows,
-                tiles, partials, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK, AT_ONCE,
+        steps = tl.zeros([], tl.float32)
+        if STEP is not None:
+            step_at = entry(addresses, rows, row, STEP_COUNT)
+            if step_at != 0:
+                steps = tl.load(step_at.to(tl.pointer_type(STEP)))
+                coefficients = COEFFICIENTS(hyper, steps)
+        if code % 2 == 0:
+            # a direction loads all columns, so one block keeps enough loads in flight
+            sums = visit(
+                add_norms, at, aligned, stop, (sign * unscale, sign * clip * unscale, coefficients, hyper),
+                6 if DIRECTION else 4, DTYPES, RULE if DIRECTION else None, DECAY, ON_DEVICE, BLOCK,
+                1 if DIRECTION else AT_ONCE,
             )  # fmt: skip
-            last, first, count = arrive(counters + 2, addresses, rows, row, BLOCK * PASSES)
-            if last:
+            for i in tl.static_range(4):
+                tl.store(partials + i * tiles + slot, sums[i])
+            if DIRECTION:
+                # the pass over the direction reads the weights anyway
+                tl.store(weight_partials + slot, sums[5])
+                tl.store(partials + DOT_SUM * tiles + slot, sums[4])
+            else:
+                # the last step left Σw², which is valid unless the weights were changed since
+                known = (entry(addresses, rows, row, FLAGS) & KNOWN) != 0
+                if known:
+                    known = tl.load(checksums + slot) == fingerprint(at[PARAM], stop, DTYPES[PARAM])
+                if not known:
+                    squares = visit(add_weights, at, aligned, stop, (), 1, DTYPES, None, DECAY, False, BLOCK, AT_ONCE)
+                    tl.store(weight_partials + slot, squares[0])
+                    tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
+            # loaded here and not before the loops, where they would take registers
+            first = entry(addresses, rows, row, FIRST_TILE).to(tl.int32)
+            count = tl.cdiv(entry(addresses, rows, row, NUMEL), TILE).to(tl.int32)
+            # stores of the other threads of this program come before the arrival too
+            tl.debug_barrier()
+            if tl.atomic_add(counters + 2 + row, 1, sem="acq_rel") == count - 1:
+                tl.store(counters + 2 + row, 0)
                 if FORMULA is not None:
                     finalize_row(
                         row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
@@ -152,14 +229,25 @@ def queue_kernel(
                     finalize_statistics(row, first, count, partials, tiles, statistics, SLOTS, RETRACTION)
         elif not skipped:
             factor, scale, ratio, rho = factors_of(
-                row, rows, ready, factors, known_factors, clip, FORMULA, TARGET, RETRACTION is not None,
-            )  # fmt: skip
+                row, rows, ready, factors, known_factors, clip, FORMULA, TARGET, RETRACTION is not None
+            )
             divisor = _power(shrink, entry(addresses, rows, row, FLAGS) >> POWER) if RESCALE else 1.0
-            update(
-                item, tile, numbers, steps,
-                (factor * (sign * unscale), scale, ratio, divisor if RETRACTION is None else rho, divisor), seed,
-                partials + WEIGHT_SUM * tiles, checksums, DTYPES, RULE, DECAY, ON_DEVICE, TARGET, BLOCK,
+            rate = lr * ratio
+            # a None that is assigned to a name first cannot be a member of a tuple
+            new_squares = visit(
+                step_and_add, at, aligned, stop,
+                (
+                    rate, rate * weight_decay_of(hyper, ON_DEVICE), (factor * (sign * unscale), scale), coefficients,
+                    divisor if RETRACTION is None else rho, divisor, hyper,
+                    None if seed is None else key_of(seed, row, steps), start,
+                ),
+                1, DTYPES, RULE, DECAY, ON_DEVICE, BLOCK, 1,
             )  # fmt: skip
+            tl.store(weight_partials + slot, new_squares[0])
+            if TARGET != "direction":
+                # other threads wrote the weights that the fingerprint reads
+                tl.debug_barrier()
+                tl.store(checksums + slot, fingerprint(at[PARAM], stop, DTYPES[PARAM]))
         ticket = tl.atomic_add(counters, 1, sem="relaxed")
     left = tl.atomic_add(counters + 1, 1, sem="acq_rel")
     if left == tl.num_programs(0) - 1:

@@ -31,6 +31,7 @@ from fused_lwlr.kernels.triton.tile import (
     NUMEL,
     TAIL,
     entry,
+    fold,
     load,
     store,
     tile_at,
@@ -177,6 +178,24 @@ def step_block(
     if (DTYPES[MASTER] is None) and (DTYPES[EMA] is not None):
         store(at[EMA], offs, numel, move_average(e, w, hyper), DTYPES[EMA], FULL)
     return w if FULL else tl.where(offs < numel, w, 0.0)
+
+
+@triton.jit
+def step_and_add(
+    at,
+    offs,  # offsets of the block in the tile
+    numel,  # elements of the tile
+    numbers,  # see `step_block`
+    sums,  # an accumulator of Σw²
+    DTYPES: tl.constexpr,
+    RULE: tl.constexpr,
+    DECAY: tl.constexpr,
+    ON_DEVICE: tl.constexpr,
+    FULL: tl.constexpr,
+):
+    """Steps one block, and adds the new weights to the accumulator."""
+    w = step_block(at, offs, numel, numbers, DTYPES, RULE, DECAY, ON_DEVICE, FULL, "evict_first")
+    return (sums[0] + fold(w * w, FULL),)
 
 
 @triton.jit(do_not_specialize=["item_count", "rows"])
