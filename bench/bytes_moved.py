@@ -43,8 +43,9 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
     """
     worked_on = np.isin(np.arange(table.rows), items[:, 0])
     sizes = {name: size * worked_on * (table._addresses[name] != 0) for name, size in table.sizes.items()}
-    if len(meta["DTYPES"]) == len(("param", "grad")):
-        return sum(int(sizes[name].sum()) for name, dtype in zip(sizes, meta["DTYPES"], strict=True) if dtype), 0
+    if "RULE" not in meta:
+        read = [sizes[name] for name, dtype in zip(("param", "grad"), meta["DTYPES"], strict=True) if dtype]
+        return int(sum(read).sum()), 0
     columns = [name for name, dtype in table.dtypes.items() if dtype is not None and name not in ("grad", "step")]
     write, formula = meta.get("WRITE", True), meta.get("FORMULA")
     memory = sum(int(sizes[name].sum()) * 2 for name in columns) + int(sizes["grad"].sum()) if write else 0

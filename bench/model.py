@@ -22,8 +22,7 @@ from bench.parameter_sets import SETS, shapes_of
 from bench.simulation import Code, Device, Item, seconds
 from bench.variants import DTYPES, TARGETS, TYPES, variants
 from fused_lwlr.kernels import constants
-from fused_lwlr.kernels.triton.device_table import tile_list
-from fused_lwlr.kernels.triton.workspace import item_list, schedule
+from fused_lwlr.kernels.triton.workspace import item_list, schedule, tile_list
 
 STEPS = {
     "SGD": ("sgd momentum", None, 3, 2),

@@ -120,25 +120,25 @@ def _scaled(dtype: Any, made: dict[str, tuple[Rule, dict[str, Any]]]) -> Iterato
         least = constants.least_resident("queue", len(rule.states))
         scaled = {
             **meta, "STEP": None, "COEFFICIENTS": formula.compiled(rule.coefficients), "WIDTH": meta["WIDTH"] + 2,
-            "FORMULA": formula.compiled(ELR.formula), "TARGET": target, "NUMBERS": 2,
-            "ARGUMENTS": step.arguments_of(ELR(0.1).scale(rule)),
-            "GATED": False, "SKIP": False, "RESCALE": False, "WRITE": True,
+            "FORMULA": formula.compiled(ELR.formula), "TARGET": target,
+            "ARGUMENTS": step.arguments_of(ELR(0.1).scale(rule), meta["WIDTH"] + 2),
+            "SKIP": False, "RESCALE": False, "WRITE": True,
             "BLOCK": constants.GPU.block, "PASSES": constants.GPU.queue_passes, "AT_ONCE": constants.GPU.at_once,
-            "SLOTS": constants.GPU.queue_slots, "RADIUS": None, "RETRACTION": None,
+            "SLOTS": constants.GPU.queue_slots, "RETRACTION": None,
         }  # fmt: skip
         absent = dict.fromkeys(("totals", "grad_scale", "found_inf", "known_factors", "seed"))
         yield Variant(f"{name}, ELR", least, queue.queue_kernel, {**scaled, **absent})
         spheres = {
-            "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction", "NUMBERS": 0, "RADIUS": 11,
-            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule)),
-            "RETRACTION": (0.0, 0.0),
+            "FORMULA": formula.compiled(Hyperball.formula), "TARGET": "direction",
+            "ARGUMENTS": step.arguments_of(Hyperball().scale(rule), meta["WIDTH"] + 2),
+            "RETRACTION": (0.0, 0.0, True),
         }  # fmt: skip
         yield Variant(f"{name}, Hyperball", least, queue.queue_kernel, {**scaled, **absent, **spheres})
-        everything = {"STEP": tl.float32, "GATED": True, "SKIP": True, "RESCALE": name == "sgd momentum"}
+        everything = {"STEP": tl.float32, "SKIP": True, "RESCALE": name == "sgd momentum"}
         unused = {"known_factors": None, "seed": None}
         yield Variant(f"{name}, all", least, queue.queue_kernel, {**scaled, **everything, **unused})
         if (name, dtype) == ("adamw", tl.float32):
-            balanced = {**scaled, "FORMULA": None, "TARGET": "direction", "NUMBERS": 0}
+            balanced = {**scaled, "FORMULA": None, "TARGET": "direction"}
             balanced |= {key: None for key in absent if key != "known_factors"}
             yield Variant(f"{name}, balanced", least, queue.queue_kernel, balanced)
             yield Variant(
@@ -148,6 +148,6 @@ def _scaled(dtype: Any, made: dict[str, tuple[Rule, dict[str, Any]]]) -> Iterato
                 {**scaled, **absent, "DTYPES": dtypes(dtype, "WGXYE", states=3)},
             )
         if dtype != tl.float32:
-            noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "NUMBERS": 0, "ON_DEVICE": True}
+            noise = {"STEP": tl.float32, "FORMULA": None, "TARGET": "gradient", "ON_DEVICE": True}
             del absent["seed"]
             yield Variant(f"{name}, noise", least, queue.queue_kernel, {**scaled, **absent, **noise})

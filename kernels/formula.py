@@ -15,19 +15,22 @@ __all__ = [
 ]  # fmt: skip
 
 
-def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
+Value = Tensor | float
+
+
+def where(condition: Tensor, a: Value, b: Value) -> Tensor:
     """`a` where the condition holds, `b` elsewhere."""
     return torch.where(condition, a, b)
 
 
-def minimum(a: Tensor, b: Tensor | float) -> Tensor:
+def minimum(a: Tensor, b: Value) -> Tensor:
     """The smaller of two, NaN if `a` is."""
-    return torch.where(a > b, b, a)
+    return where(a > b, b, a)
 
 
-def maximum(a: Tensor, b: Tensor | float) -> Tensor:
+def maximum(a: Tensor, b: Value) -> Tensor:
     """The larger of two, NaN if `a` is."""
-    return torch.where(a < b, b, a)
+    return where(a < b, b, a)
 
 
 def maximum_or_nan(a: Tensor, b: Tensor) -> Tensor:
@@ -37,7 +40,7 @@ def maximum_or_nan(a: Tensor, b: Tensor) -> Tensor:
 
 def sign(a: Tensor) -> Tensor:
     """1, 0 or −1, and NaN of NaN."""
-    return torch.where(a > 0, 1.0, torch.where(a < 0, -1.0, a))
+    return where(a > 0, 1.0, where(a < 0, -1.0, a))
 
 
 def sqrt(a: Tensor) -> Tensor:

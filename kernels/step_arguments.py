@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.retraction import retraction
+from fused_lwlr.kernels.formula import sqrt, where
 
 ScaleTarget = Literal["gradient", "decayed", "direction"]
 
@@ -40,9 +40,35 @@ class Retraction(NamedTuple):
     fixed: bool = True
 
     def rho(self, radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
-        """Returns ρ, see `fused_lwlr.kernels.retraction`."""
+        """Returns ρ, see `retraction`."""
         outward, inward = (rate.new_full((), part) for part in (self.outward, self.inward))
         return retraction(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
+
+
+def retraction(
+    radius: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor, outward: Tensor,
+    inward: Tensor,
+) -> Tensor:  # fmt: skip
+    """Returns ρ of a `Retraction`, also 1 where the weight does not move.
+
+    Args:
+        radius: R.
+        weight_sq_sum, dot, direction_sq_sum: Σw², ⟨w, d⟩ and Σd² before the step.
+        rate: lr · s.
+        outward, inward: of the `Retraction`, in the dtype of the others.
+    """
+    sq_sum = weight_sq_sum - 2.0 * rate * dot + rate * rate * direction_sq_sum
+    # not of NaN either, nor where rounding leaves nothing of the sum
+    moves = (radius > 0) & (rate > 0) & (direction_sq_sum > 0) & (sq_sum > 0)
+    norm = sqrt(where(moves, sq_sum, 1.0))
+    part = where(norm > radius, outward, inward)
+    return where(moves, part + (1.0 - part) * radius / norm, 1.0)
+
+
+def update_sq_sum(rho: Tensor, weight_sq_sum: Tensor, dot: Tensor, direction_sq_sum: Tensor, rate: Tensor) -> Tensor:
+    """Returns ‖Δw‖² of that step."""
+    grown, moved = rho - 1.0, rho * rate
+    return grown * grown * weight_sq_sum - 2.0 * grown * moved * dot + moved * moved * direction_sq_sum
 
 
 class Scale(NamedTuple):

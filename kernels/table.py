@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fused_lwlr.kernels.tensors import real
+
 STATISTICS = ("abs_sum", "sq_sum", "abs_max", "weight_sq_sum", "dot", "nonfinite")
 """Columns that `statistics` returns: Σ|g|, Σg², max|g|, Σw², Σg·w, count of non-finite g."""
 
@@ -161,11 +163,6 @@ def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
         return None
     tensor = real(tensor)
     return tensor if row.stop is None or tensor.dim() == 0 else tensor[row.start : row.stop]
-
-
-def real(tensor: Tensor) -> Tensor:
-    """Returns the tensor, or a complex tensor as pairs of reals: a view, unless it is a lazy conjugate."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def form_of(tensor: Tensor) -> tuple[Any, ...]:

@@ -285,9 +285,12 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Args:
             plans: the plans of the step before, or None.
-            bucket: the parameters to step, each with a gradient; None for all parameters.
+            bucket: the parameters to step, of any shape and dtype, each with a gradient; None for all parameters.
             loss_scale: the scale and found_inf of a `torch.amp.GradScaler`.
             capturing: whether the step is captured in a CUDA graph.
+
+        Raises:
+            RuntimeError, ValueError: as `step`.
         """
         self.complete_groups()
         groups = self.param_groups

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Factors, Gate, Hyper, Scale
-from fused_lwlr.kernels.pinned import upload
-from fused_lwlr.kernels.retraction import update_sq_sum
+from fused_lwlr.kernels.step_arguments import update_sq_sum
+from fused_lwlr.kernels.tensors import upload
 from fused_lwlr.optim.gate import Decision, SkipReport, balanced, gates_of, gates_on
 from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import Plan

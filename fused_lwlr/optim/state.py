@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fused_lwlr.kernels import Row
-from fused_lwlr.kernels.precision import sum_dtype
-from fused_lwlr.kernels.table import real
+from fused_lwlr.kernels.tensors import real, sum_dtype
 from fused_lwlr.memory import is_addressable
 from fused_lwlr.optim.average import EMA, average_dtype, first_average
 from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions

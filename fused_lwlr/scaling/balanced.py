@@ -32,7 +32,11 @@ class BalancedLR(Scaling):
     measures = False
 
     def scale(self, rule: Rule) -> None:
-        """Returns None: `factors` computes the factors of all layers together."""
+        """Returns None: `factors` computes the factors of all layers together.
+
+        Args:
+            rule: the update rule of an optimizer.
+        """
 
     @staticmethod
     def factors(weight_norm: Tensor) -> Tensor:

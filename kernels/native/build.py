@@ -36,17 +36,7 @@ TYPES = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
     torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
-_forked = False
-
-
-def _after_fork() -> None:
-    # a child process does not have the threads of OpenMP, and would wait for them
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+PROCESS = os.getpid()
 
 
 def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) -> Callable[..., None]:
@@ -77,7 +67,8 @@ def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) 
     parallel = _parallel()
 
     def run(programs: int, arguments: Sequence[Any], alone: bool) -> None:
-        threads = 1 if alone or _forked else torch.get_num_threads()
+        # a child process does not have the threads of OpenMP, and would wait for them
+        threads = 1 if alone or os.getpid() != PROCESS else torch.get_num_threads()
         values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments if value is not None]
         # ctypes releases the global interpreter lock during this call
         if function(layout.pack(*values), programs, threads, parallel):

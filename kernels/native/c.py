@@ -10,10 +10,7 @@ C_TYPES = {
     "f16": "f16", "bf16": "bf16", "f32": "float", "f64": "double",
 }  # fmt: skip
 FLOATS = ("f32", "f64")
-ORDERS = {
-    "relaxed": "__ATOMIC_RELAXED", "acquire": "__ATOMIC_ACQUIRE", "release": "__ATOMIC_RELEASE",
-    "acq_rel": "__ATOMIC_ACQ_REL",
-}  # fmt: skip
+ORDERS = ("relaxed", "acquire", "release", "acq_rel")
 # {type} is the C type of the first operand, {f} the suffix of functions of this type
 TEMPLATES = {
     "arith.addf": "{0} + {1}", "arith.subf": "{0} - {1}", "arith.mulf": "{0} * {1}", "arith.divf": "{0} / {1}",
@@ -76,11 +73,6 @@ static inline f16 to_f16(float x) {
     int32_t small = bits_f32_i32(bits_i32_f32(magnitude) + 0.5f) - 0x3f000000;
     int32_t finite = magnitude < 0x38800000 ? small : normal;
     return (f16)(sign | (x != x ? 0x7e00 : magnitude >= 0x477ff000 ? 0x7c00 : finite));
-}
-static inline int32_t atomic_max(int32_t *p, int32_t x) {
-    int32_t old = __atomic_load_n(p, __ATOMIC_RELAXED);
-    while (old < x && !__atomic_compare_exchange_n(p, &old, x, 1, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) {}
-    return old;
 }
 /* A program that waits for another calls this in each turn. It returns 1 after WAIT seconds of CPU time. */
 static int wait(int64_t *turns) {

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 from fused_lwlr.kernels.native.c import ORDERS, PRELUDE, c_type
 from fused_lwlr.kernels.native.lanes import Lanes
-from fused_lwlr.kernels.native.ttir import Block, Function, Operation, UnsupportedError, Value
+from fused_lwlr.kernels.native.ttir import Block, Operation, UnsupportedError, Value
 from fused_lwlr.kernels.native.values import Array, Form, Reshaped, Uniform
 
 ATOMICS = {
     "add": "__atomic_fetch_add({0}, {1}, {order})",
     "exch": "__atomic_exchange_n({0}, {1}, {order})",
-    "max": "atomic_max({0}, {1})",
 }
 
 
@@ -63,9 +62,9 @@ class Writer(Lanes):
         kind, order, _ = (part.strip() for part in op.text.split(",")[:3])
         pointer, value, mask = self.scalars(op.operands)
         element = op.results[0].type.element
-        if order not in ORDERS or element not in (("i32",) if kind == "max" else ("i32", "i64")) or kind not in ATOMICS:
+        if order not in ORDERS or element not in ("i32", "i64") or kind not in ATOMICS:
             raise UnsupportedError(f"tt.atomic_rmw {op.text}")
-        text = ATOMICS[kind].format(pointer, value, order=ORDERS[order])
+        text = ATOMICS[kind].format(pointer, value, order=f"__ATOMIC_{order.upper()}")
         self.define(op.results[0], f"{mask} ? {text} : 0")
 
     def _if(self, op: Operation) -> None:
@@ -75,21 +74,14 @@ class Writer(Lanes):
         ]
         self.open(f"if ({self.scalar(op.operands[0])}) {{")
         first, second = op.blocks
-        self._branch(first, names)
+        self._assigned(first, names)
         if second.operations:
-            self.close("} else {")
-            self._depth += 1
-            self._branch(second, names)
+            self.close()
+            self.open("else {")
+            self._assigned(second, names)
         self.close()
         for result, name in zip(op.results, names, strict=True):
             self.forms[result] = Array(name) if result.type.shape else Uniform(name)
-
-    def _branch(self, block: Block, names: Sequence[str]) -> None:
-        """Writes a branch, which assigns its results to these variables and arrays."""
-        self._target(block.results, names)
-        self.block(block)
-        for value, name in zip(block.results, names, strict=True):
-            self._assign(value, name)
 
     def _while(self, op: Operation) -> None:
         condition, body = op.blocks
@@ -117,7 +109,7 @@ class Writer(Lanes):
         self.forms.update(zip(body.arguments, ends, strict=True))
         if waits:
             self.line(f"if (wait(&{turns})) return 1;")
-        self._turn(body, names)
+        self._assigned(body, names)
         self.close()
         self.forms.update(zip(op.results, ends, strict=True))
 
@@ -132,8 +124,8 @@ class Writer(Lanes):
             self.forms[argument] = Uniform(name)
         return name
 
-    def _turn(self, body: Block, names: Sequence[str]) -> None:
-        """Writes the body of a loop, which assigns its results to these variables and arrays."""
+    def _assigned(self, body: Block, names: Sequence[str]) -> None:
+        """Writes a branch or the body of a loop, which assigns its results to these variables and arrays."""
         self._target(body.results, names)
         self.block(body)
         new = {}
@@ -180,19 +172,19 @@ def _producers(value: Value) -> set[Operation]:
     return set().union(*[_producers(block.results[index]) for block in op.blocks])
 
 
-def write(function: Function, most_wait: int) -> str:
+def write(kernel: Block, most_wait: int) -> str:
     """Returns the C code of a kernel.
 
     Args:
+        kernel: its body.
         most_wait: the CPU time in seconds after which a program that waits for another ends with an error.
     """
     writer = Writer()
-    arguments = dict(zip(function.arguments, function.body.arguments, strict=True))
-    for name, value in arguments.items():
-        writer.define(value, f"a->{name}")
-    writer.block(function.body)
+    for i, value in enumerate(kernel.arguments):
+        writer.define(value, f"a->x{i}")
+    writer.block(kernel)
     body = "\n".join(writer.lines)
-    members = "".join(f" {c_type(value.type)}{name};" for name, value in arguments.items())
+    members = "".join(f" {c_type(value.type)}x{i};" for i, value in enumerate(kernel.arguments))
     return f"""\
 #define MOST_LANES {writer.most_lanes}
 #define WAIT {most_wait}

@@ -1,7 +1,7 @@
 """Parses TTIR, the first intermediate language of Triton, into operations, values and blocks.
 
 Triton translates the source of a kernel to TTIR before it assigns work to threads. TTIR has operations on scalars and
-tensors, loads and stores through tensors of pointers, `scf.if`, `scf.for` and `scf.while`. The parser raises
+tensors, loads and stores through tensors of pointers, `scf.if` and `scf.while`. The parser raises
 `UnsupportedError` for all other syntax.
 """
 
@@ -83,14 +83,6 @@ class Operation:
             value.source = self
 
 
-class Function(NamedTuple):
-    """A kernel: its name, the names of its arguments, and its body."""
-
-    name: str
-    arguments: list[str]
-    body: Block
-
-
 VALUE = r"%[\w.$-]+(?:#\d+)?"
 HEAD = re.compile(r'(?:(%[\w.$-]+)(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)$')
 ARGUMENT = re.compile(rf"({VALUE}): ((?:[^,(){{}}<>]|<(?:[^<>]|<[^<>]*>)*>)+)")
@@ -102,8 +94,8 @@ TYPES = ("i1", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64")
 WITHOUT_RESULT = ("scf.yield", "scf.condition", "tt.store", "tt.return", "tt.reduce.return")
 
 
-def parse(text: str) -> Function:
-    """Parses a module with one kernel.
+def parse(text: str) -> Block:
+    """Parses a module with one kernel. Returns its body, whose arguments are the kernel's.
 
     Raises:
         UnsupportedError: the text has syntax or types that the parser does not support.
@@ -134,13 +126,12 @@ class _Parser:
         self._lines = lines
         self._values: dict[str, Value] = {}
 
-    def function(self) -> Function:
+    def function(self) -> Block:
         line = next(self._lines)
-        match = re.match(r"tt\.func public @([\w.]+)\((.*)\) attributes", line)
+        match = re.match(r"tt\.func public @[\w.]+\((.*)\) attributes", line)
         if match is None:
             raise UnsupportedError(f"a function that starts with {line[:60]!r}")
-        found = _arguments(re.sub(r" \{[^{}]*\}", "", match[2]))
-        return Function(match[1], [name[1:] for name, _ in found], self._block(self._define_all(found)))
+        return self._block(self._define_all(_arguments(re.sub(r" \{[^{}]*\}", "", match[1]))))
 
     def _define(self, name: str, kind: Type) -> Value:
         value = self._values[name] = Value(kind)
@@ -175,14 +166,11 @@ class _Parser:
         if match is None:
             raise UnsupportedError(line)
         result, count, name, rest = match.groups()
-        with_blocks = {"scf.while": self._while, "scf.for": self._for, "scf.if": self._if, "tt.reduce": self._reduce}
+        with_blocks = {"scf.while": self._while, "scf.if": self._if, "tt.reduce": self._reduce}
         if name not in with_blocks and rest.endswith("{"):
             raise UnsupportedError(name)
         operation, types = with_blocks[name](rest) if name in with_blocks else self._simple(name, rest)
         names = [] if result is None else [result] if count is None else [f"{result}#{i}" for i in range(int(count))]
-        if name == "scf.for":
-            # the loop that replaces it has the counter as its first result
-            names = ["", *names]
         if len(names) != len(types):
             raise UnsupportedError(line)
         operation.results = [self._define(*pair) for pair in zip(names, types, strict=True)]
@@ -213,27 +201,6 @@ class _Parser:
         arguments = [self._define(*pair) for pair in zip(names, _types(match[2]), strict=True)]
         condition = self._block(arguments, "} do {")
         return Operation("scf.while", "", starts, [], [condition, self._block([])]), _types(match[3])
-
-    def _for(self, rest: str) -> tuple[Operation, list[Type]]:
-        """Parses `scf.for`, and returns the same loop as `scf.while`."""
-        match = _matched(
-            rf" ({VALUE}) = ({VALUE}) to ({VALUE}) step ({VALUE}) (?:iter_args\((.*?)\) -> (\(.*?\)) )? ?: (i\d+) \{{$",
-            "scf.for",
-            rest,
-        )
-        start, stop, step = (self._values[name] for name in match.group(2, 3, 4))
-        names, starts = self._carried(match[5])
-        types = [parse_type(match[7]), *_types(match[6] or "")]
-        body = self._block([self._define(*pair) for pair in zip([match[1], *names], types, strict=True)])
-        arguments = [Value(each) for each in types]
-        compare = Operation("arith.cmpi", "slt, ", [arguments[0], stop], [Value(Type("i1"))])
-        condition = Operation("scf.condition", "", [compare.results[0], *arguments], [])
-        add = Operation("arith.addi", "", [body.arguments[0], step], [Value(types[0])])
-        end = body.operations.pop() if names else Operation("scf.yield", "", [], [])
-        end.operands.insert(0, add.results[0])
-        add.results[0].users.append(end)
-        body.operations += [add, end]
-        return Operation("scf.while", "", [start, *starts], [], [Block(arguments, [compare, condition]), body]), types
 
     def _carried(self, text: str | None) -> tuple[list[str], list[Value]]:
         """Parses the loop-carried values: their names in the loop, and their initial values."""

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.table import STATISTICS, Table
+from fused_lwlr.kernels.tensors import sum_dtype, wide
 
 
 @torch.no_grad()

@@ -13,20 +13,6 @@ from fused_lwlr.kernels.step_arguments import Factors, Gate, Scale
 from fused_lwlr.kernels.table import Table
 
 
-def prepare(
-    rule: Rule,
-    table: Table,
-    hyper: Sequence[Any],
-    scale: Scale | Factors | None = None,
-    gate: Gate | None = None,
-    *,
-    write: bool = True,
-    rounding_seed: int | None = None,
-) -> Callable[[], Tensor | None]:
-    """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
-    return partial(step, rule, table, hyper, scale, gate, write=write, rounding_seed=rounding_seed)
-
-
 @torch.no_grad()
 def step(
     rule: Rule,
@@ -88,7 +74,13 @@ def step(
                 context.store(state, result, column)
     # all rows of a tensor need the count before this step
     context.count(table)
-    return context.statistics
+    statistics: Tensor | None = context.statistics
+    return statistics
+
+
+def prepare(*args: Any, **options: Any) -> Callable[[], Tensor | None]:
+    """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
+    return partial(step, *args, **options)
 
 
 def _by_formula(

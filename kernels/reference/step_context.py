@@ -1,14 +1,13 @@
 """The factors of each row of a step in plain PyTorch, and its results."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.reference.rounding import key_of, position_of, rounded
 from fused_lwlr.kernels.reference.statistics import inverse_of
-from fused_lwlr.kernels.retraction import update_sq_sum
 from fused_lwlr.kernels.rules.base import Hyper, Quotient, Rule, cautious
 from fused_lwlr.kernels.step_arguments import (
     RETRACTION_STATISTICS,
@@ -17,8 +16,10 @@ from fused_lwlr.kernels.step_arguments import (
     Gate,
     Retraction,
     Scale,
+    update_sq_sum,
 )
 from fused_lwlr.kernels.table import Row, Table
+from fused_lwlr.kernels.tensors import sum_dtype, wide
 
 Factor = float | Tensor
 
@@ -44,7 +45,7 @@ class StepContext:
     ):
         gate = gate or Gate()
         self._decay = rule.decay
-        self._scale = scale
+        self._scale: Any = scale
         self._write = write
         self.target = scale.target if scale is not None else None
         self._clip: Factor = 1.0
@@ -61,7 +62,7 @@ class StepContext:
         self._skip: Tensor | None = torch.stack(skip).any() if skip else None
         self._retraction = scale.retraction if isinstance(scale, Scale) else None
         names = STEP_STATISTICS if self._retraction is None else RETRACTION_STATISTICS
-        self.statistics = (
+        self.statistics: Any = (
             torch.zeros(len(table.rows), len(names), dtype=self._sums, device=device)
             if isinstance(scale, Scale)
             else None
@@ -148,12 +149,10 @@ class StepContext:
         if isinstance(self._scale, Factors):
             return self._factor
         sq_sum = direction.square().sum(dtype=self._sums)
-        dot = None
-        if self.statistics is not None:
-            self.statistics[self._index, 3] = self._weight.square().sum(dtype=self._sums)
-            dot = (self._weight * direction).sum(dtype=self._sums)
+        self.statistics[self._index, 3] = self._weight.square().sum(dtype=self._sums)
+        dot = (self._weight * direction).sum(dtype=self._sums)
         factor = self._measure(sq_sum.sqrt(), dot)
-        if self._retraction is not None and dot is not None:
+        if self._retraction is not None:
             self._retract(self._retraction, dot, sq_sum)
         return factor
 
@@ -200,34 +199,33 @@ class StepContext:
                 steps.copy_(steps + 1 if self._skip is None else torch.where(self._skip, steps, steps + 1))
 
     def _measure(self, norm: Tensor, dot: Tensor | None = None) -> Factor:
-        if not self._row.scaled or not isinstance(self._scale, Scale) or self.statistics is None:
+        """Returns the factor of the row, 1 if the scale does not act on it."""
+        if not self._row.scaled:
             return 1.0
         values = self.statistics[self._index]
-        known = {
+        known = {} if dot is None else {"dot": dot}
+        known |= {
             "norm": norm,
-            "weight_norm": self._weight_norm(values),
+            "weight_norm": self._radius(values),
             "lr": norm.new_full((), self.lr),
             "weight_decay": norm.new_full((), self.weight_decay),
             "grad_norm": values[1].sqrt() * self._clip,
             "grad_abs_sum": values[0] * self._clip,
         }
-        factor = self._scale.factor(known if dot is None else {**known, "dot": dot})
-        values[4] = factor
-        return factor.to(wide(self._param).dtype)
+        values[4] = factor = self._scale.factor(known)
+        found: Tensor = factor.to(wide(self._param).dtype)
+        return found
 
-    def _weight_norm(self, values: Tensor) -> Tensor:
+    def _radius(self, values: Tensor) -> Tensor:
         """Returns R of a fixed retraction, else ‖w‖."""
         return values[3].sqrt() if self._radii is None else self._radii[self._index]
 
     def _retract(self, retraction: Retraction, dot: Tensor, sq_sum: Tensor) -> None:
         """Computes ρ of the row and its statistics."""
-        assert self.statistics is not None
         values = self.statistics[self._index]
         moments = values[3], dot, sq_sum
         rate = self.lr * values[4]
-        self._rho = (
-            retraction.rho(self._weight_norm(values), *moments, rate) if self._row.scaled else torch.ones_like(rate)
-        )
+        self._rho = retraction.rho(self._radius(values), *moments, rate) if self._row.scaled else torch.ones_like(rate)
         values[5:] = torch.stack((sq_sum, dot, update_sq_sum(self._rho, *moments, rate)))
 
 

@@ -1,17 +1,16 @@
 """AdamW."""
 
-from array import array
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fused_lwlr.kernels.formula import divide, double_option, maximum_or_nan, option, power, single, sqrt, where
-from fused_lwlr.kernels.precision import sum_dtype, wide
 from fused_lwlr.kernels.rules.base import Quotient, Rule, States
+from fused_lwlr.kernels.tensors import sum_dtype, wide
 
 ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS = range(4)
 EXACT_BETA1, EXACT_BETA2 = 4, 6
@@ -23,15 +22,9 @@ def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, .
     """Returns 1 − β₁, β₂, 1 − β₂, eps, and both β in double precision."""
     (beta1, beta2), eps = OPTIONS(options)
     beta1, beta2 = float(beta1), float(beta2)
-    exact = (*_two_floats(beta1), *_two_floats(beta2)) if bias_correction else (0.0, 0.0, 0.0, 0.0)
+    single1, single2 = float(np.float32(beta1)), float(np.float32(beta2))
+    exact = (single1, beta1 - single1, single2, beta2 - single2) if bias_correction else (0.0,) * 4
     return (1 - beta1, beta2, 1 - beta2, float(eps), *exact)
-
-
-@lru_cache(maxsize=16)
-def _two_floats(x: float) -> tuple[float, float]:
-    """Returns a double as the sum of two singles."""
-    (high,) = array("f", (x,))
-    return high, x - high
 
 
 def update(w, g, states, present, coefficients, options):  # type: ignore[no-untyped-def]

@@ -62,11 +62,7 @@ class Quotient(NamedTuple):
     denominator: Tensor
 
 
-def _constant(numbers: Sequence[float], steps: Any) -> tuple[Any, Any]:
-    return 0.0, 0.0
-
-
-def _constant_coefficients(options, steps):  # type: ignore[no-untyped-def]
+def _no_coefficients(options, steps):  # type: ignore[no-untyped-def]
     return steps * 0, steps * 0
 
 
@@ -101,8 +97,8 @@ class Rule:
     states: tuple[str, ...]
     numbers: Callable[[Mapping[str, Any], bool], tuple[float, ...]]
     update: Callable[..., Any]
-    scheduled: Callable[[Sequence[float], Any], tuple[Any, Any]] = _constant
-    coefficients: Callable[..., Any] = _constant_coefficients
+    scheduled: Callable[[Sequence[float], Any], tuple[Any, Any]] = _no_coefficients
+    coefficients: Callable[..., Any] = _no_coefficients
     reference: Callable[..., tuple[Tensor | Quotient, States]] | None = None
     scale_targets: tuple[ScaleTarget, ...] = ("gradient", "direction")
     adaptive: bool = False

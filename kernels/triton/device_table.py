@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from fused_lwlr.kernels.pinned import upload
-from fused_lwlr.kernels.table import Table, addresses_of, real
-from fused_lwlr.kernels.triton.layout import KNOWN, layout_of
+from fused_lwlr.kernels.table import Table, addresses_of
+from fused_lwlr.kernels.tensors import real, upload
+from fused_lwlr.kernels.triton.layout import KNOWN, Layout
 from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
+from fused_lwlr.kernels.triton.workspace import Workspace
 
 ONLY_STEPPED = ("step", "ema")
 """Columns that a step skips for a row without a gradient."""
@@ -30,9 +31,9 @@ class DeviceTable:
     """One int64 buffer on the device, uploaded in a single copy before every launch.
 
     For R rows and C columns it holds the multipliers, c1 and c2 [3, R padded to be even] and the hyper rows [H, K],
-    float32, padded to 16 bytes; then addresses [C, R] · numel [R] · hyper row [R] · first tile [R] · flags [R] ·
-    addresses [M, R] of M more columns, all int64. The address of an absent tensor is 0. Tiles of `tile` elements are
-    numbered over all rows; flags are bits, see layout.py.
+    float32, padded to 16 bytes; then numel [R] · hyper row [R] · first tile [R] · flags [R] · addresses of step counts
+    and radii [2, R] · addresses of columns [C, R], all int64. The address of an absent tensor is 0. Tiles of `tile`
+    elements are numbered over all rows; flags are bits, see layout.py.
 
     A row is active if it is stepped or rescaled: if its parameter has a gradient, or if its power is not 0. Only active
     rows are in the lists of items that programs work on.
@@ -43,30 +44,24 @@ class DeviceTable:
         dtypes: the Triton dtype of each column, None if the whole column is absent.
         numel: the elements of each row.
         sizes: for each column, the bytes of each row; 0 for single numbers.
-        entries: for each column, its place among the entries of a row.
         active: for each row, whether it is active.
         known: for each row, whether Σw² from the last step is still right, bool.
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
-        workspace: objects that an operation reuses in later launches.
-        buffers: the tensors of the workspace that kernels take, in their order.
+        measured: for each parameter, its version when a launch left Σw² of its rows, int64, or None.
     """
 
-    def __init__(
-        self, table: Table, columns: Sequence[str], more: Sequence[str], hyper_shape: tuple[int, ...], tile: int
-    ):
-        self._layout = layout = layout_of(table)
+    def __init__(self, table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...], tile: int):
+        self._layout = layout = Layout(table)
         self._columns = table.columns
         params = table.columns["param"]
         self.hyper_shape = hyper_shape
         self.rows, self.numel = len(layout.tensor), layout.numel
-        names = (*columns, *more)
+        names = (*SINGLE, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
-        self.entries = dict(zip(names, [*range(len(columns)), *range(len(columns) + 4, len(names) + 4)], strict=True))
         self.rescales = bool(layout.rescaled.any())
-        self.workspace: Any = None
-        self.buffers: tuple[Tensor, ...] = ()
-        self._measured: np.ndarray | None = None
+        self._workspace: Workspace | None = None
+        self.measured: np.ndarray | None = None
         self.items: dict[Any, Tensor] = {}
         self._lists: dict[Any, np.ndarray] = {}
         self._gradients: Any = None
@@ -80,9 +75,8 @@ class DeviceTable:
         """Handles of the streams that all memory of launches is kept for; empty when there is new memory."""
         self.floats, self.addresses = self.buffer[:integers].view(torch.float32), self.buffer[integers:]
         staged = self._upload.host[integers:].reshape(-1, self.rows)
-        fixed = len(columns)
-        numel, self._hyper_row, first, self._flags = staged[fixed : fixed + 4]
-        self._addresses = dict(zip(names, (*staged[:fixed], *staged[fixed + 4 :]), strict=True))
+        numel, self._hyper_row, first, self._flags, *addresses = staged
+        self._addresses = dict(zip(names, addresses, strict=True))
         numel[:] = self.numel
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
@@ -121,8 +115,8 @@ class DeviceTable:
             self._coefficients[:] = numbers.coefficients
         capturing = table.capturable and is_capturing()
         # replays do not check version counters
-        if self._measured is not None and not capturing:
-            self.known = (self._versions() == self._measured)[self._layout.tensor]
+        if self.measured is not None and not capturing:
+            self.known = (self._versions() == self.measured)[self._layout.tensor]
         else:
             self.known = np.zeros(self.rows, dtype=bool)
         self._flags[:] = self._own_flags | KNOWN.value * self.known
@@ -193,12 +187,8 @@ class DeviceTable:
 
     def remember_norms(self) -> None:
         """Notes that a launch has left Σw² of active rows, for the parameters as they are now."""
-        before = UNMEASURED if self._measured is None else self._measured
-        self._measured = np.where(self._launched, self._versions(), before)
-
-    def forget_norms(self) -> None:
-        """Notes that no Σw² is left."""
-        self._measured = None
+        before = UNMEASURED if self.measured is None else self.measured
+        self.measured = np.where(self._launched, self._versions(), before)
 
     def _versions(self) -> np.ndarray:
         """Returns the version counter of every parameter, which every write changes except through `.data`."""
@@ -224,9 +214,14 @@ class DeviceTable:
             self._streams.clear()
         return self.items[key]
 
-    def keep_buffers(self, buffers: tuple[Tensor, ...]) -> None:
-        """Takes the new tensors of an operation."""
-        self.buffers = buffers
+    @property
+    def workspace(self) -> Workspace | None:
+        """The memory that an operation reuses in later launches."""
+        return self._workspace
+
+    @workspace.setter
+    def workspace(self, workspace: Workspace) -> None:
+        self._workspace = workspace
         self._streams.clear()
 
     def keep_for_stream(self) -> None:
@@ -234,7 +229,8 @@ class DeviceTable:
         stream = stream_of(self.buffer.device)
         if stream not in self._streams:
             scratch = [tensor for tensors in self._scratch.values() for tensor in tensors.values()]
-            for tensor in (self.buffer, *self.items.values(), *self.buffers, *scratch):
+            buffers = () if self._workspace is None else self._workspace.buffers
+            for tensor in (self.buffer, *self.items.values(), *buffers, *scratch):
                 keep(tensor)
             self._streams.add(stream)
 
@@ -246,34 +242,19 @@ def keep(tensor: Tensor) -> None:
 
 
 def device_table_of(
-    table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...] = (0, 0), *, tile: int, more: Sequence[str] = ()
+    table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...] = (0, 0), *, tile: int
 ) -> DeviceTable:
     """Returns the device table, made on the first call; `refresh` brings it up to date.
 
     Args:
-        columns: the columns that a kernel finds at fixed places.
+        columns: the columns that a kernel takes, in the order of its `DTYPES`.
         hyper_shape: of the hyper rows.
         tile: elements.
-        more: columns at the end, if the table has them.
     """
     found: DeviceTable | None = table.cache.get(columns)
     if found is None or found.hyper_shape != hyper_shape:
         if found is not None:
             # kernels are bound to the old device table
             table.cache.clear()
-        more = [name for name in more if name in table.columns]
-        found = table.cache[columns] = DeviceTable(table, columns, more, hyper_shape, tile)
+        found = table.cache[columns] = DeviceTable(table, columns, hyper_shape, tile)
     return found
-
-
-def tile_list(numel: np.ndarray, block: int, *, at_least_one: bool = False) -> np.ndarray:
-    """Returns (row, index) of every run of `block` elements of rows of these sizes, int32 [n, 2].
-
-    `at_least_one` gives an empty row one tile, for a kernel that writes a result for every row; its tiles are in
-    order. Otherwise tiles with fewer elements come first, since their loops take longest and must not start last.
-    """
-    counts = np.maximum(-(-numel // block), 1 if at_least_one else 0)
-    row = np.repeat(np.arange(len(numel)), counts)
-    index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    items = np.stack((row, index), axis=1).astype(np.int32)
-    return items if at_least_one else items[np.argsort((index + 1) * block <= numel[row], kind="stable")]

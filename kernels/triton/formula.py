@@ -19,23 +19,8 @@ def _where(condition, a, b):
 
 
 @triton.jit
-def _minimum(a, b):
-    return tl.where(a > b, b, a)
-
-
-@triton.jit
-def _maximum(a, b):
-    return tl.where(a < b, b, a)
-
-
-@triton.jit
 def _maximum_or_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _sign(a):
-    return tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, a))
 
 
 @triton.jit
@@ -88,18 +73,7 @@ def _double_option(options, index):
 
 
 _MEANING: dict[Any, Any] = {
-    formula.where: _where,
-    formula.minimum: _minimum,
-    formula.maximum: _maximum,
-    formula.maximum_or_nan: _maximum_or_nan,
-    formula.sign: _sign,
-    formula.sqrt: _sqrt,
-    formula.divide: _divide,
-    formula.single: _single,
-    formula.power: _power,
-    formula.option: _option,
-    formula.double_option: _double_option,
-    Tensor: tl.tensor,
+    getattr(formula, name): globals()[f"_{name}"] for name in formula.__all__ if f"_{name}" in globals()
 }
 _APPROXIMATE = {**_MEANING, formula.sqrt: _approximate_sqrt, formula.divide: _approximate_divide}
 """To 2 units in the last place on NVIDIA's GPUs (PTX ISA, div.full.f32 and sqrt.approx.f32), in a fraction of the
@@ -108,35 +82,20 @@ instructions."""
 
 @cache
 def compiled(function: Callable[..., Tensor], exact: bool = True) -> Any:
-    """A Triton function compiled from a formula's source, with Triton's version of each name.
+    """Returns a Triton function compiled from a formula's source, with Triton's version of each name.
 
-    Args:
-        function: the formula.
-        exact: whether quotients and roots in single precision are rounded correctly.
-
-    Raises:
-        TypeError: `function` is not a plain Python function, so it has no source to compile.
+    With `exact`, quotients and roots in single precision are rounded correctly.
     """
-    if not isinstance(function, FunctionType):
-        raise TypeError(f"the formula of a scaling must be a plain function with source, not {function!r}")
-    meanings = _MEANING if exact else _APPROXIMATE
-    names = {name: _meaning(value, meanings) for name, value in function.__globals__.items()}
-    # functions that it calls are formulas too
-    names |= {name: compiled(names[name], exact) for name in function.__code__.co_names if _is_plain(names.get(name))}
-    # the interpreter requires triton.language among the names
-    copy = FunctionType(function.__code__, {**names, "tl": tl}, function.__name__, function.__defaults__)
+    meanings, names = _MEANING if exact else _APPROXIMATE, {"tl": tl}
+    for name, value in function.__globals__.items():
+        if isinstance(value, FunctionType):
+            # functions that it calls are formulas too
+            used = name in function.__code__.co_names
+            names[name] = meanings.get(value) or (compiled(value, exact) if used else value)
+        elif isinstance(value, (int, float)):
+            names[name] = tl.constexpr(value)
+        else:
+            names[name] = tl.tensor if value is Tensor or value is formula.Value else value
+    copy = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
     return triton.jit(copy)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, FunctionType)
-
-
-def _meaning(value: Any, meanings: dict[Any, Any]) -> Any:
-    if isinstance(value, (int, float)):
-        return tl.constexpr(value)
-    try:
-        return meanings.get(value, value)
-    except TypeError:  # an unhashable value is not a name of a formula
-        return value

@@ -80,28 +80,27 @@ class Kernel:
         # does nothing for tensors on the CPU
         self.device = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
         options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
-        with self.device:
-            self.run = _runner_of(function, device_table, _arguments(device_table, items, args), meta, options)
+        arguments = _arguments(device_table, items, args)
+        self.run: Callable[[int, tuple[Any, ...]], None]
+        # not a method: `self` in a closure would be a reference cycle, which delays freeing device memory
+        if knobs.runtime.interpret:
+            self.run = lambda programs, arguments: function[programs, 1, 1](*arguments, **meta)
+        elif is_native(device_table.buffer.device):
+            self.run = partial(
+                compile_kernel(function, arguments, meta), alone=bool(device_table.numel.sum() < GRAIN)
+            )  # fmt: skip
+        else:
+            with self.device:
+                # without contraction to FMA, each operation is rounded separately, on every device and version
+                compiled = function.warmup(*arguments, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **options)
+            # a compiled kernel takes all arguments by position, and ignores compile-time ones
+            constants = [meta[name] for name in function.arg_names[len(arguments) :]]
+            self.run = lambda programs, arguments: compiled[programs, 1, 1](*arguments, *constants)
 
 
 def _arguments(table: DeviceTable, items: Tensor, args: Sequence[Any]) -> tuple[Any, ...]:
     """Returns all run-time arguments."""
     return table.addresses, table.floats, items, items.shape[0], table.rows, *args
-
-
-def _runner_of(
-    function: Any, table: DeviceTable, arguments: tuple[Any, ...], meta: dict[str, Any], options: dict[str, Any]
-) -> Callable[[int, tuple[Any, ...]], None]:
-    """Returns a function that runs a kernel, compiled and loaded, so that a launch cannot fail for this reason."""
-    if knobs.runtime.interpret:
-        return lambda programs, arguments: function[programs, 1, 1](*arguments, **meta)
-    if is_native(table.buffer.device):
-        return partial(compile_kernel(function, arguments, meta), alone=bool(table.numel.sum() < GRAIN))
-    # without contraction to FMA, each operation is rounded separately, on every device and version
-    compiled = function.warmup(*arguments, **meta, grid=(1, 1, 1), enable_fp_fusion=False, **options)
-    # a compiled kernel takes all arguments by position, and ignores compile-time ones
-    constants = [meta[name] for name in function.arg_names[len(arguments) :]]
-    return lambda programs, arguments: compiled[programs, 1, 1](*arguments, *constants)
 
 
 def launch(kernel: Kernel, items: Tensor, args: Sequence[Any], most_programs: int | None = None) -> None:

@@ -7,11 +7,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from fused_lwlr.kernels.table import Table, real
+from fused_lwlr.kernels.table import Table
+from fused_lwlr.kernels.tensors import real
 
 # bits of a row's flags, and the bit at which p of Ŵᵖ begins
-SCALED, COUNTS_FOR_MAX_NORM, KNOWN, ACTIVE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4), tl.constexpr(8)
-POWER = tl.constexpr(4)
+SCALED, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
 
 Strides = tuple[int, ...]
 
@@ -38,7 +38,7 @@ class Layout:
 
     def __init__(self, table: Table):
         params = [real(p) for p in table.columns["param"]]
-        tensor, start, stop, multiplier, scaled, power, counts_for_max_norm, _ = zip(*table.rows, strict=True)
+        tensor, start, stop, multiplier, scaled, power, *_ = zip(*table.rows, strict=True)
         slices = [i for i, end in enumerate(stop) if end is not None]
         split = {tensor[i] for i in slices}
         self.strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
@@ -50,11 +50,9 @@ class Layout:
             # counted in storage order
             inner = params[tensor[i]].numel() // max(params[tensor[i]].shape[0], 1)
             self.first[i], self.numel[i] = start[i] * inner, (stop[i] - start[i]) * inner
-        self.flags = SCALED.value * np.array(scaled) | COUNTS_FOR_MAX_NORM.value * np.array(counts_for_max_norm)
-        self.flags |= np.array(power) << POWER.value
+        self.flags = SCALED.value * np.array(scaled) | np.array(power) << POWER.value
+        self.idle_flags = self.flags & ~SCALED.value
         self.rescaled = np.array(power) != 0
-        self.idle_flags = self.flags & ~SCALED.value | ACTIVE.value * self.rescaled
-        self.flags |= ACTIVE.value
         self.multiplier = np.array(multiplier, dtype=np.float64)
 
     def scratch_of(self, tensors: Sequence[Tensor | None]) -> dict[int, Tensor]:
@@ -62,22 +60,15 @@ class Layout:
         scratch = {}
         for i, (tensor, strides) in enumerate(zip(tensors, self.strides, strict=True)):
             # compare the strides of the real numbers, not of the complex tensor
-            if tensor is not None and (tensor.stride() != strides or tensor.is_neg()):
-                stand_in = _stand_in(tensor, strides)
-                if stand_in is not None:
-                    scratch[i] = stand_in
+            if tensor is None or (tensor.stride() == strides and not tensor.is_neg()):
+                continue
+            lazy, tensor = tensor.is_conj() or tensor.is_neg(), real(tensor)
+            if tensor.numel() and (lazy or not _agree(tensor, strides)):
+                scratch[i] = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
         return scratch
 
 
-def layout_of(table: Table) -> Layout:
-    """Returns the layout of a table, made on the first call."""
-    layout: Layout | None = table.cache.get("layout")
-    if layout is None:
-        layout = table.cache["layout"] = Layout(table)
-    return layout
-
-
-def agree(tensor: Tensor, strides: Sequence[int]) -> bool:
+def _agree(tensor: Tensor, strides: Sequence[int]) -> bool:
     """Returns whether a tensor has these strides, ignoring dimensions of size 1."""
     found = tensor.stride()
     return found == strides or all(a == b or size == 1 for size, a, b in zip(tensor.shape, found, strides, strict=True))
@@ -101,20 +92,4 @@ def walk(param: Tensor, split: bool) -> Strides:
         expected *= size
     dense = expected == param.numel()
     outermost = not split or not order or order[-1][2] == 0 or param.shape[0] == 1
-    return param.stride() if dense and outermost else _contiguous(param.shape)
-
-
-def _stand_in(tensor: Tensor, strides: Strides) -> Tensor | None:
-    """Returns an empty tensor with these strides, or None if a kernel can walk the tensor itself with them."""
-    plain = not (tensor.is_conj() or tensor.is_neg())
-    tensor = real(tensor)
-    if (plain and agree(tensor, strides)) or tensor.numel() == 0:
-        return None
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-
-
-def _contiguous(shape: Sequence[int]) -> Strides:
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * size)
-    return tuple(strides) if shape else ()
+    return param.stride() if dense and outermost else torch.empty(param.shape, device="meta").stride()

@@ -3,14 +3,14 @@
 import triton
 import triton.language as tl
 
-from fused_lwlr.kernels.retraction import retraction, update_sq_sum
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS
+from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, retraction, update_sq_sum
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.layout import SCALED
+from fused_lwlr.kernels.triton.numbers import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import wrapping_mul
 from fused_lwlr.kernels.triton.statistics import reduce_slots
-from fused_lwlr.kernels.triton.tile import FLAGS, entry, fold, load
-from fused_lwlr.kernels.triton.update import GRAD, PARAM, new_values, weight_decay_of
+from fused_lwlr.kernels.triton.tile import FLAGS, RADIUS, entry, fold, load
+from fused_lwlr.kernels.triton.update import GRAD, PARAM, new_values
 
 ABS_SUM, SQ_SUM, NONFINITE, DIRECTION_SUM, WEIGHT_SUM, DOT_SUM = (tl.constexpr(i) for i in range(6))
 """Rows of the partial sums: Σ|g|, Σg², count of non-finite g, Σd², Σw² and ⟨w, d⟩."""
@@ -110,14 +110,11 @@ def finalize_row(
     rows,  # number of rows
     statistics,  # float64 [rows, 5 or 8]: `STEP_STATISTICS` or `RETRACTION_STATISTICS`
     FORMULA: tl.constexpr,
-    ARGUMENTS: tl.constexpr,  # indices of its arguments in FORMULA_STATISTICS and then in its numbers
+    ARGUMENTS: tl.constexpr,  # see `arguments_of`
     TARGET: tl.constexpr,
-    NUMBERS: tl.constexpr,  # number of its numbers, which end a hyper row
-    WIDTH: tl.constexpr,
     ON_DEVICE: tl.constexpr,
     SLOTS: tl.constexpr,  # slots that are read at a time
-    RADIUS: tl.constexpr,  # entry of the address of the radius; None if R is not fixed
-    RETRACTION: tl.constexpr,  # outward and inward of a `Retraction`, or None
+    RETRACTION: tl.constexpr,  # outward, inward and fixed of a `Retraction`, or None
 ):
     """Stores the factors of a row, and the statistics that they come from."""
     STATISTICS: tl.constexpr = 5 if RETRACTION is None else 8
@@ -128,17 +125,18 @@ def finalize_row(
     if TARGET == "direction":
         direction_sq_sum = reduce_slots(partials + DIRECTION_SUM * tiles, first, count, SLOTS)
         norm = tl.sqrt(direction_sq_sum)
-    if RADIUS is not None:
-        address = entry(addresses, rows, row, RADIUS)
-        weight_norm = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0).to(tl.float64)
-    else:
-        weight_norm = tl.sqrt(weight_sq_sum)
+    weight_norm = tl.sqrt(weight_sq_sum)
+    if RETRACTION is not None:
+        if RETRACTION[2]:
+            address = entry(addresses, rows, row, RADIUS)
+            radius = tl.load(address.to(tl.pointer_type(tl.float32)), mask=address != 0, other=0.0)
+            weight_norm = radius.to(tl.float64)
     known = (norm, weight_norm, lr.to(tl.float64), weight_decay_of(hyper, ON_DEVICE).to(tl.float64), grad_norm)
     arguments = ()
     for i in tl.static_range(len(ARGUMENTS)):
         if ARGUMENTS[i] >= FIRST_NUMBER:
-            at = hyper + (WIDTH - NUMBERS + ARGUMENTS[i] - FIRST_NUMBER)
-            arguments += (tl.load(at).to(tl.float64),)  # type: ignore[assignment]
+            number = tl.load(hyper + (ARGUMENTS[i] - FIRST_NUMBER))
+            arguments += (number.to(tl.float64),)  # type: ignore[assignment]
         elif ARGUMENTS[i] == GRAD_ABS_SUM:
             abs_sum = reduce_slots(partials + ABS_SUM * tiles, first, count, SLOTS)
             arguments += (abs_sum * clip,)  # type: ignore[assignment]
@@ -160,8 +158,7 @@ def finalize_row(
         dot = reduce_slots(partials + DOT_SUM * tiles, first, count, SLOTS)
         rate = lr.to(tl.float64) * scale.to(tl.float64)
         outward, inward = tl.full([], RETRACTION[0], tl.float64), tl.full([], RETRACTION[1], tl.float64)
-        radius = tl.where(scaled, weight_norm, 0.0)
-        rho = rho_of(radius, weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
+        rho = rho_of(tl.where(scaled, weight_norm, 0.0), weight_sq_sum, dot, direction_sq_sum, rate, outward, inward)
         tl.store(factors + 3 * rows + row, rho.to(tl.float32))
         tl.store(statistics + 8 * row + 5, direction_sq_sum)
         tl.store(statistics + 8 * row + 6, dot)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import triton
 import triton.language as tl
 from torch import Tensor, float64
 from torch import device as device_type
@@ -33,6 +34,29 @@ class Numbers(NamedTuple):
     rows: np.ndarray
     coefficients: np.ndarray
     on_device: bool
+
+
+@triton.jit
+def number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl.constexpr):
+    """A number of a hyper row. If the row holds an address, it is read there, in double precision if bit 0 is set."""
+    value = tl.load(hyper + INDEX)
+    if ON_DEVICE:
+        at = tl.load((hyper + ADDRESS).to(tl.pointer_type(tl.int64)))
+        double = at % 2 != 0
+        here = tl.load((at - at % 2).to(tl.pointer_type(tl.float64)), mask=double, other=0.0).to(tl.float32)
+        there = tl.load(at.to(tl.pointer_type(tl.float32)), mask=(at != 0) & (at % 2 == 0), other=0.0)
+        value = tl.where(at == 0, value, tl.where(double, here, there))
+    return value
+
+
+@triton.jit
+def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
+    """The weight decay of a hyper row, as `Hyper.decay`; if all numbers are on the host, it is in the row."""
+    value = number(hyper, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS, ON_DEVICE)
+    if ON_DEVICE:
+        per_lr = tl.load(hyper + DECAY_PER_LR) * number(hyper, LR, LR_ADDRESS, ON_DEVICE)
+        value *= tl.load(hyper + DECAY_FACTOR) + per_lr
+    return value
 
 
 def numbers_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], table: Table) -> Numbers:

@@ -21,9 +21,10 @@ from fused_lwlr.kernels.triton.norms import (
     finalize_statistics,
     fingerprint,
 )
+from fused_lwlr.kernels.triton.numbers import weight_decay_of
 from fused_lwlr.kernels.triton.rounding import key_of
 from fused_lwlr.kernels.triton.tile import FIRST_TILE, FLAGS, NUMEL, STEP_COUNT, entry, visit
-from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add, weight_decay_of
+from fused_lwlr.kernels.triton.update import PARAM, read_row, step_and_add
 
 
 @triton.jit
@@ -32,13 +33,12 @@ def read_gate(
     max_norm,
     grad_scale,  # float32, or None
     found_inf,  # float32, or None
-    GATED: tl.constexpr,  # whether to clip
     SKIP: tl.constexpr,  # whether one non-finite element skips the step
     RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
 ):
     """Returns clip factor, 1 / Ŵ, whether the step is skipped, and 1 / grad_scale."""
     clip, shrink, skipped, unscale = 1.0, 1.0, False, 1.0
-    if GATED:
+    if totals is not None:
         # as torch.nn.utils.clip_grad_norm_, which passes NaN on
         clip = (max_norm / (tl.sqrt(tl.load(totals)) + 1e-6)).to(tl.float32)
         clip = tl.where((clip > 1) | (max_norm == float("inf")), 1.0, clip)
@@ -130,7 +130,7 @@ def leave(
     do_not_specialize_on_alignment=["totals", "grad_scale", "found_inf", "known_factors"],
 )
 def queue_kernel(
-    addresses,  # int64, see `DeviceTable`: columns param, grad, master_weight, states and step, perhaps ema and radius
+    addresses,  # int64, see `DeviceTable`: columns param, grad, master_weight, ema and states
     floats,  # float32, see `DeviceTable`
     items,  # int32 [item_count, 2], see `item_list`
     item_count,
@@ -157,8 +157,6 @@ def queue_kernel(
     FORMULA: tl.constexpr,  # formula of a `Scale`, or None
     ARGUMENTS: tl.constexpr,  # see `finalize_row`
     TARGET: tl.constexpr,  # target of a `Scale` or `Factors`
-    NUMBERS: tl.constexpr,  # numbers of a `Scale`
-    GATED: tl.constexpr,  # whether to clip
     SKIP: tl.constexpr,  # see `Gate`
     RESCALE: tl.constexpr,  # whether rows are divided by Ŵ
     WRITE: tl.constexpr,  # False to compute only norms
@@ -166,12 +164,11 @@ def queue_kernel(
     PASSES: tl.constexpr,  # blocks of an item
     AT_ONCE: tl.constexpr,  # blocks of a gradient that are loaded before the first is used
     SLOTS: tl.constexpr,  # partial sums that are read at a time
-    RADIUS: tl.constexpr,  # entry of the address of a row's radius; None if R is not fixed
-    RETRACTION: tl.constexpr,  # outward and inward of a `Retraction`, or None
+    RETRACTION: tl.constexpr,  # outward, inward and fixed of a `Retraction`, or None
 ):
     """One step of a rule, a tile an item."""
     ready = counters + 2 + rows
-    clip, shrink, skipped, unscale = read_gate(totals, max_norm, grad_scale, found_inf, GATED, SKIP, RESCALE)
+    clip, shrink, skipped, unscale = read_gate(totals, max_norm, grad_scale, found_inf, SKIP, RESCALE)
     TILE: tl.constexpr = BLOCK * PASSES
     DIRECTION: tl.constexpr = TARGET == "direction"
     weight_partials = partials + WEIGHT_SUM * tiles
@@ -222,7 +219,7 @@ def queue_kernel(
                 if FORMULA is not None:
                     finalize_row(
                         row, first, count, addresses, lr, clip, hyper, partials, tiles, factors, rows, statistics,
-                        FORMULA, ARGUMENTS, TARGET, NUMBERS, WIDTH, ON_DEVICE, SLOTS, RADIUS, RETRACTION,
+                        FORMULA, ARGUMENTS, TARGET, ON_DEVICE, SLOTS, RETRACTION,
                     )  # fmt: skip
                     # as soon as the factors exist: no program waits for other statistics
                     tl.atomic_xchg(ready + row, 1, sem="release")

@@ -6,21 +6,21 @@ that row's slots. Without float atomics, runs with any grid agree bit for bit.
 
 from functools import partial
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 
 from fused_lwlr.kernels import constants
+from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.device_table import device_table_of, tile_list
+from fused_lwlr.kernels.triton.device_table import device_table_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
-from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, THREADS, entry, fold, load, tile_at, visit
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, NUMEL, THREADS, entry, fold, load, tile_at, visit
+from fused_lwlr.kernels.triton.workspace import Workspace, tile_list
 
 COLUMNS = ("param", "grad")
-# entries of a row that follow its columns, see `DeviceTable`
-NUMEL = tl.constexpr(2)
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def statistics_kernel(
         )  # fmt: skip
         for i in tl.static_range(6):
             tl.store(partials + i * item_count + tile, sums[i])
-        count = tl.maximum(tl.cdiv(numel, BLOCK * PASSES), 1).to(tl.int32)
+        count = tl.cdiv(numel, BLOCK * PASSES).to(tl.int32)
         # values stored by other threads of this program also come before the arrival
         tl.debug_barrier()
         arrived = tl.atomic_add(arrivals + row, 1, sem="acq_rel")
@@ -139,14 +139,16 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     device_table = device_table_of(table, COLUMNS, tile=sizes.statistics_tile)
     device_table.refresh(table)
     numel = device_table.numel
-    tiles = device_table.items_of("tiles", partial(tile_list, numel, sizes.statistics_tile, at_least_one=True))
-    if not device_table.buffers:
-        count = int(np.maximum(-(-numel // sizes.statistics_tile), 1).sum())
+    tiles = device_table.items_of("tiles", partial(tile_list, numel, sizes.statistics_tile, in_order=True))
+    workspace = device_table.workspace
+    if workspace is None:
+        count = int((-(-numel // sizes.statistics_tile)).sum())
         partials = torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device)
-        device_table.keep_buffers((partials, torch.zeros(device_table.rows, dtype=torch.int32, device=device)))
+        arrivals = torch.zeros(device_table.rows, dtype=torch.int32, device=device)
+        device_table.workspace = workspace = Workspace(None, numel, (partials, arrivals))
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
-    arguments = (*device_table.buffers, out, grad_scale)
+    arguments = (*workspace.buffers, out, grad_scale)
     key = grad, weight, grad_scale is None
     kernel = table.cache.get(key)
     if kernel is None:
@@ -159,3 +161,21 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
         )  # fmt: skip
     launch(kernel, tiles, arguments)
     return out
+
+
+# types instead of tensors, because modes and defaults of torch must not change the answer
+TYPES = ("*i64", "*fp32", "*i32", "i32", "i32", "*fp32", "*i32", "*fp64", None)
+
+
+def problem_on_cpu() -> str | None:
+    """Compiles a kernel for this CPU, and returns why that fails, or None if it does not.
+
+    Returns an empty text in Triton's interpreter, which is slower than the reference.
+    """
+    if knobs.runtime.interpret:
+        return ""
+    meta = {
+        "DTYPES": (tl.float32, tl.float32), "BLOCK": constants.CPU.block, "PASSES": constants.CPU.statistics_passes,
+        "AT_ONCE": constants.CPU.at_once, "SLOTS": constants.CPU.statistics_slots,
+    }  # fmt: skip
+    return problem(statistics_kernel, TYPES, meta)

@@ -1,9 +1,10 @@
 """The host side of every step: it chooses the kernel, the items and the workspace."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -13,35 +14,31 @@ from triton.compiler.errors import CompilationError
 from fused_lwlr.kernels.constants import PER_PROCESSOR, WARPS, least_resident, most_registers
 from fused_lwlr.kernels.native import UnsupportedError
 from fused_lwlr.kernels.rules.base import Rule
-from fused_lwlr.kernels.step_arguments import FORMULA_STATISTICS, Factors, Gate, Retraction, Scale
+from fused_lwlr.kernels.step_arguments import (
+    FORMULA_STATISTICS,
+    RETRACTION_STATISTICS,
+    STEP_STATISTICS,
+    Factors,
+    Gate,
+    Retraction,
+    Scale,
+    ScaleTarget,
+)
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton import queue, update
-from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of, tile_list
+from fused_lwlr.kernels.triton import queue, update, workspace
+from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
-from fused_lwlr.kernels.triton.workspace import workspace_of
+from fused_lwlr.kernels.triton.workspace import Workspace
 
-STATES = 3
-"""The largest number of state columns of a rule."""
-MORE = ("ema", "radius")
-"""Columns that only some tables have, and that norms ignore."""
 NO_GATE = Gate()
 RHO_IS_KNOWN = Retraction(fixed=False)
 
 
-def step(
-    rule: Rule,
-    table: Table,
-    hyper: Sequence[Any],
-    scale: Scale | Factors | None = None,
-    gate: Gate | None = None,
-    *,
-    write: bool = True,
-    rounding_seed: int | None = None,
-) -> Tensor | None:
+def step(*args: Any, **options: Any) -> Tensor | None:
     """Takes one step of a rule, in one launch: the same as `fused_lwlr.kernels.reference.step`."""
-    return prepare(rule, table, hyper, scale, gate, write=write, rounding_seed=rounding_seed)()
+    return prepare(*args, **options)()
 
 
 def prepare(
@@ -58,13 +55,13 @@ def prepare(
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     numbers = numbers_of(rule, hyper, more, table)
     sizes = sizes_of(table.columns["param"][0].device)
-    device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, tile=sizes.queue_tile, more=MORE)
+    device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, tile=sizes.queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, numbers, scale, gate or NO_GATE, write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, numbers)
-    items = device_table.items_of("tiles", partial(tile_list, device_table.numel, sizes.step_block))
+    items = device_table.items_of("tiles", partial(workspace.tile_list, device_table.numel, sizes.step_block))
     key = rule, numbers.on_device
     kernel = table.cache.get(key)
     if kernel is None:
@@ -81,10 +78,9 @@ def prepare(
     return take
 
 
-@cache
 def columns_of(rule: Rule) -> tuple[str, ...]:
-    """Returns the columns that a kernel finds at fixed places, see tile.py."""
-    return ("param", "grad", "master_weight", *rule.states, *[""] * (STATES - len(rule.states)), "step")
+    """Returns the columns that the kernels of a rule take, in the order of `DTYPES`."""
+    return ("param", "grad", "master_weight", "ema", *rule.states)
 
 
 def _queued(
@@ -107,13 +103,13 @@ def _queued(
     target = None if scale is None else scale.target
     device, states = device_table.buffer.device, len(rule.states)
     rescale = gate.totals is not None and device_table.rescales
-    work = workspace_of(
-        device_table, target, residents(device, least_resident("queue", states)), retracts=retraction is not None
-    )
+    programs = residents(device, least_resident("queue", states))
+    work = workspace_of(device_table, target, programs, retracts=retraction is not None)
     device_table.refresh(table, numbers)
-    items = work.items(device_table, norms=not write or formula is not None, updates=write)
+    items = queue_items(device_table, work, norms=not write or formula is not None, updates=write)
     arguments = (
-        work.tiles, *work.buffers, gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known, rounding_seed,
+        work.buffers[2].numel(), *work.buffers, gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
+        rounding_seed,
     )  # fmt: skip
     key = (
         rule, numbers.on_device, write, rescale, gate.skip, target, retraction,
@@ -121,13 +117,12 @@ def _queued(
     )  # fmt: skip
     kernel = table.cache.get(key)
     if kernel is None:
+        # without a scale, the target says that checksums of weights are kept
         kernel = table.cache[key] = _queue_kernel(
             device_table, items, arguments, formula, registers=most_registers(least_resident("queue", states)),
             **_common(device_table, rule, on_device=numbers.on_device), TARGET=target or "gradient",
-            COEFFICIENTS=compiled(rule.coefficients), GATED=gate.totals is not None,
-            SKIP=gate.totals is not None and gate.skip, RESCALE=rescale and write, WRITE=write,
-            RETRACTION=None if retraction is None else tuple(map(float, retraction[:2])),
-            RADIUS=device_table.entries["radius"] if retraction is not None and retraction.fixed else None,
+            COEFFICIENTS=compiled(rule.coefficients), SKIP=gate.totals is not None and gate.skip,
+            RESCALE=rescale and write, WRITE=write, RETRACTION=retraction and tuple(retraction),
         )  # fmt: skip
 
     def take() -> Tensor | None:
@@ -136,9 +131,59 @@ def _queued(
             device_table.finish()
         if target != "direction":
             device_table.remember_norms()
-        return work.statistics if formula is not None else None
+        return work.buffers[-1] if formula is not None else None
 
     return take
+
+
+def workspace_of(device_table: DeviceTable, target: ScaleTarget | None, programs: int, *, retracts: bool) -> Workspace:
+    """Returns the workspace of the queue; a new one if the last was made for other arguments.
+
+    Its buffers are counters, partials, checksums, factors and statistics, see `queue_kernel`.
+
+    Args:
+        device_table: the device table.
+        target: the target of norms, as in `Scale`; None without norms.
+        programs: number of programs that run at once.
+        retracts: whether ρ of each row is computed or given.
+    """
+    key, found = (target, programs, retracts), device_table.workspace
+    if found is not None and found.key == key:
+        return found
+    sizes, device = sizes_of(device_table.buffer.device), device_table.buffer.device
+    counts = -(-device_table.numel // sizes.queue_tile)
+    tiles = int(counts.sum())
+    # norms read only the gradient, or, for a direction, all columns except the average
+    norms = [size for name, size in device_table.sizes.items() if target == "direction" and name != "ema"]
+    read = sum(norms) if norms else device_table.sizes["grad"]
+    segments = workspace.schedule(read, counts, sizes.window, programs, measured=target is not None)
+    # without norm items no result is stored for a row
+    rows = device_table.rows if target is not None else 0
+    names = RETRACTION_STATISTICS if retracts else STEP_STATISTICS
+    statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
+    # a row without elements has no item: its factor stays 1
+    statistics[:, names.index("scale")] = 1
+    buffers = (
+        torch.zeros(2 + 2 * device_table.rows, dtype=torch.int32, device=device),
+        torch.zeros((6 if target == "direction" else 5) * tiles, dtype=torch.float32, device=device),
+        torch.zeros(tiles, dtype=torch.int32, device=device),
+        torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
+        statistics,
+    )
+    device_table.workspace = found = Workspace(key, segments, buffers)
+    # its sums of squares are zeros
+    device_table.measured = None
+    return found
+
+
+def queue_items(table: DeviceTable, work: Workspace, *, norms: bool, updates: bool) -> Tensor:
+    """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
+
+    def make() -> np.ndarray:
+        segments = work.segments if norms and updates else 2 * np.arange(len(table.numel)) + updates
+        return workspace.item_list(segments, table.numel, sizes_of(table.buffer.device).queue_tile)
+
+    return table.items_of((work.key, norms, updates), make)
 
 
 def _queue_kernel(
@@ -150,12 +195,12 @@ def _queue_kernel(
         ValueError: the formula cannot be compiled.
     """
     sizes = sizes_of(device_table.buffer.device)
+    own: dict[str, Any] = {"FORMULA": None, "ARGUMENTS": ()}
     try:
+        if formula is not None:
+            own = {"FORMULA": compiled(formula.formula), "ARGUMENTS": arguments_of(formula, meta["WIDTH"])}
         return Kernel(
-            queue.queue_kernel, device_table, items, arguments, **meta, STEP=device_table.dtypes["step"],
-            FORMULA=compiled(formula.formula) if formula is not None else None,
-            ARGUMENTS=arguments_of(formula) if formula is not None else (),
-            NUMBERS=len(formula.numbers) if formula is not None else 0,
+            queue.queue_kernel, device_table, items, arguments, **meta, **own, STEP=device_table.dtypes["step"],
             BLOCK=sizes.block, PASSES=sizes.queue_passes, AT_ONCE=sizes.at_once, SLOTS=sizes.queue_slots,
         )  # fmt: skip
     except (CompilationError, UnsupportedError) as error:
@@ -172,15 +217,21 @@ def reason_of(error: BaseException) -> str:
     return " ".join(str(getattr(error, "error_message", None) or error).split())
 
 
-def arguments_of(scale: Scale) -> tuple[int, ...]:
-    """Returns the index of each argument of a formula in `FORMULA_STATISTICS`, and then in the numbers of the scale."""
-    names = [*FORMULA_STATISTICS, *scale.numbers]
-    return tuple(names.index("norm" if name == "direction_norm" else name) for name in scale.arguments)
+def arguments_of(scale: Scale, width: int) -> tuple[int, ...]:
+    """Returns the place of each argument of a formula.
+
+    That is its index in `FORMULA_STATISTICS`, or for a number of the scale its offset from there in a hyper row of this
+    width, which ends with these numbers.
+    """
+    first = len(FORMULA_STATISTICS) + width - len(scale.numbers)
+    places = {name: i for i, name in enumerate(FORMULA_STATISTICS)} | {"direction_norm": 0}
+    places |= {name: first + i for i, name in enumerate(scale.numbers)}
+    return tuple(places[name] for name in scale.arguments)
 
 
 def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[str, Any]:
     """Returns the compile-time arguments of both kernels."""
-    dtypes = tuple([device_table.dtypes.get(name) for name in ("param", "grad", "master_weight", "ema", *rule.states)])
+    dtypes = tuple([device_table.dtypes[name] for name in columns_of(rule)])
     return {
         "DTYPES": dtypes, "RULE": rule_of(rule, dtypes), "DECAY": rule.decay, "ON_DEVICE": on_device,
         "WIDTH": device_table.hyper_shape[1], "num_warps": WARPS,

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 
 from fused_lwlr.kernels import constants
-from fused_lwlr.kernels.table import Table, real
+from fused_lwlr.kernels.table import Table
+from fused_lwlr.kernels.tensors import real
 
 ALIGNMENT = tl.constexpr(16)
 """Bytes of a vectorised access. Addresses of such accesses are multiples of it."""
@@ -14,10 +15,8 @@ FOLD = tl.constexpr(4)
 THREADS = tl.constexpr(constants.THREADS)
 TAIL = tl.constexpr(2 * constants.THREADS)
 """Elements at most of a block that is not full or not aligned: few for each thread, which takes few registers."""
-STEP_COUNT, NUMEL, HYPER_ROW, FIRST_TILE, FLAGS = (tl.constexpr(i) for i in range(6, 11))
-"""Entries of a row in `addresses` that follow or divide its columns; see `DeviceTable`."""
-COLUMN_ENTRIES = tl.constexpr((0, 1, 2, 11, 3, 4, 5))
-"""Entries of parameter, gradient, master weight, EMA and three states."""
+NUMEL, HYPER_ROW, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, COLUMNS = (tl.constexpr(i) for i in range(7))
+"""Entries of a row in `addresses`, see `DeviceTable`; its columns follow from COLUMNS on."""
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -40,14 +39,14 @@ def tile_at(
     rows,  # number of rows
     row,  # index of the row
     start,  # first element of the tile in the row
-    INDEX: tl.constexpr,  # entry of the column
+    INDEX: tl.constexpr,  # number of the column
     DTYPE: tl.constexpr,  # dtype of the column, None if no row has it
 ):
     """Returns the address of a tile in a column, 0 if the tensor is absent."""
     if DTYPE is None:
         return tl.zeros([], tl.int64)
     else:
-        address = entry(addresses, rows, row, INDEX)
+        address = entry(addresses, rows, row, COLUMNS + INDEX)
         return tl.where(address != 0, address + start * (DTYPE.primitive_bitwidth // 8), 0)
 
 

@@ -13,56 +13,13 @@ import triton.language as tl
 
 from fused_lwlr.kernels.rules.base import cautious
 from fused_lwlr.kernels.triton.formula import compiled
-from fused_lwlr.kernels.triton.numbers import (
-    DECAY_FACTOR,
-    DECAY_PER_LR,
-    EMA_WEIGHT,
-    LR,
-    LR_ADDRESS,
-    SIGN,
-    WEIGHT_DECAY,
-    WEIGHT_DECAY_ADDRESS,
-)
+from fused_lwlr.kernels.triton.numbers import EMA_WEIGHT, LR, LR_ADDRESS, SIGN, number, weight_decay_of
 from fused_lwlr.kernels.triton.rounding import rounded, wrapping_add
-from fused_lwlr.kernels.triton.tile import (
-    ALIGNMENT,
-    COLUMN_ENTRIES,
-    HYPER_ROW,
-    NUMEL,
-    TAIL,
-    entry,
-    fold,
-    load,
-    store,
-    tile_at,
-)  # fmt: skip
+from fused_lwlr.kernels.triton.tile import ALIGNMENT, HYPER_ROW, NUMEL, TAIL, entry, fold, load, store, tile_at
 
 PARAM, GRAD, MASTER, EMA, STATE = (tl.constexpr(i) for i in range(5))
 """Places in DTYPES and `at`; the states are the last."""
 cautious_decay = compiled(cautious)
-
-
-@triton.jit
-def number(hyper, INDEX: tl.constexpr, ADDRESS: tl.constexpr, ON_DEVICE: tl.constexpr):
-    """A number of a hyper row. If the row holds an address, it is read there, in double precision if bit 0 is set."""
-    value = tl.load(hyper + INDEX)
-    if ON_DEVICE:
-        at = tl.load((hyper + ADDRESS).to(tl.pointer_type(tl.int64)))
-        double = at % 2 != 0
-        here = tl.load((at - at % 2).to(tl.pointer_type(tl.float64)), mask=double, other=0.0).to(tl.float32)
-        there = tl.load(at.to(tl.pointer_type(tl.float32)), mask=(at != 0) & (at % 2 == 0), other=0.0)
-        value = tl.where(at == 0, value, tl.where(double, here, there))
-    return value
-
-
-@triton.jit
-def weight_decay_of(hyper, ON_DEVICE: tl.constexpr):
-    """The weight decay of a hyper row, as `Hyper.decay`; if all numbers are on the host, it is in the row."""
-    value = number(hyper, WEIGHT_DECAY, WEIGHT_DECAY_ADDRESS, ON_DEVICE)
-    if ON_DEVICE:
-        per_lr = tl.load(hyper + DECAY_PER_LR) * number(hyper, LR, LR_ADDRESS, ON_DEVICE)
-        value *= tl.load(hyper + DECAY_FACTOR) + per_lr
-    return value
 
 
 @triton.jit
@@ -83,7 +40,7 @@ def read_row(
     at = ()
     bits = tl.zeros([], tl.int64)
     for i in tl.static_range(len(DTYPES)):
-        at += (tile_at(addresses, rows, row, start, COLUMN_ENTRIES[i], DTYPES[i]),)  # type: ignore[assignment]
+        at += (tile_at(addresses, rows, row, start, i, DTYPES[i]),)  # type: ignore[assignment]
         bits |= at[i]
     padded = rows + rows % 2
     hyper = floats + 3 * padded + WIDTH * entry(addresses, rows, row, HYPER_ROW)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.kernels.pinned import upload
+from fused_lwlr.kernels.tensors import upload
 
 CAPTURES = 8
 """Most captures in CUDA graphs before the next step without a capture, which allocates memory for more."""

@@ -13,8 +13,9 @@ from tables import ADAMW, HYPER, SGD, accept_any, after, agree, make, sgd_hyper,
 
 from fused_lwlr import ELR, LAMB, NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
-from fused_lwlr.kernels.triton.device_table import device_table_of, tile_list
+from fused_lwlr.kernels.triton.device_table import device_table_of
 from fused_lwlr.kernels.triton.numbers import Numbers
+from fused_lwlr.kernels.triton.workspace import tile_list
 
 # the modules: the package exports functions of these names
 step, device_table = (importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "device_table"))
@@ -37,8 +38,7 @@ def test_tiles_of_huge_tensors(numel, block):
 def test_tiles_of_empty_rows(numel):
     sizes = np.array(numel, dtype=np.int64)
     assert len(tile_list(sizes, BLOCK)) == sum(-(-n // BLOCK) for n in numel)
-    at_least_one = tile_list(sizes, BLOCK, at_least_one=True)
-    assert set(at_least_one[:, 0]) == set(range(len(numel)))
+    assert len(tile_list(sizes, BLOCK, in_order=True)) == len(tile_list(sizes, BLOCK))
 
 
 @pytest.mark.gpu
@@ -129,8 +129,8 @@ def test_numbers_on_the_device(device):
     image = refreshed(table, ("param", "grad"), numbers)
     param, grad = (column for name, column in table.columns.items() if name != "momentum_buffer")
     expected = [t.data_ptr() + at for t1 in (param, grad) for t, at in ((t1[0], 0), (t1[1], 0), (t1[1], 2 * 3 * 4))]
-    # sizes, hyper rows, first tiles, flags
-    assert image.addresses.tolist() == [*expected, 5, 6, 9, 0, 0, 0, 0, 2, 4, 8, 8 + 1, 8 + 2 + (2 << 4)]
+    # sizes, hyper rows, first tiles, flags; no step counts and radii
+    assert image.addresses.tolist() == [5, 6, 9, 0, 0, 0, 0, 2, 4, 0, 1, 2 << 2, *[0] * 6, *expected]
     # multipliers, c1 and c2, each padded to be even, and hyper rows
     columns = [1 / 3, 0.1, 1e-30, 0, 0.5, 0.25, 0.25, 0, 1, 2, 2, 0]
     floats = np.array([*columns, 0.1, 1e10, 2 / 3, 0.0], dtype=np.float32)
@@ -142,7 +142,7 @@ def test_tiles_with_fewer_elements_come_first():
     """Their loops take longest, so no program must start one last."""
     items = tile_list(np.array([10, 3, 0, 8]), 4)
     assert items.tolist() == [[0, 2], [1, 0], [0, 0], [0, 1], [3, 0], [3, 1]]
-    assert tile_list(np.array([5, 0]), 4, at_least_one=True).tolist() == [[0, 0], [0, 1], [1, 0]]
+    assert tile_list(np.array([5, 0, 3]), 4, in_order=True).tolist() == [[0, 0], [0, 1], [2, 0]]
 
 
 @pytest.fixture

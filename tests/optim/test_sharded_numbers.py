@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from fused_lwlr.kernels.pinned import upload
+from fused_lwlr.kernels.tensors import upload
 from fused_lwlr.optim import sharded
 
 

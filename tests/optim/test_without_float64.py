@@ -24,7 +24,7 @@ class NoFloat64(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def sums_as_on_mps(monkeypatch):
-    precision = importlib.import_module("fused_lwlr.kernels.precision")
+    precision = importlib.import_module("fused_lwlr.kernels.tensors")
     assert precision.sum_dtype(torch.device("mps")) == torch.float32
     for name in USE_SUMS:
         monkeypatch.setattr(importlib.import_module(f"fused_lwlr.{name}"), "sum_dtype", lambda device: torch.float32)

@@ -1,0 +1,27 @@
+"""Small operations on tensors that both backends and the optimizers use."""
+
+import torch
+from torch import Tensor
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Returns a float32 copy of a half-precision tensor, and any other tensor itself."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Returns the dtype of sums: float64 if the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def real(tensor: Tensor) -> Tensor:
+    """Returns the tensor, or a complex tensor as pairs of reals: a view, unless it is a lazy conjugate."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def upload(device: Tensor, host: Tensor) -> Tensor:
+    """Copies to the device, perhaps after this returns."""
+    if device.is_cuda:
+        # a new block each time: the caching host allocator keeps it until the copy from it is done
+        host = host.pin_memory()
+    return device.copy_(host, non_blocking=True)
