@@ -237,7 +237,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         # the first condition avoids the second call, which would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
-        if not capturing:
+        if self._skip_report is not None and not capturing:
             self._report()
         loss = None
         if closure is not None:
@@ -292,7 +292,6 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError, ValueError: as `step`.
         """
-        self.complete_groups()
         groups = self.param_groups
         # the same as `torch.no_grad`, which takes five times as long
         grad_enabled = is_grad_enabled()
@@ -305,6 +304,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                 if plans not in self._captured:
                     self._captured = (*self._captured, plans)  # type: ignore[arg-type]
             if plans is None:
+                self.complete_groups()
                 plans = Plans(self.options, groups, self.state, bucket)
             self._skip_report = plans.step(groups, self.state, loss_scale)
         finally:

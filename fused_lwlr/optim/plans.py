@@ -21,7 +21,6 @@ from fused_lwlr.optim.plan import plans_of
 from fused_lwlr.optim.sharded import sharded_of
 from fused_lwlr.optim.uninterrupted import uninterrupted
 from fused_lwlr.optim.validate import check_gradients, check_modes, same_placement
-from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import is_distributed, local
 from fused_lwlr.snapshot import Snapshot, forms_of, take_snapshot
 
@@ -53,7 +52,8 @@ class Plans:
             if group["layers"] is not None:
                 group["layers"][:] = entries_of(group, group["layers"]) or []
         # the key has the addresses of these tensors
-        self._targets = _targets_of(options)
+        rescaled = options.rescale_weights
+        self._targets = [] if rescaled is False else rescaled.targets()
         self._key = _key_of(options, groups, bucket)
         check_gradients(options.optimizer, groups, fused=bool(options.fused))
         members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._targets)
@@ -198,24 +198,21 @@ class Plans:
 
 def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | None) -> tuple[Any, ...]:
     """Returns everything that plans depend on but the step options, tensors and state."""
-    optional = options.optional_state or "params"
+    optional, rescaled = options.optional_state or "params", options.rescale_weights
     return (
         is_inference_mode_enabled(),
         None if bucket is None else set(map(id, bucket)),
         # tensors must not be compared by value
-        [(id(target.tensor), *target[1:]) for target in _targets_of(options)],
+        rescaled is not False and [(id(target.tensor), *target[1:]) for target in rescaled.targets()],
         [
             (
                 list(map(id, group["params"])),
-                group["capturable"],
-                group["ema"] is None,
-                not group[optional],
-                None if group["layers"] is None else list(group["layers"]),
+                group[optional],
+                # the groups of another optimizer lack these options until new plans are made
+                group.get("capturable"),
+                group.get("ema") is None,
+                None if group.get("layers") is None else list(group["layers"]),
             )
             for group in groups
         ],
     )
-
-
-def _targets_of(options: StepOptions) -> list[Target]:
-    return [] if options.rescale_weights is False else options.rescale_weights.targets()

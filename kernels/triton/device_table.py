@@ -48,6 +48,7 @@ class DeviceTable:
         known: for each row, whether Σw² from the last step is still right, bool.
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
+        workspace: the memory that an operation reuses in later launches.
         measured: for each parameter, its version when a launch left Σw² of its rows, int64, or None.
     """
 
@@ -60,7 +61,7 @@ class DeviceTable:
         names = (*SINGLE, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.rescales = bool(layout.rescaled.any())
-        self._workspace: Workspace | None = None
+        self.workspace: Workspace | None = None
         self.measured: np.ndarray | None = None
         self.items: dict[Any, Tensor] = {}
         self._lists: dict[Any, np.ndarray] = {}
@@ -214,14 +215,9 @@ class DeviceTable:
             self._streams.clear()
         return self.items[key]
 
-    @property
-    def workspace(self) -> Workspace | None:
-        """The memory that an operation reuses in later launches."""
-        return self._workspace
-
-    @workspace.setter
-    def workspace(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def set_workspace(self, workspace: Workspace) -> None:
+        """Takes new memory of an operation."""
+        self.workspace = workspace
         self._streams.clear()
 
     def keep_for_stream(self) -> None:
@@ -229,7 +225,7 @@ class DeviceTable:
         stream = stream_of(self.buffer.device)
         if stream not in self._streams:
             scratch = [tensor for tensors in self._scratch.values() for tensor in tensors.values()]
-            buffers = () if self._workspace is None else self._workspace.buffers
+            buffers = () if self.workspace is None else self.workspace.buffers
             for tensor in (self.buffer, *self.items.values(), *buffers, *scratch):
                 keep(tensor)
             self._streams.add(stream)
@@ -239,22 +235,3 @@ def keep(tensor: Tensor) -> None:
     """Keeps memory from being reused before the current stream is done."""
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
-def device_table_of(
-    table: Table, columns: Sequence[str], hyper_shape: tuple[int, ...] = (0, 0), *, tile: int
-) -> DeviceTable:
-    """Returns the device table, made on the first call; `refresh` brings it up to date.
-
-    Args:
-        columns: the columns that a kernel takes, in the order of its `DTYPES`.
-        hyper_shape: of the hyper rows.
-        tile: elements.
-    """
-    found: DeviceTable | None = table.cache.get(columns)
-    if found is None or found.hyper_shape != hyper_shape:
-        if found is not None:
-            # kernels are bound to the old device table
-            table.cache.clear()
-        found = table.cache[columns] = DeviceTable(table, columns, hyper_shape, tile)
-    return found

@@ -127,11 +127,11 @@ def grid(programs: int) -> int:
     return programs
 
 
-def residents(device: torch.device, per_processor: int) -> int:
-    """Returns the number of programs that a device runs at once, with `per_processor` on each multiprocessor."""
-    if device.type != "cuda":
-        return torch.get_num_threads() if is_native(device) else 1
-    return per_processor * multi_processors(device)
+def residents(device: torch.device, *per_processor: int) -> list[int]:
+    """Returns how many programs a device runs at once, with each of these numbers on a multiprocessor."""
+    if device.type == "cuda":
+        return [each * multi_processors(device) for each in per_processor]
+    return [torch.get_num_threads() if is_native(device) else 1] * len(per_processor)
 
 
 @cache

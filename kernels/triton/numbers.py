@@ -77,7 +77,15 @@ def numbers_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], tabl
     rows = np.array(found, dtype=np.float32)
     for i, offset, tensor in addresses:
         rows.view(np.int64)[i, offset] = tensor.data_ptr() | (tensor.dtype == float64)
-    return Numbers(rows, _coefficients(rule, hyper, table), bool(addresses))
+    coefficients = np.empty((2, len(table.rows)), dtype=np.float32)
+    steps: Any = table.steps.item(0)
+    if np.count_nonzero(table.steps != steps):
+        steps = table.steps.astype(np.float64)[table.tensor_of_row]
+    for number, each in enumerate(hyper):
+        here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_row, number)
+        own = steps if isinstance(steps, float) else steps[here]
+        coefficients[0, here], coefficients[1, here] = rule.scheduled(each.numbers, own)
+    return Numbers(rows, coefficients, bool(addresses))
 
 
 def _row(h: Hyper, more: tuple[float, ...], device: device_type) -> tuple[list[float], dict[int, Tensor]]:
@@ -94,17 +102,3 @@ def _row(h: Hyper, more: tuple[float, ...], device: device_type) -> tuple[list[f
     row += h.numbers
     # an even width, for the alignment of the addresses
     return [*row, *(0.0,) * ((len(row) + len(more)) % 2), *more], tensors
-
-
-def _coefficients(rule: Rule, hyper: Sequence[Hyper], table: Table) -> np.ndarray:
-    """Returns the two coefficients of the rule for each row of a table."""
-    found = np.empty((2, len(table.rows)), dtype=np.float32)
-    steps: Any = table.steps.item(0)
-    if np.count_nonzero(table.steps != steps):
-        steps = table.steps.astype(np.float64)[table.tensor_of_row]
-    for number, each in enumerate(hyper):
-        here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_row, number)
-        found[0, here], found[1, here] = rule.scheduled(
-            each.numbers, steps if isinstance(steps, float) else steps[here]
-        )
-    return found

@@ -15,7 +15,7 @@ from triton import knobs
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.device_table import device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, NUMEL, THREADS, entry, fold, load, tile_at, visit
 from fused_lwlr.kernels.triton.workspace import Workspace, tile_list
@@ -136,7 +136,9 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    device_table = device_table_of(table, COLUMNS, tile=sizes.statistics_tile)
+    device_table = table.cache.get(COLUMNS)
+    if device_table is None:
+        device_table = table.cache[COLUMNS] = DeviceTable(table, COLUMNS, (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
     numel = device_table.numel
     tiles = device_table.items_of("tiles", partial(tile_list, numel, sizes.statistics_tile, in_order=True))
@@ -145,7 +147,8 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
         count = int((-(-numel // sizes.statistics_tile)).sum())
         partials = torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device)
         arrivals = torch.zeros(device_table.rows, dtype=torch.int32, device=device)
-        device_table.workspace = workspace = Workspace(None, numel, (partials, arrivals))
+        workspace = Workspace(None, numel, (partials, arrivals))
+        device_table.set_workspace(workspace)
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
     arguments = (*workspace.buffers, out, grad_scale)

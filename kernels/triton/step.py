@@ -1,7 +1,7 @@
 """The host side of every step: it chooses the kernel, the items and the workspace."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from fused_lwlr.kernels.step_arguments import (
 )
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update, workspace
-from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
@@ -54,21 +54,30 @@ def prepare(
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     numbers = numbers_of(rule, hyper, more, table)
-    sizes = sizes_of(table.columns["param"][0].device)
-    device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, tile=sizes.queue_tile)
+    columns = columns_of(rule)
+    device_table = table.cache.get(columns)
+    if device_table is None or device_table.hyper_shape != numbers.rows.shape:
+        if device_table is not None:
+            # kernels are bound to the old device table
+            table.cache.clear()
+        sizes = sizes_of(table.columns["param"][0].device)
+        device_table = table.cache[columns] = DeviceTable(table, columns, numbers.rows.shape, sizes.queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, numbers, scale, gate or NO_GATE, write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, numbers)
-    items = device_table.items_of("tiles", partial(workspace.tile_list, device_table.numel, sizes.step_block))
+    device = device_table.buffer.device
+    items = device_table.items_of(
+        "tiles", lambda: workspace.tile_list(device_table.numel, sizes_of(device).step_block)
+    )  # fmt: skip
     key = rule, numbers.on_device
     kernel = table.cache.get(key)
     if kernel is None:
         kernel = table.cache[key] = Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
-            BLOCK=sizes.step_block, **_common(device_table, rule, on_device=numbers.on_device),
+            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, on_device=numbers.on_device),
         )  # fmt: skip
 
     def take() -> None:
@@ -78,6 +87,7 @@ def prepare(
     return take
 
 
+@cache
 def columns_of(rule: Rule) -> tuple[str, ...]:
     """Returns the columns that the kernels of a rule take, in the order of `DTYPES`."""
     return ("param", "grad", "master_weight", "ema", *rule.states)
@@ -103,7 +113,7 @@ def _queued(
     target = None if scale is None else scale.target
     device, states = device_table.buffer.device, len(rule.states)
     rescale = gate.totals is not None and device_table.rescales
-    programs = residents(device, least_resident("queue", states))
+    programs, most = residents(device, least_resident("queue", states), PER_PROCESSOR)
     work = workspace_of(device_table, target, programs, retracts=retraction is not None)
     device_table.refresh(table, numbers)
     items = queue_items(device_table, work, norms=not write or formula is not None, updates=write)
@@ -126,7 +136,7 @@ def _queued(
         )  # fmt: skip
 
     def take() -> Tensor | None:
-        launch(kernel, items, arguments, residents(device, PER_PROCESSOR))
+        launch(kernel, items, arguments, most)
         if write:
             device_table.finish()
         if target != "direction":
@@ -170,7 +180,8 @@ def workspace_of(device_table: DeviceTable, target: ScaleTarget | None, programs
         torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
         statistics,
     )
-    device_table.workspace = found = Workspace(key, segments, buffers)
+    found = Workspace(key, segments, buffers)
+    device_table.set_workspace(found)
     # its sums of squares are zeros
     device_table.measured = None
     return found

@@ -13,7 +13,7 @@ from tables import ADAMW, HYPER, SGD, accept_any, after, agree, make, sgd_hyper,
 
 from fused_lwlr import ELR, LAMB, NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
-from fused_lwlr.kernels.triton.device_table import device_table_of
+from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.workspace import tile_list
 
@@ -90,7 +90,7 @@ def test_hyper_row_of_a_tensor_changes(device):
 
 
 def refreshed(table, columns, numbers):
-    found = device_table_of(table, columns, numbers.rows.shape, tile=4)
+    found = table.cache.setdefault(columns, DeviceTable(table, columns, numbers.rows.shape, tile=4))
     found.refresh(table, numbers)
     return found
 
