@@ -13,12 +13,7 @@ def are_on_gpu(groups: Groups) -> bool:
 
 
 def check_capture(options: StepOptions, groups: Groups, plans: Plans | None) -> None:
-    """Raises RuntimeError if a replay would differ from a step.
-
-    Args:
-        options, groups: of the optimizer.
-        plans: the plans of the last step, or None if the step needs new ones.
-    """
+    """Raises RuntimeError if a replay would differ from a step."""
     name = options.optimizer
     if not all(group["capturable"] for group in groups):
         raise RuntimeError(f"this {name}.step() cannot be captured in a CUDA graph: construct it with capturable=True")

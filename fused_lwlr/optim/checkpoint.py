@@ -38,12 +38,7 @@ def read(
     state_dict: dict[str, Any],
     kept: Sequence[str],
 ) -> tuple[defaultdict[Any, Any], list[dict[str, Any]]]:
-    """Reads a state dict of an optimizer, or of its `torch.optim` namesake.
-
-    Args:
-        options, groups: of the optimizer that loads the dict.
-        state_dict: the state dict.
-        kept: options of param groups that do not change.
+    """Reads a state dict of an optimizer, or of its `torch.optim` namesake. Options of param groups in `kept` stay.
 
     Returns:
         New state, which shares no memory with the dict, and new param groups.

@@ -56,7 +56,7 @@ class SkipReport:
 
 
 class Decision(NamedTuple):
-    """What is decided for a plan before its launch.
+    """The decisions for a plan before its launch.
 
     Attributes:
         scale: one factor for each row, or None.
@@ -134,12 +134,7 @@ def gates_of(
 ) -> tuple[list[Gate], SkipReport | None]:
     """Returns the gates of the next step, from the totals of all gradients, and the report on the step.
 
-    Args:
-        options: of the optimizer.
-        plans: the plans of the step.
-        gates: the loss scale of each plan.
-        totals: see `totals_of`.
-        counts: for each plan, the number of non-finite elements of each row.
+    `counts` has the number of non-finite elements of each row, for each plan.
     """
     report = None
     if options.nonfinite == "raise":

@@ -155,12 +155,7 @@ def step_in_backward(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: 
 
 
 def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_bytes: int) -> None:
-    """Raises an error if a model and an optimizer cannot be stepped in backward, see `step_in_backward`.
-
-    Args:
-        called: the function that the user called.
-        model, optimizer, max_bytes: its arguments.
-    """
+    """Raises an error if a model and an optimizer cannot be stepped in backward, see `step_in_backward`."""
     if not isinstance(optimizer, FusedOptimizer):
         raise TypeError(f"optimizer is {type(optimizer)}: {called} needs one of fused_lwlr, such as AdamW")
     if type(max_bytes) is not int or max_bytes < 1:
@@ -185,12 +180,7 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
 
 
 def check_final(called: str, optimizer: FusedOptimizer) -> None:
-    """Raises RuntimeError if gradients are not final when backward has made them.
-
-    Args:
-        called: the function that the user called.
-        optimizer: its argument.
-    """
+    """Raises RuntimeError if gradients are not final when backward has made them."""
     if getattr(optimizer, "found_inf", None) is not None:
         raise RuntimeError(
             f"GradScaler.step() after {called}: parameters were stepped by scaled gradients already, before "

@@ -58,11 +58,6 @@ class LayerOptions:
         """The learning-rate multiplier η."""
         return 1.0 if self.lr is None else self.lr
 
-    @property
-    def without_lr(self) -> "LayerOptions":
-        """The options that need a row of hyper-parameters: all but η."""
-        return replace(self, lr=None)
-
     def weight_decay_factor(self, group: dict[str, Any]) -> float:
         """Returns the multiplier of the group's weight decay for the lr that the group has now.
 

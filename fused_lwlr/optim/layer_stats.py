@@ -13,10 +13,6 @@ from fused_lwlr.step_statistics import StepStatistics
 def step_statistics(scaling: Scaling | None, plans: Sequence[Plan] | None) -> StepStatistics:
     """Returns the statistics of the last step.
 
-    Args:
-        scaling: the scaling of the optimizer.
-        plans: the plans of the last step; None if there was no step.
-
     Raises:
         RuntimeError: there was no step, or it computed none.
     """

@@ -108,10 +108,6 @@ class Plans:
     def step(self, groups: Groups, states: Any, loss_scale: Gate | None) -> SkipReport | None:
         """Steps every parameter that has a gradient, and stores the state that was made for it.
 
-        Args:
-            groups, states: of the optimizer.
-            loss_scale: the loss scale and `found_inf` of a `torch.amp.GradScaler`.
-
         Returns:
             The report on a skipped step, if it may have to be raised.
         """

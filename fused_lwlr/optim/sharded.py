@@ -51,12 +51,6 @@ class Sharded:
         """Measures the rows of all parts, completes the sums, and decides.
 
         One all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
-
-        Args:
-            options: of the optimizer.
-            hyper: the hyper rows.
-            scale: one factor for each row.
-            loss_scale: the scale and found_inf of a `torch.amp.GradScaler`.
         """
         self._stepped = torch.cat([part.stepped().to(self._device) for part in self._parts])
         gates = gates_on(self._parts, loss_scale)
@@ -113,10 +107,6 @@ class Sharded:
         """Returns the statistics of the local part of every row, and for the factor ‖·‖² or ⟨w, d⟩.
 
         All but Σw² are 0 for a row without a gradient.
-
-        Args:
-            options, hyper, gates: of the step.
-            norms: what to measure.
         """
         found: list[Any] = [
             part.backend.step(options.rule, part.table, hyper, norms, gate, write=False)

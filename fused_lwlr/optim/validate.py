@@ -48,12 +48,7 @@ def label_of(group: dict[str, Any], position: int) -> str:
 
 
 def check_params(optimizer: str, params: Any) -> None:
-    """Raises TypeError if parameters are a list of strings: the keys of a param group that is not in a list.
-
-    Args:
-        optimizer: the name of the class, for the message.
-        params: as an optimizer takes them.
-    """
+    """Raises TypeError if parameters are a list of strings: the keys of a param group that is not in a list."""
     if isinstance(params, list) and params and isinstance(params[0], str):
         raise TypeError(
             f"params contains the string {params[0]!r}: put the param group into a list, {optimizer}([group])"
@@ -99,13 +94,7 @@ def is_ordinary(param: Tensor) -> bool:
 
 
 def check_gradients(optimizer: str, groups: Groups, *, fused: bool) -> None:
-    """Raises RuntimeError unless every parameter can be stepped by its gradient.
-
-    Args:
-        optimizer: the name of the optimizer, for messages.
-        groups: the param groups.
-        fused: whether fused=True was given, which torch refuses for meta tensors.
-    """
+    """Raises RuntimeError unless every parameter can be stepped by its gradient."""
     seen = set()
     places = [(group, at, param) for group in groups for at, param in enumerate(group["params"])]
     for group, at, param in places:

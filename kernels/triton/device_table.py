@@ -187,7 +187,7 @@ class DeviceTable:
                     real(self._columns[name][index]).copy_(scratch)
 
     def remember_norms(self) -> None:
-        """Notes that a launch has left Σw² of active rows, for the parameters as they are now."""
+        """Notes that a launch has stored Σw² of active rows for the present parameters."""
         before = UNMEASURED if self.measured is None else self.measured
         self.measured = np.where(self._launched, self._versions(), before)
 
