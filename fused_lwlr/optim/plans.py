@@ -203,7 +203,7 @@ def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | Non
         [
             (
                 list(map(id, group["params"])),
-                group[optional],
+                group.get(optional),
                 # the groups of another optimizer lack these options until new plans are made
                 group.get("capturable"),
                 group.get("ema") is None,

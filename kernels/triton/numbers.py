@@ -81,8 +81,8 @@ def numbers_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], tabl
     steps: Any = table.steps.item(0)
     if np.count_nonzero(table.steps != steps):
         steps = table.steps.astype(np.float64)[table.tensor_of_row]
-    for number, each in enumerate(hyper):
-        here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_row, number)
+    for i, each in enumerate(hyper):
+        here: Any = slice(None) if len(hyper) == 1 else np.equal(table.hyper_row, i)
         own = steps if isinstance(steps, float) else steps[here]
         coefficients[0, here], coefficients[1, here] = rule.scheduled(each.numbers, own)
     return Numbers(rows, coefficients, bool(addresses))
