@@ -42,7 +42,7 @@ COLUMNS = {
     "statistics of gradients": (SUMMED, 0),
 }
 FULL_ONLY = {
-    "adamw, balanced": (SUMMED + SUMMED + 4, 3),
+    "adamw, balanced": (4 + 4, 3),
     "adamw, ELR, ema": (4 + 5, 4),
 }
 HALF_ONLY = {

@@ -90,6 +90,9 @@ def test_special_gradients(backend, special, expected, at, device):
     same(result[0, [0, 1, 2, 4, 5]], expected)
     assert result[0, 3] == grad.numel()
     assert result[1].isfinite().all()
+    without_weight = BACKENDS[backend](table, weight=False)
+    same(without_weight[0, [0, 1, 2, 5]], result[0, [0, 1, 2, 5]])
+    assert without_weight[:, 3:5].tolist() == [[0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
