@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EXTENSIONS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-
-
 KINDS = (
     "digits, fashion-mnist, idx:FOLDER, synthetic, tar files, or text as python-docs, text:PATH, hf:NAME or pairs:FILE"
 )

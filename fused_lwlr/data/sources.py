@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,24 +47,6 @@ class Split(Dataset[Loaded]):
     def fingerprint(self) -> str:
         """A text that differs where the examples differ, as far as a second allows; here from their number."""
         return digest(len(self))
-
-
-class Pictures(Protocol):
-    """Images before their transform."""
-
-    def __len__(self) -> int: ...
-
-    def target(self, index: int) -> int:
-        """The class of an image."""
-
-    def path(self, index: int) -> str:
-        """Its path or name."""
-
-    def open(self, index: int) -> Any:
-        """The image, of Pillow and in RGB; ValueError if it cannot be read."""
-
-    def fingerprint(self) -> str:
-        """As in `Split`."""
 
 
 class Files:
@@ -139,7 +121,7 @@ class Transformed(Split):
 
     def __init__(
         self,
-        pictures: Pictures,
+        pictures: Files | Noise,
         transform: Transform,
         image_size: int,
         *,

@@ -14,7 +14,7 @@ from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.glyphs import GLYPHS, open_glyphs
 from fused_lwlr.data.idx import is_idx, open_idx
-from fused_lwlr.data.sources import Files, Noise, Pictures, Split, Transformed
+from fused_lwlr.data.sources import Files, Noise, Split, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
 AUGMENTATIONS = ("none", *POLICIES)
@@ -150,7 +150,7 @@ def open_data(
 
 def _pictures(
     source: str | Path, image_size: int, val_data: str | None, synthetic: tuple[int, int, int]
-) -> tuple[str, tuple[str, ...], Pictures, Pictures, str]:
+) -> tuple[str, tuple[str, ...], Files | Noise, Files | Noise, str]:
     """The name, the classes, the images for training and for validation, and where the latter are from."""
     name = str(source)
     if name == "synthetic":

@@ -8,19 +8,28 @@ from typing import Any
 from torch import nn
 
 from fused_lwlr.extras import import_timm
-from fused_lwlr.models.deep import deepnet
-from fused_lwlr.models.densenet import densenet
+from fused_lwlr.models.deep import NAME, DeepNet, ToyNet
+from fused_lwlr.models.densenet import DenseNet
 from fused_lwlr.models.gpt import ARGUMENTS, GPT
 from fused_lwlr.models.hub import language_model
 from fused_lwlr.models.seq2seq import Seq2Seq
-from fused_lwlr.models.small import NoShort, ResNet, Short, ViT, vit
-from fused_lwlr.models.vgg import vgg
+from fused_lwlr.models.small import NoShort, ResNet, Short, ViT
+from fused_lwlr.models.vgg import VGG19
 
 HUB = "hf:"
 TEXT = re.compile(r"(gpt|postln|seq2seq)([1-9]\d*)")
 MODELS: dict[str, Callable[..., nn.Module]] = {"resnet": ResNet, "vit": ViT, "noshort": NoShort, "short": Short}
-FAMILIES = (vit, deepnet, vgg, densenet)
-"""Functions of a name and sizes, which return None where the name is none of theirs."""
+FAMILIES: tuple[tuple[str, Callable[..., nn.Module]], ...] = (
+    (r"vit(\d+)x(\d+)", lambda m, **sizes: ViT(int(m[1]), int(m[2]), **sizes)),
+    (r"toynet(\d+)x(\d+)", lambda m, image_size, **sizes: ToyNet(depth=int(m[1]), width=int(m[2]), **sizes)),
+    (NAME.pattern, lambda m, **sizes: DeepNet(int(m[2]), int(m[3] or 16), m[1] == "resnet", m[4] or "", **sizes)),
+    (r"vgg19(?:x(\d+))?(-nobn)?", lambda m, **sizes: VGG19(int(m[1] or 64), m[2] or "", **sizes)),
+    (
+        r"densenet(\d+)(?:x(\d+))?(-nobn)?",
+        lambda m, **sizes: DenseNet(int(m[1]), int(m[2] or 12), m[3] or "", **sizes),
+    ),
+)
+"""Patterns of names, each with a function of the match and of sizes: resnet56, noshort32x8-nobn, vgg19x16, ..."""
 
 
 def build(
@@ -52,10 +61,10 @@ def build(
     if name.startswith("timm:"):
         return _timm(name.removeprefix("timm:"), image_size, channels, classes, arguments)
     if name not in MODELS:
-        for family in FAMILIES:
-            found = family(name, image_size=image_size, channels=channels, classes=classes)
-            if found is not None:
-                return found
+        for pattern, make in FAMILIES:
+            match = re.fullmatch(pattern, name)
+            if match is not None:
+                return make(match, image_size=image_size, channels=channels, classes=classes)
         raise ValueError(
             f"there is no model {name!r}: choose from {', '.join(MODELS)}, vit6x64, a deep one such as resnet56, "
             "vgg19-nobn or densenet100, or timm:NAME (such as timm:resnet50)"

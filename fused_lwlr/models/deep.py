@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 NAME = re.compile(r"(resnet|noshort)(\d+)(?:x(\d+))?(-noaffine|-nobn)?")
-TOY = re.compile(r"toynet(\d+)x(\d+)")
 
 
 class DeepBlock(nn.Module):
@@ -91,23 +90,6 @@ class ToyNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-def deepnet(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module | None:
-    """The net with this name, such as resnet56, noshort110, noshort32x8, noshort20-nobn or toynet50x16; or None.
-
-    Raises:
-        ValueError: the depth is not 6 n + 2, or images are below 4 pixels.
-    """
-    toy = TOY.fullmatch(name)
-    if toy is not None:
-        return ToyNet(depth=int(toy[1]), width=int(toy[2]), channels=channels, classes=classes)
-    found = NAME.fullmatch(name)
-    if found is None:
-        return None
-    kind, depth, width, norm = found.groups()
-    sizes = {"image_size": image_size, "channels": channels, "classes": classes}
-    return DeepNet(int(depth), int(width or 16), kind == "resnet", norm or "", **sizes)
 
 
 def kaiming_init_(model: nn.Module) -> None:

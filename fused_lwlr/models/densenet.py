@@ -1,14 +1,10 @@
 """DenseNets for small images, with batch normalization and without."""
 
-import re
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fused_lwlr.models.deep import kaiming_init_, normalization
-
-NAME = re.compile(r"densenet(\d+)(?:x(\d+))?(-nobn)?")
 
 
 class DenseLayer(nn.Module):
@@ -66,17 +62,3 @@ class DenseNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-def densenet(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module | None:
-    """The net with this name: densenet100, densenet100-nobn, or of another growth such as densenet100x4; or None.
-
-    Raises:
-        ValueError: the depth is not 6 n + 4, or images are below 4 pixels.
-    """
-    found = NAME.fullmatch(name)
-    if found is None:
-        return None
-    depth, growth, norm = found.groups()
-    sizes = {"image_size": image_size, "channels": channels, "classes": classes}
-    return DenseNet(int(depth), int(growth or 12), norm or "", **sizes)

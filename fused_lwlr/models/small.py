@@ -1,7 +1,5 @@
 """A small ResNet, small ViTs, and a deep network without shortcuts and with."""
 
-import re
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -93,16 +91,6 @@ class ViT(nn.Module):
         patches = self.patch_embed(x).flatten(2).transpose(1, 2)  # (batch, patches, width)
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), patches], dim=1) + self.pos_embed
         return self.head(self.norm(self.blocks(x))[:, 0])  # type: ignore[no-any-return]
-
-
-def vit(name: str, **sizes: int) -> nn.Module | None:
-    """A ViT by its name, `vitDEPTHxWIDTH`; None for other names.
-
-    Args:
-        sizes: image_size, channels and classes.
-    """
-    found = re.fullmatch(r"vit(\d+)x(\d+)", name)
-    return None if found is None else ViT(int(found[1]), int(found[2]), **sizes)
 
 
 class NoShort(nn.Module):

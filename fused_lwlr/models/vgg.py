@@ -1,12 +1,9 @@
 """VGG-19 for small images, with batch normalization and without."""
 
-import re
-
 from torch import Tensor, nn
 
 from fused_lwlr.models.deep import kaiming_init_, normalization
 
-NAME = re.compile(r"vgg19(?:x(\d+))?(-nobn)?")
 STAGES = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))
 """Channels, as multiples of the width of the first stage, and number of convolutions."""
 
@@ -46,12 +43,3 @@ class VGG19(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-def vgg(name: str, *, image_size: int, channels: int, classes: int) -> nn.Module | None:
-    """The net with this name: vgg19, vgg19-nobn, or of another width such as vgg19x16; or None."""
-    found = NAME.fullmatch(name)
-    if found is None:
-        return None
-    width, norm = found.groups()
-    return VGG19(int(width or 64), norm or "", image_size=image_size, channels=channels, classes=classes)

@@ -94,7 +94,9 @@ def run(recipe: Recipe) -> int:
             trainer.prepare(progress=True)
         record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
         record_facts(recipe.out, classes=len(trainer.data.classes))
-        write_recipe(recipe)
+        # with it, --config trains the same again
+        toml = Path(recipe.out) / "recipe.toml"
+        from_first(lambda: files.replace_text(toml, recipe.to_toml()), process_group())
         if restored is None:
             loop.begin()
         else:
@@ -124,12 +126,6 @@ def _judged(loop: Loop, screen: Screen) -> int:
         return 0
     screen.say(f"Missed {of}, in {trainer.total} steps.")
     return MISSED
-
-
-def write_recipe(recipe: Recipe) -> None:
-    """Write `recipe.toml`, with which `--config` trains the same again."""
-    path = Path(recipe.out) / "recipe.toml"
-    from_first(lambda: files.replace_text(path, recipe.to_toml()), process_group())
 
 
 def _lock(folder: Path, held: ExitStack) -> None:
@@ -200,17 +196,13 @@ def finish(trainer: Trainer, screen: Screen, end: str) -> None:
         peak_memory_bytes=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
     )
     if end == "finished":
-        save_all(trainer, Path(recipe.out))
+        folder = Path(recipe.out)
+        save_weights(trainer.model, folder / "model.pt")
+        if trainer.averages is not None:
+            with trainer.averaged():
+                save_weights(trainer.model, folder / "model_ema.pt")
     report = from_first(lambda: str(write_report(recipe.out)), process_group())
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
-
-
-def save_all(trainer: Trainer, folder: Path) -> None:
-    """Write the final weights, and their averages."""
-    save_weights(trainer.model, folder / "model.pt")
-    if trainer.averages is not None:
-        with trainer.averaged():
-            save_weights(trainer.model, folder / "model_ema.pt")
 
 
 @contextmanager

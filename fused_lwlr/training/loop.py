@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from fused_lwlr.data import Batch
 from fused_lwlr.training.best import Best
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first, process_group
@@ -21,7 +22,6 @@ from fused_lwlr.training.records import Interval, Record, Validation
 from fused_lwlr.training.running_loss import RunningLoss
 from fused_lwlr.training.signals import StopFlag
 from fused_lwlr.training.skipped import SkippedList
-from fused_lwlr.training.timed import Timed
 from fused_lwlr.training.trainer import Trainer
 
 FINGERPRINT = "names, sizes or classes of the data"
@@ -159,8 +159,8 @@ class Loop:
         trainer = self.trainer
         if self._agree()[0]:
             return  # the signal came before the first step
-        passes = Timed(trainer.batches())
-        self.began = time.perf_counter()
+        passes = self._timed(trainer.batches())
+        self.began, self.waited = time.perf_counter(), 0.0
         while not self.done:
             if not self.untested:
                 self._step(passes)
@@ -176,7 +176,17 @@ class Loop:
             if stop:
                 break
 
-    def _step(self, passes: Timed) -> None:
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yields batches, and adds up the time that training waits for them."""
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
+
+    def _step(self, passes: Iterator[Batch]) -> None:
         trainer = self.trainer
         if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
             self.probe.arm()
@@ -191,8 +201,8 @@ class Loop:
             self._add(layers)
         if trainer.step % self.every == 0 or last:
             now = time.perf_counter()
-            self._interval(lr, now - self.began, passes.take())
-            self.began = now
+            self._interval(lr, now - self.began, self.waited)
+            self.began, self.waited = now, 0.0
         self.untested = trainer.step % self.every_evaluation == 0 or last
 
     def _agree(self, wanted: bool = False) -> tuple[bool, bool]:

@@ -17,7 +17,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
 
     Args:
         table: columns "param" and "grad".
-        grad, weight: whether to read gradients and parameters; a column that is not read counts as zeros.
+        grad, weight: whether to read gradients and parameters. A column that is not read counts as zeros: Σg·w is 0.
         grad_scale: float32 of one element that gradients are divided by, or None.
 
     Returns:
@@ -34,7 +34,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
         g = torch.zeros_like(w) if own is None or not grad else wide(own)
         if inverse is not None:
             g = g * inverse
-        sums = (g.abs(), g.square(), w.square(), g * w, ~g.isfinite())
+        sums = (g.abs(), g.square(), w.square(), g * w if weight else w, ~g.isfinite())
         abs_sum, sq_sum, weight_sq_sum, dot, nonfinite = (terms.sum(dtype=dtype) for terms in sums)
         values.copy_(torch.stack((abs_sum, sq_sum, g.abs().amax().to(dtype), weight_sq_sum, dot, nonfinite)))
     return out

@@ -50,7 +50,8 @@ def _add_block(
         sums[1] + fold(g * g, FULL),
         tl.maximum(sums[2], largest),
         sums[3] + fold(w * w, FULL),
-        sums[4] + fold(g * w, FULL),
+        # without a weight, 0 · g would be NaN where g is infinite, and take registers
+        sums[4] if DTYPES[0] is None else sums[4] + fold(g * w, FULL),
         # false for NaN as well as for infinity
         sums[5] + fold(tl.where(magnitude < float("inf"), 0.0, 1.0), FULL),
     )

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from fused_lwlr.models.build import build
-from fused_lwlr.models.deep import deepnet
 
 SIZES = {"image_size": 8, "channels": 1, "classes": 10}
 
@@ -134,13 +133,9 @@ def test_normalizations(norm, parameters):
         ("densenet40x0", 8, "growth 0"),
         ("densenet40", 2, "image size 2 is below 4"),
         ("vgg16", 8, "no model 'vgg16'"),
+        ("noshort20-bn", 8, "no model 'noshort20-bn'"),
     ],
 )
 def test_refused(name, size, message):
     with pytest.raises(ValueError, match=message):
         build(name, image_size=size, channels=1, classes=10)
-
-
-def test_other_names():
-    assert deepnet("resnet", **SIZES) is None
-    assert deepnet("noshort20-bn", **SIZES) is None

@@ -11,7 +11,6 @@ from torch.nn.functional import cross_entropy
 
 from fused_lwlr import simulate
 from fused_lwlr.models.build import build
-from fused_lwlr.models.deep import deepnet
 from fused_lwlr.papers import elr_fit, elr_simulation
 from fused_lwlr.papers.elr_constrained import differences, minus, top
 from fused_lwlr.papers.elr_constrained import nets as constrained_nets
@@ -41,7 +40,7 @@ def test_spread(tmp_path):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_spread_is_that_of_a_training_by_hand(momentum):
     found = measure(model="noshort8x2", momentum=momentum, lr=0.1, seed=1, **COMMON)
-    model = deepnet("noshort8x2", image_size=8, channels=1, classes=10)
+    model = build("noshort8x2", image_size=8, channels=1, classes=10)
     weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Conv2d)]
     torch.manual_seed(1)
     for weight in (*weights, model.head.weight):

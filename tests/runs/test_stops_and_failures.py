@@ -14,7 +14,7 @@ from interrupted import assert_equal_runs, in_a_child, killing, records
 
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
-from fused_lwlr.training import evaluate, loop, prepare, timed
+from fused_lwlr.training import evaluate, loop, prepare
 from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.recipe import Recipe
@@ -175,8 +175,7 @@ def test_checkpoints_and_validations_are_no_time_of_steps(tmp_path, monkeypatch)
 
         monkeypatch.setattr(target, name, slow)
 
-    for module in (loop, timed):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     for seconds, target, name in ((1.0, Trainer, "update"), (100.0, Checkpoints, "save"), (1e4, Trainer, "test")):
         taking(seconds, target, name)
     assert running.run(dataclasses.replace(RECIPE, checkpoint_minutes=1e-6, out=str(tmp_path))) == 0
