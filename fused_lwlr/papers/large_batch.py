@@ -1,111 +1,122 @@
-"""Large batches and few steps: LARS and LAMB against SGD and AdamW, each at its best learning rate.
+"""Large batches on Fashion-MNIST: accuracy over the size of a batch, at equal epochs and each arm's best learning rate.
 
-A Large Batch Optimizer Reality Check (Nado et al., 2021) finds that momentum and Adam match LARS and LAMB once all are
-tuned alike.
+Large batches take few steps. LARS (arXiv:1708.03888) and LAMB (arXiv:1904.00962) are for this setting. A Large Batch
+Optimizer Reality Check (arXiv:2102.06356) finds that momentum and Adam match them once all are tuned alike.
 """
 
 from itertools import product
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import band, panels, shared_legend
+from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.held_out import PART
+from fused_lwlr.papers.ladder import choosing, next_jobs
 from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.papers.tuning import best
 
-MODEL = "resnet"
-STEPS = 32
-BATCHES = (287, 1150)
-"""A quarter of the digits that are not held out, and all of them."""
-FACTORS = (1 / 9, 1 / 3, 1, 3, 9)
-"""Multiples of the middle rate of an arm."""
+MODEL = "resnet8x8"
+SIDE = 14
+"""Side of the images of Fashion-MNIST in pixels: half of theirs, for a quarter of the time."""
+BATCHES = (256, 1024, 4096, 16384)
+QUICK = (16, 32)
 ARMS: dict[str, dict[str, Any]] = {
-    "SGD": {"optimizer": "sgd", "lr": 0.1},
-    "LARS": {"optimizer": "sgd", "lr": 0.9, "scaling": "lars", "trust_coefficient": 0.02},
-    "AdamW": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1},
-    "LAMB": {"optimizer": "adamw", "lr": 0.03, "scaling": "lamb", "weight_decay": 0.1},
+    "SGD": {"optimizer": "sgd", "weight_decay": 1e-4},
+    "LARS": {"optimizer": "sgd", "weight_decay": 1e-4, "scaling": "lars", "trust_coefficient": 0.02},
+    "AdamW": {"optimizer": "adamw", "weight_decay": 0.1},
+    "LAMB": {"optimizer": "adamw", "weight_decay": 0.1, "scaling": "lamb"},
 }
-"""Fields of a recipe; the rate is the middle of a grid."""
+"""Fields of a recipe."""
+FIRST = {
+    "SGD": (0.3, 1.0, 3.0), "LARS": (1.0, 3.0, 10.0), "AdamW": (0.003, 0.01, 0.03), "LAMB": (0.01, 0.03, 0.1)
+}  # fmt: skip
+"""The rates that an arm begins with. An arm whose best rate is the lowest or highest of its rates gets the next."""
 WITHOUT = {"LARS": "SGD", "LAMB": "AdamW"}
 """The optimizer without its scaling by norms."""
+BY = ("batch_size", "arm")
 
 
 def jobs(settings: Settings) -> list[Job]:
-    """Every arm at every rate of its grid, for each batch size."""
-    batches, factors = (BATCHES[:1], FACTORS[2:4]) if settings.quick else (BATCHES, FACTORS)
-    found = []
-    for batch, arm, factor, seed in product(batches, ARMS, factors, range(settings.seeds)):
-        lr = float(f"{factor * ARMS[arm]['lr']:.2g}")
-        name = f"batch{batch}-{arm}-lr{lr:g}-seed{seed}"
-        of: dict[str, Any] = {"arm": arm, "batch_size": batch, "lr": lr, "seed": seed}
-        of["steps"] = 4 if settings.quick else STEPS
-        common = {key: value for key, value in settings.common.items() if key != "epochs"}
-        found.append(Job(name, measure, of | {"model": settings.model or MODEL} | common))
-    return found
+    """Every arm at its first rates and every batch size, with the seeds that choose."""
+    batches, rates = (QUICK, 2) if settings.quick else (BATCHES, 3)
+    cells = product(batches, ARMS, range(rates), range(choosing(settings)))
+    return [_job(settings, batch, arm, FIRST[arm][rate], seed) for batch, arm, rate, seed in cells]
 
 
-def measure(arm: str, lr: float, **common: Any) -> dict[str, Any]:
-    """Train; losses of the last epoch, on held-out images and the test accuracy in %."""
-    recipe = recipe_of(epochs=1.0, **ARMS[arm] | {"lr": lr} | common)
-    found = train(recipe, tuned=True)
+def more(settings: Settings, results: Any) -> list[Job]:
+    """Further rates where the best one is at an edge; elsewhere the other seeds at the best rate."""
+    return next_jobs(settings, results, BY, lambda *values: _job(settings, *values))
+
+
+def _job(settings: Settings, batch: int, arm: str, lr: float, seed: int) -> Job:
+    of: dict[str, Any] = {"arm": arm, "batch_size": int(batch), "lr": lr, "seed": seed}
+    of |= {"model": settings.model or MODEL, "augmentation": "none", "workers": 0}
+    if settings.data == "fashion-mnist" and "image_size" not in settings.training:
+        of["image_size"] = SIDE
+    return Job(f"batch{batch}-{arm}-lr{lr:g}-seed{seed}", measure, of | settings.common)
+
+
+def measure(arm: str, **common: Any) -> dict[str, Any]:
+    """Train; the loss on held-out images, the last epoch's loss, and the test accuracy in % after the last step."""
+    found = train(recipe_of(**ARMS[arm], eval_every=10**9, **common), tuned=True)
     return {**found.last, "val_loss": found.val_loss}
 
 
 def report(settings: Settings, results: Any) -> Report:
-    """Training loss and test accuracy at the best rate of each arm; losses at all rates."""
+    """Test accuracy at the best rate of each arm and batch size, differences, and all rates."""
+    chosen = best(results, by=BY, choosing=choosing(settings))
+    accuracy = chosen.pivot(index="seed", columns=list(BY), values="test_accuracy").astype(float)
     rows = []
-    chosen = best(results, by=["batch_size", "arm"])
-    accuracy = chosen.pivot(index="seed", columns=["batch_size", "arm"], values="test_accuracy").astype(float)
-    for (batch, arm), of in chosen.groupby(["batch_size", "arm"], sort=False):
-        values = [cell(of.train_loss, "{:.5f}"), cell(of.val_loss, "{:.3f}"), cell(of.test_accuracy, "{:.2f}")]
-        gain = [""] * len(comparison.COLUMNS)
+    for (batch, arm), of in chosen.groupby(list(BY), sort=False):
+        over = [""] * len(comparison.COLUMNS)
         if arm in WITHOUT:
-            gain = comparison.cells(accuracy[batch, arm] - accuracy[batch, WITHOUT[arm]], "{:+.2f}")
-        rows.append([f"{batch}", arm, f"{of.lr.iloc[0]:g}", *values, *gain])
-    steps = settings.training.get("steps", results.steps.iloc[0])
-    columns = ["batch", "optimizer", "best lr", "training loss", "held-out loss", "test accuracy %"]
-    columns += comparison.COLUMNS
+            over = comparison.cells(accuracy[batch, arm] - accuracy[batch, WITHOUT[arm]], "{:+.2f}")
+        rows.append([f"{batch:,}", arm, f"{of.lr.iloc[0]:g}", cell(of.test_accuracy, "{:.2f}"), *over])
+    of_choice = results[results.seed < choosing(settings)]
+    side = results["image_size"].iloc[0] if "image_size" in results else None
     notes = [
-        f"{settings.model or MODEL}, {settings.data}, {steps} steps: a tenth warm-up, then a cosine; mean "
-        f"± standard deviation over {settings.seeds} seeds",
-        f"best lr: of {results.groupby(['batch_size', 'arm']).lr.nunique().max()}, by the loss on held-out images, one "
-        f"in {PART} for training; training loss: the mean of the last epoch",
+        f"{results.model.iloc[0]}, {settings.over}" + (f"; images of {side:g} x {side:g} pixels" if side else "")
+        + "; a tenth is warm-up, then a cosine",
+        f"best lr: by the loss on held-out images, mean over {choosing(settings)} seeds; the other seeds run at it "
+        "alone",
         "difference: test accuracy of LARS minus SGD, and of LAMB minus AdamW, in points",
         comparison.NOTE,
-        "LARS has a trust coefficient of 0.02; weight decay is 1e-4 with SGD and LARS, 0.1 with AdamW and LAMB",
+        "SGD and LARS have momentum 0.9 and a weight decay of 1e-4, LARS a trust coefficient of 0.02; AdamW and LAMB "
+        "have a weight decay of 0.1",
+    ]  # fmt: skip
+    columns = ["batch", "optimizer", "best lr", "test accuracy %", *comparison.COLUMNS]
+    rates = [
+        [f"{batch:,}", arm, f"{lr:g}", cell(of.val_loss), cell(of.test_accuracy, "{:.1f}")]
+        for (batch, arm, lr), of in of_choice.groupby([*BY, "lr"])
     ]
-    tables = [Table("large batches, each optimizer at its best learning rate", columns, rows, notes, labels=2)]
-    return Report([*tables, _grid(results)], _draw(results))
+    rates.sort(key=lambda row: (int(row[0].replace(",", "")), list(ARMS).index(row[1]), float(row[2])))
+    columns_of_rates = ["batch", "optimizer", "lr", "held-out loss", "test accuracy %"]
+    return Report(
+        [
+            Table("large batches, each optimizer at its best learning rate", columns, rows, notes, labels=2),
+            Table(f"all learning rates, {choosing(settings)} seeds", columns_of_rates, rates, labels=3),
+        ],
+        _draw(chosen),
+    )
 
 
-def _grid(results: Any) -> Table:
-    rows = []
-    for (batch, arm, lr), of in results.groupby(["batch_size", "arm", "lr"], sort=False):
-        values = [cell(of.val_loss), cell(of.train_loss, "{:.5f}"), cell(of.test_accuracy, "{:.1f}")]
-        rows.append([f"{batch}", arm, f"{lr:g}", *values])
-    columns = ["batch", "optimizer", "lr", "held-out loss", "training loss", "test accuracy %"]
-    return Table("all learning rates", columns, rows, labels=3)
-
-
-def _draw(results: Any) -> Figure:
-    batches = list(results.batch_size.unique())
-    figure, axes_of = panels(len(batches), height=3.2, sharey=True)
-    for axes, batch in zip(axes_of, batches, strict=True):
-        band(axes, results[results.batch_size == batch], x="lr", y="val_loss", hue="arm", marker="o")
-        axes.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="held-out loss", title=f"batch of {batch}")
-    shared_legend(*axes_of)
-    return figure
+def _draw(chosen: Any) -> Any:
+    """The figure of test accuracy over the size of a batch."""
+    grid = bands(chosen.astype({"test_accuracy": float}), x="batch_size", y="test_accuracy", hue="arm", marker="o")
+    grid.set(xscale="log").set_axis_labels("images in a batch", "test accuracy in %,\nmean and range of seeds")
+    sizes = sorted(set(chosen.batch_size))
+    grid.ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    grid.ax.minorticks_off()
+    return grid.figure
 
 
 STUDY = Study(
     name="large-batch",
-    doc="Training loss and test accuracy after few steps with large batches: LARS and LAMB against SGD and AdamW, each "
-    "at its best learning rate.",
+    doc="Test accuracy over the size of a batch on Fashion-MNIST: LARS and LAMB against SGD and AdamW, at equal epochs "
+    "and each at its best learning rate.",
     jobs=jobs,
+    more=more,
     report=report,
-    options=frozenset({"data", "model", "seeds", "set"}),
+    epochs=3,
+    data="fashion-mnist",
 )

@@ -5,12 +5,12 @@ held-out images by the mean over the first `CHOOSING` seeds. The other seeds run
 """
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.ladder import choosing, next_jobs
 from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
 from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train
@@ -19,8 +19,6 @@ from fused_lwlr.papers.tuning import best
 MODEL = "vit6x64"
 QUICK = "vit1x16"
 BATCH = 64
-CHOOSING = 2
-"""Seeds that choose a rate."""
 CONTROL = "LWLR's start, one rate"
 ARMS: dict[str, dict[str, Any]] = {
     "PyTorch's start, one rate": {"init": "model", "rates": "single"},
@@ -29,7 +27,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "LWLR but tokens": {"init": "lwlr", "rates": "layerwise", "rates_exclude": TOKENS},
 }
 """Fields of a recipe."""
-LRS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 FIRST = (0.003, 0.01, 0.03)
 """The rates that every arm begins with. An arm whose best rate is the lowest or highest of its rates gets the next."""
 CALIBRATION = 10
@@ -39,32 +36,12 @@ COLORS = dict(zip(ARMS, ("0.7", "0.35", "#d1495b", "#00798c"), strict=True))
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at the first rates, with the seeds that choose."""
     lrs = FIRST[:2] if settings.quick else FIRST
-    return [_job(settings, arm, lr, seed) for arm in ARMS for lr in lrs for seed in range(_choosing(settings))]
+    return [_job(settings, arm, lr, seed) for arm in ARMS for lr in lrs for seed in range(choosing(settings))]
 
 
 def more(settings: Settings, results: Any) -> list[Job]:
     """For each arm the next rate, if its best one is at the edge of its rates; otherwise the other seeds there."""
-    chosen = best(results, by=["arm"], choosing=_choosing(settings))
-    found = []
-    for arm, of in results.groupby("arm", sort=False):
-        lr = float(chosen[chosen.arm == arm].lr.iloc[0])
-        edge = None if settings.quick else _beyond(sorted(set(of.lr)), lr)
-        if edge is not None:
-            found += [_job(settings, arm, edge, seed) for seed in range(_choosing(settings))]
-        else:
-            found += [_job(settings, arm, lr, seed) for seed in range(_choosing(settings), settings.seeds)]
-    return found
-
-
-def _choosing(settings: Settings) -> int:
-    return min(CHOOSING, settings.seeds)
-
-
-def _beyond(lrs: Sequence[float], lr: float) -> float | None:
-    """The rate of `LRS` next to the lowest or highest of `lrs`, if `lr` is this one."""
-    at = LRS.index(lr)
-    beyond = at - 1 if lr == lrs[0] else at + 1 if lr == lrs[-1] else -1
-    return LRS[beyond] if 0 <= beyond < len(LRS) else None
+    return next_jobs(settings, results, ["arm"], lambda *values: _job(settings, *values))
 
 
 def _job(settings: Settings, arm: str, lr: float, seed: int) -> Job:
@@ -92,13 +69,13 @@ def report(settings: Settings, results: Any) -> Report:
         f"{settings.over}; batches of {BATCH}, so that {settings.steps} steps see "
         f"{settings.steps * BATCH if settings.steps else 0:,} images"
     )
-    choice = f"by the loss on held-out images, mean over {_choosing(settings)} seeds; the other seeds run at it alone"
-    chosen = best(results, by=["arm"], choosing=_choosing(settings))
-    of_choice = results[results.seed < _choosing(settings)]
+    choice = f"by the loss on held-out images, mean over {choosing(settings)} seeds; the other seeds run at it alone"
+    chosen = best(results, by=["arm"], choosing=choosing(settings))
+    of_choice = results[results.seed < choosing(settings)]
     return Report(
         [
             compared("a ViT with SGD", chosen, setting, choice),
-            all_rates(f"all learning rates, {_choosing(settings)} seeds", of_choice),
+            all_rates(f"all learning rates, {choosing(settings)} seeds", of_choice),
         ],
         drawn(of_choice),
     )
