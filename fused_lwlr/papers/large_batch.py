@@ -1,7 +1,8 @@
 """Large batches on Fashion-MNIST: accuracy over the size of a batch, at equal epochs and each arm's best learning rate.
 
 Large batches take few steps. LARS (arXiv:1708.03888) and LAMB (arXiv:1904.00962) are for this setting. A Large Batch
-Optimizer Reality Check (arXiv:2102.06356) finds that momentum and Adam match them once all are tuned alike.
+Optimizer Reality Check (arXiv:2102.06356) finds that momentum and Adam match them once all are tuned alike. LWLR has
+layer-wise rates too, which are measured once.
 """
 
 from itertools import product
@@ -23,16 +24,22 @@ QUICK = (16, 32)
 ARMS: dict[str, dict[str, Any]] = {
     "SGD": {"optimizer": "sgd", "weight_decay": 1e-4},
     "LARS": {"optimizer": "sgd", "weight_decay": 1e-4, "scaling": "lars", "trust_coefficient": 0.02},
+    "SGD, LWLR": {"optimizer": "sgd", "weight_decay": 1e-4, "rates": "layerwise"},
     "AdamW": {"optimizer": "adamw", "weight_decay": 0.1},
     "LAMB": {"optimizer": "adamw", "weight_decay": 0.1, "scaling": "lamb"},
+    "AdamW, LWLR": {"optimizer": "adamw", "weight_decay": 0.1, "rates": "layerwise"},
 }
 """Fields of a recipe."""
+CALIBRATION = 4096
+"""Images of the calibration, but one batch at least."""
+SGD_RATES, ADAMW_RATES = (0.3, 1.0, 3.0), (0.003, 0.01, 0.03)
 FIRST = {
-    "SGD": (0.3, 1.0, 3.0), "LARS": (1.0, 3.0, 10.0), "AdamW": (0.003, 0.01, 0.03), "LAMB": (0.01, 0.03, 0.1)
+    "SGD": SGD_RATES, "LARS": (1.0, 3.0, 10.0), "SGD, LWLR": SGD_RATES,
+    "AdamW": ADAMW_RATES, "LAMB": (0.01, 0.03, 0.1), "AdamW, LWLR": ADAMW_RATES,
 }  # fmt: skip
 """The rates that an arm begins with. An arm whose best rate is the lowest or highest of its rates gets the next."""
-WITHOUT = {"LARS": "SGD", "LAMB": "AdamW"}
-"""The optimizer without its scaling by norms."""
+PLAIN = {"LARS": "SGD", "SGD, LWLR": "SGD", "LAMB": "AdamW", "AdamW, LWLR": "AdamW"}
+"""The optimizer without scaling and multipliers."""
 BY = ("batch_size", "arm")
 
 
@@ -53,12 +60,14 @@ def _job(settings: Settings, batch: int, arm: str, lr: float, seed: int) -> Job:
     of |= {"model": settings.model or MODEL, "augmentation": "none", "workers": 0}
     if settings.data == "fashion-mnist" and "image_size" not in settings.training:
         of["image_size"] = SIDE
-    return Job(f"batch{batch}-{arm}-lr{lr:g}-seed{seed}", measure, of | settings.common)
+    return Job(f"batch{batch}-{arm.replace(', ', '+')}-lr{lr:g}-seed{seed}", measure, of | settings.common)
 
 
-def measure(arm: str, **common: Any) -> dict[str, Any]:
+def measure(arm: str, batch_size: int, **common: Any) -> dict[str, Any]:
     """Train; the loss on held-out images, the last epoch's loss, and the test accuracy in % after the last step."""
-    found = train(recipe_of(**ARMS[arm], eval_every=10**9, **common), tuned=True)
+    steps = max(1, CALIBRATION // batch_size)
+    recipe = recipe_of(batch_size=batch_size, calibration_steps=steps, eval_every=10**9, **ARMS[arm], **common)
+    found = train(recipe, tuned=True)
     return {**found.last, "val_loss": found.val_loss}
 
 
@@ -69,8 +78,8 @@ def report(settings: Settings, results: Any) -> Report:
     rows = []
     for (batch, arm), of in chosen.groupby(list(BY), sort=False):
         over = [""] * len(comparison.COLUMNS)
-        if arm in WITHOUT:
-            over = comparison.cells(accuracy[batch, arm] - accuracy[batch, WITHOUT[arm]], "{:+.2f}")
+        if arm in PLAIN:
+            over = comparison.cells(accuracy[batch, arm] - accuracy[batch, PLAIN[arm]], "{:+.2f}")
         rows.append([f"{batch:,}", arm, f"{of.lr.iloc[0]:g}", cell(of.test_accuracy, "{:.2f}"), *over])
     of_choice = results[results.seed < choosing(settings)]
     side = results["image_size"].iloc[0] if "image_size" in results else None
@@ -79,10 +88,11 @@ def report(settings: Settings, results: Any) -> Report:
         + "; a tenth is warm-up, then a cosine",
         f"best lr: by the loss on held-out images, mean over {choosing(settings)} seeds; the other seeds run at it "
         "alone",
-        "difference: test accuracy of LARS minus SGD, and of LAMB minus AdamW, in points",
+        "difference: test accuracy minus that of SGD, or of AdamW, in points",
         comparison.NOTE,
         "SGD and LARS have momentum 0.9 and a weight decay of 1e-4, LARS a trust coefficient of 0.02; AdamW and LAMB "
-        "have a weight decay of 0.1",
+        "have a weight decay of 0.1; all start from LWLR's initialization",
+        f"LWLR: layer-wise rates from {CALIBRATION:,} images, but one batch at least, which the other arms do without",
     ]  # fmt: skip
     columns = ["batch", "optimizer", "best lr", "test accuracy %", *comparison.COLUMNS]
     rates = [
