@@ -8,11 +8,10 @@ layer-wise rates too, which are measured once.
 from itertools import product
 from typing import Any
 
-from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.ladder import choosing, next_jobs
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.ladder import choosing, next_jobs, tables
+from fused_lwlr.papers.tables import Report
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.papers.tuning import best
 
@@ -73,41 +72,20 @@ def measure(arm: str, batch_size: int, **common: Any) -> dict[str, Any]:
 
 def report(settings: Settings, results: Any) -> Report:
     """Test accuracy at the best rate of each arm and batch size, differences, and all rates."""
-    chosen = best(results, by=BY, choosing=choosing(settings))
-    accuracy = chosen.pivot(index="seed", columns=list(BY), values="test_accuracy").astype(float)
-    rows = []
-    for (batch, arm), of in chosen.groupby(list(BY), sort=False):
-        over = [""] * len(comparison.COLUMNS)
-        if arm in PLAIN:
-            over = comparison.cells(accuracy[batch, arm] - accuracy[batch, PLAIN[arm]], "{:+.2f}")
-        rows.append([f"{batch:,}", arm, f"{of.lr.iloc[0]:g}", cell(of.test_accuracy, "{:.2f}"), *over])
-    of_choice = results[results.seed < choosing(settings)]
     side = results["image_size"].iloc[0] if "image_size" in results else None
     notes = [
         f"{results.model.iloc[0]}, {settings.over}" + (f"; images of {side:g} x {side:g} pixels" if side else "")
         + "; a tenth is warm-up, then a cosine",
-        f"best lr: by the loss on held-out images, mean over {choosing(settings)} seeds; the other seeds run at it "
-        "alone",
-        "difference: test accuracy minus that of SGD, or of AdamW, in points",
-        comparison.NOTE,
         "SGD and LARS have momentum 0.9 and a weight decay of 1e-4, LARS a trust coefficient of 0.02; AdamW and LAMB "
         "have a weight decay of 0.1; all start from LWLR's initialization",
         f"LWLR: layer-wise rates from {CALIBRATION:,} images, but one batch at least, which the other arms do without",
+        "difference: test accuracy in points minus that of SGD, or of AdamW",
     ]  # fmt: skip
-    columns = ["batch", "optimizer", "best lr", "test accuracy %", *comparison.COLUMNS]
-    rates = [
-        [f"{batch:,}", arm, f"{lr:g}", cell(of.val_loss), cell(of.test_accuracy, "{:.1f}")]
-        for (batch, arm, lr), of in of_choice.groupby([*BY, "lr"])
-    ]
-    rates.sort(key=lambda row: (int(row[0].replace(",", "")), list(ARMS).index(row[1]), float(row[2])))
-    columns_of_rates = ["batch", "optimizer", "lr", "held-out loss", "test accuracy %"]
-    return Report(
-        [
-            Table("large batches, each optimizer at its best learning rate", columns, rows, notes, labels=2),
-            Table(f"all learning rates, {choosing(settings)} seeds", columns_of_rates, rates, labels=3),
-        ],
-        _draw(chosen),
-    )
+    title = "large batches, each optimizer at its best learning rate"
+    found = tables(
+        settings, results, title=title, by=BY, columns=("batch", "optimizer"), rivals=PLAIN, notes=notes
+    )  # fmt: skip
+    return Report(found, _draw(best(results, by=BY, choosing=choosing(settings))))
 
 
 def _draw(chosen: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Layer-wise rates on Fashion-MNIST: a small ViT with SGD, each arm at its own best learning rate.
+"""Layer-wise rates of a small ViT with SGD, on Fashion-MNIST and on glyphs: each arm at its own best learning rate.
 
 Initializing the Layer-wise Learning Rate, Table 1: a ViT with SGD is where the paper gains most. Rates are chosen on
 held-out images by the mean over the first `CHOOSING` seeds. The other seeds run at the best rate alone.
@@ -7,17 +7,17 @@ held-out images by the mean over the first `CHOOSING` seeds. The other seeds run
 import re
 from typing import Any
 
-from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.ladder import choosing, next_jobs
+from fused_lwlr.papers.ladder import choosing, next_jobs, tables
 from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.tables import Report
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.papers.tuning import best
 
-MODEL = "vit6x64"
+MODELS = {"fashion-mnist": "vit6x64", "glyphs": "vit4x96"}
 QUICK = "vit1x16"
+GLYPHS = 16
+"""Side of the images of glyphs in pixels."""
 BATCH = 64
 CONTROL = "LWLR's start, one rate"
 ARMS: dict[str, dict[str, Any]] = {
@@ -45,12 +45,13 @@ def more(settings: Settings, results: Any) -> list[Job]:
 
 
 def _job(settings: Settings, arm: str, lr: float, seed: int) -> Job:
-    name = f"{re.sub('[^A-Za-z]+', '-', arm)}-lr{lr:g}-seed{seed}"
-    model = settings.model or (QUICK if settings.quick else MODEL)
-    # the digits have no augmentation
-    augmentation = "none" if settings.data == "digits" else "basic"
-    of = {"arm": arm, "lr": lr, "seed": seed, "model": model, "augmentation": augmentation}
-    return Job(name, measure, of | settings.common)
+    model = settings.model or (QUICK if settings.quick else MODELS.get(settings.data, MODELS["fashion-mnist"]))
+    # digits and glyphs have no augmentation
+    augmentation = "none" if settings.data in ("digits", "glyphs") else "basic"
+    of: dict[str, Any] = {"arm": arm, "lr": lr, "seed": seed, "model": model, "augmentation": augmentation}
+    if settings.data == "glyphs":
+        of["image_size"] = GLYPHS
+    return Job(f"{re.sub('[^A-Za-z]+', '-', arm)}-lr{lr:g}-seed{seed}", measure, of | settings.common)
 
 
 def measure(arm: str, lr: float, **common: Any) -> dict[str, Any]:
@@ -65,63 +66,23 @@ def measure(arm: str, lr: float, **common: Any) -> dict[str, Any]:
 
 def report(settings: Settings, results: Any) -> Report:
     """Test accuracy at the best rate of each arm, differences from the control, and all rates."""
-    setting = (
-        f"{settings.over}; batches of {BATCH}, so that {settings.steps} steps see "
-        f"{settings.steps * BATCH if settings.steps else 0:,} images"
-    )
-    choice = f"by the loss on held-out images, mean over {choosing(settings)} seeds; the other seeds run at it alone"
-    chosen = best(results, by=["arm"], choosing=choosing(settings))
-    of_choice = results[results.seed < choosing(settings)]
-    return Report(
-        [
-            compared("a ViT with SGD", chosen, setting, choice),
-            all_rates(f"all learning rates, {choosing(settings)} seeds", of_choice),
-        ],
-        drawn(of_choice),
-    )
-
-
-def compared(title: str, chosen: Any, setting: str, choice: str) -> Table:
-    """The table of the best rate of each arm, with differences from the control.
-
-    Args:
-        title: the model and the data, for the title of the table.
-        chosen: results at the best rate of each arm.
-        setting: the data, and the length of a training.
-        choice: how a rate is chosen.
-    """
-    accuracy = chosen.pivot(index="seed", columns="arm", values="test_accuracy").astype(float)
-    rows = []
-    for arm, of in chosen.groupby("arm", sort=False):
-        over = [""] * len(comparison.COLUMNS)
-        if arm != CONTROL:
-            over = comparison.cells(accuracy[arm] - accuracy[CONTROL], "{:+.2f}")
-        rows.append([arm, f"{of.lr.iloc[0]:g}", cell(of.test_accuracy, "{:.2f}"), *over])
     paper = PAPER["vit", "sgd"]
+    images = f", {settings.steps * BATCH:,} in all" if settings.steps else ""
     notes = [
-        f"{chosen.model.iloc[0]}, SGD with momentum, {setting}; a tenth is warm-up, then a cosine",
-        f"best lr: {choice}",
-        f"difference: test accuracy in points minus \"{CONTROL}\"",
-        comparison.NOTE,
+        f"{results.model.iloc[0]}, SGD with momentum, {settings.over}; batches of {BATCH} images{images}; a "
+        "tenth is warm-up, then a cosine",
         f"LWLR: multipliers of {CALIBRATION} minibatches; but tokens: η = 1 for {' and '.join(TOKENS)}",
         f"paper: Table 1, ViT-S/16 on ImageNet, 300 epochs, one run each: {paper[0]:.2f} with one rate, {paper[1]:.2f} "
         "with layer-wise ones, both from LWLR's start",
+        f"difference: test accuracy in points minus \"{CONTROL}\"",
     ]  # fmt: skip
-    columns = ["arm", "best lr", "test accuracy %", *comparison.COLUMNS]
-    return Table(f"{title}, each arm at its best learning rate", columns, rows, notes)
+    title = "a ViT with SGD, each arm at its best learning rate"
+    rivals = {arm: CONTROL for arm in ARMS if arm != CONTROL}
+    found = tables(settings, results, title=title, by=["arm"], columns=["arm"], rivals=rivals, notes=notes)
+    return Report(found, _draw(results[results.seed < choosing(settings)]))
 
 
-def all_rates(title: str, results: Any) -> Table:
-    """The table of every rate of each arm."""
-    rows = [
-        [arm, f"{lr:g}", cell(of.val_loss), cell(of.test_accuracy, "{:.1f}")]
-        for (arm, lr), of in results.groupby(["arm", "lr"])
-    ]
-    rows.sort(key=lambda row: (list(ARMS).index(row[0]), float(row[1])))
-    return Table(title, ["arm", "lr", "held-out loss", "test accuracy %"], rows, labels=2)
-
-
-def drawn(results: Any) -> Any:
+def _draw(results: Any) -> Any:
     """The figure of test accuracy over the learning rate."""
     of = results.astype({"test_accuracy": float})
     grid = bands(of, x="lr", y="test_accuracy", hue="arm", palette=COLORS, marker="o")

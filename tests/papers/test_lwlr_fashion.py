@@ -1,4 +1,4 @@
-"""The study of layer-wise rates on Fashion-MNIST, on small files."""
+"""The studies of layer-wise rates on Fashion-MNIST and on glyphs, on small files, and their ladder of rates."""
 
 import numpy as np
 import pandas
@@ -7,11 +7,12 @@ from idx_files import arrays, save
 from test_lwlr_studies import quick, spread
 
 from fused_lwlr.papers import lwlr_fashion
-from fused_lwlr.papers.lwlr_fashion import ARMS, CONTROL, LRS
+from fused_lwlr.papers.ladder import LADDER
+from fused_lwlr.papers.lwlr_fashion import ARMS, CONTROL
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import Trained
 
-STUDY = find("lwlr-fashion")
+STUDY, GLYPHS = find("lwlr-fashion"), find("lwlr-glyphs")
 
 
 def results(losses, seeds=(0, 1)):
@@ -47,33 +48,57 @@ def test_more_seeds_do_not_change_the_choice():
 
 
 def test_there_is_no_rate_beyond_the_last():
-    every = dict(zip(LRS, range(len(LRS), 0, -1), strict=True))
+    every = dict(zip(LADDER, range(len(LADDER), 0, -1), strict=True))
     found = STUDY.more(STUDY.settings(), results(every))
-    assert [(job.parameters["lr"], job.parameters["seed"]) for job in found] == [(LRS[-1], seed) for seed in (2, 3, 4)]
+    assert [(job.parameters["lr"], job.parameters["seed"]) for job in found] == [
+        (LADDER[-1], seed) for seed in (2, 3, 4)
+    ]
 
 
-def test_what_each_arm_trains(monkeypatch):
+@pytest.mark.parametrize(
+    ("study", "common"),
+    [
+        (STUDY, ("sgd", "fashion-mnist", "vit6x64", None, "basic", 375)),
+        (GLYPHS, ("sgd", "glyphs", "vit4x96", 16, "none", 20.0)),
+    ],
+)
+def test_what_each_arm_trains(study, common, monkeypatch):
     recipes = {}
 
     def untrained(recipe, *, tuned):
         assert tuned
-        recipes[arm] = recipe
+        recipes[job.parameters["arm"]] = recipe
         return Trained(losses=[1.0], accuracies=[50.0], val_loss=1.0)
 
     monkeypatch.setattr(lwlr_fashion, "train", untrained)
-    jobs = STUDY.jobs(STUDY.settings())
+    jobs = study.jobs(study.settings())
     assert len(jobs) == len(ARMS) * 3 * 2
     for job in jobs:
-        arm = job.parameters["arm"]
         assert job.function(**job.parameters)["test_accuracy"] == 50.0
-    kinds = [(recipe.init, recipe.rates, recipe.rates_exclude) for recipe in recipes.values()]
-    tokens = ("cls_token", "pos_embed")
-    assert kinds == [
-        ("model", "single", None), ("lwlr", "single", None), ("lwlr", "layerwise", ()), ("lwlr", "layerwise", tokens)
+    assert [(r.init, r.rates, r.rates_exclude) for r in recipes.values()] == [
+        ("model", "single", None), ("lwlr", "single", None), ("lwlr", "layerwise", ()),
+        ("lwlr", "layerwise", ("cls_token", "pos_embed")),
     ]  # fmt: skip
-    assert {(recipe.optimizer, recipe.data, recipe.augmentation, recipe.steps) for recipe in recipes.values()} == {
-        ("sgd", "fashion-mnist", "basic", 375)
+    found = {
+        (r.optimizer, r.data, r.model, r.image_size, r.augmentation, r.steps or r.epochs) for r in recipes.values()
     }
+    assert found == {common}
+
+
+def test_an_arm_is_compared_at_its_best_rate_with_the_control():
+    rows = [
+        {"model": "vit", "arm": arm, "lr": lr, "seed": seed, "val_loss": loss, "train_loss": 1.0, "test_accuracy": top}
+        for arm, lr, loss, tops in (
+            (CONTROL, 0.1, 1.0, (80.0, 81.0)), (CONTROL, 0.3, 2.0, (99.0, 99.0)),
+            ("LWLR", 0.1, 3.0, (10.0, 10.0)), ("LWLR", 0.3, 0.5, (83.0, 85.0)),
+        )
+        for seed, top in enumerate(tops)
+    ]  # fmt: skip
+    table, grid = GLYPHS.report(GLYPHS.settings(seeds=2), pandas.DataFrame(rows)).tables
+    found = {row[0]: row[1:] for row in table.rows}
+    assert found[CONTROL][:3] == ["0.1", spread([80.0, 81.0], 2), ""]
+    assert found["LWLR"][:3] == ["0.3", spread([83.0, 85.0], 2), "+3.50 ± 0.71"]
+    assert len(grid.rows) == 4
 
 
 def test_a_smoke_test(tmp_path):

@@ -1,21 +1,18 @@
-"""Learning rates chosen on held-out images, and the study of large batches, in which each arm has such a rate."""
+"""Learning rates chosen on held-out images."""
 
 import math
 from dataclasses import replace
 
-import numpy as np
 import pandas
 import pytest
 import torch
-from test_lwlr_studies import COMMON, quick, spread
+from test_lwlr_studies import COMMON
 from torch.nn.functional import cross_entropy
 
 from fused_lwlr.data import MicroBatch, Splits, Stream, open_data, open_text
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.sequences import Sequences
-from fused_lwlr.papers import large_batch
 from fused_lwlr.papers.held_out import hold_out
-from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.papers.tuning import best
 from fused_lwlr.training.setup import new_model, new_optimizer
@@ -117,39 +114,6 @@ def test_more_seeds_at_the_chosen_rate_do_not_change_the_choice():
     assert set(best(results, by=["arm"]).lr) == {0.3}
     found = best(results, by=["arm"], choosing=2)
     assert [(row.lr, row.seed) for row in found.itertuples()] == [(0.1, seed) for seed in range(4)]
-
-
-def test_large_batch(tmp_path):
-    tested = {}
-    (table, grid), jobs = quick("large-batch", tmp_path, "--model", "resnet8x2")
-    assert [row["optimizer"] for row in table] == ["SGD", "LARS", "AdamW", "LAMB"]
-    of = {(p["arm"], p["lr"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
-    for row in table:
-        rates = {lr for arm, lr, _ in of if arm == row["optimizer"]}
-        mean = {lr: np.mean([of[row["optimizer"], lr, seed]["val_loss"] for seed in (0, 1)]) for lr in rates}
-        chosen = min(mean, key=mean.get)
-        assert row["best lr"] == f"{chosen:g}"
-        values = [of[row["optimizer"], chosen, seed] for seed in (0, 1)]
-        tested[row["optimizer"]] = np.array([v["test_accuracy"] for v in values])
-        assert row["training loss"] == spread([v["train_loss"] for v in values], 5)
-        assert row["test accuracy %"] == spread([v["test_accuracy"] for v in values], 2)
-    for row, other in ((table[1], "SGD"), (table[3], "AdamW")):
-        over = tested[row["optimizer"]] - tested[other]
-        assert row["difference"] == f"{over.mean():+.2f} ± {over.std(ddof=1):.2f}"
-        assert row["n"] == "2"
-    assert len(grid) == len(of) / 2
-    assert len({value["train_loss"] for value in of.values()}) == len(of)
-
-
-def test_large_batches_take_the_steps_that_are_asked_for(monkeypatch):
-    seen = []
-    monkeypatch.setattr(large_batch, "train", lambda recipe, tuned: seen.append(recipe) or train(recipe, tuned=tuned))
-    study = find("large-batch")
-    job = study.jobs(study.settings(model="resnet8x2"))[-1]
-    assert job.function(**job.parameters)["test_accuracy"] > 10
-    [recipe] = seen
-    assert (recipe.steps, recipe.batch_size, recipe.scaling, recipe.optimizer) == (32, 1150, "lamb", "adamw")
-    assert recipe.lr == 0.27
 
 
 def test_arguments_of_the_model_are_added_to_the_ones_of_the_study():
