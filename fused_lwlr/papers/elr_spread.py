@@ -25,6 +25,8 @@ MOMENTA = (0.5, 0.9)
 """In addition to 0; only with shortcuts, as in Figure 5."""
 LOW = 0.1
 """Below it, approximately, the spread starts to increase (Section 4.2)."""
+AVERAGES = ("elr_mean", "elr_spread", "rate_spread")
+"""Averages of an `ELRHistory`."""
 RECORDS = 2000
 """Most recorded steps of a training; about 24 of them are kept separately."""
 
@@ -57,9 +59,10 @@ def jobs(settings: Settings) -> list[Job]:
 
 
 def measure(**fields: Any) -> dict[str, Any]:
-    """Mean(E) and Std(E) over layers, averaged over a training from He's initialization, and its test accuracy.
+    """Mean(E), Std(E) and Std(λE) over layers, averaged over a training from He's initialization; its test accuracy.
 
     With momentum E comes from the buffer (Eq. 11), and `base_spread` from the gradient. Divergence gives no values.
+    Without decay and warm-up, unless `fields` have them.
     """
     recorders: list[ELRRecorder] = []
 
@@ -75,15 +78,14 @@ def measure(**fields: Any) -> dict[str, Any]:
             )  # fmt: skip
         return optimizer
 
-    found = train(recipe_of(init="model", weight_decay=0.0, warmup=0.0, **fields), optimizer=watched)
+    found = train(recipe_of(**{"init": "model", "weight_decay": 0.0, "warmup": 0.0, **fields}), optimizer=watched)
     if found.problem is not None:
-        keys = ("test_accuracy", "train_loss", "elr_mean", "elr_spread", "base_spread", "steps", "spread")
-        return dict.fromkeys(keys)
+        return dict.fromkeys((*found.last, *AVERAGES, "base_spread", "steps", "spread"))
     base, history = (recorder.history for recorder in recorders)
     kept = slice(None, None, math.ceil(len(history.steps) / 24))
     return {
         **found.last,
-        **{name: history.summary()[name] for name in ("elr_mean", "elr_spread")},
+        **{name: history.summary()[name] for name in AVERAGES},
         "base_spread": base.summary()["elr_spread"],
         "steps": list(history.steps[kept]),
         "spread": history.elr_spread[kept].tolist(),

@@ -12,6 +12,7 @@ STUDIES = {
     "methods": "fused_lwlr.papers.methods",
     "lwlr-T": "fused_lwlr.papers.lwlr_t",
     "elr-spread": "fused_lwlr.papers.elr_spread",
+    "elr-warmup": "fused_lwlr.papers.elr_warmup",
     "elr-constrained": "fused_lwlr.papers.elr_constrained",
     "elr-fit": "fused_lwlr.papers.elr_fit",
     "elr-simulation": "fused_lwlr.papers.elr_simulation",

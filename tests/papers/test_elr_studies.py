@@ -1,4 +1,4 @@
-"""The studies elr-spread and elr-constrained: smoke tests through the command, and comparisons with manual training."""
+"""The studies of effective learning rates: smoke tests through the command, and comparisons with trainings by hand."""
 
 import numpy as np
 import pandas
@@ -48,17 +48,20 @@ def test_spread_is_that_of_a_training_by_hand(momentum):
     torch.nn.init.zeros_(model.head.bias)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches(1)))
-    spreads, of_gradients = [], []
+    spreads, of_gradients, weighted = [], [], []
     for x, y in batches(1):
         optimizer.zero_grad()
         cross_entropy(model(x), y).backward()
         norms = np.array([w.detach().norm().item() for w in weights])
         of_gradients.append(np.std([w.grad.norm().item() for w in weights] / norms))
         optimizer.step()
+        lr = schedule.get_last_lr()[0]
         schedule.step()
         used = [optimizer.state[w]["momentum_buffer"] if momentum else w.grad for w in weights]
         spreads.append(np.std([g.norm().item() for g in used] / norms))
+        weighted.append(lr * spreads[-1])
     assert found["elr_spread"] == pytest.approx(np.mean(spreads), rel=1e-4)
+    assert found["rate_spread"] == pytest.approx(np.mean(weighted), rel=1e-4)
     assert found["base_spread"] == pytest.approx(np.mean(of_gradients), rel=1e-4)
     assert found["spread"] == pytest.approx(spreads[:: found["steps"][1]], rel=1e-3)
 
@@ -67,6 +70,23 @@ def test_spread_of_a_diverged_training():
     found = measure(model="noshort8x2-nobn", momentum=0.0, lr=1e12, seed=0, **COMMON)
     assert set(found.values()) == {None}
     assert cell([found["elr_spread"], 1.0]) == "1.000 (1 of 2 diverged)"
+
+
+def test_warmup(tmp_path):
+    """Differences seed by seed, in thousandths; the study's trainings have the momentum and decay of their setup."""
+    (spreads, accuracies), jobs = quick("elr-warmup", tmp_path, "--model", "resnet8x2")
+    of = {(p["setup"], p["warmup"], p["seed"]): job["values"] for job in jobs for p in [job["parameters"]]}
+    for table, value, unit in ((spreads, "rate_spread", 1000), (accuracies, "test_accuracy", 1)):
+        assert [row["SGD with"] for row in table] == ["momentum, decay", "neither"]
+        for row in table:
+            without, warm = (
+                np.array([unit * of[row["SGD with"], warmup, seed][value] for seed in (0, 1)]) for warmup in (0.0, 0.3)
+            )
+            assert (row["no warm-up"], row["warm-up"]) == (spread(without, 2), spread(warm, 2))
+            change = warm - without
+            assert row["difference"] == f"{change.mean():+.2f} ± {change.std(ddof=1):.2f}"
+    by_hand = measure(model="resnet8x2", momentum=0.9, weight_decay=1e-4, warmup=0.3, lr=0.1, seed=1, **COMMON)
+    assert by_hand["rate_spread"] == pytest.approx(of["momentum, decay", 0.3, 1]["rate_spread"], rel=1e-6)
 
 
 def test_constrained(tmp_path):
