@@ -37,18 +37,6 @@ class Case(NamedTuple):
     rule: str
 
 
-class Options(NamedTuple):
-    """Optional measurements of a case.
-
-    Attributes:
-        profile: whether kernels are counted by the profiler.
-        captured: methods that are also captured in a graph.
-    """
-
-    profile: bool
-    captured: tuple[str, ...]
-
-
 class Entry:
     """One contestant of a case, ready to step."""
 
@@ -156,22 +144,41 @@ def batches(case: Case, entrants: Sequence[Contestant], free: int) -> Iterator[l
 
 
 def run_case(
-    case: Case, entrants: Sequence[Contestant], clock: Clock, deadline: float, rounds: int, options: "Options"
+    case: Case,
+    entrants: Sequence[Contestant],
+    clock: Clock,
+    deadline: float,
+    rounds: int,
+    *,
+    profile: bool,
+    captured: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """One row for each contestant: medians in seconds and their spreads, or the reason why it was not timed."""
+    """One row for each contestant: medians in seconds and their spreads, or the reason why it was not timed.
+
+    Args:
+        profile: whether kernels are counted by the profiler.
+        captured: methods that are also captured in a graph.
+    """
     groups = list(batches(case, entrants, clock.free_bytes()))
     rows: dict[str, dict[str, Any]] = {}
     for turn, batch in enumerate(groups):
         now = time.monotonic()
         end = now + max(deadline - now, 0.0) / (len(groups) - turn)
         # in a separate function, so that all memory of a batch is freed before the next one
-        for row in _run_batch(case, batch, clock, end, rounds, options):
+        for row in _run_batch(case, batch, clock, end, rounds, profile=profile, captured=captured):
             rows.setdefault(f"{row['method']} {row['who']}", row)
     return list(rows.values())
 
 
 def _run_batch(
-    case: Case, batch: Sequence[Contestant], clock: Clock, end: float, rounds: int, options: "Options"
+    case: Case,
+    batch: Sequence[Contestant],
+    clock: Clock,
+    end: float,
+    rounds: int,
+    *,
+    profile: bool,
+    captured: Sequence[str],
 ) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     found = [param.grad for _, param in parameters(case.shapes, DTYPES[case.dtype], clock.device)]
@@ -194,14 +201,14 @@ def _run_batch(
     extras = []
     for at, entry in enumerate(entries):
         # the profiler takes longer than a step
-        profiled = options.profile and (time.monotonic() < end or at < 2)
+        profiled = profile and (time.monotonic() < end or at < 2)
         launches = entry.attempt(lambda e: clock.launches(e.optimizer.step)) if profiled else None
         extras.append((launches, entry.attempt(counted)))
-    captured = [e for e in entries if e.contestant.graph and e.contestant.method in options.captured]
-    for at, entry in enumerate(captured):
+    replayed = [e for e in entries if e.contestant.graph and e.contestant.method in captured]
+    for at, entry in enumerate(replayed):
         if time.monotonic() < end or at < 2:
             entry.attempt(Entry.capture)
-    _rounds([e for e in captured if e.replay is not None], Entry.sample_replay, rounds, end)
+    _rounds([e for e in replayed if e.replay is not None], Entry.sample_replay, rounds, end)
     left_out += [(entry.contestant, entry.failure) for entry in entries if entry.failure is not None]
     rows = [
         {**_head(case, entry.contestant), **_row(case, entry, *extra)}

@@ -19,12 +19,13 @@ from tqdm import tqdm
 
 from bench import rows
 from bench.case import Case
-from bench.clock import Clock, CpuClock, CudaClock
+from bench.clock import Clock, CudaClock
 from bench.parameter_sets import SETS
 from bench.report import markdown
 from bench.throughput import ROUNDS, cases_of, run
 from fused_lwlr import __version__
 from fused_lwlr.kernels import constants
+from fused_lwlr.training.environment import cpu_name
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -77,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     if "gpu" in sections and not no_gpu:
         cases = cases_of(QUICK_SETS if quick else SETS, ("fp32",) if quick else ("fp32", "bf16"))
         cases = REHEARSAL if given.rehearsal else cases
-        clock: Clock = CpuClock() if given.rehearsal else CudaClock()
+        clock = Clock() if given.rehearsal else CudaClock()
         with tqdm(total=len(cases), unit=" cases") as bar:
             written = 0
 
@@ -113,8 +114,8 @@ def about(commit: str | None, quick: bool) -> dict[str, Any]:
     """Device, versions, commit, date and settings."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "device": gpu or processor(),
-        "processor": processor(),
+        "device": gpu or cpu_name(),
+        "processor": cpu_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -124,15 +125,6 @@ def about(commit: str | None, quick: bool) -> dict[str, Any]:
         "settings": "quick" if quick else "full",
         "launch constants": constants.MEASURED.get(gpu or "", "from generated code, not measured on this device"),
     }
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    if importlib.util.find_spec("cpuinfo") is None:
-        return platform.machine()
-    import cpuinfo
-
-    return str(cpuinfo.get_cpu_info().get("brand_raw", platform.machine()))
 
 
 def _commit() -> str:

@@ -1,4 +1,4 @@
-"""Measurements of a device for the throughput bench. `CpuClock` runs on any machine, to test the bench itself."""
+"""Measurements of a device for the throughput bench."""
 
 import ctypes
 import gc
@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,41 +21,60 @@ NOT_SUPPORTED = 801
 """The error of a GPU whose L2 has no priorities."""
 
 
-class Clock(Protocol):
-    """Times calls on one device. Seconds; each call is one sample."""
+class Clock:
+    """Times calls on one device, in seconds; each call is one sample. This one is the clock of the host.
 
-    device: torch.device
-    timed: str
-    """The quantity that `device_seconds` measures."""
-    graphs: bool
-    """Whether `graph` captures, for which optimizers have to be made `capturable`."""
+    It runs on any machine, to test the bench itself. `CudaClock` replaces its methods.
+
+    Attributes:
+        timed: the quantity that `device_seconds` measures.
+        graphs: whether `graph` captures, for which optimizers have to be made `capturable`.
+    """
+
+    timed = "host clock"
+    graphs = False
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
 
     def facts(self) -> dict[str, Any]:
         """Name and sizes of the device."""
+        return {"device": "CPU"}
 
     def wall_seconds(self, call: Call) -> tuple[float, float]:
         """Until the call returns, and until the device is done; idle before."""
+        start = time.perf_counter()
+        call()
+        seconds = time.perf_counter() - start
+        return seconds, seconds
 
     def device_seconds(self, call: Call, *, flush: bool, host: float) -> float:
         """Between the first and the last kernel of a call, L2 flushed before or not; `host` is its time on the host."""
+        return self.wall_seconds(call)[0]
 
     def graph(self, call: Call) -> Call:
         """Returns a function that replays a call, which is captured once."""
+        return call
 
     def launches(self, call: Call) -> dict[str, int]:
         """Kernels and copies of a call."""
+        call()
+        return {"kernels": 0, "copies": 0}
 
     def profiled(self, call: Call) -> None:
         """Lets an external profiler see only this call, with L2 flushed before."""
+        call()
 
     def peak_bytes(self, call: Call) -> tuple[Any, int]:
         """The result of a call, and its peak memory above the memory in use before."""
+        return call(), 0
 
     def free_bytes(self) -> int:
         """Memory that is left."""
+        return 1 << 30
 
 
-class CudaClock:
+class CudaClock(Clock):
     """Events, graphs and the profiler of a GPU."""
 
     timed = "GPU time by events"
@@ -177,44 +196,6 @@ class CudaClock:
         gc.collect()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
-
-
-class CpuClock:
-    """The clock of the host instead of the device's: to test the bench itself, not speed."""
-
-    timed = "host clock"
-    graphs = False
-
-    def __init__(self) -> None:
-        self.device = torch.device("cpu")
-
-    def facts(self) -> dict[str, Any]:
-        return {"device": "CPU"}
-
-    def wall_seconds(self, call: Call) -> tuple[float, float]:
-        start = time.perf_counter()
-        call()
-        seconds = time.perf_counter() - start
-        return seconds, seconds
-
-    def device_seconds(self, call: Call, *, flush: bool, host: float) -> float:
-        return self.wall_seconds(call)[0]
-
-    def graph(self, call: Call) -> Call:
-        return call
-
-    def launches(self, call: Call) -> dict[str, int]:
-        call()
-        return {"kernels": 0, "copies": 0}
-
-    def profiled(self, call: Call) -> None:
-        call()
-
-    def peak_bytes(self, call: Call) -> tuple[Any, int]:
-        return call(), 0
-
-    def free_bytes(self) -> int:
-        return 1 << 30
 
 
 def copy_bandwidth(clock: Clock, size: int) -> float:

@@ -17,7 +17,7 @@ import torch
 
 from bench import rows
 from bench.case import DTYPES
-from bench.clock import CpuClock, CudaClock
+from bench.clock import Clock, CudaClock
 from bench.contestants import ours
 from bench.gate import parameters
 from bench.parameter_sets import shapes_of
@@ -42,7 +42,7 @@ def metrics(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def step(rule: str, method: str, dtype: str, name: str) -> None:
     """One step after a flush, the only one that is profiled."""
-    clock = CudaClock() if torch.cuda.is_available() else CpuClock()
+    clock = CudaClock() if torch.cuda.is_available() else Clock()
     named = parameters(shapes_of(name), DTYPES[dtype], clock.device)
     optimizer = ours(rule, method).build(named, 1e-4, False)
     for _ in range(3):

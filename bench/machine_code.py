@@ -35,13 +35,12 @@ class Job(NamedTuple):
     registers: int | None = None
 
 
-def reports(jobs: Iterable[Job], target: GPUTarget, threads: int = constants.THREADS) -> list[dict[str, Any]]:
+def reports(jobs: Iterable[Job], target: GPUTarget) -> list[dict[str, Any]]:
     """Properties of the compiled code of some kernels.
 
     Args:
         jobs: kernels.
         target: the GPU to compile for.
-        threads: of a program.
 
     Returns:
         For each kernel, registers: of a thread. spilled: bytes of a thread's memory. resident: programs that fit on a
@@ -50,7 +49,7 @@ def reports(jobs: Iterable[Job], target: GPUTarget, threads: int = constants.THR
         that are in flight when the first of them is used, for one batch of loads after the other. instructions: from
         the first to the last access of 128 bits. barriers: of a program's threads.
     """
-    warps = threads // target.warp_size
+    warps = constants.THREADS // target.warp_size
     compiled = [_compiled(job, target, warps) for job in jobs]
     if target.backend == "hip":
         found = [_amd(asm["amdgcn"]) for asm in compiled]

@@ -8,13 +8,14 @@ Notebooks become pages with their recorded output.
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files, InclusionLevel
 from nbconvert import MarkdownExporter
 
+from bench.markdown import table
 from bench.targets import judge
 from bench.training import HEAD, cells
 
@@ -81,7 +82,7 @@ def about() -> Iterator[str]:
 def host() -> Iterator[str]:
     """Host time of a step: ours, and torch's fused step with one group and with a group for each tensor."""
     gradients = {"kept": "same memory", "new": "new in each step", "some": "5 % of tensors have none"}
-    yield from _table(
+    yield from table(
         ("optimizer", "tensors", "gradients", "ours µs", "with ELR µs", "with LARS µs",
          "torch, 1 group µs", "torch, a group for each tensor µs"),
         (
@@ -110,7 +111,7 @@ def cpu() -> Iterator[str]:
     found: dict[tuple[str, int], dict[str, float]] = {}
     for row in measured()["cpu"]:
         found.setdefault((row["set"], row["threads"]), {})[row["step"]] = row["seconds"]
-    yield from _table(
+    yield from table(
         ("parameters of", "threads", "step", "ours, ms", "other", "other / ours"),
         (
             (tensors, threads, name, f"{seconds[ours] * 1e3:.3g}", other.rpartition(", ")[2],
@@ -124,7 +125,7 @@ def cpu() -> Iterator[str]:
 
 def traffic() -> Iterator[str]:
     """Bytes for each parameter and launches of every kind of step."""
-    yield from _table(
+    yield from table(
         ("step", "dtype", "bytes from and to memory", "read again, from L2", "least possible", "launches"),
         (
             (row["step"], row["dtype"], f"{row['memory']:g}", f"{row['again']:g}" if row["again"] else "",
@@ -137,7 +138,7 @@ def traffic() -> Iterator[str]:
 def missed() -> Iterator[str]:
     """The targets that the measurements miss, one a line."""
     judged = [target for target in judge(measured()) if target.verdict == "missed"]
-    yield from _table(("target", "bound", "worst found"), ((t.what, t.limit, t.found) for t in judged))
+    yield from table(("target", "bound", "worst found"), ((t.what, t.limit, t.found) for t in judged))
 
 
 def predicted() -> Iterator[str]:
@@ -150,7 +151,7 @@ def gradient_memory() -> Iterator[str]:
     """Memory with steps after backward and during it."""
     rows = json.loads((RESULTS / "gradient-memory.json").read_text(encoding="utf-8"))["rows"]
     keys = ("parameters", "state", "gradients", "resident")
-    yield from _table(
+    yield from table(
         ("step", "parameters, MiB", "state, MiB", "gradients, MiB", "resident memory of the process, MiB"),
         ((row["step"], *(f"{row[key] / 2**20:,.0f}" for key in keys)) for row in rows),
     )
@@ -159,7 +160,7 @@ def gradient_memory() -> Iterator[str]:
 def training() -> Iterator[str]:
     """The optimizer's share of training steps on a CPU."""
     rows = json.loads((RESULTS / "training-cpu.json").read_text(encoding="utf-8"))["rows"]
-    yield from _table(HEAD, map(cells, rows))
+    yield from table(HEAD, map(cells, rows))
 
 
 def examples() -> Iterator[str]:
@@ -186,7 +187,7 @@ def options() -> Iterator[str]:
     given = {
         "group": "constructor, param group", "shared": "constructor", "flag": "constructor", "layer": "`layers=`",
     }  # fmt: skip
-    yield from _table(
+    yield from table(
         ("option", "given to", "must be", "default"),
         (
             (
@@ -211,7 +212,7 @@ def commands() -> Iterator[str]:
         for title, options in command(name).sections(typer.Context(command(name), info_name=name)).items():
             yield from ("", f"**{title}**", "")
             cells = ((f"<code>{_html(option)}</code>", _html(meaning)) for option, meaning in options)
-            yield from _table(("option", "meaning"), cells)
+            yield from table(("option", "meaning"), cells)
 
 
 def _html(text: str) -> str:
@@ -232,11 +233,3 @@ TABLES = {
     "gradient-memory": gradient_memory,
     "training": training,
 }
-
-
-def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
-    head = tuple(head)
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for row in rows:
-        yield f"| {' | '.join(map(str, row))} |"

@@ -1,10 +1,11 @@
 """Results as Markdown."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from bench import cpu, model
 from bench.codegen import HEAD, line
+from bench.markdown import table
 from bench.targets import judge
 
 STEP_HEAD = (
@@ -21,7 +22,7 @@ def markdown(results: dict[str, Any]) -> str:
     lines += [f"- {name}: {value}" for name, value in about.items()]
     lines += [f"- skipped: {what}: {why}" for what, why in results["skipped"].items()]
     lines += ["", "## Targets", ""]
-    lines += _table(("target", "bound", "worst found", ""), judge(results))
+    lines += table(("target", "bound", "worst found", ""), judge(results))
     if results.get("gpu"):
         lines += _gpu(results["gpu"])
     if results.get("host"):
@@ -33,10 +34,10 @@ def markdown(results: dict[str, Any]) -> str:
              f"{row['ours'] / row['fused']:.2f}")
             for row in results["host"]
         )  # fmt: skip
-        lines += _table(head, rows)
+        lines += table(head, rows)
     if results.get("cpu"):
         lines += ["", "## Steps on the CPU", "", "Medians of rounds in which all take turns, in single precision.", ""]
-        lines += _table(cpu.HEAD, map(cpu.cells, results["cpu"]))
+        lines += table(cpu.HEAD, map(cpu.cells, results["cpu"]))
     if results.get("traffic"):
         lines += ["", "## Bytes and launches", ""]
         head = ("step", "dtype", "memory", "floor", "ratio", "again, from L2", "launches")
@@ -45,7 +46,7 @@ def markdown(results: dict[str, Any]) -> str:
              f"{r['again']:g}", r["launches"])
             for r in results["traffic"]
         )  # fmt: skip
-        lines += _table(head, rows)
+        lines += table(head, rows)
     if results.get("scaling"):
         lines += ["", "## Scaling", ""]
         head = ("over", "scaling", "n", "first step ms", "later steps ms", "tables kB")
@@ -54,7 +55,7 @@ def markdown(results: dict[str, Any]) -> str:
              f"{r['table_bytes'] / 1e3:,.1f}")
             for r in results["scaling"]
         )  # fmt: skip
-        lines += _table(head, rows)
+        lines += table(head, rows)
     if results.get("model"):
         lines += ["", "## Predictions", "", "By an event model of an H200 (`python -m bench.model`); not measured.", ""]
         lines += ["```", model.HEAD, *map(model.line, results["model"]), "```"]
@@ -80,7 +81,7 @@ def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
         yield from ("", f"### {name}, {dtype}, {rule}: {rows[0]['tensors']:,} tensors, {rows[0]['numel']:,}", "")
         first = rows[0]
         head = (*STEP_HEAD, f"whole step / {first['method']} {first['who']}")
-        yield from _table(head, (_cells(row, bandwidth) for row in rows))
+        yield from table(head, (_cells(row, bandwidth) for row in rows))
 
 
 def _cells(row: dict[str, Any], bandwidth: float) -> tuple[str, ...]:
@@ -96,11 +97,3 @@ def _cells(row: dict[str, Any], bandwidth: float) -> tuple[str, ...]:
         "" if speed is None else f"{speed / 1e9:.0f}", "" if speed is None else f"{100 * speed / bandwidth:.1f}",
         f"{row['peak_bytes_per_parameter']:.2f}", "–" if row["of_first"] is None else f"{row['of_first']:.2f}",
     )  # fmt: skip
-
-
-def _table(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> Iterator[str]:
-    head = tuple(head)
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    for row in rows:
-        yield f"| {' | '.join(map(str, row))} |"

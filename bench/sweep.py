@@ -24,7 +24,7 @@ import triton  # noqa: F401  imported before the forks, which need it
 
 from bench import rows
 from bench.case import DTYPES
-from bench.clock import Clock, CpuClock, CudaClock
+from bench.clock import Clock, CudaClock
 from bench.contestants import contestants
 from bench.gate import parameters, refusal
 from bench.parameter_sets import SETS, shapes_of
@@ -87,7 +87,7 @@ def apply(changes: dict[str, Any]) -> None:
 def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str, float]:
     """Median GPU time of one step, L2 flushed, and the range of the middle half, in seconds."""
     apply(changes)
-    clock: Clock = CudaClock() if torch.cuda.is_available() else CpuClock()
+    clock: Clock = CudaClock() if torch.cuda.is_available() else Clock()
     rule, _, method = step.partition(" ")
     contestant = next(c for c in contestants() if (c.rule, c.method, c.who) == (rule, method or "statistics", "ours"))
     wrong = refusal(contestant, DTYPES[dtype], clock.device)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.case import DTYPES, Case, Options, run_case
+from bench.case import DTYPES, Case, run_case
 from bench.clock import Clock, copy_bandwidth
 from bench.contestants import METHODS, contestants
 from bench.gate import refusal
@@ -100,9 +100,10 @@ def run(
         right = [c for c in entrants if c.rule == case.rule and f"{c.name} {case.dtype}" not in refused]
         # the number of kernels is the same in every dtype
         key = (case.rule if quick else case.name, case.rule)
-        options = Options(profile=key not in profiled, captured=captured)
+        result["rows"] += run_case(
+            case, right, clock, budget.next(), rounds, profile=key not in profiled, captured=captured
+        )  # fmt: skip
         profiled.add(key)
-        result["rows"] += run_case(case, right, clock, budget.next(), rounds, options)
         save(result)
     result["copy_bytes_per_second"].append(copy_bandwidth(clock, copied))
     result["seconds"] = time.monotonic() - start

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from bench.figures import share
+from bench.markdown import table
 from bench.pictures import make
 from bench.rows import write
 from fused_lwlr import ELR, SGD, AdamW
@@ -201,9 +202,10 @@ def main() -> None:
     path = given.out / f"training-{'-'.join(about['device'].lower().split())}"
     path.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     lines = [f"- {key}: {value}" for key, value in about.items() if key != "config"]
-    table = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|", *(f"| {' | '.join(cells(r))} |" for r in rows)]
     share(rows, path.with_suffix(".png"))
-    path.with_suffix(".md").write_text("\n".join(["# Training", "", *lines, "", *table]) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(
+        "\n".join(["# Training", "", *lines, "", *table(HEAD, map(cells, rows))]) + "\n", encoding="utf-8"
+    )
     print(f"Wrote {path}.json, {path}.md and {path}.png.")
 
 

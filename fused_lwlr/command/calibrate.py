@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fused_lwlr.command import options as option
 from fused_lwlr.command.train import parameters
 
 FIELDS = (
@@ -60,7 +59,7 @@ def calibrate(
       fused-lwlr calibrate --model timm:resnet50 --data photos/ --steps 4
     """
     for path in (out, plot):
-        option.check_file(path)
+        _check_file(path)
     if plot is not None:
         importlib.import_module("matplotlib")
     from torch.nn.functional import cross_entropy
@@ -91,11 +90,10 @@ def calibrate(
         lambda outputs, targets: cross_entropy(*next_tokens(outputs, targets), ignore_index=-1),
         steps=steps,
         init=False,
+        exclude=left_out,
         progress=True,
         backend=recipe.backend,
     )
-    if left_out:
-        rates = rates.exclude(*left_out)
     typer.echo(str(rates))
     what = f"{recipe.model} on {source.name}, {steps} minibatches of {recipe.batch_size}"
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -104,6 +102,12 @@ def calibrate(
         plot.parent.mkdir(parents=True, exist_ok=True)
         rates.plot(plot, title=what)
     typer.echo(f"{what}. Wrote {f'{out} and {plot}' if plot is not None else out}.")
+
+
+def _check_file(path: Path | None) -> None:
+    """Raises ValueError for a path that no file can be written to, before hours are spent."""
+    if path is not None and (path.is_dir() or not path.name):
+        raise ValueError(f"{path} is a folder: give the name of a file in it, such as {path / 'rates.json'}")
 
 
 _own = [each for each in inspect.signature(calibrate).parameters.values() if each.kind is not each.VAR_KEYWORD]

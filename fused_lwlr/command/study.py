@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fused_lwlr.command import options as option
 from fused_lwlr.papers.studies import STUDIES
 
 Seeds = Annotated[
@@ -37,6 +36,12 @@ Jobs = Annotated[
         show_default="number of cores; 1 on a GPU",
     ),
 ]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="Where to compute: cpu, cuda, cuda:1, ...; auto takes the GPU if there is one.", metavar="DEVICE"
+    ),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="A smoke test: seconds, and no meaning.")]
 
 
@@ -46,7 +51,7 @@ def demo(
     steps: Steps = None,
     jobs: Jobs = None,
     quick: Quick = False,
-    device: option.Device = "auto",
+    device: Device = "auto",
 ) -> None:
     """Show the effect of the methods: small Transformers on text, in minutes.
 
@@ -72,7 +77,7 @@ def study(
             help="digits, glyphs, fashion-mnist, idx:FOLDER, or a folder of images with one sub-folder per class; for "
             "studies of text python-docs, or text:PATH.",
             metavar="NAME|PATH",
-            show_default="digits or python-docs",
+            show_default="what the study has",
         ),
     ] = None,
     model: Annotated[
@@ -98,7 +103,7 @@ def study(
     ] = None,
     jobs: Jobs = None,
     quick: Quick = False,
-    device: option.Device = "auto",
+    device: Device = "auto",
 ) -> None:
     """Reproduce a figure or table of a paper.
 

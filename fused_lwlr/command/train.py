@@ -77,7 +77,8 @@ def parameters(*names: str) -> list[inspect.Parameter]:
 def _parameter(name: str, hint: Any) -> inspect.Parameter:
     """An option for a field: None if it is not given, otherwise a string, which the recipe reads, or a flag."""
     default, extra = FIELDS[name].default, FIELDS[name].json_schema_extra
-    kind = next(kind for kind in _alternatives(hint) if kind is not type(None))
+    alternatives = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kind = next(kind for kind in alternatives if kind is not type(None))
     several = kind == tuple[str, ...]
     if default in (None, ()) or default is False:
         shown: Any = False  # a flag that is off shows no default
@@ -91,10 +92,6 @@ def _parameter(name: str, hint: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, option]
     )
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _metavar(kind: Any) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 EXTENSIONS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 KINDS = (
-    "digits, fashion-mnist, idx:FOLDER, synthetic, tar files, or text as python-docs, text:PATH, hf:NAME or pairs:FILE"
-)
+    "digits, glyphs, fashion-mnist, idx:FOLDER, synthetic, tar files, or text as python-docs, text:PATH, hf:NAME or "
+    "pairs:FILE"
+)  # fmt: skip
 """Other data than folders of images."""
 VALIDATION = ("val", "validation", "test")
 """Names that the folder of images for validation may have."""

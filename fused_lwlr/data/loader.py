@@ -22,8 +22,9 @@ class Batch(NamedTuple):
     """A micro-batch on the device.
 
     Attributes:
-        inputs: (images, channels, image_size, image_size), float32.
+        inputs: (images, channels, image_size, image_size), float32; of text int64, see `Sequences` and `PairSplit`.
         targets: (images,), int64, indices of classes; in validation -1 where there is no image (which is black then).
+            Of text, the next tokens.
         skipped: paths of files that could not be read and were left out, with corrupt="skip".
     """
 

@@ -1,6 +1,6 @@
 """Pairs of sentences for a translation model: a source and its target."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -109,13 +109,9 @@ def encoded(pairs: Lines, vocabulary: str, tokenizer: str | None) -> tuple[Sente
         cuts = np.split(numbers.ids, np.cumsum([len(line) for line in every])[:-1])
         ids = [iter(cuts[: len(pairs)]), iter(cuts[len(pairs) :])]
     else:
-        ids = [_bytes(side) for side in sides]
+        ids = [(np.frombuffer(line.encode(), np.uint8) for line in side) for side in sides]
     source, target = map(Sentences, ids)
     return source, target, (*SPECIAL, *classes)
-
-
-def _bytes(lines: Sequence[str]) -> Iterator[Array]:
-    return (np.frombuffer(line.encode(), np.uint8) for line in lines)
 
 
 def open_pairs(

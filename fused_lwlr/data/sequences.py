@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +14,6 @@ from fused_lwlr.data.sampler import MicroBatch
 from fused_lwlr.data.sources import Loaded, Split
 
 Array = NDArray[Any]
-
-
-class Tokens(Protocol):
-    """A text as numbers of its vocabulary."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, begin: int, end: int) -> Array:
-        """Tokens from `begin` up to `end`, which are within the text."""
 
 
 class InMemory:
@@ -65,6 +56,10 @@ class MappedFiles:
                 break
             parts.append(np.memmap(self.paths[number], self.dtype, "r")[max(begin - start, 0) : end - start])
         return np.concatenate(parts)
+
+
+Tokens = InMemory | MappedFiles
+"""A text as numbers of its vocabulary."""
 
 
 class Sequences(Split):

@@ -168,11 +168,7 @@ def _seeds(count: int) -> str:
 
 def arms_of(results: Any) -> list[dict[str, str]]:
     """The labels of all arms, in order."""
-    found: list[dict[str, str]] = []
-    for labels in results.labels:
-        if labels not in found:
-            found.append(labels)
-    return found
+    return [dict(items) for items in dict.fromkeys(tuple(labels.items()) for labels in results.labels)]
 
 
 def _differences(chosen: Mapping[str, Any], labels: Sequence[str]) -> Table:

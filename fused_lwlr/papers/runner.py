@@ -7,10 +7,9 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,9 @@ def run(
 
 def _one_by_one(store: Store, jobs: Sequence[Job], on_job: Callable[[str], None]) -> list[tuple[str, BaseException]]:
     failures: list[tuple[str, BaseException]] = []
-    with _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         for job in jobs:
             try:
                 _work(job, store.path(job), store.environment)
@@ -72,6 +73,8 @@ def _one_by_one(store: Store, jobs: Sequence[Job], on_job: Callable[[str], None]
                 failures.append((job.name, _keep(store.out, job.name, error)))
             else:
                 on_job(job.name)
+    finally:
+        torch.set_num_threads(threads)
     return failures
 
 
@@ -128,16 +131,6 @@ def _prepare() -> None:
     if parent is not None:
         sentinel = parent.sentinel
         threading.Thread(target=lambda: (wait([sentinel]), os._exit(1)), daemon=True).start()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _keep(out: Path, name: str, error: BaseException) -> BaseException:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fused_lwlr import files
-from fused_lwlr.training.collectives import from_first, is_first, process_group
+from fused_lwlr.training.collectives import from_first, is_first
 from fused_lwlr.training.records import Interval, Record, Validation, perplexity
 
 TIMING = ("seconds", "loader_seconds", "step_seconds", "images_per_second", "tokens_per_second")
@@ -42,7 +42,7 @@ class Metrics:
         # by file: the size of its whole lines, and the lines to write
         self._sizes: dict[str, int] = {}
         self._waiting: dict[str, bytes] = {}
-        from_first(lambda: self._take_over(after), process_group())
+        from_first(lambda: self._take_over(after))
 
     def add(self, record: Record) -> None:
         """Append a record, unless this step has one already (with the same weights, for a validation).

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fused_lwlr import files
-from fused_lwlr.training.collectives import from_first, gathered, process_group, world_size
+from fused_lwlr.training.collectives import from_first, gathered, world_size
 from fused_lwlr.training.config_diff import difference, json_values
 from fused_lwlr.training.environment import device_name, environment
 
@@ -34,8 +34,7 @@ def record_start(
         OSError: it cannot be written.
         ValueError: an existing `run.json` is invalid, or `config` holds values that JSON lacks.
     """
-    group = process_group()
-    devices = gathered(device_name(device), group)
+    devices = gathered(device_name(device))
 
     def record() -> dict[str, Any]:
         entry = {**provenance(config, seed=seed), "devices": devices, "world_size": world_size(), "steps": steps}
@@ -43,7 +42,7 @@ def record_start(
         _write(folder, [*read_starts(folder), entry])
         return entry
 
-    return from_first(record, group)
+    return from_first(record)
 
 
 def record_facts(folder: str | Path, **facts: Any) -> None:
@@ -67,7 +66,7 @@ def record_facts(folder: str | Path, **facts: Any) -> None:
         starts[-1].update(json_values(facts))
         _write(folder, starts)
 
-    from_first(record, process_group())
+    from_first(record)
 
 
 def read_starts(folder: str | Path) -> list[dict[str, Any]]:

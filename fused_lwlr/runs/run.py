@@ -20,7 +20,7 @@ from fused_lwlr.runs.screen import Screen
 from fused_lwlr.runs.tensorboard import Dashboard
 from fused_lwlr.runs.weights_and_biases import WandbRun
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import from_first, gathered, process_group
+from fused_lwlr.training.collectives import from_first, gathered
 from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.loop import Loop, Sink
 from fused_lwlr.training.processes import world_of
@@ -57,7 +57,7 @@ def run(recipe: Recipe) -> int:
         held.enter_context(reproducible(recipe.deterministic, world.device))
         trainer = Trainer(recipe, world, load_data(recipe))
         screen = Screen(world.first)
-        from_first(lambda: _lock(Path(recipe.out), held), process_group())
+        from_first(lambda: _lock(Path(recipe.out), held))
         if isinstance(trainer.data.train, Stream):
             screen.say(
                 f"--loader {recipe.loader} decides order and augmentation: a killed run resumes "
@@ -84,7 +84,7 @@ def run(recipe: Recipe) -> int:
         loop = Loop(trainer, sinks, checkpoints=checkpoints, flag=flag, advance=screen.advance)
         begun = _begun(checkpoints)
         if begun:
-            from_first(lambda: _check_rates(recipe), process_group())
+            from_first(lambda: _check_rates(recipe))
         restored = loop.restore() if begun else None
         if restored is not None and loop.done:
             screen.say(f"The training in {recipe.out} is done: choose another folder (--out) for a new one.")
@@ -96,7 +96,7 @@ def run(recipe: Recipe) -> int:
         record_facts(recipe.out, classes=len(trainer.data.classes))
         # with it, --config trains the same again
         toml = Path(recipe.out) / "recipe.toml"
-        from_first(lambda: files.replace_text(toml, recipe.to_toml()), process_group())
+        from_first(lambda: files.replace_text(toml, recipe.to_toml()))
         if restored is None:
             loop.begin()
         else:
@@ -151,7 +151,7 @@ def _begun(checkpoints: Checkpoints) -> bool:
     Raises:
         ValueError: another process finds a later one, for example if machines do not share the folder.
     """
-    found = gathered((platform.node(), checkpoints.latest_step()), process_group())
+    found = gathered((platform.node(), checkpoints.latest_step()))
 
     def decide() -> bool:
         (here, mine), (there, latest) = found[0], max(found, key=lambda each: each[1])
@@ -163,7 +163,7 @@ def _begun(checkpoints: Checkpoints) -> bool:
             )
         return bool(mine >= 0)
 
-    return from_first(decide, process_group())
+    return from_first(decide)
 
 
 def _check_rates(recipe: Recipe) -> None:
@@ -201,7 +201,7 @@ def finish(trainer: Trainer, screen: Screen, end: str) -> None:
         if trainer.averages is not None:
             with trainer.averaged():
                 save_weights(trainer.model, folder / "model_ema.pt")
-    report = from_first(lambda: str(write_report(recipe.out)), process_group())
+    report = from_first(lambda: str(write_report(recipe.out)))
     screen.say(f"Everything is in {recipe.out}; {report} shows it.")
 
 

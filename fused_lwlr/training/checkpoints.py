@@ -14,10 +14,12 @@ from torch import nn
 
 from fused_lwlr import files
 from fused_lwlr.training import state_dicts as states
-from fused_lwlr.training.collectives import from_first, gathered, process_group, shared
+from fused_lwlr.training.collectives import from_first, gathered, shared
 from fused_lwlr.training.config_diff import check_config, json_values
 
 FORMAT = 2
+KEPT = 2
+"""Checkpoints that stay in the folder: one remains if the disk damages the latest."""
 CONTENTS = ("format", "step", "config", "models", "optimizer", "state", "own")
 """Keys of a checkpoint."""
 
@@ -42,7 +44,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints in a folder: `step-<steps taken>.pt`, the latest `keep` of them.
+    """The checkpoints in a folder: `step-<steps taken>.pt`, the latest `KEPT` of them.
 
     Every file is complete even after a kill or a power loss. Rank 0 writes and reads; under torch.distributed all ranks
     make the same calls, and a failure of rank 0 is an error on every rank. The contents depend neither on the number of
@@ -51,11 +53,10 @@ class Checkpoints:
     Args:
         folder: made when the first one is written.
         minutes: between two checkpoints, for `due`; 0 for one at every step, infinite for none.
-        keep: how many are kept; with 2, one remains if the disk damages the latest.
         notice: called with a line for the user, on rank 0; to standard error by default.
 
     Raises:
-        ValueError: `minutes` is negative, or `keep` below 1.
+        ValueError: `minutes` is negative.
     """
 
     def __init__(
@@ -63,16 +64,12 @@ class Checkpoints:
         folder: str | Path,
         *,
         minutes: float = 15.0,
-        keep: int = 2,
         notice: Callable[[str], object] = lambda line: print(line, file=sys.stderr),
     ):
         if not minutes >= 0:
             raise ValueError(f"minutes={minutes}: it must be 0 or more minutes between two checkpoints")
-        if keep < 1:
-            raise ValueError(f"keep={keep}: at least one checkpoint must be kept")
         self.folder = Path(folder)
         self._seconds = 60 * minutes
-        self._keep = keep
         self.notice = notice
         self._last = time.monotonic()
 
@@ -100,7 +97,7 @@ class Checkpoints:
         state: Mapping[str, Any] | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a checkpoint, and remove all but the latest `keep` ones.
+        """Write a checkpoint, and remove all but the latest `KEPT` ones.
 
         Args:
             step: optimizer steps taken.
@@ -118,7 +115,6 @@ class Checkpoints:
             OSError: it could not be written, on all ranks; earlier checkpoints are untouched.
             ValueError: `state` or `own` hold values that could not be read back, or `config` values that JSON lacks.
         """
-        group = process_group()
         content = {
             "format": FORMAT,
             "step": step,
@@ -126,11 +122,11 @@ class Checkpoints:
             "models": {name: states.of_model(model) for name, model in models.items()},
             "optimizer": states.of_optimizer(next(iter(models.values())), optimizer),
             "state": dict(state or {}),
-            "own": gathered(dict(own or {}), group),
+            "own": gathered(dict(own or {})),
         }
         path = self.folder / f"step-{step:09d}.pt"
         try:
-            from_first(lambda: self._write(path, content), group)
+            from_first(lambda: self._write(path, content))
         finally:
             # a failure takes time on every attempt
             self._last = time.monotonic()
@@ -161,7 +157,6 @@ class Checkpoints:
                 optimizer; on all ranks, and before anything is loaded.
             OSError: it cannot be read, on all ranks; nothing is renamed.
         """
-        group = process_group()
         wanted = {name: states.shapes(model) for name, model in models.items()}
         content: dict[str, Any] = {}
 
@@ -177,18 +172,18 @@ class Checkpoints:
             content.update(whole)
             return str(path)
 
-        where = from_first(read, group)
+        where = from_first(read)
         if where is None:
             return None
         tensors = {name: content.pop(name, {}) for name in ("models", "optimizer")}
-        content = shared(content, group)
+        content = shared(content)
         # the optimizer first: if its loading fails, nothing has changed
         try:
-            states.load_optimizer(next(iter(models.values())), optimizer, tensors["optimizer"], group)
+            states.load_optimizer(next(iter(models.values())), optimizer, tensors["optimizer"])
         except ValueError as error:
             raise ValueError(f"{where} does not fit the optimizer: {error}") from error
         for name, model in models.items():
-            states.load_model(model, tensors["models"].get(name, {}), group)
+            states.load_model(model, tensors["models"].get(name, {}))
         return Checkpoint(content["step"], Path(where), content["config"], content["state"], content["own"])
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
@@ -205,7 +200,7 @@ class Checkpoints:
                 + (f"the run can resume from {left[-1]}" if left else "there is no earlier checkpoint")
             ) from error
         older = [other for other in self.paths() if other.name < path.name]
-        for other in [*older[: len(older) + 1 - self._keep], *self.folder.glob("step-*.partial")]:
+        for other in [*older[: len(older) + 1 - KEPT], *self.folder.glob("step-*.partial")]:
             other.unlink(missing_ok=True)
 
     def _latest(self) -> tuple[Path, dict[str, Any]] | None:

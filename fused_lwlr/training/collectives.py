@@ -28,11 +28,6 @@ def _group(world: Any) -> Any:
     return dist.new_group(backend="gloo")
 
 
-def rank() -> int:
-    """The number of this process, 0 if it is alone."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
 def world_size() -> int:
     """The number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -40,20 +35,20 @@ def world_size() -> int:
 
 def is_first() -> bool:
     """Whether this process is rank 0, which writes, or the only process."""
-    return rank() == 0
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
 
 
-def from_first(work: Callable[[], T], group: Any) -> T:
+def from_first(work: Callable[[], T]) -> T:
     """Call a function on rank 0 only, and return its result on all ranks, which wait for it.
 
     Args:
         work: returns something small that can be pickled.
-        group: of all processes, on their CPUs; None for one process.
 
     Raises:
         Exception: what `work` raised, on rank 0; on other ranks the same OSError or ValueError, else a RuntimeError,
             with the same message.
     """
+    group = process_group()
     if group is None:
         return work()
     told: list[Any] = [None]
@@ -74,8 +69,9 @@ def from_first(work: Callable[[], T], group: Any) -> T:
     return found
 
 
-def gathered(value: Any, group: Any) -> list[Any]:
+def gathered(value: Any) -> list[Any]:
     """The values of all ranks, by rank, on rank 0; an empty list on other ranks."""
+    group = process_group()
     if group is None:
         return [value]
     found: list[Any] | None = [None] * world_size() if is_first() else None
@@ -83,8 +79,9 @@ def gathered(value: Any, group: Any) -> list[Any]:
     return found or []
 
 
-def shared(value: Any, group: Any) -> Any:
+def shared(value: Any) -> Any:
     """Nested dicts, lists and tuples of rank 0 on all ranks: tensors one at a time, into the memory of the CPU."""
+    group = process_group()
     if group is None:
         return value
     tensors: list[Tensor] = []

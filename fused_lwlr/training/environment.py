@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
             **{name: version_of(name) for name in PACKAGES},
         },
         "git": {"commit": commit, "dirty": dirty},
-        "host": {"cpu": _cpu(), "cores": os.cpu_count(), "system": platform.platform()},
+        "host": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
     }
 
 
@@ -66,7 +66,8 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """The name that the maker of the CPU gave it; its architecture if that is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

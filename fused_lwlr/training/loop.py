@@ -12,7 +12,7 @@ import torch
 from fused_lwlr.data import Batch
 from fused_lwlr.training.best import Best
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import from_first, process_group
+from fused_lwlr.training.collectives import from_first
 from fused_lwlr.training.config_diff import another_spread, difference
 from fused_lwlr.training.divergence import check_weights, diverged
 from fused_lwlr.training.evaluate import StoppedError
@@ -129,7 +129,7 @@ class Loop:
         """Record the rates of a new training, and store its measurements in a first checkpoint."""
         rates = self.trainer.rates
         if rates is not None:
-            from_first(lambda: rates.to_json(self.folder / "rates.json"), process_group())
+            from_first(lambda: rates.to_json(self.folder / "rates.json"))
         self._open(None)
         if self.recipe.rates == "layerwise" or self.recipe.init == "gradinit":
             self._save()

@@ -24,8 +24,8 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
     """Scale the weights for the first step of the optimizer (GradInit, Algorithm 1), the same in every process.
 
     Args:
-            batches: `gradinit_batches` of them; the same in every process, since GradInit's second derivatives are
-                not averages over processes.
+        batches: `gradinit_batches` of them; the same in every process, since GradInit's second derivatives are not
+            averages over processes.
         progress: show a progress bar.
     """
     gradinit_(

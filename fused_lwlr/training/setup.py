@@ -18,7 +18,7 @@ from fused_lwlr.models.build import build
 from fused_lwlr.multipliers import layer_decay
 from fused_lwlr.patterns import matches
 from fused_lwlr.scaling import Scaling
-from fused_lwlr.training.collectives import from_first, gathered, process_group
+from fused_lwlr.training.collectives import from_first, gathered
 from fused_lwlr.training.recipe import Recipe
 
 Data = TypeVar("Data", Splits, Text)
@@ -29,8 +29,8 @@ def load_data(recipe: Recipe) -> Splits | Text:
     """The data of a recipe, which must be the same in all processes.
 
     Raises:
-            FileNotFoundError, ImportError, ValueError: as in `open_data` and `open_text`; or processes found different
-                data, for example on machines with separate copies.
+        FileNotFoundError, ImportError, ValueError: as in `open_data` and `open_text`; or processes found different
+            data, for example on machines with separate copies.
     """
     if recipe.is_text:
         return _alike(
@@ -61,8 +61,7 @@ def load_data(recipe: Recipe) -> Splits | Text:
 
 
 def _alike(data: Data) -> Data:
-    group = process_group()
-    sizes = gathered((len(data.train), len(data.val), len(data.classes), data.fingerprint), group)
+    sizes = gathered((len(data.train), len(data.val), len(data.classes), data.fingerprint))
 
     def check() -> None:
         for rank, size in enumerate(sizes):
@@ -78,7 +77,7 @@ def _alike(data: Data) -> Data:
                     f"0: all machines need the same {data.example}"
                 )
 
-    from_first(check, group)
+    from_first(check)
     return data
 
 
@@ -185,36 +184,23 @@ def by_decay(recipe: Recipe, model: nn.Module) -> tuple[list[Named], list[Named]
 
 def new_scaling(recipe: Recipe, included: Callable[[str, Tensor], bool]) -> Scaling | None:
     """The layer-wise scaling of a recipe, for the layers that it acts on by default, without excluded ones."""
-    scaling = _scaling(recipe)
-    if scaling is None:
+    made: dict[str, Callable[[], Any]] = {
+        "elr": lambda: fused_lwlr.ELR(recipe.goal),  # type: ignore[arg-type]  # a recipe with ELR has a goal
+        "lars": lambda: fused_lwlr.LARS(trust_coefficient=recipe.trust_coefficient),
+        "larc": lambda: fused_lwlr.LARC(trust_coefficient=recipe.trust_coefficient),
+        "lamb": fused_lwlr.LAMB,
+        "hyperball": fused_lwlr.Hyperball,
+        "floor": lambda: fused_lwlr.UpdateFloor(recipe.ratio or 0.0, recipe.ceiling or math.inf),
+        "brake": lambda: fused_lwlr.RadialBrake(recipe.outward, recipe.inward),
+        "clip": lambda: fused_lwlr.ClipByLayer(recipe.max_norm),  # type: ignore[arg-type]  # one with clipping a norm
+        "balanced": fused_lwlr.BalancedLR,
+        "ng": fused_lwlr.NormalizedGradient,
+    }
+    if recipe.scaling == "none":
         return None
-    default: Any = scaling.select
-    if recipe.select:
-        return replace(scaling, select=lambda name, param: matches(name, recipe.select) and included(name, param))
-    return replace(scaling, select=lambda name, param: default(name, param) and included(name, param))
-
-
-def _scaling(recipe: Recipe) -> Scaling | None:
-    if recipe.scaling == "elr":
-        assert recipe.goal is not None, "a recipe with ELR has a goal"
-        return fused_lwlr.ELR(recipe.goal)
-    if recipe.scaling in ("lars", "larc"):
-        kind = fused_lwlr.LARS if recipe.scaling == "lars" else fused_lwlr.LARC
-        return kind(trust_coefficient=recipe.trust_coefficient)
-    if recipe.scaling == "lamb":
-        return fused_lwlr.LAMB()
-    if recipe.scaling == "hyperball":
-        return fused_lwlr.Hyperball()
-    if recipe.scaling == "floor":
-        return fused_lwlr.UpdateFloor(recipe.ratio or 0.0, recipe.ceiling or math.inf)
-    if recipe.scaling == "brake":
-        return fused_lwlr.RadialBrake(recipe.outward, recipe.inward)
-    if recipe.scaling == "clip":
-        assert recipe.max_norm is not None, "a recipe with clipping has a norm"
-        return fused_lwlr.ClipByLayer(recipe.max_norm)
-    if recipe.scaling == "balanced":
-        return fused_lwlr.BalancedLR()
-    return fused_lwlr.NormalizedGradient() if recipe.scaling == "ng" else None
+    scaling: Scaling = made[recipe.scaling]()
+    chosen: Any = (lambda name, param: matches(name, recipe.select)) if recipe.select else scaling.select
+    return replace(scaling, select=lambda name, param: chosen(name, param) and included(name, param))
 
 
 def _included(recipe: Recipe, model: nn.Module) -> Callable[[str, Tensor], bool]:

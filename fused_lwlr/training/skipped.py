@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fused_lwlr import files
-from fused_lwlr.training.collectives import from_first, gathered, process_group
+from fused_lwlr.training.collectives import from_first, gathered
 
 
 class SkippedList:
@@ -21,8 +21,7 @@ class SkippedList:
 
     def add(self, names: Sequence[str]) -> int:
         """Add the names of this rank, in a call of all ranks; their number on all ranks is returned."""
-        group = process_group()
-        lists = gathered(tuple(names), group)
+        lists = gathered(tuple(names))
 
         def write() -> int:
             self._names.update(*lists)
@@ -37,4 +36,4 @@ class SkippedList:
                 )
             return sum(map(len, lists))
 
-        return from_first(write, group)
+        return from_first(write)

@@ -61,15 +61,15 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def load_model(model: nn.Module, saved: Mapping[str, Any], group: Any) -> None:
+def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load the result of `of_model` on rank 0; other ranks receive it."""
     if _sharded(model):
         set_model_state_dict(model, dict(saved) if is_first() else {}, options=LOADED)
     else:
-        set_model_state_dict(model, shared(dict(saved), group))
+        set_model_state_dict(model, shared(dict(saved)))
 
 
-def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], group: Any) -> None:
+def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Load the result of `of_optimizer` on rank 0; other ranks receive it.
 
     torch's `set_optimizer_state_dict` takes a step with an optimizer that has no state, and fails if options of its
@@ -79,15 +79,15 @@ def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Ma
         mine = chain.from_iterable(each["params"] for each in optimizer.param_groups)
         params = dict(zip(chain.from_iterable(_names(model, optimizer)), mine, strict=True))
         state = saved.get("state", {})
-        keys = shared({name: list(entry) for name, entry in state.items()}, group)
+        keys = shared({name: list(entry) for name, entry in state.items()})
         placed = {
             # one at a time, so that other ranks hold at most one whole tensor
-            name: {key: _like(shared(state.get(name, {}).get(key), group), params.get(name)) for key in entry}
+            name: {key: _like(shared(state.get(name, {}).get(key)), params.get(name)) for key in entry}
             for name, entry in keys.items()
         }
-        whole = {"state": placed, "param_groups": shared(saved.get("param_groups"), group)}
+        whole = {"state": placed, "param_groups": shared(saved.get("param_groups"))}
     else:
-        whole = shared(dict(saved), group)
+        whole = shared(dict(saved))
     # torch.optim, and ours, use the order of ids, which may be names
     optimizer.load_state_dict(whole)
 
@@ -102,7 +102,7 @@ def _like(value: Any, param: Tensor | None) -> Any:
 def shapes(model: nn.Module) -> Shapes:
     """Shape and dtype of every parameter and buffer, whole if it is sharded."""
     found: dict[str, Any] = get_model_state_dict(model)
-    return {name: (tuple(t.shape), t.dtype) for name, t in found.items() if _is_tensor(t)}
+    return {name: (tuple(t.shape), t.dtype) for name, t in found.items() if isinstance(t, Tensor)}
 
 
 def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, where: object) -> None:
@@ -114,7 +114,7 @@ def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, wher
     if saved.keys() != wanted.keys():
         raise ValueError(f"{where} has weights of {_listed(saved)}, but this run of {_listed(wanted)}")
     for model, expected in wanted.items():
-        found = {name: (tuple(t.shape), t.dtype) for name, t in saved[model].items() if _is_tensor(t)}
+        found = {name: (tuple(t.shape), t.dtype) for name, t in saved[model].items() if isinstance(t, Tensor)}
         problems = [
             f"{name} is {_told(found[name])} there and {_told(expected[name])} here"
             for name in expected
@@ -150,7 +150,7 @@ def check_optimizer(
               for name, p in zip(group, own["params"], strict=True)}  # fmt: skip
     for name, entry in saved["state"].items():
         for key, value in entry.items() if name in params else ():
-            if _is_tensor(value) and value.dim() and value.shape != params[name].shape:
+            if isinstance(value, Tensor) and value.dim() and value.shape != params[name].shape:
                 raise ValueError(
                     f"{where} has the state of another optimizer: {key!r} of {name} is {tuple(value.shape)}, but "
                     f"the parameter {tuple(params[name].shape)}. Nothing was loaded"
@@ -192,10 +192,6 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]
 
 def _sharded(model: nn.Module) -> bool:
     return any(is_distributed(param) for param in model.parameters())
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _listed(names: Any) -> str:

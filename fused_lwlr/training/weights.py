@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fused_lwlr import files
 from fused_lwlr.training import state_dicts as states
-from fused_lwlr.training.collectives import from_first, process_group
+from fused_lwlr.training.collectives import from_first
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
@@ -26,7 +26,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
             # torch.save reports a full disk as a RuntimeError whose context is the system's error
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
-    from_first(write, process_group())
+    from_first(write)
 
 
 def load_weights(path: str, model: nn.Module) -> None:
@@ -46,9 +46,8 @@ def load_weights(path: str, model: nn.Module) -> None:
     def read() -> None:
         content.update(_read(path, states.shapes(model)))
 
-    group = process_group()
-    from_first(read, group)
-    states.load_model(model, content, group)
+    from_first(read)
+    states.load_model(model, content)
 
 
 def _read(path: str, wanted: states.Shapes) -> dict[str, Tensor]:

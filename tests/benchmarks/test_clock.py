@@ -152,6 +152,6 @@ def test_facts(gpu):
 
 def test_copies_count_reads_and_writes(monkeypatch):
     """16 bytes read and 16 written in 4 seconds."""
-    host = clock.CpuClock()
+    host = clock.Clock()
     monkeypatch.setattr(host, "device_seconds", lambda call, flush, host: 4.0)
     assert clock.copy_bandwidth(host, 16) == 8

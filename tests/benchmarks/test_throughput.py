@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bench import figures, gate, targets, throughput
-from bench.case import Case, Options, batches, run_case
-from bench.clock import CpuClock
+from bench.case import Case, batches, run_case
+from bench.clock import Clock
 from bench.contestants import METHODS, contestants, ours, torchs
 from bench.report import markdown
 from bench.throughput import Budget, run
@@ -24,7 +24,7 @@ ENTRANTS = contestants()
 def result():
     told, saved = [], []
     found = run(
-        CpuClock(), CASES, seconds=60, rounds=3, copied=1 << 16,
+        Clock(), CASES, seconds=60, rounds=3, copied=1 << 16,
         save=lambda result: saved.append(len(result["rows"])), tell=told.append,
     )  # fmt: skip
     assert told[-3:] == ["1/3 toy fp32 sgd", "2/3 toy fp32 adamw", "3/3 toy fp32 statistics"]
@@ -86,7 +86,7 @@ def test_refused_contestants_are_not_timed(monkeypatch):
     entrants = [torchs("sgd", "plain", "fused", 5), ours("sgd", "plain"), wrong, failing]
     monkeypatch.setattr(throughput, "contestants", lambda: entrants)
     monkeypatch.setattr(throughput, "peers", lambda: ([], {"apex": "not installed"}))
-    found = run(CpuClock(), CASES[:1], seconds=60, rounds=3, copied=1 << 16)
+    found = run(Clock(), CASES[:1], seconds=60, rounds=3, copied=1 << 16)
     assert [row["who"] for row in found["rows"]] == ["torch fused", "ours"]
     assert "wrong by" in found["refused"]["sgd ELR, somebody fp32"]
     assert found["refused"]["sgd ELR, another fp32"].startswith("fails: ValueError")
@@ -112,7 +112,7 @@ def test_others_are_timed_after_one_that_fails(steps, place):
     """It fails in its first steps, or between samples."""
     entrants = [torchs("sgd", "plain", "fused", 5), ours("sgd", "plain")]
     entrants.insert(place, entrants[0]._replace(who="ill", build=lambda named, *_: FailsLater(named, steps)))
-    rows = run_case(CASES[0], entrants, CpuClock(), time.monotonic() + 60, 3, Options(profile=False, captured=()))
+    rows = run_case(CASES[0], entrants, Clock(), time.monotonic() + 60, 3, profile=False, captured=())
     assert {row["who"]: row.get("skipped") for row in rows} == {
         "torch fused": None, "ours": None, "ill": "fails: MemoryError: none left"
     }  # fmt: skip
@@ -127,7 +127,7 @@ def gpu_of(rows):
 
 
 def test_without_time_it_says_so():
-    found = run(CpuClock(), CASES, seconds=0, rounds=3, copied=1 << 16)
+    found = run(Clock(), CASES, seconds=0, rounds=3, copied=1 << 16)
     assert found["rows"] == []
     assert found["no_time"] == ["toy fp32 sgd", "toy fp32 adamw", "toy fp32 statistics"]
     assert "- no time left: toy fp32 adamw" in markdown({"about": {}, "skipped": {}, "gpu": found})

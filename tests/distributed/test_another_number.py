@@ -15,7 +15,7 @@ from fused_lwlr.runs import run as running
 from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training import setup
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import gathered, process_group
+from fused_lwlr.training.collectives import gathered
 from fused_lwlr.training.loop import Loop
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
@@ -154,7 +154,7 @@ def test_counts_since_the_last_record_are_counted_once(before, after):
             going_on = loop(after)
             assert going_on.restore() == 0
             mean = going_on._mean_loss()
-            names = gathered(going_on.skipped, process_group())
+            names = gathered(going_on.skipped)
             assert mean == pytest.approx((3.0 + (before - 1) / 2) / 2)
             if going_on.trainer.world.first:
                 assert sorted(name for of_rank in names for name in of_rank) == [f"{r}.jpg" for r in range(before)]

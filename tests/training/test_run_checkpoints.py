@@ -60,7 +60,7 @@ def test_without_a_checkpoint_there_is_nothing_to_load(run, tmp_path):
 
 
 def test_the_latest_few_are_kept(run, tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(tmp_path)
     (tmp_path / "step-000000003.partial").write_bytes(b"left by a kill")
     (tmp_path / "step-best.pt").write_bytes(b"of someone else")
     for step in (8, 9, 10, 1000):
@@ -216,7 +216,7 @@ def test_one_of_a_later_version_is_not_gone_back_from(run, tmp_path):
         checkpoints.restore(**run)
 
 
-@pytest.mark.parametrize("options", [{"minutes": -1}, {"minutes": float("nan")}, {"keep": 0}])
+@pytest.mark.parametrize("options", [{"minutes": -1}, {"minutes": float("nan")}])
 def test_options_out_of_range(options, tmp_path):
     with pytest.raises(ValueError, match=rf"{next(iter(options))}=.*: "):
         Checkpoints(tmp_path, **options)
