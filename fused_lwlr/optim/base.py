@@ -176,6 +176,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         """Adds missing options to param groups that were made elsewhere, such as by `torch.optim`."""
         for group in self.param_groups:
             group.setdefault("capturable", False)
+            # torch.optim sets it for its own classes alone
+            group.setdefault("maximize", False)
             group.setdefault("ema", None)
             group.setdefault("layers", None)
 

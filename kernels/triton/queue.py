@@ -190,7 +190,7 @@ def queue_kernel(
         if code % 2 == 0:
             # a direction loads all columns, so one block keeps enough loads in flight
             sums = visit(
-                add_norms, at, aligned, stop, (sign * unscale, sign * clip * unscale, coefficients, hyper),
+                add_norms, at, aligned, stop, (unscale, sign * clip * unscale, coefficients, hyper),
                 6 if DIRECTION else 4, DTYPES, RULE if DIRECTION else None, DECAY, ON_DEVICE, BLOCK,
                 1 if DIRECTION else AT_ONCE,
             )  # fmt: skip

@@ -41,7 +41,7 @@ class Upload:
             self.device.copy_(self._captured_copy(), non_blocking=True)
             return
         upload(self.device, torch.from_numpy(self.host))
-        if capturable and not self._spares:
+        if capturable and len(self._spares) < CAPTURES:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(self.host))
             pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.device.is_cuda)

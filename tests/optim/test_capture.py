@@ -266,6 +266,18 @@ def test_captures_without_a_step_between(device):
     assert len(kept) == 16
 
 
+def test_a_step_makes_room_for_eight_captures(device):
+    ours, _, named, _ = pair_of("sgd", {}, device)
+    warm_up(((ours, named),), 1)
+    kept = []
+    for captures in (5, 8):
+        for _ in range(captures):
+            gradients(named)
+            kept.append(([p.grad for _, p in named], capture(ours.step)))
+        ours.step()
+    assert len(kept) == 13
+
+
 @every_name
 def test_the_work_of_a_second_capture_stays(name, device):
     """The second capture has the work list of the first one in other memory, since the steps in between had another."""

@@ -9,6 +9,8 @@ from cases import every_case, every_name
 from steps import OPTIONS, OURS, TORCH, compare, parameters, train, twin
 from tolerances import close, same
 
+from fused_lwlr import Lion
+
 SHAPES = [(6, 5), (), (7,)]
 
 
@@ -50,6 +52,17 @@ def test_options_that_older_versions_did_not_have(name, missing, device):
     assert optimizer.param_groups[0].keys() >= set(missing)
     train((optimizer, other), (named, expected), 2)
     compare(same, optimizer, other, named, expected)
+
+
+def test_lion_without_maximize(device):
+    """Other implementations of Lion have no such option."""
+    named = parameters(SHAPES, torch.float32, device)
+    optimizer = Lion(named, lr=0.1)
+    checkpoint = deepcopy(optimizer.state_dict())
+    del checkpoint["param_groups"][0]["maximize"]
+    optimizer.load_state_dict(checkpoint)
+    train((optimizer,), (named,), 1)
+    assert optimizer.param_groups[0]["maximize"] is False
 
 
 @every_name

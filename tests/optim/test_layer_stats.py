@@ -61,16 +61,31 @@ def test_layer_stats(name, backend, more, device):
 
 
 @every_case
-def test_layer_stats_of_the_direction(name, backend, device):
+@pytest.mark.parametrize("maximize", [False, True])
+def test_layer_stats_of_the_direction(name, backend, maximize, device):
     """Norms are norms of the gradient, also where the trust ratio uses another quantity."""
-    optimizer, named, before = statistics(name, backend, device, LAMB(), steps=1)
+    optimizer, named, before = statistics(name, backend, device, LAMB(), steps=1, maximize=maximize)
     stats = optimizer.layer_stats()
+    agree(stats.abs_sum, [p.grad.double().abs().sum() for _, p in named])
     agree(stats.grad_norm, [p.grad.double().norm() for _, p in named])
     agree(stats.weight_norm, [w.double().norm() for w in before])
     # Δw = lr · ratio · d and ratio = ‖w‖ / ‖d‖
     rate = [(p.detach() - w).double().norm() / w.double().norm() for (_, p), w in zip(named, before, strict=True)]
     for i in (0, 2, 4):
         assert rate[i].item() == pytest.approx(OPTIONS[name]["lr"], rel=1e-4)
+
+
+@every_case
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("scaling", [LARS(), LAMB()], ids=["gradient", "direction"])
+def test_elements_that_are_not_finite_are_counted(name, backend, scaling, maximize, device):
+    named = parameters(STATS_SHAPES, torch.float32, device)
+    optimizer = OURS[name](named, **OPTIONS[name], scaling=scaling, maximize=maximize, backend=backend)
+    gradients(named)
+    for value, (_, param) in zip((math.inf, -math.inf, math.nan), named, strict=False):
+        param.grad.view(-1)[0] = value
+    optimizer.step()
+    assert optimizer.layer_stats().nonfinite.tolist() == [1, 1, 1, 0, 0]
 
 
 @every_backend
