@@ -31,13 +31,9 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
         # the partial file may use the space that the disk lacks
         partial.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power loss."""
+    # the new name must survive a power loss too
     if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:

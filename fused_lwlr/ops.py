@@ -15,12 +15,6 @@ WORTH_A_WARNING = 1_000_000
 """Elements of tensors from which on the reference is so slow that it warns."""
 
 
-def check_backend(backend: str) -> None:
-    """Raise ValueError unless `backend` is one of "auto", "triton" and "torch"."""
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend={backend!r} is not one of {', '.join(map(repr, get_args(Backend)))}")
-
-
 def pick(
     backend: Backend, device: torch.device, dtype: torch.dtype, *, addressable: bool = True, elements: int = 0
 ) -> ModuleType:
@@ -36,9 +30,10 @@ def pick(
     Raises:
         ImportError: the backend is "triton", or the tensors are on a GPU, but Triton is not installed.
         RuntimeError: the backend is "triton", but kernels cannot be compiled for this CPU.
-        ValueError: the backend is "triton", but kernels cannot run on such tensors.
+        ValueError: the backend is unknown, or "triton" but kernels cannot run on such tensors.
     """
-    check_backend(backend)
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend={backend!r} is not one of {', '.join(map(repr, get_args(Backend)))}")
     wide = dtype in (torch.float64, torch.complex128)
     if backend == "torch" or (backend == "auto" and (device.type not in ("cuda", "cpu") or wide or not addressable)):
         return reference

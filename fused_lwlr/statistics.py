@@ -18,7 +18,7 @@ from fused_lwlr.snapshot import Snapshot, forms_of, take_snapshot
 
 
 class Columns:
-    """Base of the statistics of layers: float64 of shape [layers, columns], with a property for each column."""
+    """Base of the statistics of layers: float64 of shape [layers, columns], with the properties of both kinds."""
 
     columns: ClassVar[tuple[str, ...]]
     values: Tensor
@@ -97,7 +97,7 @@ class LayerStatistics(Columns):
 class StatisticsPass:
     """Runs the statistics kernel over some layers. It keeps its tables while the tensors stay where they are."""
 
-    def __init__(self, layers: list[Layer], backend: ops.Backend = "auto"):
+    def __init__(self, layers: list[Layer], backend: ops.Backend):
         self._layers = layers
         self._backend = backend
         self._absent: list[bool] = []

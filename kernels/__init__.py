@@ -1,7 +1,7 @@
 """Multi-tensor operations over a `Table`: the readable reference and its Triton twin.
 
-Imported as `fused_lwlr.kernels` only. `reference` and `triton` hold the same functions with the same
-signatures and docstrings; neither imports the other, and neither uses `torch.optim`.
+Imported as `fused_lwlr.kernels` only. `prepare`, `step` and `statistics` of `triton` do what the functions of
+`reference` with the same names define; neither imports the other, and neither uses `torch.optim`.
 """
 
 if __name__ == "fused_lwlr.kernels":

@@ -1,6 +1,6 @@
 """Launch constants of the Triton kernels, in one place and without Triton.
 
-All families of GPUs share a value, except if a family needs another to move 128 bits a thread at a time.
+All families of GPUs share a value, except for the size of a warp and the passes of an item of the queue.
 They come from generated code (`python -m bench.codegen`), which shows the
 width of accesses, registers and spills, and from data sheets (L2 of an A100 40 MB, H100 50 MB, B200 126 MB). They were
 not measured on a GPU yet. `python -m bench.sweep` times other values on a device, each in a separate process that sets

@@ -84,7 +84,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     rule: Rule
     """The update rule."""
-    optional_state: str | None
+    optional_state: str | None = None
     """The option of a param group that enables the last state column of the rule; None if all columns always exist."""
     options: StepOptions
     """The options that do not change after construction."""
@@ -332,8 +332,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         Raises:
             RuntimeError: there was no step yet, or steps compute no norms since there is no `scaling=`.
         """
-        plans = [plan for plans in self._stepped for plan in plans.plans] if self._stepped else None
-        return step_statistics(self.scaling, plans)
+        return step_statistics(self.scaling, self._stepped)
 
     def _report(self) -> None:
         """Raises FloatingPointError if the last step was skipped because of a gradient."""
@@ -410,7 +409,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             result = pre_hook(self, state_dict)
             if result is not None:
                 state_dict = require_dict(result, "the state dict that a hook returns")
-        state, groups = read(self.options, self.param_groups, state_dict, names_of("flag"))
+        state, groups = read(self.options, self.param_groups, state_dict)
         before = dict(vars(self))
         try:
             self.__setstate__({"state": state, "param_groups": groups})

@@ -6,7 +6,7 @@ not check the dict.
 
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from copy import deepcopy
 from itertools import count
 from numbers import Integral
@@ -23,6 +23,7 @@ from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
 from fused_lwlr.optim.state import check_radius
 from fused_lwlr.shards import local
 
+NAMED = ("params", "param_names")
 KEPT = ("layers", "max_lr", "ema")
 """Options of param groups that keep their value if the state dict lacks them or has None for them."""
 SWITCHES = ("nesterov", "maximize", "amsgrad")
@@ -36,9 +37,8 @@ def read(
     options: StepOptions,
     groups: Groups,
     state_dict: dict[str, Any],
-    kept: Sequence[str],
 ) -> tuple[defaultdict[Any, Any], list[dict[str, Any]]]:
-    """Reads a state dict of an optimizer, or of its `torch.optim` namesake. Options of param groups in `kept` stay.
+    """Reads a state dict of an optimizer, or of its `torch.optim` namesake. Implementation flags stay.
 
     Returns:
         New state, which shares no memory with the dict, and new param groups.
@@ -51,7 +51,7 @@ def read(
         keys = ", ".join(map(repr, state_dict))
         raise ValueError(f"a state dict has the keys 'state' and 'param_groups', but this one has {keys or 'none'}")
     saved = _saved_groups(groups, state_dict["param_groups"])
-    new_groups = _groups(groups, saved, kept)
+    new_groups = _groups(groups, saved)
     return _state(options, groups, new_groups, saved, state_dict["state"]), new_groups
 
 
@@ -102,21 +102,18 @@ def _match_names(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
     )
 
 
-def _groups(own: Groups, saved: Groups, kept: Sequence[str]) -> list[dict[str, Any]]:
+def _groups(own: Groups, saved: Groups) -> list[dict[str, Any]]:
     """Returns the new param groups."""
     groups = []
     for mine, theirs in zip(own, saved, strict=True):
         # the options of the dict may hold tensors
-        group = deepcopy({name: option for name, option in theirs.items() if name != "params"})
-        group["params"] = mine["params"]
+        group = deepcopy({name: option for name, option in theirs.items() if name not in NAMED})
         if isinstance(group.get("betas"), list):
             # JSON has lists
             group["betas"] = tuple(group["betas"])
-        group.update({name: mine[name] for name in kept if name in mine})
+        # the constructor's names: options of layers and scalings select parameters by them
+        group.update({name: mine[name] for name in (*NAMED, *names_of("flag")) if name in mine})
         group.update({name: mine[name] for name in KEPT if name in mine and group.get(name) is None})
-        # keep the constructor's names, by which options of layers and scalings select parameters
-        group.pop("param_names", None)
-        group.update({name: mine[name] for name in ("param_names",) if name in mine})
         groups.append(group)
     return groups
 

@@ -88,14 +88,7 @@ def _on(device: torch.device, number: Tensor) -> Tensor:
 def decide(
     options: StepOptions, plans: Sequence[Plan], scale: Scale | None, loss_scale: Gate | None
 ) -> tuple[list[Decision], SkipReport | None]:
-    """Decides for each plan, from one pass over all gradients or weights if needed. Also returns the report.
-
-    Args:
-        options: of the optimizer.
-        plans: the plans of the step.
-        scale: the scale of the optimizer.
-        loss_scale: the scale and `found_inf` of a `torch.amp.GradScaler`.
-    """
+    """Decides for each plan, from one pass over all gradients or weights if needed. Also returns the report."""
     gates, report = gates_on(plans, loss_scale), None
     scales: Sequence[Scale | Factors | None] = [scale] * len(plans)
     if options.needs_totals:
@@ -113,12 +106,7 @@ def decide(
 
 
 def balanced(plans: Sequence[Plan], weight_sq_sums: Sequence[Tensor]) -> list[Factors]:
-    """Returns the factors of `BalancedLR` for each plan.
-
-    Args:
-        plans: the plans of the step.
-        weight_sq_sums: Σw² of each row of each plan.
-    """
+    """Returns the factors of `BalancedLR` for each plan, from Σw² of each row of each plan."""
     device = weight_sq_sums[0].device
     # a norm of 0 does not count
     sums = [

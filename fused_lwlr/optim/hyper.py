@@ -18,7 +18,6 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     """Returns the hyper row of the next step.
 
     Args:
-        options: of the optimizer.
         group: the param group, with its options now.
         layer: the options of the layers.
         largest: the largest finite number that kernels compute with.

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from fused_lwlr.optim.plan import Plan
+from fused_lwlr.optim.plans import Plans
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.step_statistics import StepStatistics
 
 
-def step_statistics(scaling: Scaling | None, plans: Sequence[Plan] | None) -> StepStatistics:
+def step_statistics(scaling: Scaling | None, stepped: Sequence[Plans]) -> StepStatistics:
     """Returns the statistics of the last step.
 
     Raises:
@@ -25,10 +25,10 @@ def step_statistics(scaling: Scaling | None, plans: Sequence[Plan] | None) -> St
             f"steps with {type(scaling).__name__} use the norms of weights alone, and compute no others: use "
             "fused_lwlr.layer_statistics(model) after backward(), and BalancedLR.factors of its weight_norm"
         )
-    if plans is None:
+    if not stepped:
         raise RuntimeError("layer_stats() shows the last step, but step() was never called: call it first")
     # a plan without any gradient has the statistics of an earlier step
-    plans = [plan for plan in plans if plan.has_gradients]
+    plans = [plan for each in stepped for plan in each.plans if plan.has_gradients]
     if not plans:
         raise RuntimeError("layer_stats() shows the last step, in which no parameter had a gradient")
     if any(plan.statistics is None for plan in plans):

@@ -29,7 +29,7 @@ class Member:
         rows: its rows, as rows of the first tensor of a table.
         labels: the label of each row; "" for a tensor that is only rescaled.
         entries: the entries of its state, without step counts of the host.
-        steps: the number of steps taken if the host counts them; otherwise 0 before the first step and 1 after it.
+        steps: the number of steps taken, see `state_of`.
         is_stepped: whether it is stepped when it has a gradient, so that its state is stored.
     """
 

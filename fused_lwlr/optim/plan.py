@@ -24,19 +24,14 @@ class Plan:
     """Members of one kind, as one table.
 
     Args:
-        options: of the optimizer.
-        members: the members.
-        addressable: whether kernels can reach them.
+        addressable: whether kernels can reach the members.
         counts: whether the host counts steps.
         capturable: whether steps may be captured in a CUDA graph.
 
     Attributes:
-        members: the members.
         labels: the label of each row; "" for a tensor that is only rescaled.
-        table: the table.
         backend: the module that steps it.
         rounding_seed: the seed of stochastic rounding, or None.
-        addressable: whether kernels can reach the members.
         rescales: whether any member is rescaled.
         scaled, counts_for_max_norm: see `Row`; for each row, bool [rows], on the device.
         statistics: the statistics of the last step, or None.

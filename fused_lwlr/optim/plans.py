@@ -46,7 +46,7 @@ class Plans:
         ValueError: state that does not fit its parameter, or a backend that cannot step one.
     """
 
-    def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None = None):
+    def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
         self._options, self._is_bucket = options, bucket is not None
         for group in groups:
             if group["layers"] is not None:
@@ -55,7 +55,7 @@ class Plans:
         rescaled = options.rescale_weights
         self._targets = [] if rescaled is False else rescaled.targets()
         self._key = _key_of(options, groups, bucket)
-        check_gradients(options.optimizer, groups, fused=bool(options.fused))
+        check_gradients(options, groups)
         members, self._waiting, self._hyper = members_of(options, groups, states, bucket, self._targets)
         self._fits_any_gradients = check_members(members)
         counts = options.rule.counts_steps and not options.counts_on_device(groups)
@@ -81,7 +81,7 @@ class Plans:
         self._set_present([member.grad is not None for member in self._members])
 
     def take_gradients(
-        self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None = None
+        self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None
     ) -> bool:
         """Takes the gradients of the next step. Returns False if new plans are needed. Arguments as of the class."""
         if self._fixed is None or options is not self._options or _key_of(options, groups, bucket) != self._key:

@@ -30,30 +30,29 @@ class Sharded:
     """Computes scales and gates for layers that are sharded over processes.
 
     Args:
-        parts: the parts of a plan.
-        completion: completes sums over their rows.
+        completion: completes sums over the rows of all plans.
     """
 
-    def __init__(self, parts: Sequence[Plan], completion: Completion):
-        self._parts, self._completion = parts, completion
-        rows = [row for part in parts for row in part.table.rows]
-        self._counts = [len(part.table.rows) for part in parts]
+    def __init__(self, plans: Sequence[Plan], completion: Completion):
+        self._plans, self._completion = plans, completion
+        rows = [row for plan in plans for row in plan.table.rows]
+        self._counts = [len(plan.table.rows) for plan in plans]
         # uploaded once: an upload in every step would wait for the device
-        self._device = parts[0].device
-        self._counts_for_max_norm = torch.cat([part.counts_for_max_norm.to(self._device) for part in parts])
-        self._scaled = torch.cat([part.scaled.to(self._device) for part in parts])
+        self._device = plans[0].device
+        self._counts_for_max_norm = torch.cat([plan.counts_for_max_norm.to(self._device) for plan in plans])
+        self._scaled = torch.cat([plan.scaled.to(self._device) for plan in plans])
         self._multiplier = torch.tensor([row.multiplier for row in rows], dtype=torch.float64, device=self._device)
-        self._radii = torch.cat([part.table.radii().to(self._device) for part in parts]).double()
+        self._radii = torch.cat([plan.table.radii().to(self._device) for plan in plans]).double()
 
     def decide(
         self, options: StepOptions, hyper: Sequence[Hyper], scale: Scale | None, loss_scale: Gate | None
     ) -> tuple[list[Decision], SkipReport | None]:
-        """Measures the rows of all parts, completes the sums, and decides.
+        """Measures the rows of all plans, completes the sums, and decides.
 
         One all-reduce; two if a clipped direction is scaled, since it depends on the norm of all gradients.
         """
-        self._stepped = torch.cat([part.stepped().to(self._device) for part in self._parts])
-        gates = gates_on(self._parts, loss_scale)
+        self._stepped = torch.cat([plan.stepped().to(self._device) for plan in self._plans])
+        gates = gates_on(self._plans, loss_scale)
         clips = options.clip_global_norm is not None
         direction = scale is not None and scale.target == "direction"
         twice = direction and clips
@@ -63,9 +62,9 @@ class Sharded:
         sums = self._completion.sum(sums)
         largest = torch.where(self._counts_for_max_norm, sums[:, 3], 0.0).amax()
         totals = torch.stack((sums[:, 1].sum(), sums[:, 2].sum(), largest))
-        gates, report = gates_of(options, self._parts, gates, totals, list(sums[:, 2].split(self._counts)))
+        gates, report = gates_of(options, self._plans, gates, totals, list(sums[:, 2].split(self._counts)))
         if options.balances:
-            return list(map(Decision, balanced(self._parts, sums[:, 3].split(self._counts)), gates)), report
+            return list(map(Decision, balanced(self._plans, sums[:, 3].split(self._counts)), gates)), report
         if scale is None:
             return [Decision(gate=gate) for gate in gates], report
         scaled = self._scaled & self._stepped
@@ -87,21 +86,18 @@ class Sharded:
             known["weight_norm"] = self._radii
         factors, lr = self._factors(hyper, scale, known)
         sums[:, 4] = torch.where(scaled, factors, 1.0)
-        rho = None
+        rhos: Sequence[Tensor | None] = [None] * len(self._plans)
         if controlled is not None:
             moments, rate = (sums[:, 3], sums[:, 6], sums[:, 5]), lr * sums[:, 4]
             radii = torch.where(scaled, known["weight_norm"], 0.0)
             rho = controlled.rho(radii, *moments, rate)
             sums[:, 7] = update_sq_sum(rho, *moments, rate)
-        return list(map(Decision, self._split(sums[:, 4], scale, rho), gates, sums.split(self._counts))), report
-
-    def _split(self, factors: Tensor, scale: Scale, rho: Tensor | None = None) -> list[Factors]:
-        """Splits the factors of all rows into the factors of each part."""
-        pieces = [None] * len(self._parts) if rho is None else rho.split(self._counts)
-        return [
-            Factors(values.to(part.device), scale.target, None if piece is None else piece.to(part.device))
-            for part, values, piece in zip(self._parts, factors.split(self._counts), pieces, strict=True)
+            rhos = rho.split(self._counts)
+        found = [
+            Factors(values.to(plan.device), scale.target, None if own is None else own.to(plan.device))
+            for plan, values, own in zip(self._plans, sums[:, 4].split(self._counts), rhos, strict=True)
         ]
+        return list(map(Decision, found, gates, sums.split(self._counts))), report
 
     def _measure(self, options: StepOptions, hyper: Sequence[Hyper], norms: Scale, gates: Sequence[Gate]) -> Tensor:
         """Returns the statistics of the local part of every row, and for the factor ‖·‖² or ⟨w, d⟩.
@@ -109,8 +105,8 @@ class Sharded:
         All but Σw² are 0 for a row without a gradient.
         """
         found: list[Any] = [
-            part.backend.step(options.rule, part.table, hyper, norms, gate, write=False)
-            for part, gate in zip(self._parts, gates, strict=True)
+            plan.backend.step(options.rule, plan.table, hyper, norms, gate, write=False)
+            for plan, gate in zip(self._plans, gates, strict=True)
         ]
         sums = torch.cat([values.to(found[0].device) for values in found])
         if norms.formula is norm_itself:
@@ -120,16 +116,16 @@ class Sharded:
 
     def _factors(self, hyper: Sequence[Hyper], scale: Scale, known: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the factor and the learning rate of each row."""
-        used, like = [hyper[i] for part in self._parts for i in part.table.hyper_row], known["norm"]
+        used, like = [hyper[i] for plan in self._plans for i in plan.table.hyper_row], known["norm"]
         lr = _numbers([h.lr for h in used], like) * self._multiplier
         return scale.factor({**known, "lr": lr, "weight_decay": _numbers([h.decay for h in used], like)}), lr
 
 
-def sharded_of(parts: Sequence[Plan]) -> Sharded | None:
+def sharded_of(plans: Sequence[Plan]) -> Sharded | None:
     """Returns the `Sharded` for some plans, or None if no row is sharded."""
-    rows = [(part.members[row.tensor].param, row) for part in parts for row in part.table.rows]
-    completion = completion_of(rows, parts[0].device) if parts else None
-    return None if completion is None else Sharded(parts, completion)
+    rows = [(plan.members[row.tensor].param, row) for plan in plans for row in plan.table.rows]
+    completion = completion_of(rows, plans[0].device) if plans else None
+    return None if completion is None else Sharded(plans, completion)
 
 
 def _numbers(values: Sequence[float | Tensor], like: Tensor) -> Tensor:

@@ -31,11 +31,10 @@ def state_of(
 ) -> tuple[dict[str, Tensor], float]:
     """Returns the entries of the state with which a parameter is stepped next, and the steps of the host.
 
-    Entries are without radii. The steps are the number of steps taken if the host counts them; otherwise 0 before the
-    first step and 1 after it. Nothing is stored yet.
+    Entries are without radii. The steps are the number of steps taken if the host counts them, and 1 if the device
+    does; of a rule without step counts 0 before the first step and 1 after it. Nothing is stored yet.
 
     Args:
-        options: of the optimizer.
         group, param, label: the parameter, its group and its name in messages.
         state: its entry in `optimizer.state`.
         on_device: whether the device counts steps.

@@ -93,9 +93,9 @@ def is_ordinary(param: Tensor) -> bool:
     return not (param.is_conj() or param.is_neg() or param.is_inference()) and is_addressable(local(param))
 
 
-def check_gradients(optimizer: str, groups: Groups, *, fused: bool) -> None:
+def check_gradients(options: StepOptions, groups: Groups) -> None:
     """Raises RuntimeError unless every parameter can be stepped by its gradient."""
-    seen = set()
+    seen, optimizer = set(), options.optimizer
     places = [(group, at, param) for group in groups for at, param in enumerate(group["params"])]
     for group, at, param in places:
         grad, label = param.grad, label_of(group, at)
@@ -105,7 +105,7 @@ def check_gradients(optimizer: str, groups: Groups, *, fused: bool) -> None:
             raise RuntimeError(
                 f"{optimizer} does not support nested tensors, such as parameter {label}: optimize its values() instead"
             )
-        if param.is_meta and (fused or group.get("fused")):
+        if param.is_meta and (options.fused or group.get("fused")):
             raise RuntimeError(
                 "`fused=True` requires all the params to be floating point Tensors of supported devices, but parameter "
                 f"{label} is a meta tensor, which has no data: materialize it with to_empty(), or leave fused=None"

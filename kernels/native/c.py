@@ -35,7 +35,7 @@ TEMPLATES = {
     "arith.cmpf ult": "!({0} >= {1})", "arith.cmpf ule": "!({0} > {1})",
     "arith.cmpf ugt": "!({0} <= {1})", "arith.cmpf uge": "!({0} < {1})",
 }  # fmt: skip
-CASTS = ("arith.extsi", "arith.trunci", "arith.extui", "arith.fptosi", "arith.sitofp", "tt.int_to_ptr")
+CASTS = ("arith.extsi", "arith.trunci", "arith.extui", "arith.fptosi", "arith.sitofp", "tt.int_to_ptr", "tt.bitcast")
 
 PRELUDE = """\
 #include <stdint.h>
@@ -147,7 +147,7 @@ def expression(op: Operation, operands: Sequence[str]) -> str:
 def _conversion(op: Operation, operand: str) -> str:
     """Returns the C expression of the conversion of a scalar to another type."""
     name, source, target = op.name, op.operands[0].type.element if op.operands else "", op.results[0].type.element
-    if name in CASTS or name == "tt.bitcast":
+    if name in CASTS:
         if name == "tt.bitcast" and source == target:
             return operand
         if target[0] == "*":

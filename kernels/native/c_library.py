@@ -58,7 +58,7 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
     digest = hashlib.sha256(repr((name, key, command, version)).encode()).hexdigest()
     try:
         return load(_checked(f"{name}-{digest}.so"))
-    except (OSError, ImportError):
+    except OSError:
         pass
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, f"{name}.c"), Path(folder, f"{name}.so")
@@ -72,7 +72,7 @@ def load_library(name: str, code: Callable[[], str], flags: Sequence[str], key: 
             _add(f"{name}-{digest}.c", source.read_bytes())
             _add(f"{name}-{digest}.so", data + hashlib.sha256(data).digest())
             return load(_checked(f"{name}-{digest}.so"))
-        except (OSError, ImportError) as error:
+        except OSError as error:
             warnings.warn(
                 f"compiled code cannot be kept, so that every process compiles it again: {error}. "
                 "Set TRITON_CACHE_DIR to a folder that only you can write to",

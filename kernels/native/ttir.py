@@ -73,14 +73,12 @@ class Operation:
     name: str
     text: str
     operands: list[Value]
-    results: list[Value]
     blocks: list[Block] = field(default_factory=list)
+    results: list[Value] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for operand in self.operands:
             operand.users.append(self)
-        for value in self.results:
-            value.source = self
 
 
 VALUE = r"%[\w.$-]+(?:#\d+)?"
@@ -184,7 +182,7 @@ class _Parser:
     def _simple(self, name: str, rest: str) -> tuple[Operation, list[Type]]:
         """Parses an operation without blocks."""
         if name in ("gpu.barrier", "ttg.barrier", "ttg.local_barrier"):
-            return Operation("barrier", rest, [], []), []
+            return Operation("barrier", rest, []), []
         # the last colon, because attributes such as {end = 128 : i32} have colons too
         text, colon, kind = rest.rpartition(" : ")
         if not colon:
@@ -193,14 +191,14 @@ class _Parser:
         if name in ("tt.load", "tt.store") and re.search(r"\w", IGNORED.sub("", _without_values(attributes))):
             raise UnsupportedError(f"{name} with {attributes.strip(' ,')}")
         types = [] if name in WITHOUT_RESULT else [_result_type(name, kind)]
-        return Operation(name, text.strip(), self._operands(text), []), types
+        return Operation(name, text.strip(), self._operands(text)), types
 
     def _while(self, rest: str) -> tuple[Operation, list[Type]]:
         match = _matched(r" (?:\((.*?)\) )?: (.*?) -> (.*) \{$", "scf.while", rest)
         names, starts = self._carried(match[1])
         arguments = [self._define(*pair) for pair in zip(names, _types(match[2]), strict=True)]
         condition = self._block(arguments, "} do {")
-        return Operation("scf.while", "", starts, [], [condition, self._block([])]), _types(match[3])
+        return Operation("scf.while", "", starts, [condition, self._block([])]), _types(match[3])
 
     def _carried(self, text: str | None) -> tuple[list[str], list[Value]]:
         """Parses the loop-carried values: their names in the loop, and their initial values."""
@@ -214,13 +212,13 @@ class _Parser:
         second = self._block([]) if last == "} else {" else Block([])
         if last not in ("}", "} else {"):
             raise UnsupportedError(last)
-        return Operation("scf.if", "", [condition], [], [first, second]), _types(match[2] or "")
+        return Operation("scf.if", "", [condition], [first, second]), _types(match[2] or "")
 
     def _reduce(self, rest: str) -> tuple[Operation, list[Type]]:
         match = _matched(rf"\(({VALUE}(?:, {VALUE})*)\) <\{{axis = (\d+) : i32\}}> \(\{{$", "tt.reduce", rest)
         operands = self._operands(match[1])
         combination, last = self._open_block([])
-        return Operation("tt.reduce", match[2], operands, [], [combination]), _types(last.rpartition(" -> ")[2])
+        return Operation("tt.reduce", match[2], operands, [combination]), _types(last.rpartition(" -> ")[2])
 
 
 def _result_type(name: str, kind: str) -> Type:

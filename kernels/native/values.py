@@ -64,10 +64,10 @@ class Values:
         self.line(text)
         self._depth += 1
 
-    def close(self, text: str = "}") -> None:
-        """Ends the indented lines with this line."""
+    def close(self) -> None:
+        """Ends the indented lines with a brace."""
         self._depth -= 1
-        self.line(text)
+        self.line("}")
 
     def name(self) -> str:
         """Returns a new name."""

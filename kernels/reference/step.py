@@ -1,4 +1,4 @@
-"""A step of any rule in plain PyTorch. It defines every option, and runs on every device but GPUs."""
+"""A step of any rule in plain PyTorch. It defines every option, and runs on every device."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -72,7 +72,7 @@ class Rule:
 
     Attributes:
         name: for messages.
-        states: the names of the state columns, at most three.
+        states: the names of the state columns.
         numbers: (options, bias_correction) -> the rule's own numbers, which its formulas read by their position.
             `options` are the options of a param group and a layer. `bias_correction` is the scaling's.
         update: (w, g, states, present, coefficients, options) -> direction and new states. `states` and `present` have

@@ -12,10 +12,8 @@ from triton import knobs
 from fused_lwlr.kernels.constants import CPU, GPU, GRAIN, Sizes
 from fused_lwlr.kernels.native import compile_kernel
 from fused_lwlr.kernels.triton.device_table import DeviceTable
+from fused_lwlr.kernels.triton.tile import TRITON_DTYPES
 from fused_lwlr.kernels.triton.upload import is_capturing
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 counters: Counter[str] = Counter()
 """The number of "launches" since the last `counters.clear()`."""
@@ -38,7 +36,7 @@ def supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels run on such tensors: on a GPU or a CPU, and with TRITON_INTERPRET=1 only on a CPU."""
     real_dtype = dtype.to_real() if dtype.is_complex else dtype
     # the interpreter follows addresses in the memory of the CPU
-    return real_dtype in DTYPES and device.type in (("cpu",) if knobs.runtime.interpret else ("cuda", "cpu"))
+    return real_dtype in TRITON_DTYPES and device.type in (("cpu",) if knobs.runtime.interpret else ("cuda", "cpu"))
 
 
 class Kernel:
@@ -107,7 +105,6 @@ def launch(kernel: Kernel, items: Tensor, args: Sequence[Any], most_programs: in
     """Runs a kernel once, and counts the launch.
 
     Args:
-        kernel: the kernel.
         items: the work of the programs, int32 [n, 2]; an empty list is not launched.
         args: arguments of the kernel after the number of rows.
         most_programs: the maximum number of programs; by default one for each item.

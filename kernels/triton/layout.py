@@ -13,8 +13,6 @@ from fused_lwlr.kernels.tensors import real
 # bits of a row's flags, and the bit at which p of Ŵᵖ begins
 SCALED, KNOWN, POWER = tl.constexpr(1), tl.constexpr(2), tl.constexpr(2)
 
-Strides = tuple[int, ...]
-
 
 class Layout:
     """The constant properties of the R rows of a table.
@@ -74,7 +72,7 @@ def _agree(tensor: Tensor, strides: Sequence[int]) -> bool:
     return found == strides or all(a == b or size == 1 for size, a, b in zip(tensor.shape, found, strides, strict=True))
 
 
-def walk(param: Tensor, split: bool) -> Strides:
+def walk(param: Tensor, split: bool) -> tuple[int, ...]:
     """Returns the strides that every column of a parameter must have to form one run of memory.
 
     These are the parameter's own strides if its elements fill one run (and, if it is split along the first dimension,

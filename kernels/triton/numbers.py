@@ -63,7 +63,6 @@ def numbers_of(rule: Rule, hyper: Sequence[Hyper], more: tuple[float, ...], tabl
     """Returns the numbers of a step.
 
     Args:
-        rule: the rule.
         hyper: at least one.
         more: the numbers of a scaling, which are at the end of every hyper row.
         table: has the number of steps of each parameter. Kernels read a tensor on its device by its address.

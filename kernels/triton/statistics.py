@@ -148,7 +148,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
         count = int((-(-numel // sizes.statistics_tile)).sum())
         partials = torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device)
         arrivals = torch.zeros(device_table.rows, dtype=torch.int32, device=device)
-        workspace = Workspace(None, numel, (partials, arrivals))
+        workspace = Workspace((partials, arrivals))
         device_table.set_workspace(workspace)
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)

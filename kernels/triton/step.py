@@ -103,7 +103,7 @@ def _queued(
     write: bool,
     rounding_seed: int | None,
 ) -> Callable[[], Tensor | None]:
-    """Prepares a step by a queue: of norms and updates, or with numbers on the device."""
+    """Prepares a step by the queue: with a scale, a gate, random rounding or step counts on the device, or of norms."""
     formula = scale if isinstance(scale, Scale) else None
     retraction, known = formula and formula.retraction, None
     if isinstance(scale, Factors):
@@ -180,7 +180,7 @@ def workspace_of(device_table: DeviceTable, target: ScaleTarget | None, programs
         torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
         statistics,
     )
-    found = Workspace(key, segments, buffers)
+    found = Workspace(buffers, key, segments)
     device_table.set_workspace(found)
     # its sums of squares are zeros
     device_table.measured = None

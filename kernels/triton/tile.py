@@ -18,14 +18,14 @@ TAIL = tl.constexpr(2 * constants.THREADS)
 NUMEL, HYPER_ROW, FIRST_TILE, FLAGS, STEP_COUNT, RADIUS, COLUMNS = (tl.constexpr(i) for i in range(7))
 """Entries of a row in `addresses`, see `DeviceTable`; its columns follow from COLUMNS on."""
 
-_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def dtype_of(table: Table, column: str) -> tl.dtype | None:
     """Returns the Triton dtype of a column, None if all of it is absent."""
     if column == "grad":
-        return _DTYPES[table.grad_dtype.to_real() if table.grad_dtype.is_complex else table.grad_dtype]
-    return next((_DTYPES[real(t).dtype] for t in table.columns.get(column, ()) if t is not None), None)
+        return TRITON_DTYPES[table.grad_dtype.to_real() if table.grad_dtype.is_complex else table.grad_dtype]
+    return next((TRITON_DTYPES[real(t).dtype] for t in table.columns.get(column, ()) if t is not None), None)
 
 
 @triton.jit

@@ -10,14 +10,14 @@ class Workspace(NamedTuple):
     """The memory of a kernel that it reuses in later launches.
 
     Attributes:
-        key: the values that it was made for.
-        segments: the order of norms and updates in the queue, see `schedule`.
         buffers: the tensors that the kernel takes, in the order of its arguments.
+        key: of the queue, the values that it was made for.
+        segments: of the queue, the order of norms and updates, see `schedule`.
     """
 
-    key: Any
-    segments: np.ndarray
     buffers: tuple[Tensor, ...]
+    key: Any = None
+    segments: Any = None
 
 
 def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *, measured: bool) -> np.ndarray:

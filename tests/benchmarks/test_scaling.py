@@ -15,7 +15,7 @@ from fused_lwlr import ELR
 
 OPTIONS = {"plain": None, "ELR": ELR(0.1, select="*")}
 every_scaling = pytest.mark.parametrize("name", OPTIONS)
-BUILDERS = {"tile_list", "item_list", "schedule", "plans_of", "rows_of", "Workspace", "Layout", "Table"}
+BUILDERS = {"tile_list", "item_list", "schedule", "plans_of", "members_of"}
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,6 @@ class Signum(FusedOptimizer, torch.optim.Optimizer):
     """SIGNSGD with momentum."""
 
     rule = SIGNUM
-    optional_state = None
 
     def __init__(self, params, lr=1e-3, momentum=0.9, weight_decay=0.0, *, maximize=False, **options: Any):
         shared = self._start(options)

@@ -37,7 +37,6 @@ class Lion(FusedOptimizer, torch.optim.Optimizer):
     """
 
     rule = kernels.LION
-    optional_state = None
 
     def __init__(
         self,
