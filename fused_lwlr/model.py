@@ -1,11 +1,11 @@
-"""The loss of a minibatch, and a context that restores a model."""
+"""The loss of a minibatch, a context that restores a model, and a progress bar."""
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fused_lwlr.shards import reshard
 
+T = TypeVar("T")
 _LABELS = frozenset({"label", "labels", "target", "targets"})
 
 
@@ -114,3 +115,12 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
                 module._buffers[name] = buffer.copy_(value)
         for module, training in modes:
             module.training = training
+
+
+def shown(items: Iterable[T], steps: int | None, description: str, progress: bool) -> Iterable[T]:
+    """The items, with a progress bar if wanted; `steps` is their number, or None."""
+    if not progress:
+        return items
+    from rich.progress import track
+
+    return track(items, description=description, total=steps)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, central_square, pixels_of
+from fused_lwlr.data.decode import RGB_MEAN, RGB_STD, pixels_of
 from fused_lwlr.extras import import_timm
 
 Transform = Callable[[Any], Tensor]  # a Pillow image in RGB -> (3, image_size, image_size), uint8
@@ -79,7 +79,10 @@ def _erased(image: Any, transform: Transform, erase: Callable[[Tensor], Tensor],
 
 
 def _central(image: Any, image_size: int, resample: Any) -> Tensor:
-    return pixels_of(central_square(image, image_size, resample))
+    from PIL import ImageOps
+
+    # the largest square in the middle
+    return pixels_of(ImageOps.fit(image, (image_size, image_size), resample))
 
 
 def _resized(image: Any, image_size: int, shorter: int, resample: Any) -> Tensor:

@@ -29,28 +29,21 @@ def open_rgb(file: str | Path | BinaryIO, name: str | None = None) -> Any:
         with Image.open(file) as image:
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            found = _eight_bits(image, image.format)
+            found = _eight_bits(image)
             return found if found.mode == "RGB" else found.convert("RGB")
     except Exception as error:  # decoders of Pillow raise nearly any error for garbage
         raise ValueError(f"cannot read the image {name or file}: {error}") from error
 
 
-def _eight_bits(image: Any, file_format: str | None) -> Any:
+def _eight_bits(image: Any) -> Any:
     """An image of 16-bit integers with 8 bits; other images unchanged. Pillow would clip 16 bits to white."""
     from PIL import Image
 
-    if image.mode.startswith("I;16") or (image.mode == "I" and file_format == "PNG"):
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise ValueError(f"the range of its pixels (mode {image.mode}) is not known: save it with 8 bits a channel")
     return image
-
-
-def central_square(image: Any, size: int, resample: Any = None) -> Any:
-    """The largest square in the middle of an image of Pillow, `size` x `size` pixels; bicubic if `resample` is None."""
-    from PIL import Image, ImageOps
-
-    return ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC if resample is None else resample)
 
 
 def pixels_of(image: Any) -> Tensor:

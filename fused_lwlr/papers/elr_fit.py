@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
-from torch.nn.functional import cross_entropy
 
-from fused_lwlr import ELRRecorder, scale_invariant, simulate
+from fused_lwlr import ELRRecorder, simulate
 from fused_lwlr.methods.elr.history import draw_layers
 from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.from_he import scale_invariant_layers
 from fused_lwlr.papers.tables import Report, Table
 from fused_lwlr.papers.training import recipe_of, trainer_of
 
@@ -52,12 +52,7 @@ def measure(steps: int, **common: Any) -> dict[str, Any]:
         # the paper leaves out the first layer, whose gradient differs
         layers = [name for name, param in trainer.model.named_parameters() if param.dim() == 4][1:]
     else:
-        layers = list(scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy).names)
-    if not layers:
-        raise ValueError(
-            f"{recipe.model} has no scale-invariant layers, which this study compares: choose a --model with "
-            "normalization"
-        )
+        layers = list(scale_invariant_layers(trainer).names)
     trainer.prepare()
     recorder = ELRRecorder(trainer.model, select=layers, momentum=recipe.momentum > 0).watch(trainer.optimizer)
     passes = trainer.batches()

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr import ELR, SGD, AdamW, Lion, scale_invariant
+from fused_lwlr import ELR, SGD, AdamW, Lion, ScaleInvariant, scale_invariant
 from fused_lwlr.models.deep import kaiming_init_
 from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
@@ -23,12 +23,7 @@ def from_he(trainer: Trainer) -> SGD | AdamW | Lion:
     kaiming_init_(trainer.model)
     if recipe.goal is None:
         return new_optimizer(recipe, trainer.model, None)
-    layers = scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy)
-    if not layers.names:
-        raise ValueError(
-            f"{recipe.model} has no scale-invariant layers to hold at one effective learning rate: choose a --model "
-            "with normalization"
-        )
+    layers = scale_invariant_layers(trainer)
     return SGD(
         trainer.model.named_parameters(),
         lr=recipe.lr,
@@ -38,3 +33,18 @@ def from_he(trainer: Trainer) -> SGD | AdamW | Lion:
         rescale_weights=layers,
         backend=recipe.backend,
     )
+
+
+def scale_invariant_layers(trainer: Trainer) -> ScaleInvariant:
+    """The scale-invariant layers of the model, found on the first minibatch.
+
+    Raises:
+        ValueError: it has none.
+    """
+    layers = scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy)
+    if not layers.names:
+        raise ValueError(
+            f"{trainer.recipe.model} has no scale-invariant layers, which this study needs: choose a --model with "
+            "normalization"
+        )
+    return layers

@@ -17,6 +17,7 @@ from fused_lwlr import SGD, AdamW
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.ladder import CHOOSING, choosing
 from fused_lwlr.papers.starts import LR, is_normalized, start_
 from fused_lwlr.papers.tables import Report, Table, cell
 from fused_lwlr.papers.training import recipe_of, train
@@ -38,8 +39,6 @@ TAUS: dict[str, tuple[float, ...]] = {
 }
 """Start of a training (see `starts.start_`) -> the rates to choose from. The authors' scripts divide the gradient by
 its norm."""
-CHOOSING = 2
-"""Seeds that choose a rate. The other seeds run at the best one alone."""
 MEASURED = 16
 """Number of minibatches for the variance."""
 
@@ -100,7 +99,7 @@ def jobs(settings: Settings) -> list[Job]:
         for start, taus in TAUS.items()
         # a quick study has two of the higher rates: the lowest hardly change a weight in a few steps
         for tau in (taus[-3:-1] or taus if settings.quick else taus)
-        for seed in range(min(CHOOSING, settings.seeds))
+        for seed in range(choosing(settings))
     ]
 
 

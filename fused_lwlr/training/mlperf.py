@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from fused_lwlr.training.fields import flag
+
 IMAGES = 1_281_167
 """Training images of ImageNet, which the table counts epochs by."""
 
@@ -56,7 +58,7 @@ def fields_of(batch_size: int, given: Mapping[str, Any]) -> tuple[dict[str, Any]
     low, high = TABLE[0].batch_size, TABLE[-1].batch_size
     if not low <= batch_size <= high:
         of_steps = _epochs_of(given, batch_size)
-        missing = [f"--{name.replace('_', '-')}" for name in FIELDS if name not in {**given, **of_steps}]
+        missing = [flag(name) for name in FIELDS if name not in {**given, **of_steps}]
         if missing:
             raise ValueError(
                 f"--batch-size {batch_size}: the table of MLPerf has batches of {low:,} to {high:,} images; choose one "

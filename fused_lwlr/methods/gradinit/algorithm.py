@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
-from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_, shown
+from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
 from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule, floors
+from fused_lwlr.model import shown
 from fused_lwlr.scaling.base import Scaling, Selector, everything
 
 Target = Literal["sgd", "adam"]

@@ -136,12 +136,3 @@ def rescale_(model: nn.Module, scales: Mapping[str, float]) -> None:
     params = dict(model.named_parameters())
     with torch.no_grad():
         torch._foreach_mul_([params[name] for name in scales], list(scales.values()))
-
-
-def shown(items: Iterable[T], steps: int | None, description: str, progress: bool) -> Iterable[T]:
-    """The items, with a progress bar if wanted; `steps` is their number, or None."""
-    if not progress:
-        return items
-    from rich.progress import track
-
-    return track(items, description=description, total=steps)

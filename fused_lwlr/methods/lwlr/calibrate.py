@@ -12,7 +12,7 @@ from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import layers_of, split_name
 from fused_lwlr.methods.lwlr.init import kinds_of, lwlr_init_
 from fused_lwlr.methods.lwlr.rates import LayerRates
-from fused_lwlr.model import as_it_was, loss_of
+from fused_lwlr.model import as_it_was, loss_of, shown
 from fused_lwlr.ops import Backend
 from fused_lwlr.patterns import find
 from fused_lwlr.statistics import StatisticsPass
@@ -88,9 +88,8 @@ def calibrate(
         if init:
             lwlr_init_(model)
         model.train()
-        for minibatch in _shown(
-            islice(_parts(batches, accumulate), steps), _length(batches, steps, accumulate), progress
-        ):
+        total = steps if steps is not None or not isinstance(batches, Sized) else len(batches) // accumulate
+        for minibatch in shown(islice(_parts(batches, accumulate), steps), total, "calibrating", progress):
             model.zero_grad(set_to_none=True)
             for batch in minibatch:
                 loss = loss_of(model, batch, loss_fn, device)
@@ -126,15 +125,3 @@ def _parts(batches: Iterable[Any], count: int) -> Iterator[list[Any]]:
     source = iter(batches)
     while len(found := list(islice(source, count))) == count:
         yield found
-
-
-def _length(batches: Iterable[Any], steps: int | None, accumulate: int) -> int | None:
-    return steps if steps is not None or not isinstance(batches, Sized) else len(batches) // accumulate
-
-
-def _shown(batches: Iterator[Any], total: int | None, progress: bool) -> Iterable[Any]:
-    if not progress:
-        return batches
-    from rich.progress import track
-
-    return track(batches, description="calibrating", total=total)
