@@ -204,7 +204,8 @@ def _key_of(options: StepOptions, groups: Groups, bucket: Sequence[Tensor] | Non
             (
                 list(map(id, group["params"])),
                 group.get(optional),
-                # the groups of another optimizer lack these options until new plans are made
+                # groups of another optimizer lack the options below until new plans are made
+                "ema" in group,
                 group.get("capturable"),
                 group.get("ema") is None,
                 None if group.get("layers") is None else list(group["layers"]),

@@ -25,7 +25,7 @@ WRONG = [
     ),
     (
         "calibrate --data nowhere",
-        "--data nowhere is not a folder of images: give one, digits, fashion-mnist, idx:FOLDER, synthetic, tar files, ",
+        "--data nowhere is not a folder of images: give one, digits, glyphs, fashion-mnist, idx:FOLDER, ",
     ),
     ("train --data steps/", "--data steps has 0 sub-folder(s): images of two classes at least are needed"),
     ("train --data lr", "--data lr is a file: give the folder that holds one sub-folder of images for each class"),

@@ -142,7 +142,7 @@ def test_folders_that_will_not_do(folder, change, message):
 def test_paths_that_are_no_folder(folder, tmp_path_factory):
     with pytest.raises(
         FileNotFoundError,
-        match=r"data=.*nowhere is not a folder of images: give one, digits, fashion-mnist, idx:FOLDER, synth",
+        match=r"data=.*nowhere is not a folder of images: give one, digits, glyphs, fashion-mnist, idx:FOLDER, synth",
     ):
         opened(folder / "nowhere")
     with pytest.raises(ValueError, match=r"stray.jpg is a file: give the folder"):
