@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results"
 HOST = {"CUDA_VISIBLE_DEVICES": ""}
 COMPILE = {"TRITON_DEFAULT_FP_FUSION": "0"}
 SECTIONS: dict[str, dict[str, str]] = {
-    "traffic": HOST, "host": HOST, "scaling": HOST, "cpu": HOST, "model": COMPILE, "codegen": COMPILE
+    "host": HOST, "scaling": HOST, "cpu": HOST, "model": COMPILE, "codegen": COMPILE
 }  # fmt: skip
 QUICK = {
     "host": ["--quick"],

@@ -38,15 +38,6 @@ def markdown(results: dict[str, Any]) -> str:
     if results.get("cpu"):
         lines += ["", "## Steps on the CPU", "", "Medians of rounds in which all take turns, in single precision.", ""]
         lines += table(cpu.HEAD, map(cpu.cells, results["cpu"]))
-    if results.get("traffic"):
-        lines += ["", "## Bytes and launches", ""]
-        head = ("step", "dtype", "memory", "floor", "ratio", "again, from L2", "launches")
-        rows = (
-            (r["step"], r["dtype"], f"{r['memory']:g}", f"{r['floor']:g}", f"{r['memory'] / r['floor']:.2f}",
-             f"{r['again']:g}", r["launches"])
-            for r in results["traffic"]
-        )  # fmt: skip
-        lines += table(head, rows)
     if results.get("scaling"):
         lines += ["", "## Scaling", ""]
         head = ("over", "scaling", "n", "first step ms", "later steps ms", "tables kB")

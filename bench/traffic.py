@@ -1,11 +1,10 @@
 """Bytes and launches of a step, counted from the items of its launches, and the smallest possible numbers.
 
-    python -m bench.traffic [--json | FILE]
+    python -m bench.traffic [FILE]
 
 counts them, and writes the table.
 """
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -201,12 +200,7 @@ def measured(device: torch.device) -> Iterator[tuple[Row, float]]:
 
 
 def main() -> None:
-    """Count, and write the table, or print one JSON object a line."""
-    if sys.argv[1:] == ["--json"]:
-        for row, floor in measured(torch.device("cuda" if torch.cuda.is_available() else "cpu")):
-            facts = {"step": row.label, "dtype": row.dtype, "memory": row.memory, "again": row.again}
-            print(json.dumps({**facts, "floor": floor, "launches": row.launches}), flush=True)
-        return
+    """Count, and write the table."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
     path.write_text(table(measured(torch.device("cuda" if torch.cuda.is_available() else "cpu"))))
     print(f"wrote {path}")
