@@ -1,9 +1,16 @@
 """Targets and measured values: met, missed with its figure, or not measured."""
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-LARGE, NETWORKS = 100_000_000, ("ResNet-50", "ViT-S/16")
+WHERE: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "large": lambda row: row["numel"] >= 100_000_000,
+    "real": lambda row: not row["set"].startswith(("2,000", "one of")),
+    "network": lambda row: row["set"] in ("ResNet-50", "ViT-S/16"),
+    "tiny": lambda row: row["set"].startswith("2,000"),
+}
+"""Cases that a target is for."""
 ONE_LAUNCH = ("ELR", "LARS", "LARC", "NG")
 Found = Iterator[tuple[str, float]]
 
@@ -40,69 +47,41 @@ def _gpu(results: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in gpu.get("rows", ()) if "skipped" not in row]
 
 
-def _bandwidth(results: dict[str, Any]) -> float:
-    copies: list[float] = results["gpu"]["copy_bytes_per_second"]
-    return max(copies)
-
-
 def _ratios(
-    rule: str, method: str, to: tuple[str, str], key: str, where: Callable[[dict[str, Any]], bool]
+    rules: Sequence[str], methods: Sequence[str], to: tuple[str, str], key: str, where: str, *, times: bool = False
 ) -> Callable[[dict[str, Any]], Found]:
-    """Ratios of our step to another step (its method, its name), in each case where both were timed."""
+    """Ratios of our steps to another step (its method, "" for the same, and its name), where both were timed.
+
+    With `times`, of the other step to ours.
+    """
 
     def values(results: dict[str, Any]) -> Found:
-        rows = _gpu(results)
-        others = {
-            (row["set"], row["dtype"]): row for row in rows if (row["rule"], row["method"], row["who"]) == (rule, *to)
-        }
-        for row in rows:
-            other = others.get((row["set"], row["dtype"]))
-            if (row["rule"], row["method"], row["who"]) != (rule, method, "ours") or not where(row) or other is None:
-                continue
-            if key in row and key in other:
-                yield f"{row['set']} {row['dtype']} {method}", row[key] / other[key]
+        timed = {tuple(row[of] for of in ("set", "dtype", "rule", "method", "who")): row for row in _gpu(results)}
+        for rule, method in itertools.product(rules, methods):
+            for (name, dtype, *step), row in timed.items():
+                other = timed.get((name, dtype, rule, to[0] or method, to[1]), {})
+                if step == [rule, method, "ours"] and WHERE[where](row) and key in row and key in other:
+                    ratio = row[key] / other[key]
+                    yield f"{name} {dtype} {method}", 1 / ratio if times else ratio
 
     return values
-
-
-def _speedups(*arguments: Any) -> Callable[[dict[str, Any]], Found]:
-    ratios = _ratios(*arguments)
-    return lambda results: ((label, 1 / value) for label, value in ratios(results))
-
-
-def _together(parts: Iterable[Callable[[dict[str, Any]], Found]]) -> Callable[[dict[str, Any]], Found]:
-    found = list(parts)
-    return lambda results: (pair for part in found for pair in part(results))
-
-
-def _large(row: dict[str, Any]) -> bool:
-    return bool(row["numel"] >= LARGE)
-
-
-def _real(row: dict[str, Any]) -> bool:
-    return not row["set"].startswith(("2,000", "one of"))
-
-
-def _network(row: dict[str, Any]) -> bool:
-    return row["set"] in NETWORKS
-
-
-def _tiny(row: dict[str, Any]) -> bool:
-    return bool(row["set"].startswith("2,000"))
 
 
 def _of_copy(results: dict[str, Any]) -> Found:
     for row in _gpu(results):
         counted = row["bytes_per_second"] is not None
-        if row["method"] == "multipliers" and row["who"] == "ours" and _large(row) and counted:
-            yield f"{row['set']} {row['dtype']} {row['rule']}", row["bytes_per_second"] / _bandwidth(results)
+        if row["method"] == "multipliers" and row["who"] == "ours" and WHERE["large"](row) and counted:
+            yield (
+                f"{row['set']} {row['dtype']} {row['rule']}",
+                row["bytes_per_second"] / max(results["gpu"]["copy_bytes_per_second"]),
+            )
 
 
 def _statistics(results: dict[str, Any]) -> Found:
     for row in _gpu(results):
         counted = row["bytes_per_parameter"] is not None
-        if (row["rule"], row["who"]) == ("statistics", "ours") and _real(row) and counted:
-            read = row["bytes_per_parameter"] * row["numel"] / _bandwidth(results)
+        if (row["rule"], row["who"]) == ("statistics", "ours") and WHERE["real"](row) and counted:
+            read = row["bytes_per_parameter"] * row["numel"] / max(results["gpu"]["copy_bytes_per_second"])
             yield f"{row['set']} {row['dtype']}", row["cold"] / read
 
 
@@ -146,27 +125,27 @@ RULES = ("sgd", "adamw")
 TARGETS = [
     Target("100 M parameters and more, multipliers: share of copy bandwidth", 0.92, True, _of_copy),
     Target("100 M parameters and more, multipliers: GPU time / torch fused", 0.95, False,
-           _together(_ratios(r, "multipliers", FUSED, "cold", _large) for r in RULES)),
+           _ratios(RULES, ["multipliers"], FUSED, "cold", "large")),
     Target("ResNet-50, ViT-S/16, multipliers: whole step by wall clock / torch fused", 0.80, False,
-           _together(_ratios(r, "multipliers", FUSED, "wall", _network) for r in RULES)),
+           _ratios(RULES, ["multipliers"], FUSED, "wall", "network")),
     Target("ResNet-50, ViT-S/16, multipliers: graph replay / torch fused", 0.90, False,
-           _together(_ratios(r, "multipliers", FUSED, "replay", _network) for r in RULES)),
+           _ratios(RULES, ["multipliers"], FUSED, "replay", "network")),
     Target("SGD with ELR, LARS, LARC, NG: GPU time / our plain step", 1.10, False,
-           _together(_ratios("sgd", m, ("plain", "ours"), "cold", _real) for m in ONE_LAUNCH), _predicted("SGD, ELR")),
+           _ratios(["sgd"], ONE_LAUNCH, ("plain", "ours"), "cold", "real"), _predicted("SGD, ELR")),
     Target("SGD with ELR, LARS: times faster than the foreach composition, wall clock", 3.0, True,
-           _together(_speedups("sgd", m, (m, "foreach"), "wall", _real) for m in ("ELR", "LARS"))),
+           _ratios(["sgd"], ["ELR", "LARS"], ("", "foreach"), "wall", "real", times=True)),
     Target("SGD with LARS: times faster than timm's Lars, wall clock", 10.0, True,
-           _speedups("sgd", "LARS", ("LARS", "timm"), "wall", _real)),
+           _ratios(["sgd"], ["LARS"], ("", "timm"), "wall", "real", times=True)),
     Target("AdamW with LAMB, ELR: GPU time / our plain step", 1.25, False,
-           _together(_ratios("adamw", m, ("plain", "ours"), "cold", _real) for m in ("LAMB", "ELR")),
+           _ratios(["adamw"], ["LAMB", "ELR"], ("plain", "ours"), "cold", "real"),
            _predicted("AdamW, LAMB")),
     Target("AdamW with LAMB: times faster than apex, wall clock", 2.0, True,
-           _speedups("adamw", "LAMB", ("LAMB", "apex"), "wall", _real)),
+           _ratios(["adamw"], ["LAMB"], ("", "apex"), "wall", "real", times=True)),
     Target("statistics: GPU time / reading the inputs at copy bandwidth", 1.05, False, _statistics),
     Target("statistics: times faster than four _foreach_norm, GPU time", 4.0, True,
-           _speedups("statistics", "statistics", ("statistics", "foreach"), "cold", _real)),
+           _ratios(["statistics"], ["statistics"], ("", "foreach"), "cold", "real", times=True)),
     Target("2,000 tiny tensors: times faster than torch fused, wall clock", 3.0, True,
-           _together(_speedups(r, "multipliers", FUSED, "wall", _tiny) for r in RULES)),
+           _ratios(RULES, ["multipliers"], FUSED, "wall", "tiny", times=True)),
     Target("CPU, SGD and AdamW / torch fused", 1.00, False,
            _cpu(*((f"{r} plain, ours", f"{r} plain, torch fused") for r in RULES))),
     Target("CPU, SGD with ELR, LARS, NG / our plain step", 1.40, False,
