@@ -1,10 +1,12 @@
 """Contestants: our optimizers, torch.optim's three implementations, and compositions of torch's multi-tensor calls."""
 
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fused_lwlr
 from bench import reference as numbers
@@ -93,32 +95,17 @@ def torchs(rule: str, method: str, which: str, passes: float) -> Contestant:
         more = {"capturable": capturable} if rule == "adamw" else {}
         cls = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[rule]
         optimizer = cls(groups, lr=lr, **flags, **more, **options_of(rule))
-        return Clipped(params, optimizer) if method == "clip" else optimizer
+        if method != "clip":
+            return optimizer
+        clip = partial(torch.nn.utils.clip_grad_norm_, params, numbers.MAX_NORM, foreach=True)
+        return SimpleNamespace(step=lambda: (clip(), optimizer.step()))
 
     return Contestant(rule, method, f"torch {which}", build, passes, mutates=method == "clip")
 
 
-class Clipped:
-    """A step after `clip_grad_norm_`."""
-
-    def __init__(self, params: list[Tensor], optimizer: torch.optim.Optimizer):
-        self._params, self._optimizer = params, optimizer
-
-    def step(self) -> None:
-        """Clip, and step."""
-        torch.nn.utils.clip_grad_norm_(self._params, numbers.MAX_NORM, foreach=True)
-        self._optimizer.step()
-
-
-class OurStatistics:
-    """Statistics of all layers, with tables that are kept."""
-
-    def __init__(self, named: Named, backend: Backend = "auto"):
-        self._pass = StatisticsPass(named_layers(named), backend)
-
-    def step(self) -> Tensor:
-        """Σ|g|, Σg², max|g|, Σw², Σg·w, non-finite elements of each layer."""
-        return self._pass()
+def our_statistics(named: Named, backend: Backend = "auto") -> SimpleNamespace:
+    """Σ|g|, Σg², max|g|, Σw², Σg·w, non-finite elements of each layer, by a `step()` whose tables are kept."""
+    return SimpleNamespace(step=StatisticsPass(named_layers(named), backend))
 
 
 def _two_launches(rule: str, method: str) -> Callable[[Named, float, bool], Any]:
@@ -149,6 +136,6 @@ def contestants() -> list[Contestant]:
     ]
     for rule, method in (("sgd", "ELR"), ("adamw", "LAMB")):
         found += [Contestant(rule, method, TWO, _two_launches(rule, method), graph=False)]
-    found += [Contestant("statistics", "statistics", "ours", lambda named, *_: OurStatistics(named))]
+    found += [Contestant("statistics", "statistics", "ours", lambda named, *_: our_statistics(named))]
     found += [Contestant("statistics", "statistics", "foreach", lambda named, *_: ForeachNorms(named), 4)]
     return found

@@ -67,12 +67,8 @@ def stages(out: Path, rehearsal: bool) -> dict[str, Stage]:
 
 def versions() -> dict[str, str | None]:
     """Returns the versions of Python and of packages, None for a missing package."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in PACKAGES:
-        found[name] = None
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    return {"python": platform.python_version(), **{name: installed.get(name) for name in PACKAGES}}
 
 
 def run(name: str, stage: Stage, out: Path) -> int:

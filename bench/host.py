@@ -20,6 +20,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from bench.without_launch import without_launch  # isort: skip
+from bench.gate import parameters  # isort: skip
 
 import fused_lwlr
 from fused_lwlr.snapshot import forms_of, take_snapshot
@@ -39,15 +40,7 @@ OURS: dict[str, dict[str, Any]] = {
 COLUMNS = (*OURS, "snapshot", "fused", "groups")
 """Ours with multipliers, alone and scaled; `Snapshots`; torch's fused, alone and with a group for each tensor."""
 
-Named = list[tuple[str, torch.nn.Parameter]]
-
-
-def parameters(count: int) -> Named:
-    """Named parameters of eight elements each, with gradients."""
-    named = [(f"layer{i}", torch.nn.Parameter(torch.randn(8))) for i in range(count)]
-    for _, param in named:
-        param.grad = torch.randn(8)
-    return named
+HEAD = ("optimizer", "tensors", "gradients", *(f"{who} µs" for who in COLUMNS), "ours / fused")
 
 
 class Snapshots:
@@ -69,7 +62,7 @@ class Snapshots:
 
 def contestants(name: str, count: int) -> dict[str, torch.optim.Optimizer | Snapshots]:
     """One optimizer for each of `COLUMNS`, all over the same parameters, whose addresses affect the time much."""
-    options, named = OPTIONS[name], parameters(count)
+    options, named = OPTIONS[name], parameters([(8,)] * count, torch.float32, torch.device("cpu"))
     params = [param for _, param in named]
     multipliers = {layer: 0.5 for layer, _ in named}
     ours, torchs = getattr(fused_lwlr, name), getattr(torch.optim, name)
@@ -133,6 +126,12 @@ def rows(counts: tuple[int, ...] = COUNTS, rounds: int = ROUNDS, steps: int = ST
                 yield {"optimizer": name, "tensors": count, "gradients": gradients, **found}
 
 
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row as text, in the order of `HEAD`."""
+    times = [f"{row[who] * 1e6:,.0f}" for who in COLUMNS]
+    return [row["optimizer"], f"{row['tensors']:,}", row["gradients"], *times, f"{row['ours'] / row['fused']:.2f}"]
+
+
 def main() -> None:
     """Print every row when it is measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -140,17 +139,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if not options.json:
-        print(f"torch {torch.__version__}, one thread; µs per step; ratio: ours to fused")
-        print(f"{'':5} {'tensors':>7} {'gradients':>9}", *(f"{who:>8}" for who in COLUMNS), f"{'ratio':>6}")
     with without_launch():
         for row in rows(rounds=5 if options.quick else ROUNDS, steps=5 if options.quick else STEPS):
-            if options.json:
-                print(json.dumps(row), flush=True)
-                continue
-            times = " ".join(f"{row[who] * 1e6:8.0f}" for who in COLUMNS)
-            ratio = row["ours"] / row["fused"]
-            print(f"{row['optimizer']:5} {row['tensors']:7} {row['gradients']:>9} {times} {ratio:6.2f}", flush=True)
+            print(json.dumps(row) if options.json else "  ".join(cells(row)), flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files, InclusionLevel
 from nbconvert import MarkdownExporter
 
+from bench import host as host_times
 from bench.markdown import table
 from bench.targets import judge
 from bench.training import HEAD, cells
@@ -81,16 +82,7 @@ def about() -> Iterator[str]:
 
 def host() -> Iterator[str]:
     """Host time of a step: ours, and torch's fused step with one group and with a group for each tensor."""
-    gradients = {"kept": "same memory", "new": "new in each step", "some": "5 % of tensors have none"}
-    yield from table(
-        ("optimizer", "tensors", "gradients", "ours µs", "with ELR µs", "with LARS µs",
-         "torch, 1 group µs", "torch, a group for each tensor µs"),
-        (
-            (row["optimizer"], f"{row['tensors']:,}", gradients[row["gradients"]],
-             *(f"{row[who] * 1e6:,.0f}" for who in ("ours", "ELR", "LARS", "fused", "groups")))
-            for row in measured()["host"]
-        ),
-    )  # fmt: skip
+    yield from table(host_times.HEAD, map(host_times.cells, measured()["host"]))
 
 
 CPU_STEPS = (

@@ -20,18 +20,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 # photographs inside the package; others of skimage.data are downloaded on request
-SCIKIT_IMAGE = (
-    "astronaut",
-    "brick",
-    "camera",
-    "chelsea",
-    "coffee",
-    "coins",
-    "grass",
-    "gravel",
-    "hubble_deep_field",
-    "ihc",
-)
+SCIKIT_IMAGE = "astronaut brick camera chelsea coffee coins grass gravel hubble_deep_field ihc".split()
 SMALLEST = 80  # pixels of the shorter side of a region
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from bench import cpu, model
+from bench import cpu, host, model, scaling
 from bench.codegen import HEAD, line
 from bench.markdown import table
 from bench.targets import judge
@@ -27,26 +27,13 @@ def markdown(results: dict[str, Any]) -> str:
         lines += _gpu(results["gpu"])
     if results.get("host"):
         lines += ["", "## Host time of a step, launch left out", ""]
-        columns = [key for key in results["host"][0] if key not in ("optimizer", "tensors", "gradients")]
-        head = ("optimizer", "tensors", "gradients", *(f"{who} µs" for who in columns), "ours / fused")
-        rows = (
-            (row["optimizer"], row["tensors"], row["gradients"], *(f"{row[who] * 1e6:.0f}" for who in columns),
-             f"{row['ours'] / row['fused']:.2f}")
-            for row in results["host"]
-        )  # fmt: skip
-        lines += table(head, rows)
+        lines += table(host.HEAD, map(host.cells, results["host"]))
     if results.get("cpu"):
         lines += ["", "## Steps on the CPU", "", "Medians of rounds in which all take turns, in single precision.", ""]
         lines += table(cpu.HEAD, map(cpu.cells, results["cpu"]))
     if results.get("scaling"):
         lines += ["", "## Scaling", ""]
-        head = ("over", "scaling", "n", "first step ms", "later steps ms", "tables kB")
-        rows = (
-            (r["over"], r["scaling"], f"{r['n']:,}", f"{r['first'] * 1e3:.2f}", f"{r['step'] * 1e3:.3f}",
-             f"{r['table_bytes'] / 1e3:,.1f}")
-            for r in results["scaling"]
-        )  # fmt: skip
-        lines += table(head, rows)
+        lines += table(scaling.HEAD, map(scaling.cells, results["scaling"]))
     if results.get("model"):
         lines += ["", "## Predictions", "", "By an event model of an H200 (`python -m bench.model`); not measured.", ""]
         lines += ["```", model.HEAD, *map(model.line, results["model"]), "```"]

@@ -24,6 +24,7 @@ TENSORS = (10, 30, 100, 300, 1000, 3000, 10_000)
 PARAMETERS = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 SCALINGS = {"plain": None, "ELR": fused_lwlr.ELR(0.1, select="*")}
 STEPS = 5
+HEAD = ("over", "scaling", "n", "first step ms", "later steps ms", "tables kB")
 
 
 def optimizer_of(sizes: list[int], scaling: Any) -> torch.optim.Optimizer:
@@ -84,6 +85,12 @@ def rows() -> Iterator[dict[str, Any]]:
             yield {"over": "parameters", "scaling": name, "n": numel, **measure([numel // 100] * 100, scaling)}
 
 
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row as text, in the order of `HEAD`."""
+    times = f"{row['first'] * 1e3:.2f}", f"{row['step'] * 1e3:.3f}"
+    return [row["over"], row["scaling"], f"{row['n']:,}", *times, f"{row['table_bytes'] / 1e3:,.1f}"]
+
+
 def main() -> None:
     """Print every row when it is measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -92,14 +99,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with without_launch():
         for row in rows():
-            if options.json:
-                print(json.dumps(row), flush=True)
-                continue
-            print(
-                f"{row['scaling']:5} {row['n']:11,} {row['over']:10}: first step {row['first'] * 1e3:8.2f} ms, later "
-                f"{row['step'] * 1e3:8.2f} ms, tables {row['table_bytes'] / 1e3:10,.1f} kB",
-                flush=True,
-            )
+            print(json.dumps(row) if options.json else "  ".join(cells(row)), flush=True)
 
 
 if __name__ == "__main__":

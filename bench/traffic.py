@@ -14,7 +14,7 @@ import torch
 
 import fused_lwlr
 from bench.bytes_moved import recorded
-from bench.contestants import Named, OurStatistics
+from bench.contestants import Named, our_statistics
 from bench.gate import parameters
 from fused_lwlr import (
     ELR,
@@ -156,7 +156,7 @@ def count(row: Row, device: torch.device) -> tuple[tuple[float, float, int], flo
 
 def _made(row: Row, named: Named) -> Any:
     if row.rule == "statistics":
-        return OurStatistics(named, "triton")
+        return our_statistics(named, "triton")
     cls = {"sgd": fused_lwlr.SGD, "adamw": fused_lwlr.AdamW}[row.rule]
     options = dict(row.options)
     if "rescale_weights" in options:

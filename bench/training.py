@@ -149,9 +149,8 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def measure(size: Size, show: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-    """All rows; each is shown when it is measured."""
-    rows = []
+def measure(size: Size) -> Iterator[dict[str, Any]]:
+    """All rows."""
     side, batches = size.options["image_size"], size.batches
     fixed: dict[str, Any] = {"rates": "single", "init": "model", "deterministic": False, **size.options}
     synthetic = open_data("synthetic", image_size=side, augmentation="none", synthetic=(2 * batches[-1], 100, 1000))
@@ -160,18 +159,12 @@ def measure(size: Size, show: Callable[[dict[str, Any]], None]) -> list[dict[str
         presets = size.models.items()
         options = {**fixed, "workers": 0}
         for batch, (preset, change) in itertools.product(batches, presets):
-            for row in of_steps(
-                resolve(preset, {**options, **change, "batch_size": batch}), synthetic, rounds=size.rounds
-            ):
-                show(row)
-                rows.append(row)
+            recipe = resolve(preset, {**options, **change, "batch_size": batch})
+            yield from of_steps(recipe, synthetic, rounds=size.rounds)
         for preset, change in presets:
             recipe = resolve(preset, {**fixed, **change, "batch_size": batches[0], "data": str(folder)})
             files = open_data(recipe.data, image_size=side, augmentation=recipe.augmentation)
-            for row in of_files(recipe, files, steps=size.rounds):
-                show(row)
-                rows.append(row)
-    return rows
+            yield from of_files(recipe, files, steps=size.rounds)
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -197,7 +190,10 @@ def main() -> None:
     size = SIZES[name]
     device = torch.device(size.options["device"])
     about = {**provenance({}, seed=0), "device": device_name(device), "quick": name == "quick"}
-    rows = measure(size, write)
+    rows = []
+    for row in measure(size):
+        write(row)
+        rows.append(row)
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"training-{'-'.join(about['device'].lower().split())}"
     path.with_suffix(".json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
