@@ -25,7 +25,7 @@ from bench.report import markdown
 from bench.throughput import ROUNDS, cases_of, run
 from fused_lwlr import __version__
 from fused_lwlr.kernels import constants
-from fused_lwlr.training.environment import cpu_name
+from fused_lwlr.training.environment import cpu_name, git_state
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -128,14 +128,8 @@ def about(commit: str | None, quick: bool) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    def git(*command: str) -> str:
-        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-
-    head = git("rev-parse", "HEAD")
-    if not head:
-        return "unknown: no git checkout"
-    # results of an earlier run must not change anything
-    return f"{head} with changes" if git("status", "--porcelain", "--", ".", ":!bench/results") else head
+    head, changed = git_state(ROOT / "fused_lwlr")
+    return "unknown: no git checkout" if head is None else f"{head} with changes" if changed else head
 
 
 def _lines(section: str, quick: bool) -> Iterator[dict[str, Any]]:
@@ -169,13 +163,8 @@ def save(results: dict[str, Any], out: Path, stem: str) -> list[Path]:
         return paths
     from bench import figures
 
-    if results["gpu"]:
-        paths.append(out / f"bench-{stem}-throughput.png")
-        figures.throughput(results["gpu"], paths[-1])
-    if results.get("host"):
-        paths.append(out / f"bench-{stem}-host.png")
-        figures.host(results["host"], paths[-1])
-    if results.get("scaling"):
-        paths.append(out / f"bench-{stem}-scaling.png")
-        figures.scaling(results["scaling"], paths[-1])
+    for section, draw in {"gpu": figures.throughput, "host": figures.host, "scaling": figures.scaling}.items():
+        if results.get(section):
+            paths.append(out / f"bench-{stem}-{draw.__name__}.png")
+            draw(results[section], paths[-1])
     return paths

@@ -154,16 +154,7 @@ def examples() -> Iterator[str]:
     for path in sorted(EXAMPLES.glob("*.py")):
         code = path.read_text(encoding="utf-8")
         title = code.removeprefix('"""').partition("\n")[0].removesuffix('"""').rstrip(".")
-        yield from (
-            f"## {title}",
-            "",
-            f"[`{path.name}`](examples/{path.name})",
-            "",
-            "```python",
-            code.rstrip(),
-            "```",
-            "",
-        )
+        yield f"## {title}\n\n[`{path.name}`](examples/{path.name})\n\n```python\n{code.rstrip()}\n```\n"
 
 
 def options() -> Iterator[str]:
@@ -176,13 +167,8 @@ def options() -> Iterator[str]:
     yield from table(
         ("option", "given to", "must be", "default"),
         (
-            (
-                f"`{name}`",
-                given[option.scope],
-                option.must_be,
-                "" if option.default is None else f"`{option.default!r}`",
-            )
-            for name, option in OPTIONS.items()
+            (f"`{name}`", given[of.scope], of.must_be, "" if of.default is None else f"`{of.default!r}`")
+            for name, of in OPTIONS.items()
         ),
     )
 
@@ -207,15 +193,18 @@ def _html(text: str) -> str:
 
 
 TABLES = {
-    "about": about,
-    "commands": commands,
-    "options": options,
-    "host": host,
-    "cpu": cpu,
-    "traffic": traffic,
-    "missed": missed,
-    "predicted": predicted,
-    "examples": examples,
-    "gradient-memory": gradient_memory,
-    "training": training,
+    table_of.__name__.replace("_", "-"): table_of
+    for table_of in (
+        about,
+        commands,
+        options,
+        host,
+        cpu,
+        traffic,
+        missed,
+        predicted,
+        examples,
+        gradient_memory,
+        training,
+    )
 }

@@ -20,7 +20,9 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 # photographs inside the package; others of skimage.data are downloaded on request
-SCIKIT_IMAGE = "astronaut brick camera chelsea coffee coins grass gravel hubble_deep_field ihc".split()
+SCIKIT_IMAGE = (
+    "astronaut", "brick", "camera", "chelsea", "coffee", "coins", "grass", "gravel", "hubble_deep_field", "ihc",
+)  # fmt: skip
 SMALLEST = 80  # pixels of the shorter side of a region
 
 

@@ -26,21 +26,11 @@ TARGETS = {
 }
 DTYPES = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 TYPES = {
-    "addresses": "*i64",
-    "floats": "*fp32",
-    "items": "*i32",
-    "counters": "*i32",
-    "partials": "*fp32",
-    "checksums": "*i32",
-    "factors": "*fp32",
-    "arrivals": "*i32",
-    "results": "*fp64",
-    "statistics": "*fp64",
-    "totals": "*fp64",
     "max_norm": "fp32",
-    "grad_scale": "*fp32",
-    "found_inf": "*fp32",
-    "known_factors": "*fp64",
+    "addresses": "*i64",
+    **dict.fromkeys(("items", "counters", "checksums", "arrivals"), "*i32"),
+    **dict.fromkeys(("floats", "partials", "factors", "grad_scale", "found_inf"), "*fp32"),
+    **dict.fromkeys(("results", "statistics", "totals", "known_factors"), "*fp64"),
 }
 """Types of the run-time arguments; int32 unless listed."""
 
