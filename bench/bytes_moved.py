@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from bench.without_launch import without_launch
+
 
 @contextmanager
 def recorded() -> Iterator[Counter[str]]:
     """Counts launches, "bytes" from and to memory, and "cached" bytes that a launch reads once more from L2."""
     importlib.import_module("fused_lwlr.kernels.triton")
     real = sys.modules["fused_lwlr.kernels.triton.launch"].launch  # type: ignore[attr-defined]
-    users = [sys.modules[f"fused_lwlr.kernels.triton.{name}"] for name in ("step", "statistics")]
     counted: Counter[str] = Counter()
 
     def launch(kernel: Any, items: Any, args: Any, most_programs: Any = None) -> None:
@@ -24,13 +25,8 @@ def recorded() -> Iterator[Counter[str]]:
         real(kernel, items, args, most_programs)
         counted.update({"launches": int(len(items) > 0), "bytes": memory, "cached": cached})
 
-    try:
-        for module in users:
-            module.launch = launch  # type: ignore[attr-defined]
+    with without_launch(launch):
         yield counted
-    finally:
-        for module in users:
-            module.launch = real  # type: ignore[attr-defined]
 
 
 def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int]:
