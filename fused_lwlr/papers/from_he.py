@@ -24,15 +24,8 @@ def from_he(trainer: Trainer) -> SGD | AdamW | Lion:
     if recipe.goal is None:
         return new_optimizer(recipe, trainer.model, None)
     layers = scale_invariant_layers(trainer)
-    return SGD(
-        trainer.model.named_parameters(),
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        scaling=ELR(recipe.goal, select=layers.names),
-        rescale_weights=layers,
-        backend=recipe.backend,
-    )
+    scaling = ELR(recipe.goal, select=layers.names)
+    return new_optimizer(recipe, trainer.model, None, scaling=scaling, rescale_weights=layers)
 
 
 def scale_invariant_layers(trainer: Trainer) -> ScaleInvariant:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fused_lwlr import SGD, AdamW
+from fused_lwlr import SGD, AdamW, Lion
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
@@ -125,7 +125,7 @@ def initialize_and_train(init: str, tau: float, options: dict[str, Any] | None =
         ("first", "best", "last", "accuracies", "val_loss", "before", "after", "normalized")
     )
 
-    def initialized(trainer: Trainer) -> SGD | AdamW:
+    def initialized(trainer: Trainer) -> SGD | AdamW | Lion:
         model = trainer.model
         found["normalized"] = is_normalized(model)
         drawn = start_(trainer, "kaiming", 0.0)

@@ -19,7 +19,7 @@ from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.papers.tuning import mean_scores
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.defaults import WEIGHT_DECAY
-from fused_lwlr.training.setup import load_data
+from fused_lwlr.training.setup import load_data, new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
 SIZES = ((2, 32), (2, 128), (2, 512), (6, 128))
@@ -126,17 +126,7 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
 
     def optimizer(trainer: Trainer) -> SGD | AdamW | Lion:
         by_depth = chosen.multipliers(trainer.model) if chosen.multipliers is not None else None
-        options: dict[str, Any] = {
-            "lr": recipe.lr,
-            "weight_decay": recipe.weight_decay,
-            "layers": given or by_depth or trainer.rates,
-            "scaling": chosen.scaling,
-            "backend": recipe.backend,
-        }
-        params = trainer.model.named_parameters()
-        return (
-            SGD(params, momentum=recipe.momentum, **options) if recipe.optimizer == "sgd" else AdamW(params, **options)
-        )
+        return new_optimizer(recipe, trainer.model, given or by_depth or trainer.rates, scaling=chosen.scaling)
 
     return train(recipe, model=network, optimizer=optimizer).last
 

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
-from fused_lwlr import SGD, AdamW, gradinit_, metainit_
+from fused_lwlr import SGD, AdamW, Lion, gradinit_, metainit_
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.models.deep import kaiming_init_
+from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
 LR, CLIP = 0.1, 1.0
@@ -50,7 +51,7 @@ def is_normalized(model: nn.Module) -> bool:
     return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
-def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | AdamW:
+def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | AdamW | Lion:
     """Draw weights by He's initialization, run the start, and return the optimizer of the training.
 
     Everything but "kaiming" and "scalars" goes through the training data once, in another order than the training.
@@ -85,7 +86,7 @@ def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | Ad
             model, halves, cross_entropy, optimizer="adam" if adam else "sgd", lr=recipe.lr, tau=tau, steps=None,
             normalize=start != "gradinit" and not adam, **options,
         )  # fmt: skip
-    optimizer = _optimizer(trainer)
+    optimizer = new_optimizer(recipe, model, None, clip_global_norm=None if is_normalized(model) else CLIP)
     if start in ("constant", "warm-up"):
         _train_an_epoch(trainer, optimizer, rising=start == "warm-up")
     return optimizer
@@ -101,20 +102,7 @@ def one_epoch(trainer: Trainer, batch_size: int) -> Iterator[tuple[Tensor, Tenso
     )  # fmt: skip
 
 
-def _optimizer(trainer: Trainer) -> SGD | AdamW:
-    model, recipe = trainer.model, trainer.recipe
-    common: dict[str, Any] = {
-        "lr": recipe.lr,
-        "weight_decay": recipe.weight_decay,
-        "clip_global_norm": None if is_normalized(model) else CLIP,
-        "backend": recipe.backend,
-    }
-    if recipe.optimizer == "adamw":
-        return AdamW(model.named_parameters(), betas=recipe.betas, eps=recipe.eps, **common)
-    return SGD(model.named_parameters(), momentum=recipe.momentum, **common)
-
-
-def _train_an_epoch(trainer: Trainer, optimizer: SGD | AdamW, *, rising: bool) -> None:
+def _train_an_epoch(trainer: Trainer, optimizer: SGD | AdamW | Lion, *, rising: bool) -> None:
     model, lr = trainer.model.train(), trainer.recipe.lr
     batches = list(one_epoch(trainer, trainer.recipe.batch_size))
     for i, (inputs, targets) in enumerate(batches):

@@ -2,7 +2,7 @@
 
 import ast
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fused_lwlr
-from fused_lwlr import SGD, AdamW, LayerRates, Lion
+from fused_lwlr import SGD, AdamW, Lion
 from fused_lwlr.data import Splits, Text, open_data, open_text
 from fused_lwlr.data.streams import imported
 from fused_lwlr.methods.lwlr.init import NORMS
@@ -132,11 +132,14 @@ def model_argument(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) -> SGD | AdamW | Lion:
+def new_optimizer(
+    recipe: Recipe, model: nn.Module, rates: Mapping[str, float] | None, **options: Any
+) -> SGD | AdamW | Lion:
     """The optimizer of a recipe at its peak rate, with multipliers and scaling.
 
     Args:
         model: the model to step; it must be sharded already if the recipe shards it.
+        options: of the optimizer, in place of those of the recipe.
 
     Raises:
         ValueError: a pattern matches no parameter, or a model whose blocks `layer_decay` does not find.
@@ -159,6 +162,7 @@ def new_optimizer(recipe: Recipe, model: nn.Module, rates: LayerRates | None) ->
         # the moments would have the dtype of the weights
         "state_dtype": torch.float32 if recipe.master_weights else None,
         "backend": recipe.backend,
+        **options,
     }
     if recipe.optimizer == "sgd":
         return SGD(
