@@ -5,6 +5,7 @@ which equal rates are a local minimum, and the same after up to 512 steps.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
@@ -103,14 +104,10 @@ def first_width(holds: Callable[[int], bool]) -> int | None:
     failing = [h for h in tried if not holds(h)]
     if not failing:
         return int(tried[0])
-    low = failing[-1]
-    if low == tried[-1]:
+    if failing[-1] == tried[-1]:
         return None
-    high = tried[tried.index(low) + 1]
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return int(high)
+    high = tried[tried.index(failing[-1]) + 1]
+    return bisect_left(range(high), True, failing[-1] + 1, key=holds)
 
 
 def report(settings: Settings, results: Any) -> Report:

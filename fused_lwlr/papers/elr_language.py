@@ -8,7 +8,7 @@ from typing import Any
 
 from fused_lwlr.papers import language
 from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER
-from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
+from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.language import Arm
 from fused_lwlr.papers.tables import Report
 
@@ -67,14 +67,10 @@ def report(settings: Settings, results: Any) -> Report:
     )
 
 
-STUDY = Study(
+STUDY = language.study(
     name="elr-language",
     doc="A post-LN Transformer on text with SGD in three setups, one of which holds every layer at one effective "
     "learning rate, with warm-up and without (Spreads in Effective Learning Rates, Appendix B.3 and Figure 12).",
     jobs=jobs,
     report=report,
-    epochs=None,
-    steps=200,
-    data="python-docs",
-    options=TEXT_OPTIONS,
 )

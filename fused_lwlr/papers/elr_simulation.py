@@ -126,17 +126,13 @@ def _weighted(found: simulate.Simulation, rates: simulate.Array) -> float:
 
 def _lines(axes: Any, x: Any, values: Any, title: str, xlabel: str) -> None:
     draw_layers(axes, x, values)
-    axes.set_yscale("log")
+    axes.set(yscale="log", xlabel=xlabel)
     axes.set_title(title, fontsize="medium")
-    axes.set_xlabel(xlabel)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def _log(axes: Any, name: str) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("learning rate λ")
-    axes.set_ylabel(name)
+    axes.set(xscale="log", yscale="log", xlabel="learning rate λ", ylabel=name)
     axes.spines[["top", "right"]].set_visible(False)
 
 

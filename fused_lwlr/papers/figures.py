@@ -15,16 +15,15 @@ WIDTH = 7.2
 BAND = {"errorbar": ("pi", 100), "err_kws": {"alpha": 0.15, "linewidth": 0}}
 
 
-def panels(count: int, *, height: float = 2.8, **shared: Any) -> tuple[Figure, list[Any]]:
+def panels(count: int, *, height: float = 2.8) -> tuple[Figure, list[Any]]:
     """A figure with axes in two columns.
 
     Args:
         count: number of axes.
         height: of a row, in inches.
-        shared: `sharex` and `sharey` of `Figure.subplots`.
     """
     figure = Figure(figsize=(WIDTH if count > 1 else 0.6 * WIDTH, height * ceil(count / 2)), layout="constrained")
-    axes = figure.subplots(ceil(count / 2), min(count, 2), squeeze=False, **shared).ravel()
+    axes = figure.subplots(ceil(count / 2), min(count, 2), squeeze=False).ravel()
     for unused in axes[count:]:
         unused.set_axis_off()
     return figure, list(axes[:count])

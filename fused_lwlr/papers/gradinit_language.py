@@ -7,7 +7,7 @@ from typing import Any
 
 from fused_lwlr.papers import language
 from fused_lwlr.papers.elr_constrained import NEITHER
-from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
+from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.language import Arm
 from fused_lwlr.papers.tables import Report
 
@@ -71,14 +71,10 @@ def report(settings: Settings, results: Any) -> Report:
     )
 
 
-STUDY = Study(
+STUDY = language.study(
     name="gradinit-language",
     doc="A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning "
     "rates and β₂ (GradInit, Table 7 and Figure 3).",
     jobs=jobs,
     report=report,
-    epochs=None,
-    steps=200,
-    data="python-docs",
-    options=TEXT_OPTIONS,
 )

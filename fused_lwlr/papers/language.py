@@ -7,6 +7,7 @@ loss on the second half.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from math import isfinite
 from typing import Any
@@ -20,7 +21,7 @@ from fused_lwlr import SGD, AdamW, Lion, gradinit_
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.papers.comparison import COLUMNS, NOTE, cells
 from fused_lwlr.papers.figures import bands
-from fused_lwlr.papers.framework import Job, Settings
+from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
 from fused_lwlr.papers.tables import Table, cell
 from fused_lwlr.papers.training import Trained, recipe_of, train
 from fused_lwlr.papers.tuning import best, mean_scores
@@ -59,6 +60,10 @@ class Arm:
         name = "-".join(re.sub(r"[^\w.+-]+", "_", word) for word in words if word)
         quick = {"gradinit_steps": 2} if settings.quick else {}
         return Job(name, function, {"labels": self.labels, **settings.common, **self.fields, **quick, **parameters})
+
+
+study = partial(Study, epochs=None, steps=200, data="python-docs", options=TEXT_OPTIONS)
+"""A study on text."""
 
 
 def jobs(settings: Settings, arms: Sequence[Arm]) -> list[Job]:

@@ -6,7 +6,7 @@ Initializing the Layer-wise Learning Rate, Table 1, has no text; its most simila
 from typing import Any
 
 from fused_lwlr.papers import language
-from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
+from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.language import Arm
 from fused_lwlr.papers.lwlr_vs_single import PAPER
 from fused_lwlr.papers.tables import Report
@@ -57,14 +57,10 @@ def report(settings: Settings, results: Any) -> Report:
     )
 
 
-STUDY = Study(
+STUDY = language.study(
     name="lwlr-language",
     doc="A pre-LN Transformer on text at layer-wise rates and at a single one, each from two initializations "
     "(Initializing the Layer-wise Learning Rate, Table 1).",
     jobs=jobs,
     report=report,
-    epochs=None,
-    steps=200,
-    data="python-docs",
-    options=TEXT_OPTIONS,
 )
