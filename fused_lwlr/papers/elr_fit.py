@@ -29,15 +29,9 @@ CONSTANT = 10**6
 def jobs(settings: Settings) -> list[Job]:
     """Every rate with every momentum."""
     model, steps = settings.model or MODEL, 2 if settings.quick else STEPS
-    return [
-        Job(
-            f"{model.replace(':', '-')}-momentum{momentum:g}-lr{lr:g}-seed{seed}",
-            measure,
-            {"model": model, "momentum": momentum, "lr": lr, "steps": steps, "seed": seed} | settings.common,
-        )
-        for momentum, lr in product(MOMENTA[: 1 if settings.quick else None], LRS)
-        for seed in range(settings.seeds)
-    ]
+    cells = product(MOMENTA[: 1 if settings.quick else None], LRS)
+    of = ({"model": model, "momentum": momentum, "lr": lr, "steps": steps} for momentum, lr in cells)
+    return settings.jobs(measure, "{model}-momentum{momentum:g}-lr{lr:g}-seed{seed}", of)
 
 
 def measure(steps: int, **common: Any) -> dict[str, Any]:

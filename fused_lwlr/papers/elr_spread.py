@@ -46,16 +46,8 @@ def jobs(settings: Settings) -> list[Job]:
     lrs = (LRS[1], LRS[-1]) if settings.quick else LRS
     cells = [(model, 0.0) for model in models[: 2 if settings.quick else None]]
     cells += [(models[0], momentum) for momentum in MOMENTA[-1 if settings.quick else 0 :]]
-    return [
-        Job(
-            f"{model.replace(':', '-')}-momentum{momentum:g}-lr{lr:g}-seed{seed}",
-            measure,
-            {"model": model, "momentum": momentum, "lr": lr, "seed": seed} | settings.common,
-        )
-        for model, momentum in cells
-        for lr in lrs
-        for seed in range(settings.seeds)
-    ]
+    of = ({"model": model, "momentum": momentum, "lr": lr} for model, momentum in cells for lr in lrs)
+    return settings.jobs(measure, "{model}-momentum{momentum:g}-lr{lr:g}-seed{seed}", of)
 
 
 def measure(**fields: Any) -> dict[str, Any]:

@@ -24,15 +24,9 @@ VALUES = {"rate_spread": ("1000 · Std(λE)", 1000, True), "test_accuracy": ("te
 def jobs(settings: Settings) -> list[Job]:
     """A net with shortcuts and a net without, in each setup, at each rate, without warm-up and with it."""
     models = nets(settings.model or MODEL)[: 1 if settings.quick else 2]
-    lrs, seeds = LRS[1 : 2 if settings.quick else None], range(settings.seeds)
-    return [
-        Job(
-            f"{model.replace(':', '-')}-{setup.replace(', ', '+')}-warmup{warmup:g}-lr{lr:g}-seed{seed}",
-            measured,
-            {"model": model, "setup": setup, "warmup": warmup, "lr": lr, "seed": seed} | settings.common,
-        )
-        for model, setup, warmup, lr, seed in product(models, SETUPS, (0.0, WARMUP), lrs, seeds)
-    ]
+    cells = product(models, SETUPS, (0.0, WARMUP), LRS[1 : 2 if settings.quick else None])
+    of = (dict(zip(("model", "setup", "warmup", "lr"), cell, strict=True)) for cell in cells)
+    return settings.jobs(measured, "{model}-{setup}-warmup{warmup:g}-lr{lr:g}-seed{seed}", of)
 
 
 def measured(setup: str, **fields: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The parts of a study: independent jobs, and a report of all their results."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,12 @@ class Settings:
         spread = f", mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else ", one seed"
         length = f"{self.steps} steps" if self.steps else f"{self.epochs} epoch{'s' * (self.epochs != 1)}"
         return f"{self.data}, {length}{spread}"
+
+    def jobs(self, function: Callable[..., dict[str, Any]], name: str, cells: Iterable[dict[str, Any]]) -> "list[Job]":
+        """A training for each cell and seed; `name` is a format of its parameters."""
+        every = [cell | {"seed": seed} for cell in cells for seed in range(self.seeds)]
+        names = [name.format(**of).replace(":", "-").replace(", ", "+") for of in every]
+        return [Job(of_job, function, of | self.common) for of_job, of in zip(names, every, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -42,18 +42,12 @@ def jobs(settings: Settings) -> list[Job]:
     images = min(SIZES_AT, most) * BATCH_SIZE
     for size in OTHER_SIZES:
         cells += [(t, size, False) for t in sorted({1, images // size})]
-    return [
-        Job(
-            f"{model.replace(':', '-')}-T{t}-batch{size}-seed{seed}",
-            measure,
-            # only the first model has an accuracy, as in the paper
-            {"model": model, "steps": t, "batch_size": size, "seed": seed, "trained": trained and model == models[0]}
-            | settings.common,
-        )
-        for model in models
-        for t, size, trained in cells
-        for seed in range(settings.seeds)
-    ]
+    # only the first model has an accuracy, as in the paper
+    of = (
+        {"model": model, "steps": t, "batch_size": size, "trained": trained and model == models[0]}
+        for model, (t, size, trained) in product(models, cells)
+    )
+    return settings.jobs(measure, "{model}-T{steps}-batch{batch_size}-seed{seed}", of)
 
 
 def measure(model: str, steps: int, batch_size: int, trained: bool, **common: Any) -> dict[str, Any]:

@@ -48,11 +48,9 @@ def jobs(settings: Settings) -> list[Job]:
     for model, optimizer in product(models, optimizers):
         kinds = [kind for kind in RATES if kind != "spared" or _family(model) == "vit"]
         factors = (1,) if model in PRESETS else FACTORS[2:4] if settings.quick else FACTORS
-        for kind, factor, seed in product(kinds, factors, range(settings.seeds)):
-            name = f"{model.replace(':', '-')}-{optimizer}-{kind}-x{factor:.2g}-seed{seed}"
-            of: dict[str, Any] = {"model": model, "optimizer": optimizer, "kind": kind, "factor": factor, "seed": seed}
-            found.append(Job(name, measure, of | settings.common))
-    return found
+        common = {"model": model, "optimizer": optimizer}
+        found += [common | {"kind": kind, "factor": factor} for kind, factor in product(kinds, factors)]
+    return settings.jobs(measure, "{model}-{optimizer}-{kind}-x{factor:.2g}-seed{seed}", found)
 
 
 def measure(model: str, optimizer: str, kind: str, factor: float, **common: Any) -> dict[str, Any]:
