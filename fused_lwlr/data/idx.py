@@ -16,7 +16,7 @@ from torch.nn import functional
 from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.randomness import IMAGE, sequence
 from fused_lwlr.data.sampler import MicroBatch
-from fused_lwlr.data.sources import Loaded, Split
+from fused_lwlr.data.sources import Tensors
 
 FASHION = "fashion-mnist"
 PREFIX = "idx:"
@@ -44,12 +44,10 @@ class Idx(NamedTuple):
     image_size: int
 
 
-class Images(Split):
-    """Images in memory, normalized on the device.
+class Images(Tensors):
+    """Images of one channel in memory, uint8, normalized on the device.
 
     Args:
-        pixels: (images, 1, side, side), uint8.
-        targets: (images,), int64.
         statistics: as in `Split`.
         image_size: the side of the images to return; images of another side are resized (bilinear).
         augmented: shift each image by up to an eighth of its side, filled with zeros, and flip half of the images.
@@ -59,27 +57,20 @@ class Images(Split):
     def __init__(
         self, pixels: Tensor, targets: Tensor, statistics: tuple[Tensor, Tensor], image_size: int, *, augmented: bool
     ) -> None:
-        self.pixels, self.targets, self.statistics = pixels, targets, statistics
-        self.image_size, self.augmented = image_size, augmented
-
-    def __len__(self) -> int:
-        return len(self.targets)
+        super().__init__(pixels, targets)
+        self.statistics, self.image_size, self.augmented = statistics, image_size, augmented
 
     def fingerprint(self) -> str:
         """By all pixels and classes."""
-        return digest(list(self.pixels.shape), self.pixels.numpy(), self.targets.numpy())
+        return digest(list(self.inputs.shape), self.inputs.numpy(), self.targets.numpy())
 
-    def __getitem__(self, wanted: MicroBatch) -> Loaded:
-        indices = torch.tensor(wanted.indices)
-        present = indices >= 0
-        inputs = self.pixels[indices]
+    def prepared(self, inputs: Tensor, wanted: MicroBatch) -> Tensor:
         if self.augmented:
             inputs = _shifted(inputs, wanted)
         if self.image_size != inputs.shape[-1]:
             size = (self.image_size, self.image_size)
             inputs = functional.interpolate(inputs, size=size, mode="bilinear", antialias=True)
-        inputs = torch.where(present[:, None, None, None], inputs, 0)
-        return Loaded(inputs, torch.where(present, self.targets[indices], -1), (), None)
+        return inputs
 
 
 def _shifted(inputs: Tensor, wanted: MicroBatch) -> Tensor:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -152,7 +152,6 @@ def _batches(
         images,
         batch_size=None,  # an item is a micro-batch
         sampler=order,
-        collate_fn=_as_it_is,
         num_workers=workers,
         prefetch_factor=prefetch if workers else None,
         pin_memory=gpu,
@@ -167,7 +166,7 @@ def _on_device(images: Split, loader: DataLoader[Loaded], device: torch.device) 
     for loaded in loader:
         if loaded.error is not None:
             raise ValueError(loaded.error)
-        skipped = tuple(loaded.skipped)  # pinning turns it into a list
+        skipped = tuple(loaded.skipped)  # DataLoader turns it into a list
         yield _ready(images, loaded.inputs, loaded.targets, skipped, device)
 
 
@@ -176,10 +175,6 @@ def _ready(images: Split, inputs: Tensor, targets: Tensor, skipped: tuple[str, .
     if inputs.dtype == torch.uint8:
         inputs = normalized(inputs, *images.statistics)
     return Batch(inputs, targets, skipped)
-
-
-def _as_it_is(loaded: Any) -> Any:
-    return loaded
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:

@@ -3,6 +3,8 @@
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +49,21 @@ class Split(Dataset[Loaded]):
     def fingerprint(self) -> str:
         """A text that differs where the examples differ, as far as a second allows; here from their number."""
         return digest(len(self))
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """The splits of a data set, and the names of its classes."""
+
+    name: str
+    train: Split
+    val: Split
+    classes: tuple[str, ...]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A text that differs where examples or classes differ, see `Split.fingerprint`."""
+        return digest(self.train.fingerprint(), self.val.fingerprint(), *self.classes)
 
 
 class Files:
@@ -178,7 +195,7 @@ class Transformed(Split):
 
 
 class Tensors(Split):
-    """Images that are in memory, after their transform.
+    """Images that are in memory.
 
     Args:
         inputs: (images, channels, image_size, image_size), float32.
@@ -198,5 +215,9 @@ class Tensors(Split):
     def __getitem__(self, wanted: MicroBatch) -> Loaded:
         indices = torch.tensor(wanted.indices)
         present = indices >= 0
-        inputs = torch.where(present[:, None, None, None], self.inputs[indices], 0.0)
+        inputs = torch.where(present[:, None, None, None], self.prepared(self.inputs[indices], wanted), 0)
         return Loaded(inputs, torch.where(present, self.targets[indices], -1), (), None)
+
+    def prepared(self, inputs: Tensor, wanted: MicroBatch) -> Tensor:
+        """The images of a micro-batch after their transform."""
+        return inputs

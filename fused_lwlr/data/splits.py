@@ -1,7 +1,6 @@
 """Data sets by name or by path, ready to be loaded."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,11 +9,10 @@ import torch
 from fused_lwlr.data.augment import POLICIES, training_transform, validation_transform
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
-from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.glyphs import GLYPHS, open_glyphs
 from fused_lwlr.data.idx import is_idx, open_idx
-from fused_lwlr.data.sources import Files, Noise, Split, Transformed
+from fused_lwlr.data.sources import DataSet, Files, Noise, Split, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
 AUGMENTATIONS = ("none", *POLICIES)
@@ -23,7 +21,7 @@ IMAGENET = (1_281_167, 50_000, 1000)  # images for training, for validation, cla
 
 
 @dataclass(frozen=True)
-class Splits:
+class Splits(DataSet):
     """A data set: images of `channels` x `image_size` x `image_size` pixels, and the names of their classes.
 
     Attributes:
@@ -33,10 +31,6 @@ class Splits:
         plain: the images for training without augmentation; None where a loader does not give them.
     """
 
-    name: str
-    train: Split
-    val: Split
-    classes: tuple[str, ...]
     channels: int
     image_size: int
     tested: str = ""
@@ -49,11 +43,6 @@ class Splits:
     def sizes(self) -> dict[str, int]:
         """Sizes that a model must fit."""
         return {"image_size": self.image_size, "channels": self.channels}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A text that differs where examples or classes differ, see `Split.fingerprint`."""
-        return digest(self.train.fingerprint(), self.val.fingerprint(), *self.classes)
 
 
 def open_data(

@@ -4,18 +4,17 @@ import hashlib
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.hub import HUB, open_documents, texts
 from fused_lwlr.data.pairs import PAIRS, open_pairs
 from fused_lwlr.data.sequences import InMemory, MappedFiles, Sequences, Tokens
-from fused_lwlr.data.sources import Split
+from fused_lwlr.data.sources import DataSet
 from fused_lwlr.data.vocabulary import BYTES, Tokenizer, characters
 
 VALIDATION = 0.08
@@ -26,13 +25,9 @@ VOCABULARIES = ("bytes", "characters")
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text, cut into sequences of `context` tokens, and the names of its tokens."""
+class Text(DataSet):
+    """A text, cut into sequences of `context` tokens; `classes` are the names of its tokens."""
 
-    name: str
-    train: Split
-    val: Split
-    classes: tuple[str, ...]
     context: int
 
     example: ClassVar[str] = "sequences"
@@ -42,11 +37,6 @@ class Text:
     def sizes(self) -> dict[str, Any]:
         """Sizes that a model must fit."""
         return {"context": self.context}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A text that differs where examples or classes differ, see `Split.fingerprint`."""
-        return digest(self.train.fingerprint(), self.val.fingerprint(), *self.classes)
 
 
 @dataclass(frozen=True)
