@@ -16,6 +16,7 @@ from fused_lwlr.training.recipe import Recipe, without_pretrained
 from fused_lwlr.training.records import perplexity
 from fused_lwlr.training.setup import load_data
 from fused_lwlr.training.trainer import Trainer
+from fused_lwlr.training.weights import load_weights
 
 
 def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console) -> None:
@@ -41,7 +42,7 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
     recipe = replace(recipe, sync_bn=False, compile=False, compile_mode="default", grad_checkpointing=False)
     with world_of(recipe.device) as world:
         trainer = Trainer(recipe, world, load_data(recipe))
-        trainer.load_weights()
+        load_weights(recipe.weights, trainer.model)
         trainer.adopt()
         title = f"{recipe.model} as it comes, without training"
         if folder is not None:

@@ -23,6 +23,11 @@ from fused_lwlr.training.recipe import Recipe
 
 Data = TypeVar("Data", Splits, Text)
 Named = tuple[str, nn.Parameter]
+OF_IMAGES = (
+    "val_data", "augmentation", "corrupt", "random_erasing", "crop_scale", "color_jitter", "interpolation", "crop_pct",
+    "test_size", "mean", "std",
+)  # fmt: skip
+"""Fields that are arguments of `open_data`."""
 
 
 def load_data(recipe: Recipe) -> Splits | Text:
@@ -40,21 +45,7 @@ def load_data(recipe: Recipe) -> Splits | Text:
             )
         )  # fmt: skip
     opener: Callable[..., Splits] = open_data if recipe.loader is None else imported(recipe.loader)
-    found = opener(
-        recipe.data,
-        val_data=recipe.val_data,
-        image_size=recipe.side,
-        augmentation=recipe.augmentation,
-        corrupt=recipe.corrupt,
-        random_erasing=recipe.random_erasing,
-        crop_scale=recipe.crop_scale,
-        color_jitter=recipe.color_jitter,
-        interpolation=recipe.interpolation,
-        crop_pct=recipe.crop_pct,
-        test_size=recipe.test_size,
-        mean=recipe.mean,
-        std=recipe.std,
-    )
+    found = opener(recipe.data, image_size=recipe.side, **{name: getattr(recipe, name) for name in OF_IMAGES})
     if not isinstance(found, Splits):
         raise ValueError(f"--loader {recipe.loader} returned {type(found).__name__}, and not fused_lwlr.data.Splits")
     return _alike(found)

@@ -104,7 +104,7 @@ class Trainer:
         recipe = self.recipe
         # check the file before minutes are spent
         given = rates_of_file(recipe, self.model)
-        self.load_weights()
+        load_weights(recipe.weights, self.model)
         if recipe.init == "gradinit":
             passes = self.passes.minibatches(gradinit_batches(recipe), alone=True)
             gradinit(recipe, self.model, passes, self.loss, world=self.world, progress=progress)
@@ -120,15 +120,6 @@ class Trainer:
     def adopt(self) -> None:
         """Prepare for loading a checkpoint, which has the multipliers: nothing is measured."""
         self._start(wrap(self.model, self.recipe, self.world))
-
-    def load_weights(self) -> None:
-        """Load the file of weights that the recipe names, if any; `prepare` does so.
-
-        Raises:
-            FileNotFoundError, OSError, ValueError: as in `weights.load_weights`.
-        """
-        if self.recipe.weights is not None:
-            load_weights(self.recipe.weights, self.model)
 
     def _start(self, called: nn.Module, optimizer: "Callable[[Trainer], Any] | None" = None) -> None:
         self.called: Any = torch.compile(called, mode=self.recipe.compile_mode) if self.recipe.compile else called

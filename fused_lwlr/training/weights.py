@@ -29,11 +29,11 @@ def save_weights(model: nn.Module, path: Path) -> None:
     from_first(write)
 
 
-def load_weights(path: str, model: nn.Module) -> None:
+def load_weights(path: str | None, model: nn.Module) -> None:
     """Load weights into a model that is not sharded, in its own dtypes. All ranks call it, and rank 0 reads.
 
     Args:
-        path: of a file in the form of `model.load_state_dict`.
+        path: of a file in the form of `model.load_state_dict`; None loads nothing.
         model: with the same names and shapes.
 
     Raises:
@@ -41,6 +41,8 @@ def load_weights(path: str, model: nn.Module) -> None:
         OSError: it cannot be read.
         ValueError: it holds no weights, or weights of another model.
     """
+    if path is None:
+        return
     content: dict[str, Tensor] = {}
 
     def read() -> None:
