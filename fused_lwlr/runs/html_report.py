@@ -14,7 +14,6 @@ from fused_lwlr import files
 from fused_lwlr.runs.metrics import FILES, read_records, unit_of
 from fused_lwlr.runs.provenance import read_starts
 from fused_lwlr.training.checkpoints import Checkpoints
-from fused_lwlr.training.collectives import is_first
 from fused_lwlr.training.config_diff import json_values
 from fused_lwlr.training.recipe import DEFAULTS, FIELDS
 from fused_lwlr.training.records import Record
@@ -76,10 +75,10 @@ class Run:
 
 
 class PeriodicReport:
-    """Has the report written after a validation, so that a run that is killed without a warning has one as well.
+    """Has the report written after a validation, so that a run that is killed has one as well; made on rank 0 alone.
 
     Args:
-        write: writes the report; called on rank 0 alone.
+        write: writes the report.
         minutes: least time from the start to the first report, and from each report to the next.
     """
 
@@ -88,7 +87,7 @@ class PeriodicReport:
 
     def add(self, record: Record) -> None:
         """Receive a record, which the files of the run have already."""
-        if record.kind == "validation" and is_first() and time.monotonic() - self._last >= self._seconds:
+        if record.kind == "validation" and time.monotonic() - self._last >= self._seconds:
             self._write()
             self._last = time.monotonic()
 

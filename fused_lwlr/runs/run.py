@@ -69,6 +69,8 @@ def run(recipe: Recipe) -> int:
 
         def sinks(after: int | None) -> list[Sink]:
             found: list[Sink] = [Metrics(recipe.out, after=after)]
+            if not world.first:
+                return found
             if recipe.tensorboard:
                 dashboard = Dashboard(recipe.out, after=after)
                 held.callback(dashboard.close)

@@ -6,7 +6,6 @@ from typing import Any
 from fused_lwlr.extras import import_extra
 from fused_lwlr.runs.metrics import plain
 from fused_lwlr.runs.scalars import LAYERS, scalars
-from fused_lwlr.training.collectives import is_first
 from fused_lwlr.training.records import LayerValues, Record
 
 TITLES = ("ELR ‖g‖ / ‖w‖", "trust ratio", "multiplier η")
@@ -15,7 +14,7 @@ LAYOUT = {"Layers": {title: ["Multiline", [f"^{name}/"]] for name, title in zip(
 
 
 class Dashboard:
-    """Writes records for TensorBoard, in the folder `tensorboard` of a run, on rank 0.
+    """Writes records for TensorBoard, in the folder `tensorboard` of a run; made on rank 0 alone.
 
     Scalars have the step as their x: `train/loss`, `train/lr`, `train/images_per_second`, ...; `validation/top1_model`,
     `validation/top1_ema`, ...; for each layer `elr/<layer>`, `trust_ratio/<layer>` and `multiplier/<layer>`, which have
@@ -31,20 +30,16 @@ class Dashboard:
     """
 
     def __init__(self, folder: str | Path, *, after: int | None = None):
-        self._writer: Any = None
-        if is_first():
-            import_extra("tensorboard")
-            from torch.utils.tensorboard import SummaryWriter
+        import_extra("tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(
-                str(Path(folder) / "tensorboard"), purge_step=0 if after is None else after + 1
-            )
-            self._writer.add_custom_scalars(LAYOUT)
+        self._writer: Any = SummaryWriter(
+            str(Path(folder) / "tensorboard"), purge_step=0 if after is None else after + 1
+        )
+        self._writer.add_custom_scalars(LAYOUT)
 
     def add(self, record: Record) -> None:
         """Write a record."""
-        if self._writer is None:
-            return
         for tag, value in scalars(record).items():
             self._writer.add_scalar(tag, value, record.step)
         if isinstance(record, LayerValues):
@@ -53,8 +48,7 @@ class Dashboard:
 
     def close(self) -> None:
         """Write no more."""
-        if self._writer is not None:
-            self._writer.close()
+        self._writer.close()
 
     def _pictures(self, content: dict[str, Any], step: int) -> None:
         from fused_lwlr.runs.figures import by_depth

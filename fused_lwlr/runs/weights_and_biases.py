@@ -8,12 +8,11 @@ from typing import Any
 
 from fused_lwlr.extras import import_extra
 from fused_lwlr.runs.scalars import scalars
-from fused_lwlr.training.collectives import is_first
 from fused_lwlr.training.records import Record
 
 
 class WandbRun:
-    """Logs records to Weights & Biases on rank 0: the result of `scalars` over `step`.
+    """Logs records to Weights & Biases; made on rank 0 alone: the result of `scalars` over `step`.
 
     A resumed run continues the same run there, by an id in the file `wandb_id` of its folder. Steps that are repeated
     after a kill are logged again, with the same numbers.
@@ -27,14 +26,11 @@ class WandbRun:
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
-        self._run: Any = None
-        if not is_first():
-            return
         folder = Path(folder)
         identity = folder / "wandb_id"
         if not identity.exists():
             identity.write_text(uuid.uuid4().hex, encoding="utf-8")
-        self._run = import_extra("wandb").init(
+        self._run: Any = import_extra("wandb").init(
             project=os.environ.get("WANDB_PROJECT", "fused_lwlr"),
             name=folder.name,
             id=identity.read_text(encoding="utf-8"),
@@ -46,10 +42,8 @@ class WandbRun:
 
     def add(self, record: Record) -> None:
         """Log a record."""
-        if self._run is not None:
-            self._run.log({**scalars(record), "step": record.step})
+        self._run.log({**scalars(record), "step": record.step})
 
     def close(self) -> None:
         """Log no more."""
-        if self._run is not None:
-            self._run.finish()
+        self._run.finish()
