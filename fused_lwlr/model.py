@@ -2,9 +2,12 @@
 
 import inspect
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -84,6 +87,38 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, (tuple, list)):
         return [to_device(item, device) for item in value]
     return value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested mappings, sequences and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, (tuple, list)):
+        yield from chain.from_iterable(map(tensors_in, value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from tensors_in([getattr(value, field.name) for field in fields(value)])
+
+
+def samples(batch: Any) -> int:
+    """The most frequent first size of the tensors of a minibatch; 0 without tensors."""
+    sizes = Counter(len(tensor) for tensor in tensors_in(batch) if tensor.dim() > 0)
+    return max(sizes, key=sizes.__getitem__, default=0)
+
+
+def part_of(batch: Any, part: slice) -> Any:
+    """Some samples of a minibatch; values other than tensors of this first size stay."""
+    size = samples(batch)
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value[part] if value.dim() > 0 and len(value) == size else value
+        if isinstance(value, Mapping):
+            return {key: cut(item) for key, item in value.items()}
+        return [cut(item) for item in value] if isinstance(value, (tuple, list)) else value
+
+    return cut(batch)
 
 
 @contextmanager

@@ -2,9 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fused_lwlr.layers import Layer
-from fused_lwlr.model import as_it_was, loss_of
+from fused_lwlr.model import as_it_was, loss_of, tensors_in
 
 # Doubling is exact in floating point, so outputs that should not change mostly have the same bits. Gradients
 # get more room: kernels of the backward pass may add in any order, and halves of small float16 numbers round.
@@ -215,18 +214,3 @@ def _set(param: Tensor, value: Tensor) -> None:
     # without autograd's version counter, since the graph may hold the parameter; and autocast holds casts of it
     param.data.copy_(value)
     torch.clear_autocast_cache()
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested mappings, sequences and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))

@@ -2,8 +2,7 @@
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 
 from fused_lwlr.kernels import STATISTICS
 from fused_lwlr.layers import Layer, layers_of, split_name
-from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined, tensors_in
-from fused_lwlr.model import as_it_was, check_batch, loss_of
+from fused_lwlr.methods.elr.doubling import NO_POWER, Doubling, Exponents, Trial, examined
+from fused_lwlr.model import as_it_was, check_batch, loss_of, part_of, samples
 from fused_lwlr.ops import Backend
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.shards import is_distributed, reshard
@@ -126,19 +125,10 @@ def scale_invariant(
 
 def _halves(batch: Any) -> tuple[Any, Any]:
     check_batch(batch)
-    sizes = Counter(len(tensor) for tensor in tensors_in(batch) if tensor.dim() > 0)
-    size = max(sizes, key=sizes.__getitem__, default=0)
+    size = samples(batch)
     if size < 4:
         raise ValueError(f"batch has {size} samples: at least 4 are needed for two halves")
-
-    def cut(value: Any, part: slice) -> Any:
-        if isinstance(value, Tensor):
-            return value[part] if value.dim() > 0 and len(value) == size else value
-        if isinstance(value, Mapping):
-            return {key: cut(item, part) for key, item in value.items()}
-        return [cut(item, part) for item in value] if isinstance(value, (tuple, list)) else value
-
-    return cut(batch, slice(size // 2)), cut(batch, slice(size // 2, None))
+    return part_of(batch, slice(size // 2)), part_of(batch, slice(size // 2, None))
 
 
 def _statistics(

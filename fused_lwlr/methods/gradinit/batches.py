@@ -1,12 +1,13 @@
 """Pairs of minibatches S and S̃ that share samples. The gradient is taken on S and its effect is measured on S̃."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import length_hint
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fused_lwlr.model import part_of, samples
 
 
 class PassEndedError(Exception):
@@ -102,7 +103,7 @@ def join(first: Any, second: Any) -> Any:
     Raises:
         ValueError: two minibatches do not fit together; the message names the difference.
     """
-    sizes = _samples(first), _samples(second)
+    sizes = samples(first), samples(second)
 
     def joined(a: Any, b: Any, place: str) -> Any:
         if isinstance(a, Mapping) and isinstance(b, Mapping) and a.keys() == b.keys():
@@ -126,41 +127,15 @@ def join(first: Any, second: Any) -> Any:
 
 def _mix(batch: Any, take: Callable[[], Any], share: float) -> Any:
     """The first `share` of a minibatch, and the rest of a new one."""
-    kept = round(share * _samples(batch))
-    if kept == _samples(batch):
+    kept = round(share * samples(batch))
+    if kept == samples(batch):
         return batch
     fresh = take()
-    return fresh if kept == 0 else join(_part(batch, slice(kept)), _part(fresh, slice(kept, None)))
-
-
-def _part(batch: Any, part: slice) -> Any:
-    size = _samples(batch)
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value[part] if _length(value) == size else value
-        if isinstance(value, Mapping):
-            return {key: cut(item) for key, item in value.items()}
-        return [cut(item) for item in value] if isinstance(value, (tuple, list)) else value
-
-    return cut(batch)
-
-
-def _samples(batch: Any) -> int:
-    sizes = Counter(_length(tensor) for tensor in _tensors(batch) if tensor.dim() > 0)
-    return max(sizes, key=sizes.__getitem__, default=0)
+    return fresh if kept == 0 else join(part_of(batch, slice(kept)), part_of(fresh, slice(kept, None)))
 
 
 def _length(tensor: Tensor) -> int:
     return len(tensor) if tensor.dim() > 0 else -1
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (Mapping, tuple, list)):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(item)
 
 
 def _shown(value: Any) -> str:

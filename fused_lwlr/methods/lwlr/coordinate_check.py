@@ -1,6 +1,6 @@
 """The scale of activations over widths and steps, which shows whether a parametrization transfers between widths."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fused_lwlr.model import loss_of
+from fused_lwlr.model import loss_of, tensors_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,8 +130,8 @@ def coordinate_check(
         seeds: the scale is the mean over models with these seeds.
 
     Returns:
-        The mean |activation| of each module that returns floating-point numbers, in a tensor or first in a tuple, list
-        or mapping.
+        The mean |activation| of each module that returns floating-point numbers, in a tensor or first in a tuple, list,
+        mapping or dataclass.
 
     Raises:
         ValueError: there are fewer than two widths, no seeds, `steps` below 0 or too few minibatches, or two models
@@ -193,7 +193,7 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     calls: dict[str, list[Tensor]] = {}
 
     def record(name: str, output: Any) -> None:
-        activation = _first_tensor(output)
+        activation = next((tensor for tensor in tensors_in(output) if tensor.is_floating_point()), None)
         if activation is not None:
             calls.setdefault(name, []).append(activation.detach().abs().float().mean())
 
@@ -206,12 +206,3 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _first_tensor(value: Any) -> Tensor | None:
-    """The first floating-point tensor of a module's output, or None."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (tuple, list)):
-        return next((found for item in value if (found := _first_tensor(item)) is not None), None)
-    return value if isinstance(value, Tensor) and value.is_floating_point() else None
