@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fused_lwlr.methods.gradinit.batches import Minibatches, PassEndedError, join
 from fused_lwlr.methods.gradinit.network import Network, Params, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.result import GradInitResult, GradInitStep, warn_of_one_branch
-from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule, floors
+from fused_lwlr.methods.gradinit.rules import Descent, RescaleAdam, Rule, floors, require
 from fused_lwlr.model import shown
 from fused_lwlr.scaling.base import Scaling, Selector, everything
 
@@ -104,38 +104,23 @@ def gradinit_(
         RuntimeError: the constraint needs a second derivative that torch does not have. The message names the
             operation, such as `hardsigmoid`, which can be written as `relu6(x + 3) / 6`.
     """
-    _check(
-        {
-            "optimizer must be 'sgd' or 'adam' (for AdamW too)": (optimizer, optimizer in get_args(Target)),
-            "lr must be a finite number above 0": (lr, 0 < lr < math.inf),
-            "gamma must be above 0, or None for η·γ² = 0.1 (SGD) or η·γ = 0.1 (Adam)": (
-                gamma,
-                gamma is None or gamma > 0,
-            ),
-            "relative_gamma must be a finite number above 0, or None": (
-                relative_gamma,
-                relative_gamma is None or 0 < relative_gamma < math.inf,
-            ),
-            "relative_gamma must be None where gamma is given": (
-                relative_gamma,
-                relative_gamma is None or gamma is None,
-            ),
-            "penalty must be a finite number above 0, or None": (penalty, penalty is None or 0 < penalty < math.inf),
-            "penalty must be None where gamma or relative_gamma is given": (
-                penalty,
-                penalty is None or (gamma is None and relative_gamma is None),
-            ),
-            "tau must be a finite number above 0": (tau, 0 < tau < math.inf),
-            "steps must be at least 1, or None for one pass": (steps, steps is None or steps >= 1),
-            "min_scale must be from 0 to 1, where scales start": (min_scale, 0 <= min_scale <= 1),
-            "overlap must be from 0 to 1": (overlap, 0 <= overlap <= 1),
-            "normalize must be False with optimizer='adam', whose step is sign(g)": (
-                normalize,
-                not normalize or optimizer == "sgd",
-            ),
-            "mode must be 'official' or 'paper'": (mode, mode in get_args(Mode)),
-        }
-    )
+    require("optimizer must be 'sgd' or 'adam' (for AdamW too)", optimizer, optimizer in get_args(Target))
+    require("lr must be a finite number above 0", lr, 0 < lr < math.inf)
+    rule = "gamma must be above 0, or None for η·γ² = 0.1 (SGD) or η·γ = 0.1 (Adam)"
+    require(rule, gamma, gamma is None or gamma > 0)
+    for name, value in (("relative_gamma", relative_gamma), ("penalty", penalty)):
+        require(f"{name} must be a finite number above 0, or None", value, value is None or 0 < value < math.inf)
+    rule = "relative_gamma must be None where gamma is given"
+    require(rule, relative_gamma, relative_gamma is None or gamma is None)
+    rule = "penalty must be None where gamma or relative_gamma is given"
+    require(rule, penalty, penalty is None or gamma is relative_gamma is None)
+    require("tau must be a finite number above 0", tau, 0 < tau < math.inf)
+    require("steps must be at least 1, or None for one pass", steps, steps is None or steps >= 1)
+    require("min_scale must be from 0 to 1, where scales start", min_scale, 0 <= min_scale <= 1)
+    require("overlap must be from 0 to 1", overlap, 0 <= overlap <= 1)
+    rule = "normalize must be False with optimizer='adam', whose step is sign(g)"
+    require(rule, normalize, not normalize or optimizer == "sgd")
+    require("mode must be 'official' or 'paper'", mode, mode in get_args(Mode))
     check_model(model, "gradinit_")
     if relative_gamma is not None:
         gamma = relative_gamma
@@ -149,14 +134,14 @@ def gradinit_(
         learned = _learned(model, network, select)
         problem = _Problem(network, optimizer, lr, gamma, relative_gamma is not None, normalize and mode, penalty)
         official = mode == "official"
-        rule: Rule = RescaleAdam(tau, floors(network.weights, min_scale), lr) if official else Descent(tau, min_scale)
+        mover: Rule = RescaleAdam(tau, floors(network.weights, min_scale), lr) if official else Descent(tau, min_scale)
         stream = Minibatches(batches, overlap, steps)
         scales = np.ones(len(network.weights))
         with suppress(PassEndedError):
             for _ in shown(count() if steps is None else range(steps), steps, "GradInit", progress):
                 step, found = problem.step(network.scaled(scales.tolist()), stream)
                 gradients = [gradient if on else None for gradient, on in zip(found, learned, strict=True)]
-                scales = rule.step(scales, gradients, step.branch)
+                scales = mover.step(scales, gradients, step.branch)
                 history.append(step)
     if not history:
         raise ValueError(f"batches ended before the first step, which takes up to {stream.needed}: give more")
@@ -291,9 +276,3 @@ def _gradients(loss: Tensor, params: Params) -> Params:
 
 def _names(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:5]))
-
-
-def _check(rules: dict[str, tuple[Any, bool]]) -> None:
-    for rule, (value, held) in rules.items():
-        if not held:
-            raise ValueError(f"{rule}, not {value!r}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fused_lwlr.methods.gradinit.batches import endless
 from fused_lwlr.methods.gradinit.network import Network, check_model, examined, rescale_
 from fused_lwlr.methods.gradinit.result import MetaInitResult, MetaInitStep
-from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, floors
+from fused_lwlr.methods.gradinit.rules import Array, Branch, RescaleAdam, floors, require
 from fused_lwlr.model import shown
 
 Rule = Literal["signsgd", "adam"]
@@ -48,8 +48,7 @@ def gradient_quotient(loss: Tensor, params: Iterable[Tensor], eps: float = 1e-5)
         raise ValueError(f"loss is a tensor of shape {tuple(loss.shape)}: it must be a scalar")
     if not loss.requires_grad:
         raise ValueError("loss depends on no parameter that requires a gradient: compute it from the output of model")
-    if not 0 < eps < math.inf:
-        raise ValueError(f"eps must be a finite number above 0, not {eps!r}")
+    require("eps must be a finite number above 0", eps, 0 < eps < math.inf)
     gradient = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
     half_square = torch.stack([g.square().sum() for g in gradient]).sum() / 2
     if half_square.requires_grad:
@@ -110,28 +109,16 @@ def metainit_(
     Raises:
         ValueError: as `gradinit_`.
     """
-    if rule not in get_args(Rule):
-        raise ValueError(f"rule must be 'signsgd' or 'adam', not {rule!r}")
+    require("rule must be 'signsgd' or 'adam'", rule, rule in get_args(Rule))
     lr = LR[rule] if lr is None else lr
-    for must, value, held in (
-        ("lr must be a finite number above 0", lr, 0 < lr < math.inf),
-        ("momentum must be at least 0 and below 1", momentum, 0 <= momentum < 1),
-        ("min_scale must be from 0 to 1, where scales start", min_scale, 0 <= min_scale <= 1),
-        (
-            "momentum is for rule='signsgd' and must be left out with 'adam'",
-            momentum,
-            rule == "signsgd" or momentum == 0.9,
-        ),
-        (
-            "min_scale is for rule='adam' and must be left out with 'signsgd'",
-            min_scale,
-            rule == "adam" or min_scale == 0.01,
-        ),
-        ("steps must be at least 1, or None", steps, steps is None or steps >= 1),
-        ("eps must be a finite number above 0", eps, 0 < eps < math.inf),
-    ):
-        if not held:
-            raise ValueError(f"{must}, not {value!r}")
+    require("lr must be a finite number above 0", lr, 0 < lr < math.inf)
+    require("momentum must be at least 0 and below 1", momentum, 0 <= momentum < 1)
+    require("min_scale must be from 0 to 1, where scales start", min_scale, 0 <= min_scale <= 1)
+    signs, left_out = rule == "signsgd", "and must be left out with"
+    require(f"momentum is for rule='signsgd' {left_out} 'adam'", momentum, signs or momentum == 0.9)
+    require(f"min_scale is for rule='adam' {left_out} 'signsgd'", min_scale, not signs or min_scale == 0.01)
+    require("steps must be at least 1, or None", steps, steps is None or steps >= 1)
+    require("eps must be a finite number above 0", eps, 0 < eps < math.inf)
     check_model(model, "metainit_")
     history = []
     with examined(model):

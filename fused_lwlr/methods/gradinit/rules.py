@@ -14,6 +14,12 @@ Branch = Literal["objective", "constraint"]
 Array = NDArray[np.float64]
 
 
+def require(rule: str, value: object, held: bool) -> None:
+    """Raise ValueError for an argument that breaks a rule."""
+    if not held:
+        raise ValueError(f"{rule}, not {value!r}")
+
+
 class Rule(Protocol):
     """One step of every scale."""
 
