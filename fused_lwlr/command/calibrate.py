@@ -1,13 +1,12 @@
 """The command `fused-lwlr calibrate`. Options are fields of a recipe where it has them."""
 
 import importlib
-import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fused_lwlr.command.train import parameters
+from fused_lwlr.command.train import take_fields
 
 FIELDS = (
     "model", "model_args", "data", "image_size", "context", "vocabulary", "tokenizer", "batch_size", "seed", "workers",
@@ -110,7 +109,4 @@ def _check_file(path: Path | None) -> None:
         raise ValueError(f"{path} is a folder: give the name of a file in it, such as {path / 'rates.json'}")
 
 
-_own = [each for each in inspect.signature(calibrate).parameters.values() if each.kind is not each.VAR_KEYWORD]
-# typer reads these
-calibrate.__signature__ = inspect.Signature([*parameters(*FIELDS), *_own])  # type: ignore[attr-defined]
-calibrate.__annotations__ = {each.name: each.annotation for each in calibrate.__signature__.parameters.values()}  # type: ignore[attr-defined]
+take_fields(calibrate, *FIELDS, first=True)

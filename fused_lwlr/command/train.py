@@ -10,7 +10,31 @@ import typer
 from fused_lwlr.training.recipe import FIELDS, Recipe
 
 
-def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool, presets: bool, **options: Any) -> int:
+def train(
+    *,
+    preset: Annotated[
+        str | None, typer.Option(help="A recipe to start from.", metavar="NAME", show_default=False)
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="Options from a TOML or YAML file (`batch_size = 64`). A run folder has its own, recipe.toml.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show memory, steps and learning rates, and train nothing.")
+    ] = False,
+    eval_only: Annotated[
+        bool,
+        typer.Option(
+            "--eval-only", help="Test the run in --out at its last checkpoint, or without --out the model as it comes."
+        ),
+    ] = False,
+    presets: Annotated[bool, typer.Option("--presets", help="List the presets and exit.")] = False,
+    **options: Any,
+) -> int:
     """Train a model, small or of ImageNet's size.
 
     Without a preset it trains a small model in a minute. A preset is the complete
@@ -68,10 +92,14 @@ def train(preset: str | None, config: str | None, dry_run: bool, eval_only: bool
     return run(recipe)
 
 
-def parameters(*names: str) -> list[inspect.Parameter]:
-    """Options of a command for fields of a recipe, with the default None."""
+def take_fields(function: Any, *names: str, first: bool = False) -> None:
+    """Give a command, in place of its keyword arguments, options for fields of a recipe with the default None."""
     hints = get_type_hints(Recipe)
-    return [_parameter(name, hints[name]) for name in names]
+    own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    fields = [_parameter(name, hints[name]) for name in names]
+    # typer reads these
+    function.__signature__ = inspect.Signature([*fields, *own] if first else [*own, *fields])
+    function.__annotations__ = {each.name: each.annotation for each in function.__signature__.parameters.values()}
 
 
 def _parameter(name: str, hint: Any) -> inspect.Parameter:
@@ -100,34 +128,4 @@ def _metavar(kind: Any) -> str:
     return {int: "N", float: "X"}.get(kind, "TEXT")
 
 
-def _signature() -> list[inspect.Parameter]:
-    kw = inspect.Parameter.KEYWORD_ONLY
-    preset = Annotated[str | None, typer.Option(help="A recipe to start from.", metavar="NAME", show_default=False)]
-    config = Annotated[
-        str | None,
-        typer.Option(
-            help="Options from a TOML or YAML file (`batch_size = 64`). A run folder has its own, recipe.toml.",
-            metavar="FILE", show_default=False,
-        ),
-    ]  # fmt: skip
-    dry = Annotated[bool, typer.Option("--dry-run", help="Show memory, steps and learning rates, and train nothing.")]
-    tested = Annotated[
-        bool,
-        typer.Option(
-            "--eval-only", help="Test the run in --out at its last checkpoint, or without --out the model as it comes."
-        ),
-    ]
-    listed = Annotated[bool, typer.Option("--presets", help="List the presets and exit.")]
-    return [
-        inspect.Parameter("preset", kw, default=None, annotation=preset),
-        inspect.Parameter("config", kw, default=None, annotation=config),
-        inspect.Parameter("dry_run", kw, default=False, annotation=dry),
-        inspect.Parameter("eval_only", kw, default=False, annotation=tested),
-        inspect.Parameter("presets", kw, default=False, annotation=listed),
-        *parameters(*FIELDS),
-    ]
-
-
-# the attributes that typer reads
-train.__signature__ = inspect.Signature(_signature())  # type: ignore[attr-defined]
-train.__annotations__ = {parameter.name: parameter.annotation for parameter in _signature()}
+take_fields(train, *FIELDS)
