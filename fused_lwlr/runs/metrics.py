@@ -10,12 +10,19 @@ from typing import Any
 
 from fused_lwlr import files
 from fused_lwlr.training.collectives import from_first, is_first
-from fused_lwlr.training.records import Interval, Record, Validation, perplexity
+from fused_lwlr.training.records import Interval, LayerValues, Record, Validation, perplexity
 
 TIMING = ("seconds", "loader_seconds", "step_seconds", "images_per_second", "tokens_per_second")
 """Fields that differ between two otherwise equal runs."""
 
 
+INTERVAL = (
+    "loss", "lr", "epoch", "images_per_second", "tokens_per_second", "loader_seconds", "step_seconds", "grad_norm",
+    "skipped", "steps_skipped",
+)  # fmt: skip
+VALIDATION = ("top1", "top5", "loss", "perplexity")
+LAYERS = ("elr", "trust_ratio", "multiplier")
+"""Fields of records for TensorBoard and Weights & Biases."""
 FILES = {"train": "metrics.jsonl", "validation": "metrics.jsonl", "layers": "layers.jsonl"}
 
 
@@ -94,6 +101,19 @@ def plain(record: Record) -> dict[str, Any]:
         del found["top1"], found["top5"]
         found["perplexity"] = _finite(perplexity(record.loss))
     return found
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """Name -> number, for all finite values: `train/loss`, `validation/top1_ema`, `elr/<layer>`, ..."""
+    content, found = plain(record), {}
+    if isinstance(record, Interval):
+        found = {f"train/{name}": content[name] for name in INTERVAL if name in content}
+    elif isinstance(record, Validation):
+        found = {f"validation/{name}_{record.weights}": content[name] for name in VALIDATION if name in content}
+    elif isinstance(record, LayerValues):
+        for name in LAYERS:
+            found |= {f"{name}/{layer}": v for layer, v in zip(record.names, content[name], strict=True)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def unit_of(records: Sequence[Mapping[str, Any]]) -> str:

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fused_lwlr.extras import import_extra
-from fused_lwlr.runs.metrics import plain
-from fused_lwlr.runs.scalars import LAYERS, scalars
+from fused_lwlr.runs.metrics import LAYERS, plain, scalars
 from fused_lwlr.training.records import LayerValues, Record
 
 TITLES = ("ELR ‖g‖ / ‖w‖", "trust ratio", "multiplier η")

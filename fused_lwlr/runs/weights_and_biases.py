@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fused_lwlr.extras import import_extra
-from fused_lwlr.runs.scalars import scalars
+from fused_lwlr.runs.metrics import scalars
 from fused_lwlr.training.records import Record
 
 

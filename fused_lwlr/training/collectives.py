@@ -86,7 +86,12 @@ def shared(value: Any) -> Any:
     if group is None:
         return value
     tensors: list[Tensor] = []
-    skeleton = [tree_map_only(Tensor, lambda tensor: tensors.append(tensor) or _Place(tensor), value)]
+
+    def placed(tensor: Tensor) -> _Place:
+        tensors.append(tensor)
+        return _Place(tensor)
+
+    skeleton = [tree_map_only(Tensor, placed, value)]
     dist.broadcast_object_list(skeleton, src=0, group=group)
     mine = iter(tensors)
 

@@ -15,7 +15,7 @@ from fused_lwlr.training.checkpoints import Checkpoints
 from fused_lwlr.training.collectives import from_first
 from fused_lwlr.training.config_diff import another_spread, difference
 from fused_lwlr.training.divergence import check_weights, diverged
-from fused_lwlr.training.evaluate import StoppedError
+from fused_lwlr.training.evaluate import StoppedError, no_signals
 from fused_lwlr.training.layer_values import LayerProbe
 from fused_lwlr.training.recipe import DEFAULTS, FREE, SPREAD, Recipe
 from fused_lwlr.training.records import Interval, Record, Validation
@@ -65,7 +65,8 @@ class Loop:
         flag: StopFlag | None = None,
         advance: Callable[[int], object] = lambda step: None,
     ) -> None:
-        self.trainer, self.checkpoints, self.flag = trainer, checkpoints, flag
+        self.trainer, self.checkpoints = trainer, checkpoints
+        self.agree = no_signals if flag is None else flag.agree
         self.open_sinks, self.advance = open_sinks, advance
         self.sinks: Sequence[Sink] = [] if checkpoints is not None else open_sinks(None)
         self.recipe: Recipe = trainer.recipe
@@ -157,7 +158,7 @@ class Loop:
 
     def _train(self) -> None:
         trainer = self.trainer
-        if self._agree()[0]:
+        if self.agree(False)[0]:
             return  # the signal came before the first step
         passes = self._timed(trainer.batches())
         self.began, self.waited = time.perf_counter(), 0.0
@@ -165,7 +166,7 @@ class Loop:
             if not self.untested:
                 self._step(passes)
                 self.advance(trainer.step)
-            stop, save = self._agree(self.checkpoints is not None and self.checkpoints.due())
+            stop, save = self.agree(self.checkpoints is not None and self.checkpoints.due())
             paused = time.perf_counter()
             if self.untested and not stop:
                 stop = self._validate()
@@ -204,9 +205,6 @@ class Loop:
             self._interval(lr, now - self.began, self.waited)
             self.began, self.waited = now, 0.0
         self.untested = trainer.step % self.every_evaluation == 0 or last
-
-    def _agree(self, wanted: bool = False) -> tuple[bool, bool]:
-        return (False, wanted) if self.flag is None else self.flag.agree(wanted)
 
     def _add(self, record: Record) -> None:
         for sink in self.sinks:
@@ -269,7 +267,7 @@ class Loop:
         """Record a validation; returns True if a signal came before its end, and nothing was recorded."""
         start = time.perf_counter()
         try:
-            tested = self.trainer.test(self._agree)
+            tested = self.trainer.test(self.agree)
         except StoppedError:
             return True
         self.untested = False
