@@ -18,6 +18,7 @@ from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.processes import World
 from fused_lwlr.training.recipe import Recipe
 from fused_lwlr.training.trainer import Trainer
+from fused_lwlr.training.weights import load_weights
 
 BASE = Recipe(
     model="resnet", lr=0.02, steps=8, batch_size=64, device="cpu", workers=0, rates="single", ema=0.5, eval_every=2,
@@ -64,7 +65,7 @@ def test_a_missed_target_is_told_and_the_best_weights_are_kept(straight, tmp_pat
         BASE, init="model", weights=str(straight / "model_best.pt"), ema=None, out=str(tmp_path), keep_best=False
     )
     trainer = Trainer(recipe, World(0, 1, torch.device("cpu")), running.load_data(recipe))
-    trainer.load_weights()
+    load_weights(trainer.recipe.weights, trainer.model)
     trainer.adopt()
     assert trainer.test()["model"].top1 == top
 
