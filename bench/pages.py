@@ -115,12 +115,6 @@ def cpu() -> Iterator[str]:
     )  # fmt: skip
 
 
-def traffic() -> Iterator[str]:
-    """Bytes for each parameter and launches of every kind of step."""
-    lines = (RESULTS / "traffic.md").read_text(encoding="utf-8").splitlines()
-    yield from (line for line in lines if line.startswith("|"))
-
-
 def missed() -> Iterator[str]:
     """The targets that the measurements miss, one a line."""
     judged = [target for target in judge(measured()) if target.verdict == "missed"]
@@ -194,17 +188,5 @@ def _html(text: str) -> str:
 
 TABLES = {
     table_of.__name__.replace("_", "-"): table_of
-    for table_of in (
-        about,
-        commands,
-        options,
-        host,
-        cpu,
-        traffic,
-        missed,
-        predicted,
-        examples,
-        gradient_memory,
-        training,
-    )
+    for table_of in (about, commands, options, host, cpu, missed, predicted, examples, gradient_memory, training)
 }

@@ -168,8 +168,6 @@ def _made(row: Row, named: Named) -> Any:
 def table(rows: Iterable[tuple[Row, float]]) -> str:
     """Markdown of rows with their floors."""
     lines = [
-        "# Bytes and launches of a step",
-        "",
         "Bytes for each parameter, counted from the items of a step that is not the first. Written by",
         "`python -m bench.traffic`, and asserted row by row by `tests/benchmarks/test_traffic.py`. The floor is every",
         "column read once, and all but the gradient written once. Repeated reads come from L2, for layers whose",

@@ -24,8 +24,6 @@ class Passes:
     Attributes:
         micro: images, or sequences of text, of a pass.
         accumulation: passes of a step.
-        workers: processes that load data.
-        steps_per_epoch: steps of an epoch.
     """
 
     def __init__(self, recipe: Recipe, world: World, data: Splits | Text) -> None:

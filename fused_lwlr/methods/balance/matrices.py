@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from fused_lwlr.methods.balance.closed import Array
+from fused_lwlr.methods.balance.closed import Array, check
 
 Gradient = Literal["full", "signal"]
 Init = Literal["orthogonal", "gaussian"]
@@ -109,10 +109,7 @@ def simulate_relu(h: int, eta1: float, eta2: float, steps: int, seed: int) -> Ar
 def _check(h: int, steps: int, layers: int, gradient: str, init: str, noise: float) -> None:
     if layers < 2:
         raise ValueError(f"layers={layers!r} must be at least 2")
-    if h < 2:
-        raise ValueError(f"h={h} must be at least 2")
-    if steps < 0:
-        raise ValueError(f"steps={steps} must not be negative")
+    check(h, 2, steps)
     if not noise >= 0:
         raise ValueError(f"noise={noise} must not be negative: it is a variance")
     for name, value, known in (("gradient", gradient, get_args(Gradient)), ("init", init, get_args(Init))):

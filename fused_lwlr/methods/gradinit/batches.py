@@ -22,8 +22,6 @@ class Minibatches:
     started again when it ends.
 
     Args:
-        source: the minibatches.
-        overlap: the fraction of S that S̃ contains too, 0 to 1.
         steps: the number of steps; None for one pass over the minibatches, after which `PassEndedError` is raised.
 
     Raises:

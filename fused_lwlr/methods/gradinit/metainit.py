@@ -149,12 +149,7 @@ def metainit_(
 
 
 class SignDescent:
-    """MetaInit's rule: the norms of weights change by signed gradient descent with momentum.
-
-    Args:
-        weights: the parameters at scale 1.
-        lr, momentum: as in `metainit_`.
-    """
+    """MetaInit's rule: the norms of weights change by signed gradient descent with momentum."""
 
     def __init__(self, weights: Sequence[Tensor], lr: float, momentum: float) -> None:
         self.lr, self.momentum = lr, momentum

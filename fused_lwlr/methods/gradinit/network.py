@@ -22,11 +22,7 @@ Params = dict[str, Tensor]
 class Network:
     """The loss of a model as a function of its parameters.
 
-    Trainable parameters are replaced, a tied one at all its uses; frozen ones stay.
-
-    Args:
-        model: the model; use this inside `examined(model)`.
-        loss_fn: returns the mean loss over a minibatch, a scalar.
+    Trainable parameters are replaced, a tied one at all its uses; frozen ones stay. Use it inside `examined(model)`.
     """
 
     def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor]) -> None:

@@ -51,7 +51,6 @@ class RescaleAdam:
     counts; a parameter of zeros has a gradient of 0, so its scale stays as well.
 
     Args:
-        tau: the learning rate of the scales.
         floor: lowest scale of each parameter, of shape [parameters].
         lr: η, the learning rate of the optimizer.
     """
