@@ -33,8 +33,6 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
     """Returns bytes from and to memory, and bytes from L2, of one launch.
 
     Args:
-        table: the device table.
-        meta: the kernel's compile-time arguments.
         items: the work, int32 [n, 2].
     """
     worked_on = np.isin(np.arange(table.rows), items[:, 0])
@@ -66,7 +64,6 @@ def read_soon(items: np.ndarray, numel: np.ndarray, tile: int, norms: np.ndarray
     first to be evicted.
 
     Args:
-        items: of the queue.
         numel: elements of each row.
         tile: elements of an item.
         norms: bytes of each row that its norm items read.

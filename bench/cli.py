@@ -25,7 +25,7 @@ from bench.report import markdown
 from bench.throughput import ROUNDS, cases_of, run
 from fused_lwlr import __version__
 from fused_lwlr.kernels import constants
-from fused_lwlr.training.environment import cpu_name, git_state
+from fused_lwlr.training.environment import cpu_name
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -128,8 +128,14 @@ def about(commit: str | None, quick: bool) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    head, changed = git_state(ROOT / "fused_lwlr")
-    return "unknown: no git checkout" if head is None else f"{head} with changes" if changed else head
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    head = git("rev-parse", "HEAD")
+    if not head:
+        return "unknown: no git checkout"
+    # results of an earlier run must not change anything
+    return f"{head} with changes" if git("status", "--porcelain", "--", ".", ":!bench/results") else head
 
 
 def _lines(section: str, quick: bool) -> Iterator[dict[str, Any]]:

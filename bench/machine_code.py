@@ -38,10 +38,6 @@ class Job(NamedTuple):
 def reports(jobs: Iterable[Job], target: GPUTarget) -> list[dict[str, Any]]:
     """Properties of the compiled code of some kernels.
 
-    Args:
-        jobs: kernels.
-        target: the GPU to compile for.
-
     Returns:
         For each kernel, registers: of a thread. spilled: bytes of a thread's memory. resident: programs that fit on a
         multiprocessor by their registers. loads, stores: bits of an access -> number of such accesses of global

@@ -73,7 +73,6 @@ def make(folder: Path, *, classes: int = 4, images: int = 64) -> Path:
     """Write the folder, which appears when it is complete.
 
     Args:
-        folder: a new folder.
         classes: 2 or more.
         images: number for each class for training; validation has a quarter of it, at least one.
 

@@ -78,8 +78,6 @@ def seconds(items: Sequence[Item], code: Code, device: Device, tiles: int, *, qu
 
     Args:
         items: in the order in which programs take them.
-        code: of the kernel.
-        device: the GPU to simulate.
         tiles: the largest number of partial sums of a row.
         queued: whether programs take tickets; otherwise each item has a separate program.
 

@@ -64,9 +64,6 @@ def run(
     """Run the checks, the copy bandwidth, and every case within a budget of time.
 
     Args:
-        clock: of the device.
-        cases: the cases to time.
-        seconds: for everything.
         rounds: most samples of each contestant.
         copied: bytes of the buffer whose copy gives the bandwidth.
         quick: leaves out torch's for-loop and graphs of all but plain steps, and counts kernels of one set only.

@@ -16,9 +16,6 @@ class TwoLaunches:
     """A step whose first launch writes nothing, and whose second one uses the factors that the first one found.
 
     Args:
-        named: parameters with gradients.
-        lr: the learning rate.
-        rule: "sgd" or "adamw".
         scaling: the formula that uses the norms.
     """
 

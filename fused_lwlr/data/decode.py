@@ -17,7 +17,6 @@ def open_rgb(file: str | Path | BinaryIO, name: str | None = None) -> Any:
     16 bits are reduced to the upper 8; transparency is dropped; an animation gives its first picture.
 
     Args:
-        file: the file, or its path.
         name: its name in errors; by default its path.
 
     Raises:

@@ -37,9 +37,6 @@ def scan(path: Path) -> Listing:
     every fifth image of a class is for testing. Images may lie in sub-folders of a class; names
     that begin with a dot are left out. No file is opened, and only names are read.
 
-    Args:
-        path: the folder.
-
     Raises:
         FileNotFoundError: the folder does not exist.
         ValueError: it is a file, or cannot be listed, or does not hold images of at least two classes, each of them

@@ -42,7 +42,6 @@ def train_batches(
     workers nor on the step that the sampler begins with. Workers start at the first `next()` and end with the iterator.
 
     Args:
-        images: of `Splits.train`.
         sampler: the images of each batch over the whole run; made for `len(images)`.
         device: the device of batches; copies to a GPU come from pinned memory and do not wait.
         workers: processes that load; 0 loads in this one.
@@ -74,15 +73,6 @@ def val_batches(
     Every process gets the same number of batches, each of `batch_size`: the end is padded with target -1. So
     sums over images whose target is at least 0, added over the processes, are exact.
 
-    Args:
-        images: of `Splits.val`.
-        batch_size: images of a forward pass of one process.
-        device: the device of batches.
-        workers: processes that load; 0 loads in this one.
-        prefetch: batches that each worker is ahead.
-        world_size: processes.
-        rank: of this process, from 0.
-
     Raises:
         ValueError: as with `train_batches`.
     """
@@ -98,11 +88,7 @@ def val_batches(
 
 
 def bytes_ahead(images: Split, *, batch_size: int, workers: int, prefetch: int) -> int:
-    """The peak memory of batches on the host: batches that are ready or being made, and one in use.
-
-    Args:
-        images, batch_size, workers, prefetch: as for `val_batches`.
-    """
+    """The peak memory of batches on the host: batches that are ready or being made, and one in use."""
     padding = images[MicroBatch(0, 0, 0, 0, (-1,))]
     image = sum(tensor.numel() * tensor.element_size() for tensor in padding[:2])
     return batch_size * image * (workers * prefetch + 1)
@@ -116,10 +102,6 @@ def loader_throughput(images: Split, *, batch_size: int, workers: int, batches: 
 
     Args:
         images: of `Splits.train` or `Splits.val`, at least `batch_size` of them.
-        batch_size: images of a micro-batch.
-        workers: processes that load; 0 loads in this one.
-        batches: micro-batches to measure.
-        seed: of order and augmentation.
 
     Raises:
         ValueError: an argument is out of range, or an image cannot be read and must not be skipped.

@@ -15,14 +15,6 @@ def minibatches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The first minibatches that a training with this seed sees, one epoch after another.
 
-    Args:
-        images: of `Splits.train`.
-        batch_size: images in each.
-        device: where they go.
-        seed: of their order.
-        steps: how many.
-        workers: processes that load.
-
     Raises:
         ValueError: there are fewer images than `batch_size`, or one cannot be read.
     """

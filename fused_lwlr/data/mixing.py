@@ -14,11 +14,9 @@ class Mixing:
     differently, since images are mixed within it.
 
     Args:
-        classes: number of classes.
         mixup: α of Mixup, whose weights are drawn from Beta(α, α); 0 for none. 0.5 in the LWLR paper.
         cutmix: α of CutMix; 0 for none. With both, one of them is drawn for each micro-batch.
         smoothing: label smoothing, in [0, 1): this much of a target is spread evenly over all classes.
-        seed: 0 or more.
 
     Raises:
         ValueError: neither is on, or an argument is out of range.
@@ -52,9 +50,6 @@ class Mixing:
         Args:
             inputs: (images, channels, height, width), of a floating-point dtype; an even number of images.
             targets: (images,), int64.
-            step: of the optimizer.
-            rank: of this process.
-            micro: of the step's forward passes.
 
         Raises:
             ValueError: the number of images is odd.

@@ -32,13 +32,8 @@ class MicroBatchSampler(Sampler[MicroBatch]):
     come before the second ones, so that processes get different copies.
 
     Args:
-        count: images of the data set.
-        seed: 0 or more.
         batch_size: images of an optimizer step, over all processes and forward passes.
         micro_batch: images of one forward pass of one process.
-        world_size: processes.
-        rank: of this process, from 0.
-        repeats: copies of an image.
         start_step: the first step; earlier steps were made already.
         steps: number of steps of the whole run, including steps before `start_step`.
 

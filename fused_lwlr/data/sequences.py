@@ -33,10 +33,6 @@ class MappedFiles:
     """The integers in files one after another, memory-mapped when they are read.
 
     They are mapped for each read: a permanent map would be copied completely into workers that are not forked.
-
-    Args:
-        paths: the files.
-        dtype: of the integers; bytes by default.
     """
 
     def __init__(self, paths: Sequence[Path], dtype: Any = np.uint8) -> None:
@@ -67,12 +63,6 @@ class Sequences(Split):
 
     In training the cuts between sequences move from epoch to epoch, by a shift that follows from (seed, epoch). In
     validation they stay, and each token but the first is the target of one sequence; the last one is padded.
-
-    Args:
-        tokens: the text.
-        begin, end: of the part.
-        context: tokens of a sequence.
-        shifted: whether cuts move.
     """
 
     def __init__(self, tokens: Tokens, begin: int, end: int, context: int, *, shifted: bool) -> None:

@@ -129,11 +129,9 @@ class Transformed(Split):
     """Pictures through a transform, whose random numbers follow from (seed, epoch, index) and the number of the copy.
 
     Args:
-        pictures: the source of the images.
         transform: to uint8 of shape (3, image_size, image_size).
         skip: leave out unreadable images instead of failing.
         replace: replace it by the next readable image, as in training; otherwise its target is -1.
-        statistics: as in `Split`.
     """
 
     def __init__(

@@ -41,8 +41,6 @@ def build(
     For text it is gptN, postlnN, or "hf:NAME" for a model of transformers (see `language_model`); for pairs seq2seqN.
 
     Args:
-        classes: number of classes, or of different tokens.
-        image_size, channels: of images.
         context: tokens of a sequence; None for a model of images.
         pairs: sequences are pairs of a source and a target.
         arguments: for a model of timm, such as drop_path_rate=0.1, or of text, such as width=128 (see `GPT`).

@@ -40,7 +40,6 @@ class DeepNet(nn.Module):
         width: channels of the first stage; 16 in the paper.
         shortcuts: whether blocks have shortcuts.
         norm: "" for batch normalization, "-noaffine" for one without parameters, "-nobn" for biases instead.
-        image_size, channels, classes: sizes of the data.
     """
 
     def __init__(

@@ -34,7 +34,6 @@ class DenseNet(nn.Module):
         depth: layers with weights, 6 n + 4 for n dense layers a block.
         growth: channels added by a dense layer.
         norm: "" for batch normalization, "-nobn" for biases instead.
-        image_size, channels, classes: sizes of the data.
     """
 
     def __init__(self, depth: int, growth: int, norm: str, *, image_size: int, channels: int, classes: int) -> None:

@@ -20,8 +20,6 @@ def language_model(name: str, *, context: int, classes: int, arguments: dict[str
     Args:
         name: a type of model that transformers has, such as gpt2, with its default configuration; a folder with
             config.json, or this file; or a name of the Hugging Face hub, whose configuration is downloaded.
-        context: tokens of a sequence.
-        classes: number of different tokens.
         arguments: fields of the configuration.
 
     Raises:

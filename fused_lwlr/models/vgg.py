@@ -20,7 +20,6 @@ class VGG19(nn.Module):
     Args:
         width: channels of the first stage; 64 in the paper.
         norm: "" for batch normalization, "-nobn" for biases instead.
-        image_size, channels, classes: sizes of the data.
     """
 
     def __init__(self, width: int, norm: str, *, image_size: int, channels: int, classes: int) -> None:

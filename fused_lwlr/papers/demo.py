@@ -28,7 +28,6 @@ class Entry:
 
     Args:
         task: arms of one task are compared.
-        name: name of the arm.
         needs: requirements in addition to a training.
         arm: the arm of the study.
         lr: its best rate.

@@ -16,12 +16,7 @@ BAND = {"errorbar": ("pi", 100), "err_kws": {"alpha": 0.15, "linewidth": 0}}
 
 
 def panels(count: int, *, height: float = 2.8) -> tuple[Figure, list[Any]]:
-    """A figure with axes in two columns.
-
-    Args:
-        count: number of axes.
-        height: of a row, in inches.
-    """
+    """A figure with axes in two columns."""
     figure = Figure(figsize=(WIDTH if count > 1 else 0.6 * WIDTH, height * ceil(count / 2)), layout="constrained")
     axes = figure.subplots(ceil(count / 2), min(count, 2), squeeze=False).ravel()
     for unused in axes[count:]:

@@ -53,10 +53,8 @@ def tables(
 
     Args:
         settings, results, by: as of `next_jobs`. The last of `by` is the name of the arm.
-        title: of the first table.
         columns: of the tables, a name for each of `by`.
         rivals: the arm that an arm is compared with.
-        notes: further notes below the first table.
     """
     seeds = choosing(settings)
     chosen = dict(list(best(results, by=by, choosing=seeds).groupby(list(by), sort=False)))

@@ -98,10 +98,8 @@ def train_from(
         steps, longer: steps of the optimizer, and their factor.
         start: the initialization: "model" (PyTorch's), "lwlr", "xavier", or "gradinit" (PyTorch's and
             then GradInit).
-        gradinit_steps: steps of GradInit.
         warmup: fraction of the training in which the rate rises.
         model_args: arguments of the model, in addition to its width.
-        fields: fields of the recipe.
     """
 
     def begun(trainer: Trainer) -> SGD | AdamW | Lion:

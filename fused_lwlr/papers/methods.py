@@ -39,7 +39,6 @@ class Method:
         lr: the middle of its grid of rates, on a logarithmic scale.
         multipliers: multipliers of rates for a model.
         calibrated: whether to use LWLR's multipliers.
-        scaling: its scaling, if it has one.
     """
 
     optimizer: str

@@ -113,7 +113,6 @@ def train(
     The initial weights and the order of images follow from the seed, for any optimizer and rates.
 
     Args:
-        recipe: what to train.
         model: a network to train from its present weights, instead of the recipe's model.
         optimizer: makes the optimizer, from a trainer with its model and rates, instead of the recipe's optimizer.
         tuned: hold out a part of the data, on which the learning rate is chosen.

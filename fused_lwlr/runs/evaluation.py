@@ -25,10 +25,6 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
     With `out` the weights are from the latest checkpoint in that folder. Without a preset, the recipe is also from the
     run.
 
-    Args:
-        preset: the name of a preset, or None.
-        asked: fields of the recipe given by the user.
-
     Raises:
         ValueError: the folder has no run, no checkpoint, or a checkpoint of another model; or as for a training.
     """

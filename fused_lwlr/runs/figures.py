@@ -27,7 +27,6 @@ def learning(train: Records, validation: Records, *, top5: bool = True) -> list[
     """Loss, accuracy (perplexity for text) and learning rate by epoch.
 
     Args:
-        train, validation: records.
         top5: whether to draw the top-5 accuracy, which is always 100 % with five classes or fewer.
     """
     tokens = unit_of([*train, *validation]) == "tokens"

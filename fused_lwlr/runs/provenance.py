@@ -21,10 +21,6 @@ def record_start(
     """Add an entry to `run.json` in the folder of a run, which is made if it does not exist. All ranks call it.
 
     Args:
-        folder: folder of the run.
-        config: JSON values.
-        seed: seed of all random numbers.
-        device: device of this rank.
         steps: optimizer steps of the whole run, for the report.
 
     Returns:
@@ -49,10 +45,6 @@ def record_facts(folder: str | Path, **facts: Any) -> None:
     """Add facts to the last entry of `run.json`, such as how the run ended. All ranks call it.
 
     The report knows `end` ("finished", or another reason), `end_step` and `peak_memory_bytes`.
-
-    Args:
-        folder: of the run.
-        facts: JSON values.
 
     Raises:
         OSError: it cannot be written.

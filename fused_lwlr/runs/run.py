@@ -216,7 +216,6 @@ def reproducible(wanted: bool | None, device: torch.device) -> Iterator[None]:
 
     Args:
         wanted: whether to restrict algorithms; None for yes on a CPU, where this costs no time, and no on a GPU.
-        device: of the training.
     """
     if wanted is None:
         wanted = device.type == "cpu"

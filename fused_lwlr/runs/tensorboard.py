@@ -20,7 +20,6 @@ class Dashboard:
     one chart each on the page Custom Scalars. The page Images shows each of the three against depth.
 
     Args:
-        folder: folder of the run.
         after: the step of the checkpoint from which the run resumes; later events are hidden. None for a
             new run.
 

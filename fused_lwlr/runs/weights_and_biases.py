@@ -19,7 +19,6 @@ class WandbRun:
 
     Args:
         folder: folder of the run, whose name is used for the run.
-        config: of the run.
 
     Raises:
         ImportError: wandb is not installed.

@@ -14,9 +14,6 @@ from fused_lwlr.training.weights import save_weights
 class Best:
     """The best validation so far.
 
-    Args:
-        path: file for the weights that it tested, or None.
-
     Attributes:
         score: top-1 accuracy from 0 to 1; for text the loss, with a minus; -infinite before the first validation.
         reached: whether the score is at least `target_top1` of the recipe.

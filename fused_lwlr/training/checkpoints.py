@@ -100,7 +100,6 @@ class Checkpoints:
         """Write a checkpoint, and remove all but the latest `KEPT` ones.
 
         Args:
-            step: optimizer steps taken.
             models: by name; the optimizer steps the first one. Plain, compiled, in
                 `DistributedDataParallel` or under `fully_shard`. Rank 0 saves its buffers.
             optimizer: steps parameters of the first model; ours, or another of torch.

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 T = TypeVar("T")
 KINDS: dict[str, type[Exception]] = {"OSError": OSError, "ValueError": ValueError}
@@ -86,27 +85,38 @@ def shared(value: Any) -> Any:
     if group is None:
         return value
     tensors: list[Tensor] = []
-
-    def placed(tensor: Tensor) -> _Place:
-        tensors.append(tensor)
-        return _Place(tensor)
-
-    skeleton = [tree_map_only(Tensor, placed, value)]
+    skeleton = [_without_tensors(value, tensors)]
     dist.broadcast_object_list(skeleton, src=0, group=group)
-    mine = iter(tensors)
 
-    def received(place: _Place) -> Tensor:
-        tensor = next(mine) if is_first() else torch.empty(place.shape, dtype=place.dtype)
-        if tensor.numel():
-            # sent as bytes, since not every dtype can be sent
-            dist.broadcast(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8), src=0, group=group)
-        return tensor
+    def received(thing: Any) -> Any:
+        if isinstance(thing, _Place):
+            first = is_first()
+            tensor = tensors[thing.index] if first else torch.empty(thing.shape, dtype=thing.dtype)
+            if tensor.numel():
+                # sent as bytes, since not every dtype can be sent
+                dist.broadcast(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8), src=0, group=group)
+            return tensor
+        if isinstance(thing, dict):
+            return {key: received(entry) for key, entry in thing.items()}
+        return type(thing)(map(received, thing)) if isinstance(thing, (list, tuple)) else thing
 
-    return tree_map_only(_Place, received, skeleton[0])
+    return received(skeleton[0])
 
 
 class _Place:
-    """Shape and dtype of a tensor that was taken out."""
+    """The index of a tensor that was taken out."""
 
-    def __init__(self, tensor: Tensor):
-        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+    def __init__(self, index: int, tensor: Tensor):
+        self.index, self.shape, self.dtype = index, tuple(tensor.shape), tensor.dtype
+
+
+def _without_tensors(thing: Any, tensors: list[Tensor]) -> Any:
+    if isinstance(thing, Tensor):
+        tensors.append(thing)
+        return _Place(len(tensors) - 1, thing)
+    if isinstance(thing, dict):
+        return {key: _without_tensors(entry, tensors) for key, entry in thing.items()}
+    # subclasses such as torch.Size become plain lists and tuples
+    if isinstance(thing, (list, tuple)):
+        return (list if isinstance(thing, list) else tuple)(_without_tensors(entry, tensors) for entry in thing)
+    return thing

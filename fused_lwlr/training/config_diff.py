@@ -56,12 +56,6 @@ def check_config(
 ) -> None:
     """Refuse to resume with another configuration.
 
-    Args:
-        old: the configuration of the run.
-        new: the configuration to resume it with.
-        free, defaults: as in `difference`.
-        where: the file or folder of the run, for the message.
-
     Raises:
         ValueError: they differ; the message has a line for each field, and says how to resume.
     """
@@ -76,12 +70,7 @@ def check_config(
 
 
 def another_spread(changed: Sequence[str], images: int, images_now: int) -> str:
-    """Tells the user the effects of resuming with other processes or passes.
-
-    Args:
-        changed: lines of `difference`.
-        images, images_now: number of images in a pass, before and now.
-    """
+    """Tells the user the effects of resuming with other processes or passes."""
     passes = (
         f"A pass has {images_now} examples instead of {images}, so that batch normalization, Mixup, CutMix and dropout "
         "differ as well. "

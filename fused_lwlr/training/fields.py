@@ -41,8 +41,6 @@ def option(group: str, default: Any, help: str, *, shown: str | None = None, met
     """A field.
 
     Args:
-        group: the heading that it is listed under.
-        default, help: as on the command line.
         shown: the default in words, if it depends on other fields.
         metavar: the placeholder of the value, if it does not follow from the type.
     """

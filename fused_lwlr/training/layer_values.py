@@ -34,7 +34,6 @@ class LayerProbe:
     Args:
         model: also in DistributedDataParallel, compiled or sharded.
         optimizer: ours, or another torch optimizer, over parameters of the model.
-        backend: "auto", "triton" or "torch", as for the optimizers.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, backend: Backend = "auto"):
@@ -54,11 +53,7 @@ class LayerProbe:
         self._armed = True
 
     def take(self, step: int) -> LayerValues | None:
-        """The values measured since the last call, on the host; None without a measurement.
-
-        Args:
-            step: optimizer steps taken, including the measured one.
-        """
+        """The values measured since the last call, on the host; None without a measurement."""
         if self._found is None:
             return None
         (names, values), self._found = self._found, None

@@ -45,7 +45,6 @@ class Loop:
         trainer: constructed; not yet prepared for a run in a folder.
         open_sinks: makes the sinks, from the step after which the run resumes, or None.
         every: steps between two records of training; by default from the recipe.
-        checkpoints: of the run.
         flag: entered; required with `checkpoints`.
         advance: called with the number of each completed step.
 

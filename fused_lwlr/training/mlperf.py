@@ -48,7 +48,6 @@ def fields_of(batch_size: int, given: Mapping[str, Any]) -> tuple[dict[str, Any]
     interpolated over the logarithm of the batch size; decay as epochs.
 
     Args:
-        batch_size: images in a step.
         given: fields that the user has given. With all of `FIELDS` any batch size goes. There `steps` may take the
             place of `epochs`, and then an epoch is one of ImageNet.
 

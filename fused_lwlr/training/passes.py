@@ -13,11 +13,6 @@ from fused_lwlr.training.recipe import Recipe
 class Passes:
     """Loads the passes of this process.
 
-    Args:
-        recipe: the options of the training.
-        world: the processes.
-        data: the result of `load_data`.
-
     Raises:
         ValueError: the batch does not fit the data or the processes.
 

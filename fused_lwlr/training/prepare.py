@@ -26,7 +26,6 @@ def gradinit(recipe: Recipe, model: nn.Module, batches: Pairs, loss: Loss, *, wo
     Args:
         batches: `gradinit_batches` of them; the same in every process, since GradInit's second derivatives are not
             averages over processes.
-        progress: show a progress bar.
     """
     gradinit_(
         model,
@@ -78,7 +77,6 @@ def excluded(patterns: Sequence[str] | None, model: nn.Module, name: str) -> tup
     Args:
         patterns: of `--rates-exclude`; None for class tokens and position embeddings that are zero.
         model: with the weights that training starts from, not sharded.
-        name: of the model, for the message.
 
     Raises:
         ValueError: a pattern fits no layer.
@@ -112,9 +110,6 @@ def calibrated(
         model: the result of `processes.spread`.
         batches: passes of this process for `steps` steps.
         loss: the loss of a pass, whose mean over the passes and processes of a step is the loss of the step.
-        steps: minibatches to calibrate on.
-        left_out: what `excluded` returned.
-        progress: show a progress bar.
     """
     if recipe.rates != "layerwise":
         return None

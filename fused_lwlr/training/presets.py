@@ -79,7 +79,6 @@ def resolve(
 
     Args:
         preset: a name of `PRESETS`, or None.
-        overrides: fields.
         where: as for `Recipe.from_dict`.
         note: called with a sentence for each decision that is not obvious.
 

@@ -155,7 +155,6 @@ def pick_device(name: str, *, gpu: int | None = None) -> torch.device:
     """Return the device `name`; "auto" is the GPU, or the CPU on a machine without one.
 
     Args:
-        name: a device name of torch, or "auto".
         gpu: the number of the GPU that this process uses, if the device is a GPU; it becomes the current one.
 
     Raises:

@@ -255,7 +255,6 @@ class Recipe(Inputs):
         """The inverse of `to_dict`; numbers may be strings.
 
         Args:
-            values: fields.
             where: for fields of a file, the name of the file. The others are from the command line.
 
         Raises:

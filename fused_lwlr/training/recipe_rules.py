@@ -58,10 +58,6 @@ def implied(given: Mapping[str, Any]) -> dict[str, Any]:
 def check(recipe: Any, defaults: Mapping[str, Any]) -> None:
     """Checks a recipe whose fields are valid one by one.
 
-    Args:
-        recipe: a `Recipe`.
-        defaults: field -> its default.
-
     Raises:
         ValueError: a field is excluded by another field, or needs another choice of it.
     """

@@ -14,7 +14,6 @@ class RunningLoss:
     """Sums the loss over the images, or tokens, of steps in this process.
 
     Args:
-        world: the processes.
         skips: leave steps whose loss is not finite out of the mean, since the optimizer skips them.
 
     Attributes:

@@ -76,7 +76,6 @@ def new_model(recipe: Recipe, *, classes: int, **sizes: Any) -> nn.Module:
     """The initial model on the CPU, drawn from the seed; GradInit has not run yet.
 
     Args:
-        classes: number of classes, or of different tokens.
         sizes: `Splits.sizes` or `Text.sizes` of the data.
 
     Raises:

@@ -11,7 +11,6 @@ class SkippedList:
     """Adds names to `skipped.txt`, each once. Names that could not be written are written with the next ones.
 
     Args:
-        folder: of the run.
         notice: gets a line for the user, on rank 0, if the list cannot be written.
     """
 

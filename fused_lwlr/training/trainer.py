@@ -56,9 +56,6 @@ class Trainer:
     state of the optimizer.
 
     Args:
-        recipe: the options of the training.
-        world: the processes.
-        data: the result of `load_data`.
         model: a network to train from its present weights, instead of the recipe's model.
 
     Raises:
@@ -95,7 +92,6 @@ class Trainer:
 
         Args:
             optimizer: makes the optimizer from this training and its rates, instead of the recipe's optimizer.
-            progress: show a progress bar.
 
         Raises:
             FileNotFoundError, ValueError: the model cannot be calibrated on these images, or the file of rates or of
@@ -212,9 +208,6 @@ class Trainer:
 
         Averaged weights are tested with averaged statistics of normalizations. Averages exist with `ema`, after the
         first step.
-
-        Args:
-            agree: as for `evaluate`.
 
         Raises:
             StoppedError: as in `evaluate`.
