@@ -205,6 +205,8 @@ def test_signals_during_a_step(name, backend, row, taken, signals, device, monke
     before = {each: signal.getsignal(signal.Signals[each]) for each in SIGNALS}
     for each in ("SIGALRM", "SIGTERM"):
         signal.signal(signal.Signals[each], interrupt)
+    # a process in the background of a shell ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(module, "prepare", interrupted)
