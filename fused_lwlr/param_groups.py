@@ -77,13 +77,14 @@ def layers_from_param_groups(
     ]
     if named_parameters is not None:
         names = {id(param): name for name, param in named_parameters}
-        nameless = [tuple(param.shape) for param in merged["params"] if id(param) not in names]
+        params = [param[1] if isinstance(param, tuple) else param for param in merged["params"]]
+        nameless = [tuple(param.shape) for param in params if id(param) not in names]
         if nameless:
             raise ValueError(
                 f"named_parameters= must name all parameters, but {len(nameless)} are missing: {nameless[:3]}"
             )
         merged.pop("param_names", None)
-        merged["params"] = [(names[id(param)], param) for param in merged["params"]]
+        merged["params"] = [(names[id(param)], param) for param in params]
     return merged
 
 

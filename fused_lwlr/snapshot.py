@@ -33,15 +33,15 @@ class Snapshot(NamedTuple):
     """Parameters, gradients and state.
 
     Attributes:
-        fixed: address, size and strides of every parameter, and the address of every entry of the state. A plan fits
-            while these are equal.
+        fixed: address, size and strides of every parameter, the address of every entry of the state, and what the
+            caller adds. A plan fits while these are equal.
         present: for each parameter, whether it has a gradient.
         grads: the gradient of each parameter, or None.
         addresses: the data pointer of each gradient; 0 if it is absent or empty.
         matching: whether every gradient is a plain tensor with the form that it must have.
     """
 
-    fixed: tuple[list[Any], ...]
+    fixed: tuple[Any, ...]
     present: list[bool]
     grads: list[Tensor | None]
     addresses: list[int]
@@ -67,7 +67,7 @@ def forms_of(params: Sequence[Tensor], grad_dtypes: Sequence[torch.dtype] | None
 
 
 def take_snapshot(
-    params: Sequence[Tensor], grads: list[Tensor | None], entries: Sequence[Tensor], forms: Forms
+    params: Sequence[Tensor], grads: list[Tensor | None], entries: Sequence[Tensor], forms: Forms, more: Any = None
 ) -> Snapshot | None:
     """Returns a snapshot, or None if a tensor has no memory, as a sparse gradient.
 
@@ -77,13 +77,14 @@ def take_snapshot(
         params, grads: parameters, and the gradient of each; local parts, if they are sharded.
         entries: the entries of the state.
         forms: the forms of the parameters.
+        more: anything else that plans depend on.
     """
     present = [grad is not None for grad in grads]
     complete = all(present)
     there: list[Any] = grads if complete else [grad for grad in grads if grad is not None]
     try:
         read = POINTER, Tensor.numel, forms.strides
-        fixed = (*[list(map(each, params)) for each in read], list(map(POINTER, entries)))
+        fixed = (*[list(map(each, params)) for each in read], list(map(POINTER, entries)), more)
         addresses = list(map(POINTER, there))
         matching = set(map(type, there)) <= {Tensor} and all(
             list(map(form, there)) == (expected if complete else list(compress(expected, present)))

@@ -179,7 +179,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             # torch.optim sets it for its own classes alone
             group.setdefault("maximize", False)
             group.setdefault("ema", None)
-            group.setdefault("layers", None)
+            group["layers"] = entries_of(group, group.get("layers"))
+            check_option("decoupled_weight_decay", group.get("decoupled_weight_decay"), "a param group")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a param group, as in `torch.optim`.
@@ -196,6 +197,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         check_params(type(self).__name__, options.get("params"))
         for name in names_of("flag"):
             check_option(name, options.get(name))
+        for name in names_of("group"):
+            if name in options:
+                check_option(name, options[name])
         shared = {name: options[name] for name in names_of("shared") if name in options}
         for name, value in shared.items():
             if value != getattr(self.options, name):
@@ -207,7 +211,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             # ZeroRedundancyOptimizer writes the arguments of the constructor into every group
             param_group = {name: value for name, value in param_group.items() if name not in shared}
         self.options.check_fused(options.get("fused"))
-        check_option("ema", options.get("ema"))
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         group.setdefault("capturable", self.options.capturable)
@@ -272,6 +275,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         Args:
             buckets: a `StepInBackward`, or None to step all parameters in `step()` again.
         """
+        if self.holds_averages:
+            raise RuntimeError("the parameters hold averages now: leave averaged() before a handle is made or removed")
         self.options = replace(self.options, in_backward=buckets is not None)
         self._buckets, self._plans, self._stepped = buckets, None, ()
 
@@ -384,7 +389,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         """
         self._report()
         found: dict[str, Any] = super().state_dict()
-        for group, own in zip(found["param_groups"], self.param_groups, strict=True):
+        # a hook may return anything
+        groups = found.get("param_groups", ()) if isinstance(found, dict) else ()
+        for group, own in zip(groups, self.param_groups, strict=bool(groups)):
             group["layers"] = to_text(entries_of(own, own.get("layers")))
         return found
 

@@ -76,30 +76,30 @@ def _saved_groups(own: Groups, saved: Any) -> list[dict[str, Any]]:
     ]
     for number, (mine, theirs) in enumerate(zip(own, copies, strict=True)):
         _check_group(number, mine, theirs)
-        theirs["layers"] = from_text(mine, theirs.get("layers"))
-        _match_names(number, mine, theirs)
+        order = _match_names(number, mine, theirs)
+        theirs["layers"] = from_text(mine, theirs.get("layers"), order)
     return copies
 
 
-def _match_names(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+def _match_names(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> list[int] | None:
     """Brings a saved group into the order of the optimizer's group, if both have the same names in another order.
 
     With other names the order stays, as in `torch.optim`, and a warning names the difference.
     """
     names, saved = mine.get("param_names"), theirs.get("param_names")
     if names is None or saved is None or list(saved) == list(names):
-        return
+        return None
     if sorted(saved) == sorted(names) and len(set(names)) == len(names):
         order = [list(saved).index(name) for name in names]
-        for key in ("params", "layers"):
-            theirs[key] = None if theirs[key] is None else [theirs[key][i] for i in order]
-        return
+        theirs["params"] = [theirs["params"][i] for i in order]
+        return order
     at = next(i for i, (name, other) in enumerate(zip(names, saved, strict=True)) if name != other)
     warnings.warn(
         f"parameter {at} of group {number} is {names[at]!r} in the optimizer but {saved[at]!r} in the state dict: "
         "state is loaded by position, and the optimizer keeps its own names",
         stacklevel=6,
     )
+    return None
 
 
 def _groups(own: Groups, saved: Groups) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Steps during backward: parameters are stepped, and their gradients freed, whenever a bucket of gradients is full."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 from weakref import ref
 
 import torch
@@ -42,19 +42,26 @@ class StepInBackward:
 
     def remove(self) -> None:
         """Removes all hooks: `optimizer.step()` steps all parameters again. Gradients that are left stay."""
+        if self._handles:
+            self._optimizer.use_buckets(None)
         for handle in self._handles:
             handle.remove()
-        self._optimizer.use_buckets(None)
+        self._handles = []
 
     def reset(self) -> None:
-        """Forgets the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
+        """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
         self._bucket, self._bytes, self._plans = [], 0, []
+        for param in self._params():
+            if id(param) in self._seen:
+                param.grad = None
         self._seen.clear()
 
     def collect(self, param: Tensor) -> None:
         """Puts a new gradient into the bucket, and steps the bucket if it is full."""
         if param.grad is None:
             return
+        if self._optimizer.holds_averages:
+            raise RuntimeError(f"backward() within averaged() after {self.called}: it would step the averages")
         if id(param) in self._seen:
             raise RuntimeError(
                 f"parameter {self._names[id(param)]!r} has a second gradient before optimizer.step(): with "
@@ -89,11 +96,14 @@ class StepInBackward:
         own = set(map(id, self._bucket))
         for param in self._params():
             if param.grad is not None and id(param) not in own:
-                raise RuntimeError(
-                    f"parameter {self._names.get(id(param), 'that was added')!r} has a gradient that no hook saw: call "
-                    "zero_grad() before backward(), and after requires_grad_() or add_param_group() call "
-                    f"handle.remove() and {self.called} again"
-                )
+                self._refuse_unhooked(param)
+
+    def _refuse_unhooked(self, param: Tensor) -> NoReturn:
+        raise RuntimeError(
+            f"parameter {self._names.get(id(param), 'that was added')!r} has a gradient that no hook saw: call "
+            "zero_grad() before backward(), and after requires_grad_() or add_param_group() call "
+            f"handle.remove() and {self.called} again"
+        )
 
     def _params(self) -> list[Tensor]:
         """Returns the parameters whose gradients are collected."""
@@ -163,6 +173,8 @@ def check_given(called: str, model: nn.Module, optimizer: FusedOptimizer, max_by
     if optimizer.options.in_backward:
         raise RuntimeError(f"{called} after a handle for steps during backward: remove() the first handle")
     params, own = params_of(optimizer), set(map(id, model.parameters()))
+    if not params:
+        raise ValueError(f"{called} needs an optimizer with parameters, but its param groups are empty")
     foreign = sum(id(param) not in own for param in params)
     if foreign:
         raise ValueError(

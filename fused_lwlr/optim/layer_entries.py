@@ -94,7 +94,7 @@ def to_text(entries: Sequence[Entry] | None) -> str | None:
     return json.dumps([[[start, stop, options.to_dict()] for start, stop, options in entry] for entry in entries])
 
 
-def from_text(group: dict[str, Any], text: Any) -> list[Entry] | None:
+def from_text(group: dict[str, Any], text: Any, order: Sequence[int] | None = None) -> list[Entry] | None:
     """Returns the entries that `to_text` made text of, for a group.
 
     Raises:
@@ -108,6 +108,8 @@ def from_text(group: dict[str, Any], text: Any) -> list[Entry] | None:
         entries = None
     if not (isinstance(entries, list) and all(map(_is_slices, entries))):
         raise ValueError(f"'layers' of a state dict must be None or JSON from state_dict(), not {text!r:.80}")
+    if order is not None and len(entries) == len(order):
+        entries = [entries[i] for i in order]
     return entries_of(group, entries)
 
 

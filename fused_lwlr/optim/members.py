@@ -124,6 +124,11 @@ def _add_targets(
             )  # fmt: skip
             members.append(known[id(target.tensor)])
         member = known[id(target.tensor)]
+        if target.counts_for_max_norm and len(member.rows) > 1:
+            raise ValueError(
+                f"rescale_weights divides by the norms of whole weights, but layers= cuts {member.label} into slices: "
+                "give its options for the whole weight"
+            )
         member.rows = [
             row._replace(power=target.power, counts_for_max_norm=target.counts_for_max_norm) for row in member.rows
         ]

@@ -36,8 +36,9 @@ class CPUOffload(StepInBackward):
     def remove(self) -> None:
         """Removes all hooks, and gives the model's parameters and their state on its device back to the optimizer."""
         wait(self._jobs)
-        super().remove()
-        exchange(self._optimizer, self._sources)
+        if self._handles:
+            super().remove()
+            exchange(self._optimizer, self._sources)
 
     def reset(self) -> None:
         """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""
@@ -72,6 +73,9 @@ class CPUOffload(StepInBackward):
 
     def _end_bucket(self, params: list[Tensor]) -> None:
         check_final(self.called, self._optimizer)
+        for param in params:
+            if param not in self._copies:
+                self._refuse_unhooked(param)
         device_grads = [param.grad for param in params if param.grad is not None]
         grads = [torch.empty_like(grad, device="cpu", pin_memory=grad.device.type != "cpu") for grad in device_grads]
         self._stream.follow()
@@ -152,11 +156,21 @@ def copy_of(param: Tensor) -> nn.Parameter:
 
 def exchange(optimizer: FusedOptimizer, others: dict[Any, Tensor]) -> None:
     """Replaces parameters of an optimizer by others of the same shapes, with state on the device of these."""
-    state_dict = optimizer.state_dict()
+    state = {others.get(key, key): _on(others.get(key), entry) for key, entry in optimizer.state.items()}
     for group in optimizer.param_groups:
         group["params"] = [others.get(param, param) for param in group["params"]]
     optimizer.state.clear()
-    optimizer.load_state_dict(state_dict)
+    optimizer.state.update(state)
+
+
+def _on(param: Tensor | None, entry: Any) -> Any:
+    """Returns state for a parameter, on its device but for counts of the host; without a parameter the same state."""
+    if param is None:
+        return entry
+    return {
+        name: value.to(param.device) if isinstance(value, Tensor) and name != "step" else value
+        for name, value in entry.items()
+    }
 
 
 def offload_to_cpu(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: int = 64 << 20) -> CPUOffload:

@@ -63,6 +63,11 @@ def _switch(value: Any) -> bool:
     return isinstance(value, bool)
 
 
+def _torch_switch(value: Any) -> bool:
+    # torch takes 0 and 1 too
+    return isinstance(value, int) and value in (0, 1)
+
+
 def _one_of(*values: Any) -> tuple[str, Callable[[Any], bool]]:
     text = f"one of {', '.join(map(repr, values))}"
     return text, lambda value: isinstance(value, str) and value in values
@@ -79,9 +84,9 @@ OPTIONS: dict[str, Option] = {
     "weight_decay": Option("group", NOT_NEGATIVE, _number(0)),
     "eps": Option("group", NOT_NEGATIVE, _number(0)),
     "betas": Option("group", "two numbers, at least 0 and below 1", _betas),
-    "nesterov": Option("group", TRUE_OR_FALSE, _switch),
-    "maximize": Option("group", TRUE_OR_FALSE, _switch),
-    "amsgrad": Option("group", TRUE_OR_FALSE, _switch),
+    "nesterov": Option("group", TRUE_OR_FALSE, _torch_switch),
+    "maximize": Option("group", TRUE_OR_FALSE, _torch_switch),
+    "amsgrad": Option("group", TRUE_OR_FALSE, _torch_switch),
     "ema": Option(
         "group", "a number, at least 0 and below 1, such as 0.999, or None for no average of the weights",
         lambda value: value is None or (not isinstance(value, Tensor) and _number(0, 1)(value)),
@@ -94,7 +99,7 @@ OPTIONS: dict[str, Option] = {
     ),
     "clip_global_norm": Option(
         "shared", "a finite number above 0, or None",
-        lambda value: value is None or (type(value) in (int, float) and 0 < value < math.inf),
+        lambda value: value is None or (_number(0)(value) and not isinstance(value, Tensor) and value > 0),
     ),
     "nonfinite": Option("shared", *_one_of(*get_args(Nonfinite)), "propagate"),
     "cautious_decay": Option("shared", TRUE_OR_FALSE, _switch, False),
@@ -118,6 +123,9 @@ OPTIONS: dict[str, Option] = {
     "foreach": Option("flag", "None: the step is one launch for all tensors already", lambda value: not value),
     "differentiable": Option(
         "flag", "False: the step is not differentiable; use torch.optim for that", lambda value: not value, False
+    ),
+    "decoupled_weight_decay": Option(
+        "flag", "True: AdamW decays weights apart from the gradient", lambda value: value is not False, True
     ),
     "fused": Option("flag", "True, False or None", lambda value: True),
     "capturable": Option("flag", TRUE_OR_FALSE, lambda value: True, False),

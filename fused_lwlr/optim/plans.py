@@ -14,7 +14,6 @@ from torch.autograd.graph import increment_version
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.optim.gate import Decision, SkipReport, decide
 from fused_lwlr.optim.hyper import hyper_row
-from fused_lwlr.optim.layer_entries import entries_of
 from fused_lwlr.optim.members import check_members, members_of
 from fused_lwlr.optim.options import Groups, StepOptions
 from fused_lwlr.optim.plan import plans_of
@@ -48,9 +47,6 @@ class Plans:
 
     def __init__(self, options: StepOptions, groups: Groups, states: Any, bucket: Sequence[Tensor] | None):
         self._options, self._is_bucket = options, bucket is not None
-        for group in groups:
-            if group["layers"] is not None:
-                group["layers"][:] = entries_of(group, group["layers"]) or []
         # the key has the addresses of these tensors
         rescaled = options.rescale_weights
         self._targets = [] if rescaled is False else rescaled.targets()
@@ -174,7 +170,9 @@ class Plans:
         entries = [entry for state in own for entry in state.values() if entry is not None]
         if self._distributed:
             params, grads, entries = ([*map(local, tensors)] for tensors in (params, grads, entries))
-        return take_snapshot(params, grads, entries, self._forms)
+        # two parameters may exchange their state
+        owners = None if self._is_bucket else list(map(id, states))
+        return take_snapshot(params, grads, entries, self._forms, owners)
 
     def _set_present(self, present: list[bool]) -> None:
         """Notes which parameters have a gradient, and which plans are launched."""

@@ -43,7 +43,11 @@ def state_of(
         ValueError: an entry that does not fit the parameter.
     """
     entries = {name: _entry(options, label, param, name, state) for name in names_of(options, group, param)}
-    first = _was_skipped(on_device, state) or all(state.get(name) is None for name in options.state_columns(group))
+    columns = options.state_columns(group)
+    first = _was_skipped(on_device, state) or all(state.get(name) is None for name in columns)
+    if on_device and columns and first and not options.rule.counts_steps:
+        # momentum begins now: steps without it do not count
+        state = {name: value for name, value in state.items() if name != "step"}
     if on_device:
         # state without a count is from steps that the host counted or did not need to count
         entries["step"] = torch.as_tensor(

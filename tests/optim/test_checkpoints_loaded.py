@@ -273,3 +273,30 @@ def test_names_in_another_order(name, device):
     for key, p in named:
         assert identical(ours.state[p], other.state[expected[key]])
     assert ours.layers() == {key: other.layers()[key] for key, _ in named}
+
+
+def test_slices_follow_names(device):
+    """Slices of a parameter fit no other one."""
+    named = parameters([(6, 2), (2,)], torch.float32, device)
+    other = OURS["adamw"](named, layers={"p0[0:3]": 0.5})
+    ours = OURS["adamw"](twin(named)[::-1])
+    ours.load_state_dict(other.state_dict())
+    assert ours.layers() == {key: other.layers()[key] for key in ("p1", "p0[0:3]", "p0[3:6]")}
+
+
+@pytest.mark.parametrize(("name", "option"), [("sgd", "nesterov"), ("sgd", "maximize"), ("adamw", "amsgrad")])
+def test_flags_that_are_numbers(name, option, device):
+    """torch takes 0 and 1."""
+    named = parameters(SHAPES, torch.float32, device)
+    twins = named, twin(named)
+    both = [OURS[name](each, **{**OPTIONS[name], option: flag}) for each, flag in zip(twins, (1, True), strict=True)]
+    train(both, twins, 2)
+    both[0].load_state_dict(both[0].state_dict())
+    train(both, twins, 2)
+    compare(same, *both, *twins)
+
+
+def test_a_hook_may_return_anything(device):
+    optimizer = OURS["sgd"](parameters(SHAPES, torch.float32, device), lr=0.1, layers={"p0": 0.5})
+    optimizer.register_state_dict_post_hook(lambda optimizer, found: found["state"])
+    assert optimizer.state_dict() == {}

@@ -650,7 +650,6 @@ def test_after_an_exception_in_backward(size, recovery, device):
         optimizer.state.clear()
     else:
         optimizer.load_state_dict(before[1])
-        model.zero_grad()
     other = FailsOnce().to(device)
     other.fails = False
     other.load_state_dict(before[0])
@@ -661,3 +660,59 @@ def test_after_an_exception_in_backward(size, recovery, device):
             each(x).square().sum().backward()
             its.step()
     assert identical(model.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("take", [fused_lwlr.step_in_backward, fused_lwlr.offload_to_cpu])
+def test_refused_within_averaged(take, device):
+    """A handle that steps averages, is made or is removed there would lose the trained weights."""
+    model = Net(frozen=False).to(device)
+    optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=0.1, ema=0.9)
+    x = torch.randn(5, FEATURES, device=device)
+
+    def step():
+        model(x).square().sum().backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    with optimizer.averaged(), pytest.raises(RuntimeError, match=r"leave averaged\(\) before a handle is made"):
+        take(model, optimizer, max_bytes=1)
+    handle = take(model, optimizer, max_bytes=1)
+    step()
+    before = deepcopy((model.state_dict(), optimizer.state_dict()))
+    with optimizer.averaged():
+        with pytest.raises(
+            RuntimeError, match=r"backward\(\) within averaged\(\) after .*: it would step the averages"
+        ):
+            model(x).square().sum().backward()
+        with pytest.raises(RuntimeError, match=r"leave averaged\(\) before a handle is made or removed"):
+            handle.remove()
+    optimizer.zero_grad()
+    model.zero_grad()
+    assert identical((model.state_dict(), optimizer.state_dict()), before)
+    step()
+    assert not identical(model.state_dict(), before[0])
+
+
+@pytest.mark.parametrize("take", [fused_lwlr.step_in_backward, fused_lwlr.offload_to_cpu])
+def test_removed_twice(take, device):
+    """The second call does not remove the handle that came after it."""
+    model = nn.Linear(3, 2).to(device)
+    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1)
+    first = take(model, optimizer)
+    first.remove()
+    second = take(model, optimizer)
+    first.remove()
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 3, device=device)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+    assert model.weight.grad is None
+    second.remove()
+
+
+@pytest.mark.parametrize("take", [fused_lwlr.step_in_backward, fused_lwlr.offload_to_cpu])
+def test_without_parameters(take):
+    optimizer = fused_lwlr.SGD([{"params": []}], lr=0.1)
+    with pytest.raises(ValueError, match=r"needs an optimizer with parameters, but its param groups are empty"):
+        take(nn.Linear(3, 2), optimizer)

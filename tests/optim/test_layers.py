@@ -308,6 +308,11 @@ def test_groups_are_edited(backend, device):
     assert step() == [False, False]
     group["layers"] = [1.0, fused_lwlr.LayerOptions(lr=0.0)]
     assert step() == [False, True]
+    group["layers"] = {"p1": 0.0, "*": {"weight_decay": 2.0}}
+    assert ours.layers()["p0"] == {"lr": 0.5, "weight_decay": 1.0}
+    assert step() == [False, True]
+    group["layers"][0] = 0.25
+    assert ours.layers()["p0"] == {"lr": 0.125, "weight_decay": 0.5}
     group["layers"] = [{"eps": 1.0}, 1.0]
     with pytest.raises(ValueError, match="has 'eps', but layers of this optimizer"):
         ours.step()

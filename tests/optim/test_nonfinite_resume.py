@@ -104,3 +104,18 @@ def test_first_steps_that_were_skipped_are_still_to_come(backend, device):
     for a, b in zip(q, r, strict=True):
         assert torch.equal(a, b)
         assert plain.state[a].keys() == {"momentum_buffer"}
+
+
+@every_backend
+def test_momentum_that_begins_later(backend, device):
+    """Steps without momentum do not count for it: dampening does not act on its first step."""
+    named = parameters([(6, 5)], torch.float32, device)
+    expected = twin(named)
+    options = {"lr": 0.1, "dampening": 0.5}
+    ours = OURS["sgd"](named, **options, nonfinite="skip", backend=backend)
+    torchs = TORCH["sgd"](expected, **options, foreach=False)
+    for momentum in (0.0, 0.0, 0.9, 0.9):
+        for optimizer in (ours, torchs):
+            optimizer.param_groups[0]["momentum"] = momentum
+        train((ours, torchs), (named, expected), 1)
+        close(named[0][1], expected[0][1], 4)

@@ -405,3 +405,39 @@ def test_options_refused(options, device):
     model(uniform((4, 32), torch.float32, device)).sum().backward()
     optimizer.step()
     assert not identical(model.state_dict(), weights)
+
+
+def test_the_optimizer_stays_as_it_is(device):
+    """State moves without hooks and checks of checkpoints, and the tensor of a rate stays the tensor of the user."""
+    model, rate = nn.Linear(3, 2).to(device), torch.tensor(0.1)
+    optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=rate)
+    optimizer.register_state_dict_post_hook(lambda optimizer, found: {**found, "state": {}})
+
+    def step():
+        model(torch.randn(2, 3, device=device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    handle = offload_to_cpu(model, optimizer)
+    assert [state["step"].item() for state in optimizer.state.values()] == [1, 1]
+    step()
+    optimizer.param_groups[0]["weight_decay"] = -1
+    rate.fill_(0.0)
+    before = deepcopy(model.state_dict())
+    step()
+    assert identical(model.state_dict(), before)
+    handle.remove()
+    assert [state["step"].item() for state in optimizer.state.values()] == [3, 3]
+    assert list(optimizer.state) == list(model.parameters())
+
+
+def test_a_new_group_without_hooks(device):
+    model = nn.Sequential(nn.Linear(2, 2)).to(device)
+    optimizer = fused_lwlr.AdamW(model.named_parameters(), lr=0.1)
+    offload_to_cpu(model, optimizer)
+    model.append(nn.Linear(2, 2).to(device))
+    optimizer.add_param_group({"params": list(model[1].named_parameters())})
+    model(torch.ones(1, 2, device=device)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"parameter 'that was added' has a gradient that no hook saw"):
+        optimizer.step()

@@ -130,6 +130,8 @@ def test_names(device):
     group = layers_from_param_groups(groups, named)
     optimizer = ALL["adamw"]([group], lr=0.1, scaling=LAMB(select="p0"))
     assert list(optimizer.layers()) == ["p0", "p1"]
+    pairs = [{**each, "params": list(zip("ab", each["params"], strict=False))} for each in groups]
+    assert list(ALL["adamw"]([layers_from_param_groups(pairs, named)]).layers()) == ["p0", "p1"]
     with pytest.raises(ValueError, match=r"named_parameters= must name all parameters, but 1 are missing: \[\(9,\)\]"):
         layers_from_param_groups(groups, named[:1])
 

@@ -151,6 +151,14 @@ def exchange(optimizer, named):
     optimizer.state[p], optimizer.state[q] = optimizer.state[q], optimizer.state[p]
 
 
+def exchange_keys(optimizer, named):
+    """As `exchange`, but the state has the same tensors in the same order."""
+    (_, p), (_, q) = named[2:4]
+    first, second = optimizer.state.pop(p), optimizer.state.pop(q)
+    optimizer.state[q] = first
+    optimizer.state[p] = second
+
+
 def hand_over(optimizer, named):
     """Gives the state of the head in the next step to the other head; the former starts again without state."""
     optimizer.state[named[2][1]] = optimizer.state.pop(named[3][1])
@@ -180,7 +188,10 @@ def add(optimizer, named):
     optimizer.add_param_group({"params": named[-1:]})
 
 
-CHANGES = [clear, replace_state, count_anew, move_counts, exchange, hand_over, move, set_options, reverse, load, add]
+CHANGES = [
+    clear, replace_state, count_anew, move_counts, exchange, exchange_keys, hand_over, move, set_options, reverse, load,
+    add,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -272,6 +272,30 @@ def test_a_parameter_given_twice_is_refused(name, backend, device):
 
 @pytest.mark.parametrize(
     ("option", "value"),
+    [("lr", -1.0), ("weight_decay", -1.0), ("maximize", "x"), ("ema", 2), ("decoupled_weight_decay", False)],
+)
+@every_name
+def test_values_of_a_group_that_are_out_of_range(name, option, value, params):
+    with pytest.raises(ValueError, match=f"{option}.* must "):
+        OURS[name]([{"params": params, option: value}])
+    ours = OURS[name](params)
+    with pytest.raises(ValueError, match=f"{option}.* must "):
+        ours.add_param_group({"params": [("new", torch.nn.Parameter(torch.ones(2)))], option: value})
+    assert len(ours.param_groups) == 1
+
+
+def test_groups_of_adam(params):
+    """torch.optim.AdamW then takes steps of Adam."""
+    ours, adam = OURS["adamw"](params), torch.optim.Adam(params)
+    ours.param_groups = adam.param_groups
+    for _, param in params:
+        param.grad = torch.ones_like(param)
+    with pytest.raises(ValueError, match="'decoupled_weight_decay' of a param group must be True"):
+        ours.step()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
     [
         ("scaling", LARS()), ("clip_global_norm", 1.0), ("nonfinite", "skip"), ("cautious_decay", True),
         ("master_weights", True), ("stochastic_rounding", True), ("rounding_seed", 1), ("state_dtype", torch.float32),

@@ -249,3 +249,18 @@ def test_only_measured_layers_are_accepted(wrong):
     model = MODELS["biased"]()
     with pytest.raises(ValueError, match=rf"rescale_weights={re.escape(repr(wrong))} .*scale_invariant"):
         fused_lwlr.SGD(model.parameters(), lr=0.1, rescale_weights=wrong)
+
+
+def test_slices_of_a_rescaled_weight_are_refused():
+    """Ŵ would be the norm of a slice."""
+    model, found, batch = prepared("biased")
+    weight = found.names[0]
+    layers = {f"{weight}[0:1]": 1.0}
+    optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1, rescale_weights=found, layers=layers)
+    before = deepcopy(model.state_dict())
+    backward(model, batch, optimizer)
+    with pytest.raises(
+        ValueError, match=f"layers= cuts parameter '{weight}' into slices: give its options for the whole"
+    ):
+        optimizer.step()
+    assert all(torch.equal(value, before[name]) for name, value in model.named_parameters())

@@ -11,6 +11,7 @@ from steps import OURS, gradients, identical, parameters, snapshot, train, twin
 from tolerances import close
 
 from fused_lwlr import ELR, LAMB, LARS, kernels
+from fused_lwlr.kernels.formula import divide
 from fused_lwlr.kernels.formula import maximum as most
 from fused_lwlr.kernels.formula import minimum as least
 from fused_lwlr.kernels.formula import where as choose
@@ -256,6 +257,10 @@ def with_a_power(norm):
     return norm**2
 
 
+def with_a_quotient_of_single_precision(norm):
+    return divide(1.0, norm)
+
+
 def through_another(norm):
     return with_a_call(norm)
 
@@ -263,6 +268,7 @@ def through_another(norm):
 REFUSED = {
     "if": (own(with_if), "Own.formula cannot be compiled, since it has if: write it with operators"),
     "torch": (own(with_a_call), "Own.formula cannot be compiled, since it has a call of 'torch.sqrt'"),
+    "divide": (own(with_a_quotient_of_single_precision), "since it has a call of 'divide'"),
     "loop": (own(with_a_loop), "since it has for"),
     "power": (own(with_a_power), r"since it has \*\*"),
     "comparison": (own(with_a_comparison), "since it has arithmetic with a comparison"),
