@@ -173,7 +173,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         return self.options.fused
 
     def complete_groups(self) -> None:
-        """Adds missing options to param groups that were made elsewhere, such as by `torch.optim`."""
+        """Completes param groups that were made or changed elsewhere, such as by `torch.optim`.
+
+        Raises:
+            ValueError: a group has layers that do not fit it, or decay as of Adam.
+        """
         for group in self.param_groups:
             group.setdefault("capturable", False)
             # torch.optim sets it for its own classes alone
@@ -274,6 +278,9 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         Args:
             buckets: a `StepInBackward`, or None to step all parameters in `step()` again.
+
+        Raises:
+            RuntimeError: within `averaged()`.
         """
         if self.holds_averages:
             raise RuntimeError("the parameters hold averages now: leave averaged() before a handle is made or removed")
