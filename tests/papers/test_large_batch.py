@@ -41,8 +41,8 @@ def test_a_smoke_test(tmp_path):
     (table, grid), jobs = quick(
         "large-batch", tmp_path / "out", "--data", f"idx:{tmp_path / 'small'}", "--model", "resnet8x2"
     )  # fmt: skip
-    assert [(row["batch"], row["optimizer"]) for row in table] == [(size, arm) for size in ("16", "32") for arm in ARMS]
-    assert len(jobs) == 2 * len(grid) == 2 * len(ARMS) * 2 * 2
+    assert [(row["batch"], row["optimizer"]) for row in table] == [("32", arm) for arm in ARMS]
+    assert len(jobs) == 2 * len(grid) == 2 * len(ARMS) * 2
     losses, chosen = {}, {}
     for job in jobs:
         of, values = job["parameters"], job["values"]
