@@ -57,7 +57,9 @@ def tables(
         rivals: the arm that an arm is compared with.
     """
     seeds = choosing(settings)
-    chosen = dict(list(best(results, by=by, choosing=seeds).groupby(list(by), sort=False)))
+    found = dict(list(best(results, by=by, choosing=seeds).groupby(list(by))))
+    # in the order of the jobs
+    chosen = {arm: found[arm] for arm, _ in results.groupby(list(by), sort=False) if arm in found}
     accuracy = {arm: of.set_index("seed").test_accuracy.astype(float) for arm, of in chosen.items()}
     rows = []
     for arm, of in chosen.items():

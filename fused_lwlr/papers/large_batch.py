@@ -90,11 +90,13 @@ def report(settings: Settings, results: Any) -> Report:
 
 def _draw(chosen: Any) -> Any:
     """The figure of test accuracy over the size of a batch."""
-    grid = bands(chosen.astype({"test_accuracy": float}), x="batch_size", y="test_accuracy", hue="arm", marker="o")
+    of = chosen.assign(test_accuracy=chosen.test_accuracy.astype(float), rule=chosen.arm.replace(PLAIN))
+    grid = bands(of, x="batch_size", y="test_accuracy", hue="arm", marker="o", col="rule")
     grid.set(xscale="log").set_axis_labels("images in a batch", "test accuracy in %,\nmean and range of seeds")
     sizes = sorted(set(chosen.batch_size))
-    grid.ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    grid.ax.minorticks_off()
+    for axes in grid.axes.flat:
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
     return grid.figure
 
 
