@@ -50,8 +50,8 @@ class Best:
         return {"score": self.score, "reached": self.reached}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the values of a checkpoint; one of an older version has none."""
-        self.score, self.reached = state.get("score", self.score), state.get("reached", self.reached)
+        """Continue from the values of a checkpoint."""
+        self.score, self.reached = state["score"], state["reached"]
 
 
 def _score(found: Evaluation) -> float:

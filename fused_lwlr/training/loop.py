@@ -111,12 +111,10 @@ class Loop:
         trainer.step = found.step
         trainer.scaler.load_state_dict(found.state["scaler"])
         self.untested = found.state["untested"]
-        self.best.restore(found.state.get("best", {}))
+        self.best.restore(found.state["best"])
         changed = difference(found.config, self.config, free=[name for name in self.config if name not in SPREAD])
         if changed and trainer.world.first:
-            self.checkpoints.notice(
-                another_spread(changed, found.state.get("pass_images", trainer.micro), trainer.micro)
-            )
+            self.checkpoints.notice(another_spread(changed, found.state["pass_images"], trainer.micro))
         # with the same number of ranks each restores its own values; otherwise all take the mean, and rank 0 the names
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own

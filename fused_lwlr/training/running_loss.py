@@ -61,8 +61,7 @@ class RunningLoss:
         """Continue from the state of this process, or from the mean over states of another number of processes."""
         self.count = states[0]["count"]
         self._sum = self._mean("loss", states)
-        # a checkpoint of an older version left no step out
-        self._finite = self._mean("finite", states) if "finite" in states[0] else self._finite
+        self._finite = self._mean("finite", states)
 
     def _mean(self, name: str, states: Sequence[Mapping[str, Any]]) -> Tensor:
         total: Tensor = sum(each[name] for each in states) / len(states)
