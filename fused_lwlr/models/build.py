@@ -98,8 +98,8 @@ def _timm(name: str, image_size: int, channels: int, classes: int, arguments: di
     fixed = {"img_size": image_size} if config is not None and config.fixed_input_size else {}
     try:
         model: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels, **{**fixed, **arguments})
-    except TypeError as error:
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
         if not arguments:
             raise
-        raise ValueError(f"timm:{name} does not take {', '.join(arguments)}: {error}") from error
+        raise ValueError(f"timm:{name} does not take {', '.join(arguments)}: {error!r}") from error
     return model

@@ -37,7 +37,10 @@ def language_model(name: str, *, context: int, classes: int, arguments: dict[str
         raise ValueError(
             f"model=hf:{name} is not a model that predicts the next token: give one that is, such as hf:gpt2"
         )
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    try:
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise _refused(name, arguments, error) from error
     linear_(model, transformers.pytorch_utils.Conv1D)
     model.register_forward_hook(_logits)
     _check_causal(model, f"hf:{name}", min(context, 8))
@@ -58,8 +61,16 @@ def _config(transformers: Any, name: str, arguments: dict[str, Any], classes: in
     for field in arguments:
         if not hasattr(found, field):
             raise ValueError(f"hf:{name} does not take {field}: its configuration has no such field")
-    # in a default configuration, dependent sizes follow from the new sizes
-    return type(found)(**fields) if known else type(found).from_dict({**found.to_dict(), **fields})
+    try:
+        # in a default configuration, dependent sizes follow from the new sizes
+        return type(found)(**fields) if known else type(found).from_dict({**found.to_dict(), **fields})
+    except Exception as error:
+        raise _refused(name, arguments, error) from error
+
+
+def _refused(name: str, arguments: dict[str, Any], error: Exception) -> ValueError:
+    given = f" with {', '.join(f'{field}={value}' for field, value in arguments.items())}" if arguments else ""
+    return ValueError(f"hf:{name} cannot be made{given}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
 
 @torch.no_grad()

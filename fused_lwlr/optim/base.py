@@ -183,7 +183,12 @@ class FusedOptimizer(torch.optim.Optimizer):
             # torch.optim sets it for its own classes alone
             group.setdefault("maximize", False)
             group.setdefault("ema", None)
-            group["layers"] = entries_of(group, group.get("layers"))
+            layers = entries_of(group, group.get("layers"))
+            if layers is not None and isinstance(group["layers"], list):
+                # the user may hold the list, and edit it again
+                group["layers"][:] = layers
+            else:
+                group["layers"] = layers
             check_option("decoupled_weight_decay", group.get("decoupled_weight_decay"), "a param group")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def report(settings: Settings, results: Any) -> Report:
             over = [""] * len(comparison.COLUMNS)
             if arm == "BalancedLR":
                 over = comparison.cells(steps[arm] - steps["one rate"], "{:+.1f}", lower_is_better=True)
-            rows.append([net, arm, f"{of.lr.iloc[0]:g}", cell(of.steps, "{:.1f}"), *over, *apart])
+            rows.append([net, arm, f"{of.lr.iloc[0]:g}", _steps(of.steps), *over, *apart])
     columns = ["net", "rates", "best lr", "steps", *comparison.COLUMNS, "norms apart at first", "at last"]
     notes = [
         f"gradient descent on whole batches to a training loss of {LOSS:g}; {IMAGES} images of {settings.data} for "

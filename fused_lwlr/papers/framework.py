@@ -9,6 +9,8 @@ from fused_lwlr.papers.tables import Report
 from fused_lwlr.training.recipe import is_text
 
 OPTIONS = frozenset({"data", "model", "epochs", "seeds", "set"})
+OWN = ("seed", "lr", "rates", "scaling", "goal", "data", "model", "epochs", "steps", "device")
+"""Fields of a recipe that studies choose themselves."""
 TEXT_OPTIONS = frozenset({"data", "steps", "seeds", "set"})
 
 
@@ -122,7 +124,7 @@ class Study:
 
         Raises:
             ValueError: this study lacks an option, needs more seeds, or a field of the recipe does not
-                have the form NAME=VALUE.
+                have the form NAME=VALUE or is in `OWN`.
         """
         given = {"data": data, "model": model, "epochs": epochs, "steps": steps, "seeds": seeds}
         given["set"] = " ".join(training) or None
@@ -138,6 +140,13 @@ class Study:
         pairs = [text.partition("=") for text in training]
         if bad := [name for name, equals, _ in pairs if not equals]:
             raise ValueError(f"--set {bad[0]} is not of the form NAME=VALUE, such as --set amp=bf16")
+        fields: dict[str, str] = {}
+        for name, _, value in pairs:
+            field_ = name.lstrip("-").replace("-", "_")
+            if field_ in OWN:
+                raise ValueError(f"--set {name}={value}: {self.name} chooses it, or has an option for it: leave it out")
+            # arguments of a model add up
+            fields[field_] = f"{fields[field_]},{value}" if field_ == "model_args" and field_ in fields else value
         own = (self.epochs and 1, self.steps and 4) if quick else (self.epochs, self.steps)
         return Settings(
             study=self.name,
@@ -146,7 +155,7 @@ class Study:
             steps=own[1] if steps is None else steps,
             data=data or self.data,
             model=model,
-            training={name.lstrip("-").replace("-", "_"): value for name, _, value in pairs},
+            training=fields,
             quick=quick,
             device=device,
         )

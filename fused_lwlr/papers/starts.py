@@ -86,7 +86,8 @@ def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | Ad
             model, halves, cross_entropy, optimizer="adam" if adam else "sgd", lr=recipe.lr, tau=tau, steps=None,
             normalize=start != "gradinit" and not adam, **options,
         )  # fmt: skip
-    optimizer = new_optimizer(recipe, model, None, clip_global_norm=None if is_normalized(model) else CLIP)
+    clip = recipe.clip_global_norm if is_normalized(model) else CLIP
+    optimizer = new_optimizer(recipe, model, None, clip_global_norm=clip)
     if start in ("constant", "warm-up"):
         _train_an_epoch(trainer, optimizer, rising=start == "warm-up")
     return optimizer

@@ -63,7 +63,10 @@ class Store:
         found = _read(path)
         if found.keys() != RESULT:
             raise ValueError(f"{path} is not the result of a job: delete it to run the job again")
-        changed = _changed(found["parameters"], json.loads(json.dumps(job.parameters)))
+        wanted = json.loads(json.dumps(job.parameters))
+        # jobs may run on other devices
+        here = {"device": wanted["device"]} if "device" in wanted else {}
+        changed = _changed(found["parameters"] | here, wanted)
         if changed:
             raise ValueError(f"{path} belongs to a job with other parameters: {changed}; choose another --out")
         return found

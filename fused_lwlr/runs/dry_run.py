@@ -67,7 +67,8 @@ def _probe(trainer: Trainer) -> int:
     if trainer.world.device.type == "cuda":
         return trainer.micro
     side = trainer.data.image_size if isinstance(trainer.data, Splits) else LARGE
-    return min(trainer.micro, max(PROBE, PROBE * LARGE**2 // side**2))
+    # an even number, which Mixup and CutMix need
+    return min(trainer.micro, max(PROBE, PROBE * LARGE**2 // side**2 // 2 * 2))
 
 
 def _short(recipe: Recipe, batch_size: int, micro_batch: int) -> Recipe:

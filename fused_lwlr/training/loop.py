@@ -87,7 +87,9 @@ class Loop:
         self.unreadable = SkippedList(self.folder, self._tell)
         # whether the weights still need a validation, after steps or a checkpoint between steps and validation
         self.untested = False
-        self.began = 0.0
+        self.began, self.waited, self.lr = 0.0, 0.0, 0.0
+        # seconds since the last record, and seconds of waiting, before the run began or continued
+        self.spent = 0.0, 0.0
 
     def restore(self) -> int | None:
         """Load the latest checkpoint; returns its step, or None without a checkpoint.
@@ -119,6 +121,7 @@ class Loop:
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own
         self.loss.restore(mine)
+        self.spent = max(each["spent"] for each in mine)
         self.skipped = [n for each in mine for n in each["skipped"]] if same or trainer.world.first else []
         self._open(found.step)
         return found.step
@@ -130,7 +133,7 @@ class Loop:
             from_first(lambda: rates.to_json(self.folder / "rates.json"))
         self._open(None)
         if self.recipe.rates == "layerwise" or self.recipe.init == "gradinit":
-            self._save()
+            self._save(0.0)
 
     def _open(self, after: int | None) -> None:
         self.sinks = self.open_sinks(after)
@@ -158,7 +161,7 @@ class Loop:
         if self.agree(False)[0]:
             return  # the signal came before the first step
         passes = self._timed(trainer.batches())
-        self.began, self.waited = time.perf_counter(), 0.0
+        self.began, self.waited = time.perf_counter() - self.spent[0], self.spent[1]
         while not self.done:
             if not self.untested:
                 self._step(passes)
@@ -167,9 +170,12 @@ class Loop:
             paused = time.perf_counter()
             if self.untested and not stop:
                 stop = self._validate()
+                if self.best.reached and self.loss.count:
+                    self._interval(paused - self.began, self.waited)
+                    self.began, self.waited = paused, 0.0
             ends = stop or self.best.reached or trainer.step == trainer.total
             if self.checkpoints is not None and (save or ends):
-                self._save(needed=ends)
+                self._save(paused - self.began, needed=ends)
             self.began += time.perf_counter() - paused
             if stop:
                 break
@@ -188,7 +194,7 @@ class Loop:
         trainer = self.trainer
         if self.probe is not None and (trainer.step + 1) % self.every_layer == 0:
             self.probe.arm()
-        lr = trainer.lr
+        self.lr = trainer.lr
         taken = trainer.gradients(passes)
         trainer.update()
         self.loss.add(taken.loss, taken.counted)
@@ -199,7 +205,7 @@ class Loop:
             self._add(layers)
         if trainer.step % self.every == 0 or last:
             now = time.perf_counter()
-            self._interval(lr, now - self.began, self.waited)
+            self._interval(now - self.began, self.waited)
             self.began, self.waited = now, 0.0
         self.untested = trainer.step % self.every_evaluation == 0 or last
 
@@ -220,14 +226,14 @@ class Loop:
             with suppress(OSError):  # standard error may be a file on the same full disk
                 self.checkpoints.notice(line)
 
-    def _interval(self, lr: float, seconds: float, waited: float) -> None:
+    def _interval(self, seconds: float, waited: float) -> None:
         """Record the steps since the last record, over all processes."""
         trainer = self.trainer
         mean, skipped = self._mean_loss(), self._note(self.skipped)
         interval = Interval(
             step=trainer.step,
             epoch=trainer.step / trainer.steps_per_epoch,
-            lr=lr,
+            lr=self.lr,
             loss=mean,
             count=int(self.loss.count),
             seconds=seconds,
@@ -251,7 +257,8 @@ class Loop:
 
     def _grad_norm(self) -> float | None:
         """‖g‖ of the last step over all layers; None if the step needed no norms."""
-        if self.trainer.optimizer.scaling is None:
+        scaling = self.trainer.optimizer.scaling
+        if scaling is None or not scaling.measures:
             return None
         norm: torch.Tensor = self.trainer.optimizer.layer_stats().grad_norm
         return norm.square().sum().sqrt().item()
@@ -286,8 +293,12 @@ class Loop:
         self.best.compare(self.trainer, tested, self._tell)
         return False
 
-    def _save(self, needed: bool = True) -> None:
-        """Write a checkpoint, unless the training has diverged; one that is not `needed` may fail with a notice."""
+    def _save(self, seconds: float, needed: bool = True) -> None:
+        """Write a checkpoint, unless the training has diverged; one that is not `needed` may fail with a notice.
+
+        Args:
+            seconds: the time since the last record.
+        """
         self._mean_loss()
         trainer = self.trainer
         check_weights(trainer)
@@ -304,7 +315,7 @@ class Loop:
                     "untested": self.untested,
                     "best": self.best.state(),
                 },
-                own={**self.loss.state(), "skipped": self.skipped},
+                own={**self.loss.state(), "skipped": self.skipped, "spent": (seconds, self.waited)},
             )
         except OSError as error:
             if needed:

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from fused_lwlr.optim.options import RADIUS
 from fused_lwlr.shards import is_distributed
 from fused_lwlr.training.collectives import is_first, shared
 
@@ -150,7 +151,8 @@ def check_optimizer(
               for name, p in zip(group, own["params"], strict=True)}  # fmt: skip
     for name, entry in saved["state"].items():
         for key, value in entry.items() if name in params else ():
-            if isinstance(value, Tensor) and value.dim() and value.shape != params[name].shape:
+            # a radius has the size of the layers of its parameter, and the optimizer checks it
+            if key != RADIUS and isinstance(value, Tensor) and value.dim() and value.shape != params[name].shape:
                 raise ValueError(
                     f"{where} has the state of another optimizer: {key!r} of {name} is {tuple(value.shape)}, but "
                     f"the parameter {tuple(params[name].shape)}. Nothing was loaded"

@@ -48,6 +48,3 @@ def test_the_mean_continues_from_states_of_any_number_of_processes():
     fewer = RunningLoss(ALONE, skips=True)
     fewer.restore([first.state(), second.state()])
     assert fewer.mean() == pytest.approx((4 + 8 + 12) / 12)
-    older = RunningLoss(ALONE, skips=False)
-    older.restore([{"loss": torch.tensor(6.0), "count": 3}])
-    assert older.mean() == 2.0

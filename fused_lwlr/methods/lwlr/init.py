@@ -44,6 +44,9 @@ def _kind(module: nn.Module, module_name: str, name: str, param: Tensor) -> Kind
         return "other"
     if isinstance(module, _EMBEDDINGS) and name == "weight":
         return "bias" if _POSITIONS.search(module_name) else "weight"
+    if name == "weight_g":
+        # of torch.nn.utils.weight_norm: the norms of another parameter
+        return None
     if name.endswith(("bias", "biases")) or name.startswith("bias") or _TOKENS.search(name) or _POSITIONS.search(name):
         return "bias"
     vector = param.numel() == max(param.shape, default=1)
@@ -87,8 +90,8 @@ def lwlr_init_(
     (out_channels · kernel area, divided by groups); a fused query / key / value projection is three layers,
     each with a third of the outputs. Scales of normalizations and of LayerScale are set to 1. Biases, class
     tokens, position embeddings and tables of relative positions are set to 0. A position embedding that is an
-    `nn.Embedding` is recognised by its name, such as "wpe", "pos_emb" or "position_embeddings". Buffers do not
-    change.
+    `nn.Embedding` is recognised by its name, such as "wpe", "pos_emb" or "position_embeddings". Buffers, parameters
+    without `requires_grad` and the padding row of an embedding do not change.
 
     A weight that an embedding shares with an output layer has the fan-out of the output layer, which is the number of
     outputs. (The paper's rule is about linear layers, and does not mention embeddings of words.)
@@ -104,7 +107,8 @@ def lwlr_init_(
         ValueError: a parameter is not recognised, or an entry of `kinds` is wrong. The model does not change then.
     """
     reshard(model)
-    found = {**kinds_of(model), **_checked(model, kinds or {})}
+    frozen: dict[str, Kind] = {name: "other" for name, p in model.named_parameters() if not p.requires_grad}
+    found = {**kinds_of(model), **frozen, **_checked(model, kinds or {})}
     unknown = [name for name, kind in found.items() if kind is None]
     if unknown:
         raise ValueError(
@@ -124,21 +128,29 @@ def lwlr_init_(
     for layer in layers_of(model):
         if found[layer.name.partition("[")[0]] == "weight":
             parts = 3 if layer.name in thirds else 1
-            _draw(layer, fan_out(owners[id(layer.param)], layer.of(layer.param)) // parts, generator)
+            owner = owners[id(layer.param)]
+            padding = owner.padding_idx if isinstance(owner, _EMBEDDINGS) else None
+            _draw(layer, fan_out(owner, layer.of(layer.param)) // parts, generator, padding)
 
 
-def _draw(layer: Layer, outputs: int, generator: torch.Generator | None) -> None:
+def _draw(layer: Layer, outputs: int, generator: torch.Generator | None, padding: int | None) -> None:
     weight = layer.of(layer.param)
     std = outputs**-0.5
     if not is_distributed(layer.param):
+        kept = None if padding is None else weight[padding].clone()
         weight.normal_(0.0, std, generator=generator)
+        if kept is not None:
+            weight[padding] = kept
         return
     from torch.distributed.tensor import distribute_tensor
 
     # a slice of shards is a copy, and processes may draw different numbers: all receive the first one's
     mesh, placements = layer.param.device_mesh, layer.param.placements  # type: ignore[attr-defined]
     whole = layer.param.full_tensor()  # type: ignore[attr-defined]
+    kept = None if padding is None else whole[padding].clone()
     layer.of(whole).normal_(0.0, std, generator=generator)
+    if kept is not None:
+        whole[padding] = kept
     layer.param.copy_(distribute_tensor(whole, mesh, placements))
 
 
