@@ -24,15 +24,10 @@ class Writer(Lanes):
 
     def _operation(self, op: Operation) -> None:
         scalar = not any(value.type.shape for value in (*op.operands, *op.results))
-        if op.name == "scf.if":
+        after_loops = {"scf.if": self._if, "scf.while": self._while, "tt.atomic_rmw": self._atomic}
+        if op.name in after_loops:
             self.flush()
-            self._if(op)
-        elif op.name == "scf.while":
-            self.flush()
-            self._while(op)
-        elif op.name == "tt.atomic_rmw":
-            self.flush()
-            self._atomic(op)
+            after_loops[op.name](op)
         elif op.name == "tt.reduce" and op.text == "0":
             self.flush()
             self.reduce(op)

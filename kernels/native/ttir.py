@@ -84,6 +84,7 @@ class Operation:
 VALUE = r"%[\w.$-]+(?:#\d+)?"
 HEAD = re.compile(r'(?:(%[\w.$-]+)(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?(.*)$')
 ARGUMENT = re.compile(rf"({VALUE}): ((?:[^,(){{}}<>]|<(?:[^<>]|<[^<>]*>)*>)+)")
+ATTRIBUTE_VALUE = re.compile(r"= *(?:#tt\.[\w.]+<[^<>]*>|dense<[^<>]*>(?: : \S+)?|\w+)|#tt\.[\w.]+<[^<>]*>")
 IGNORED = re.compile(
     # hints about caches, addresses and overflows do not change results
     r"cachePolicy|cache_modifier|cacheModifier|evictionPolicy|eviction_policy|tt\.divisibility|overflow<"
@@ -129,14 +130,16 @@ class _Parser:
         match = re.match(r"tt\.func public @[\w.]+\((.*)\) attributes", line)
         if match is None:
             raise UnsupportedError(f"a function that starts with {line[:60]!r}")
-        return self._block(self._define_all(_arguments(re.sub(r" \{[^{}]*\}", "", match[1]))))
+        return self._block(self._arguments(re.sub(r" \{[^{}]*\}", "", match[1])))
 
     def _define(self, name: str, kind: Type) -> Value:
         value = self._values[name] = Value(kind)
         return value
 
-    def _define_all(self, arguments: list[tuple[str, str]]) -> list[Value]:
-        return [self._define(name, parse_type(kind)) for name, kind in arguments]
+    def _arguments(self, line: str) -> list[Value]:
+        """Parses the arguments of a block."""
+        plain = re.sub(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", "", line)
+        return [self._define(name, parse_type(kind)) for name, kind in ARGUMENT.findall(plain)]
 
     def _block(self, arguments: list[Value], end: str = "}") -> Block:
         """Parses a block that must end with this line."""
@@ -154,7 +157,7 @@ class _Parser:
                 self._values = outer
                 return block, line
             if line.startswith("^bb0("):
-                block.arguments = self._define_all(_arguments(line))
+                block.arguments = self._arguments(line)
             else:
                 block.operations.append(self._operation(line))
         raise UnsupportedError("a block without an end")
@@ -188,22 +191,19 @@ class _Parser:
         if not colon:
             text, kind = rest, ""
         attributes = re.sub(VALUE, "", text)
-        if name in ("tt.load", "tt.store") and re.search(r"\w", IGNORED.sub("", _without_values(attributes))):
+        if name in ("tt.load", "tt.store") and re.search(r"\w", IGNORED.sub("", ATTRIBUTE_VALUE.sub("", attributes))):
             raise UnsupportedError(f"{name} with {attributes.strip(' ,')}")
         types = [] if name in WITHOUT_RESULT else [_result_type(name, kind)]
         return Operation(name, text.strip(), self._operands(text)), types
 
     def _while(self, rest: str) -> tuple[Operation, list[Type]]:
         match = _matched(r" (?:\((.*?)\) )?: (.*?) -> (.*) \{$", "scf.while", rest)
-        names, starts = self._carried(match[1])
-        arguments = [self._define(*pair) for pair in zip(names, _types(match[2]), strict=True)]
+        # the loop-carried values: their names in the loop, and their initial values
+        carried = re.findall(rf"({VALUE}) = ({VALUE})", match[1] or "")
+        starts = [self._values[start] for _, start in carried]
+        arguments = [self._define(name, kind) for (name, _), kind in zip(carried, _types(match[2]), strict=True)]
         condition = self._block(arguments, "} do {")
         return Operation("scf.while", "", starts, [condition, self._block([])]), _types(match[3])
-
-    def _carried(self, text: str | None) -> tuple[list[str], list[Value]]:
-        """Parses the loop-carried values: their names in the loop, and their initial values."""
-        pairs = re.findall(rf"({VALUE}) = ({VALUE})", text or "")
-        return [name for name, _ in pairs], [self._values[start] for _, start in pairs]
 
     def _if(self, rest: str) -> tuple[Operation, list[Type]]:
         match = _matched(rf" ({VALUE}) (?:-> (.*) )?\{{$", "scf.if", rest)
@@ -242,13 +242,3 @@ def _matched(pattern: str, name: str, rest: str) -> "re.Match[str]":
     if match is None:
         raise UnsupportedError(f"{name}{rest}")
     return match
-
-
-def _arguments(line: str) -> list[tuple[str, str]]:
-    """Returns the names and types of the arguments of a block."""
-    return ARGUMENT.findall(re.sub(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", "", line))
-
-
-def _without_values(text: str) -> str:
-    """Returns the attributes of a load or store without their values."""
-    return re.sub(r"= *(?:#tt\.[\w.]+<[^<>]*>|dense<[^<>]*>(?: : \S+)?|\w+)|#tt\.[\w.]+<[^<>]*>", "", text)
