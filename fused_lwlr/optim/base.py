@@ -23,7 +23,7 @@ from fused_lwlr.optim.layer_stats import step_statistics
 from fused_lwlr.optim.option_table import OPTIONS, check_option, names_of, shown
 from fused_lwlr.optim.options import DEFAULTS, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
-from fused_lwlr.optim.validate import check_params, check_selection, is_made_by_zero_redundancy_optimizer
+from fused_lwlr.optim.validate import check_selection, is_made_by_zero_redundancy_optimizer
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import local
@@ -203,7 +203,12 @@ class FusedOptimizer(torch.optim.Optimizer):
                 group. The optimizer does not change.
         """
         options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
-        check_params(type(self).__name__, options.get("params"))
+        optimizer, params = type(self).__name__, options.get("params")
+        if isinstance(params, list) and params and isinstance(params[0], str):
+            # the keys of a param group that is not in a list
+            raise TypeError(
+                f"params contains the string {params[0]!r}: put the param group into a list, {optimizer}([group])"
+            )
         for name in names_of("flag"):
             check_option(name, options.get(name))
         for name in names_of("group"):
@@ -214,7 +219,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             if value != getattr(self.options, name):
                 raise ValueError(
                     f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
-                    f"to {type(self).__name__}(...)"
+                    f"to {optimizer}(...)"
                 )
         if shared:
             # ZeroRedundancyOptimizer writes the arguments of the constructor into every group

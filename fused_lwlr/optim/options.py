@@ -90,10 +90,24 @@ class StepOptions:
     def __post_init__(self) -> None:
         for name in ("ema", *names_of("shared")):
             check_option(name, getattr(self, name))
-        if self.lr_in_momentum:
-            self._check_lr_in_momentum()
+        if self.lr_in_momentum and self.capturable:
+            raise ValueError(
+                "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "
+                "replay would not read"
+            )
+        if self.lr_in_momentum and self.scaling is not None and self.scaling.depends_on_lr(self.rule):
+            raise ValueError(
+                f"scaling={self.scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or on "
+                "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
+                "ClipByLayer or BalancedLR"
+            )
         if self.cautious_decay:
-            self._take_cautious_decay()
+            if self.rule.decay == "coupled":
+                raise ValueError(
+                    f"cautious_decay=True is not for {self.optimizer}, since {self.optimizer} adds weight decay to the "
+                    "gradient and not to the step: use AdamW or Lion, or omit it"
+                )
+            object.__setattr__(self, "rule", replace(self.rule, decay="cautious"))
         if self.master_weights and self.stochastic_rounding:
             raise ValueError(
                 "master_weights=True and stochastic_rounding=True exclude each other: with exact weights there is "
@@ -103,15 +117,15 @@ class StepOptions:
         scaling = self.scaling
         if scaling is not None:
             scaling.scale(self.rule)
-        if scaling is not None and not (scaling.bias_correction or self.rule.corrects_bias):
-            raise ValueError(
-                f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not"
-            )
-        if scaling is not None and scaling.retraction is not None and self.rescale_weights is not False:
-            raise ValueError(
-                f"scaling={scaling!r} and rescale_weights= exclude each other: both change the norms of weights after "
-                "the step; choose one"
-            )
+            if not (scaling.bias_correction or self.rule.corrects_bias):
+                raise ValueError(
+                    f"scaling={scaling!r}: {self.optimizer} has no moments whose bias could be corrected or not"
+                )
+            if scaling.retraction is not None and self.rescale_weights is not False:
+                raise ValueError(
+                    f"scaling={scaling!r} and rescale_weights= exclude each other: both change the norms of weights "
+                    "after the step; choose one"
+                )
         if self.in_backward and self.needs_totals:
             need = "all gradients" if self.clip_global_norm is not None or self.skips else "the norms of all weights"
             hint = "use scaling=ClipByLayer(max_norm)" if self.clip_global_norm is not None else "omit it"
@@ -132,29 +146,6 @@ class StepOptions:
         if self.skips:
             return f"nonfinite={self.nonfinite!r}"
         return f"scaling={self.scaling!r}" if self.balances else "rescale_weights="
-
-    def _check_lr_in_momentum(self) -> None:
-        """Raises ValueError if an option needs the learning rate outside of the momentum buffer."""
-        if self.capturable:
-            raise ValueError(
-                "lr_in_momentum=True and capturable=True exclude each other: lr is a number of each step, which a "
-                "replay would not read"
-            )
-        if isinstance(self.scaling, Scaling) and self.scaling.depends_on_lr(self.rule):
-            raise ValueError(
-                f"scaling={self.scaling!r} does not go with lr_in_momentum=True: its factor may depend on lr, or on "
-                "the direction, which holds lr; use LARS, ELR, NormalizedGradient, NormalizedGradientAdaptive, "
-                "ClipByLayer or BalancedLR"
-            )
-
-    def _take_cautious_decay(self) -> None:
-        """Exchanges the decay of the rule for cautious decay."""
-        if self.rule.decay == "coupled":
-            raise ValueError(
-                f"cautious_decay=True is not for {self.optimizer}, since {self.optimizer} adds weight decay to the "
-                "gradient and not to the step: use AdamW or Lion, or omit it"
-            )
-        object.__setattr__(self, "rule", replace(self.rule, decay="cautious"))
 
     def check_fused(self, fused: bool | None) -> None:
         """Raises ValueError if `fused` contradicts the backend. "auto" accepts either."""

@@ -47,14 +47,6 @@ def label_of(group: dict[str, Any], position: int) -> str:
     return repr(group["param_names"][position]) if "param_names" in group else f"number {position} of its group"
 
 
-def check_params(optimizer: str, params: Any) -> None:
-    """Raises TypeError if parameters are a list of strings: the keys of a param group that is not in a list."""
-    if isinstance(params, list) and params and isinstance(params[0], str):
-        raise TypeError(
-            f"params contains the string {params[0]!r}: put the param group into a list, {optimizer}([group])"
-        )
-
-
 def check_selection(options: StepOptions, groups: Groups) -> None:
     """Checks that the scaling of an optimizer acts on at least one of its parameters.
 
