@@ -71,18 +71,12 @@ class Decision(NamedTuple):
 
 def gates_on(plans: Sequence[Plan], loss_scale: Gate | None) -> list[Gate]:
     """Returns the loss scale of a `torch.amp.GradScaler` and its `found_inf` on the device of each plan."""
-    found = loss_scale or Gate()
-    return [
-        Gate(
-            grad_scale=None if found.grad_scale is None else _on(plan.device, found.grad_scale),
-            found_inf=None if found.found_inf is None else _on(plan.device, found.found_inf),
-        )
-        for plan in plans
-    ]
-
-
-def _on(device: torch.device, number: Tensor) -> Tensor:
-    return number.to(device, torch.float32, non_blocking=True)
+    numbers = (None, None) if loss_scale is None else (loss_scale.grad_scale, loss_scale.found_inf)
+    found: list[Gate] = []
+    for plan in plans:
+        here = [None if one is None else one.to(plan.device, torch.float32, non_blocking=True) for one in numbers]
+        found.append(Gate(grad_scale=here[0], found_inf=here[1]))
+    return found
 
 
 def decide(

@@ -72,7 +72,11 @@ class StepInBackward:
         self._bucket.append(param)
         self._bytes += param.grad.numel() * param.grad.element_size()
         if self._bytes >= self._max_bytes:
-            self._require_hooked()
+            own = set(map(id, self._bucket))
+            for other in self._params():
+                if other.grad is not None and id(other) not in own:
+                    # it would be used twice
+                    self._refuse_unhooked(other)
             self._end_bucket(self._bucket)
 
     def end_step(self, closure: Any) -> tuple[Plans, ...]:
@@ -90,13 +94,6 @@ class StepInBackward:
         self._last_plans, self._plans = tuple(self._plans), []
         self._seen.clear()
         return self._last_plans
-
-    def _require_hooked(self) -> None:
-        """Raises RuntimeError if a parameter outside of the bucket has a gradient, which would be used twice."""
-        own = set(map(id, self._bucket))
-        for param in self._params():
-            if param.grad is not None and id(param) not in own:
-                self._refuse_unhooked(param)
 
     def _refuse_unhooked(self, param: Tensor) -> NoReturn:
         raise RuntimeError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr.optim.base import FusedOptimizer
-from fused_lwlr.optim.in_backward import StepInBackward, check_final, check_given, params_of
+from fused_lwlr.optim.in_backward import StepInBackward, check_given, params_of
 from fused_lwlr.optim.plans import Plans
 
 
@@ -71,8 +71,7 @@ class CPUOffload(StepInBackward):
     def _params(self) -> list[Tensor]:
         return [self._sources.get(param, param) for param in super()._params()]
 
-    def _end_bucket(self, params: list[Tensor]) -> None:
-        check_final(self.called, self._optimizer)
+    def _step_bucket(self, params: list[Tensor]) -> None:
         for param in params:
             if param not in self._copies:
                 self._refuse_unhooked(param)
@@ -84,7 +83,6 @@ class CPUOffload(StepInBackward):
         for param in params:
             param.grad = None
         self._jobs.append(self._thread.submit(self._step_copies, params, grads, arrived))
-        self._bucket, self._bytes = [], 0
 
     def _wait(self) -> None:
         jobs, self._jobs = self._jobs, []
@@ -100,7 +98,7 @@ class CPUOffload(StepInBackward):
             if grad.dtype != copy.dtype:
                 copy.grad_dtype = grad.dtype
             copy.grad = grad
-        self._step_bucket(copies)
+        super()._step_bucket(copies)
         self._send(params)
 
     def _changed(self, params: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
