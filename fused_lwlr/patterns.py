@@ -20,12 +20,8 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def find(pattern: str, known: Collection[str], argument: str, owner: str) -> list[str]:
     """Returns the known names that match a pattern.
 
-    Args:
-        argument: the argument with the pattern, for the message.
-        owner: the kind of known names, for the message.
-
     Raises:
-        ValueError: no name matches.
+        ValueError: no name matches. The message names the argument with the pattern, and the kind of known names.
     """
     # a name before a pattern: names with brackets are patterns of other names, and there may be thousands
     found = [pattern] if pattern in known else [name for name in known if matches(name, [pattern])]

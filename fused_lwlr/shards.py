@@ -64,11 +64,8 @@ class Completion:
     """Turns sums over the local parts of some rows into sums over whole layers.
 
     One all-reduce of one table for each dimension of a device mesh along which a parameter is sharded: for
-    `fully_shard` there is one. All processes must have the same rows in the same order.
-
-    Args:
-        held: for each row, its tensor, and its local part.
-        device: of the sums.
+    `fully_shard` there is one. All processes must have the same rows in the same order, each as its tensor and its
+    local part.
     """
 
     def __init__(self, held: Sequence[tuple[Tensor, Row]], device: torch.device):

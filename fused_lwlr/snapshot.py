@@ -49,12 +49,9 @@ class Snapshot(NamedTuple):
 
 
 def forms_of(params: Sequence[Tensor], grad_dtypes: Sequence[torch.dtype] | None = None, *, sliced: bool) -> Forms:
-    """Returns the forms that the gradients of parameters must have.
+    """Returns the forms that the gradients of parameters must have, by default with the dtypes of the parameters.
 
-    Args:
-        params: the parameters, local parts if they are sharded.
-        grad_dtypes: the dtype of the gradient of each parameter; None for the dtypes of the parameters.
-        sliced: whether any parameter is cut into slices, so that its shape matters and not only its elements.
+    `sliced` says that a parameter is cut into slices, so that its shape matters and not only its elements.
     """
     strides: Form = Tensor.stride if sliced or not all(map(Tensor.is_contiguous, params)) else Tensor.is_contiguous
     read: list[Form] = [Tensor.numel, strides, Tensor.is_neg]
@@ -71,13 +68,8 @@ def take_snapshot(
 ) -> Snapshot | None:
     """Returns a snapshot, or None if a tensor has no memory, as a sparse gradient.
 
-    It maps methods of tensors over lists, since it runs in every step.
-
-    Args:
-        params, grads: parameters, and the gradient of each; local parts, if they are sharded.
-        entries: the entries of the state.
-        forms: the forms of the parameters.
-        more: anything else that plans depend on.
+    It maps methods of tensors over lists, since it runs in every step. All tensors are local parts, if they are
+    sharded. `more` is anything else that plans depend on.
     """
     present = [grad is not None for grad in grads]
     complete = all(present)

@@ -84,12 +84,7 @@ multiprocessors of an H200, at 800 ns of latency, ask for 29 KB; neither was mea
 
 
 def least_resident(kernel: str, states: int = 0) -> int:
-    """Returns the programs of a kernel that a multiprocessor must have the registers for, see `LEAST_RESIDENT`.
-
-    Args:
-        kernel: "step", "queue" or "statistics".
-        states: the number of state columns of the rule.
-    """
+    """Returns the programs of a kernel that a multiprocessor must have the registers for, see `LEAST_RESIDENT`."""
     programs = LEAST_RESIDENT[kernel]
     return programs[min(states, len(programs) - 1)]
 
@@ -99,9 +94,7 @@ def most_registers(resident: int) -> int:
 
     A multiple of eight, for compilers. Without a limit they take more (Triton 3.6 for AdamW with ELR 141, a program
     less), or save registers without need: by keeping scalars in memory, or by loading columns one after the other.
-
-    Args:
-        resident: programs with blocks of 1,024 elements.
+    `resident` counts programs with blocks of 1,024 elements.
     """
     programs = resident * 1024 / GPU.block
     return min(int(65536 / (programs * THREADS)) // 8 * 8, 255)

@@ -31,11 +31,7 @@ NAMES: dict[type[ast.AST], str] = {
 
 @cache
 def check_formula(function: Any, name: str) -> tuple[str, ...]:
-    """Returns the arguments of the formula of a scaling.
-
-    Args:
-        function: the formula.
-        name: its name in messages.
+    """Returns the arguments of the formula of a scaling. `name` is its name in messages.
 
     Raises:
         ValueError: it is not a plain function with source in operators, numbers and names of `kernels.formula`, or does

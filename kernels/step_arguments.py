@@ -51,11 +51,7 @@ def retraction(
 ) -> Tensor:  # fmt: skip
     """Returns ρ of a `Retraction`, also 1 where the weight does not move.
 
-    Args:
-        radius: R.
-        weight_sq_sum, dot, direction_sq_sum: Σw², ⟨w, d⟩ and Σd² before the step.
-        rate: lr · s.
-        outward, inward: of the `Retraction`, in the dtype of the others.
+    `radius` is R, the next three are Σw², ⟨w, d⟩ and Σd² before the step, and `rate` is lr · s. All have one dtype.
     """
     sq_sum = weight_sq_sum - 2.0 * rate * dot + rate * rate * direction_sq_sum
     # not of NaN either, nor where rounding leaves nothing of the sum

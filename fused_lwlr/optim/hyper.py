@@ -15,12 +15,7 @@ from fused_lwlr.optim.options import StepOptions
 
 
 def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, largest: float) -> Hyper:
-    """Returns the hyper row of the next step.
-
-    Args:
-        group: the param group, with its options now.
-        layer: the options of the layers.
-        largest: the largest finite number that kernels compute with.
+    """Returns the hyper row of the next step. `largest` is the largest finite number that kernels compute with.
 
     Raises:
         ValueError: a finite number that is larger, or an invalid decay of the average.

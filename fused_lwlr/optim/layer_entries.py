@@ -60,10 +60,8 @@ def resolve(given: Any, groups: Groups) -> list[list[Entry]]:
 def entries_of(group: dict[str, Any], given: Any) -> list[Entry] | None:
     """Returns the entries of one group.
 
-    Args:
-        group: the group, with its parameters and options.
-        given: None, a value of `layers=`, or an entry for each parameter. An entry is what `layers=` takes as a value,
-            or a list of (start, stop, value).
+    Given are None, a value of `layers=`, or an entry for each parameter. An entry is what `layers=` takes as a value,
+    or a list of (start, stop, value).
 
     Raises:
         ValueError: as `resolve`, or an entry that does not fit its parameter.
@@ -114,12 +112,7 @@ def from_text(group: dict[str, Any], text: Any, order: Sequence[int] | None = No
 
 
 def options_of(value: Any, name: str, groups: Groups) -> LayerOptions:
-    """Returns the options that were given for a layer.
-
-    Args:
-        value: η, a dict, or `LayerOptions`.
-        name: the layer, for messages.
-        groups: param groups that must have these options.
+    """Returns the options that were given for a layer of these groups, as η, a dict, or `LayerOptions`.
 
     Raises:
         ValueError: the value has another type, an option that a group lacks, or an option out of range.

@@ -112,11 +112,7 @@ class CPUOffload(StepInBackward):
 
 
 class CopyStream:
-    """Copies between a device and the CPU, on a separate stream.
-
-    Args:
-        device: any device; on the CPU there are no streams, and a copy is done when `copy` returns.
-    """
+    """Copies between a device and the CPU, on a separate stream; between CPUs, a copy is done when `copy` returns."""
 
     def __init__(self, device: torch.device):
         self._device, self._module = device, torch.get_device_module(device)

@@ -140,9 +140,7 @@ def names_of(scope: str) -> tuple[str, ...]:
 def check_option(name: str, value: Any, where: str = "") -> None:
     """Raises ValueError unless an option has a value that the table allows.
 
-    Args:
-        name, value: the option.
-        where: the param group, state dict or layer that has it, for the message; "" for an argument.
+    For the message, `where` is the param group, state dict or layer that has it; "" for an argument.
     """
     if not OPTIONS[name].allows(value):
         what = f"{name!r} of {where} must be" if where else f"{name}={shown(value)} must be"

@@ -27,11 +27,7 @@ def dot_itself(dot: Tensor) -> Tensor:
 
 
 class Sharded:
-    """Computes scales and gates for layers that are sharded over processes.
-
-    Args:
-        completion: completes sums over the rows of all plans.
-    """
+    """Computes scales and gates for layers that are sharded over processes."""
 
     def __init__(self, plans: Sequence[Plan], completion: Completion):
         self._plans, self._completion = plans, completion

@@ -34,11 +34,6 @@ def state_of(
     Entries are without radii. The steps are the number of steps taken if the host counts them, and 1 if the device
     does; of a rule without step counts 0 before the first step and 1 after it. Nothing is stored yet.
 
-    Args:
-        group, param, label: the parameter, its group and its name in messages.
-        state: its entry in `optimizer.state`.
-        on_device: whether the device counts steps.
-
     Raises:
         ValueError: an entry that does not fit the parameter.
     """

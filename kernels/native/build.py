@@ -40,12 +40,7 @@ PROCESS = os.getpid()
 
 
 def compile_kernel(kernel: Any, arguments: Sequence[Any], meta: dict[str, Any]) -> Callable[..., None]:
-    """Compiles a kernel for arguments of these types.
-
-    Args:
-        kernel: a Triton function.
-        arguments: tensors, numbers and None, in the order of the parameters of the kernel.
-        meta: the compile-time arguments.
+    """Compiles a kernel for arguments of these types: tensors, numbers and None, in the order of its parameters.
 
     Returns:
         A function that runs the kernel. Its arguments are the number of programs, the arguments of the kernel, and

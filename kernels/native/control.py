@@ -168,11 +168,9 @@ def _producers(value: Value) -> set[Operation]:
 
 
 def write(kernel: Block, most_wait: int) -> str:
-    """Returns the C code of a kernel.
+    """Returns the C code of a kernel with this body.
 
-    Args:
-        kernel: its body.
-        most_wait: the CPU time in seconds after which a program that waits for another ends with an error.
+    A program that waits for another for `most_wait` seconds of CPU time ends with an error.
     """
     writer = Writer()
     for i, value in enumerate(kernel.arguments):

@@ -109,11 +109,7 @@ class Values:
         return [self.scalar(value) for value in values]
 
     def element(self, value: Value, lane: str, before: Mapping[str, bool]) -> str:
-        """Returns the expression of one element of a tensor.
-
-        Args:
-            before: for ends of masks, whether the lane is before the end.
-        """
+        """Returns the expression of one element of a tensor. `before` says which ends of masks the lane is before."""
         form = self.forms[value]
         if isinstance(form, Uniform):
             return form.text

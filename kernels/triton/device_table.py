@@ -140,12 +140,7 @@ class DeviceTable:
         self._point("grad", new.addresses)
 
     def _point(self, name: str, addresses: bytes | Sequence[int]) -> None:
-        """Sets the addresses of a column's rows, 0 for a tensor that is absent or empty.
-
-        Args:
-            name: the column.
-            addresses: of its tensors, int64.
-        """
+        """Sets the addresses of a column's rows, from those of its tensors: 0 for one that is absent or empty."""
         found = np.array(np.frombuffer(addresses, np.int64) if isinstance(addresses, bytes) else addresses, np.int64)
         for i, tensor in self._scratch[name].items():
             found[i] = tensor.data_ptr()
@@ -197,12 +192,7 @@ class DeviceTable:
         return np.fromiter(map(VERSION, params), dtype=np.int64, count=len(params))
 
     def items_of(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
-        """Returns the items of active rows, on the device.
-
-        Args:
-            key: names the list.
-            make: returns all items, int32 [n, 2], with the row first.
-        """
+        """Returns the items of active rows, on the device; `make` returns all items, int32 [n, 2], the row first."""
         if key not in self.items:
             if key not in self._lists:
                 self._lists[key] = make()

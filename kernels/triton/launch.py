@@ -102,12 +102,9 @@ def _arguments(table: DeviceTable, items: Tensor, args: Sequence[Any]) -> tuple[
 
 
 def launch(kernel: Kernel, items: Tensor, args: Sequence[Any], most_programs: int | None = None) -> None:
-    """Runs a kernel once, and counts the launch.
+    """Runs a kernel once, and counts the launch. `args` are those after the number of rows.
 
-    Args:
-        items: the work of the programs, int32 [n, 2]; an empty list is not launched.
-        args: arguments of the kernel after the number of rows.
-        most_programs: the maximum number of programs; by default one for each item.
+    There is one program for each item, int32 [n, 2], but at most `most_programs`. Without items nothing is launched.
     """
     count = items.shape[0]
     if not count:

@@ -149,13 +149,8 @@ def _queued(
 def workspace_of(device_table: DeviceTable, target: ScaleTarget | None, programs: int, *, retracts: bool) -> Workspace:
     """Returns the workspace of the queue; a new one if the last was made for other arguments.
 
-    Its buffers are counters, partials, checksums, factors and statistics, see `queue_kernel`.
-
-    Args:
-        device_table: the device table.
-        target: the target of norms, as in `Scale`; None without norms.
-        programs: number of programs that run at once.
-        retracts: whether ρ of each row is computed or given.
+    Its buffers are counters, partials, checksums, factors and statistics, see `queue_kernel`. The target is None
+    without norms. `programs` run at once. `retracts` says that ρ of each row is computed or given.
     """
     key, found = (target, programs, retracts), device_table.workspace
     if found is not None and found.key == key:
@@ -250,12 +245,7 @@ def _common(device_table: DeviceTable, rule: Rule, *, on_device: bool) -> dict[s
 
 
 def rule_of(rule: Rule, dtypes: Sequence[Any]) -> Any:
-    """Returns the Triton function of a rule: exact to the last bit, unless all results are stored in half precision.
-
-    Args:
-        rule: the rule.
-        dtypes: `DTYPES`, see update.py.
-    """
+    """Returns the Triton function of a rule: exact to the last bit, unless all results are stored in half precision."""
     weight, _, master, _, *states = dtypes
     # numbers that a compiler sees as scalars are Python's in the interpreter
     return compiled(rule.update, exact=knobs.runtime.interpret or tl.float32 in (weight, master, *states))

@@ -28,12 +28,9 @@ class Upload:
         self._used: list[Any] = []
 
     def send(self, *, capturable: bool, capturing: bool, used: Any) -> None:
-        """Uploads the values.
+        """Uploads the values. Steps may be captured in a CUDA graph, or this one is.
 
-        Args:
-            capturable: whether steps may be captured in a CUDA graph.
-            capturing: whether this one is.
-            used: other tensors that a replay uses, which are kept alive.
+        Other tensors that a replay uses are kept alive.
         """
         if capturing:
             # also if an older copy is equal: lists of the same work may be other tensors by now

@@ -52,13 +52,7 @@ def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *
 
 
 def item_list(segments: np.ndarray, numel: np.ndarray, tile: int) -> np.ndarray:
-    """(row, 2 · tile number + kind) of every item, int32 [n, 2], for rows of these sizes.
-
-    Args:
-        segments: the result of `schedule`.
-        numel: of each row.
-        tile: elements.
-    """
+    """(row, 2 · tile number + kind) of every item, int32 [n, 2], for rows of these sizes in the order of `schedule`."""
     counts = -(-numel // tile)
     first = np.cumsum(counts) - counts
     row, kind = segments >> 1, segments & 1
