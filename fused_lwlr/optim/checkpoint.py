@@ -34,9 +34,7 @@ LR_IN_MOMENTUM = "lr_in_momentum"
 
 @torch.no_grad()
 def read(
-    options: StepOptions,
-    groups: Groups,
-    state_dict: dict[str, Any],
+    options: StepOptions, groups: Groups, state_dict: dict[str, Any]
 ) -> tuple[defaultdict[Any, Any], list[dict[str, Any]]]:
     """Reads a state dict of an optimizer, or of its `torch.optim` namesake. Implementation flags stay.
 
@@ -145,13 +143,7 @@ def _check_group(number: int, mine: dict[str, Any], theirs: dict[str, Any]) -> N
             raise ValueError(f"{where} has no {name!r}: it belongs to another kind of optimizer, or is incomplete")
 
 
-def _state(
-    options: StepOptions,
-    own: Groups,
-    new_groups: Groups,
-    groups: Groups,
-    saved: Any,
-) -> defaultdict[Any, Any]:
+def _state(options: StepOptions, own: Groups, new_groups: Groups, groups: Groups, saved: Any) -> defaultdict[Any, Any]:
     """Returns the new state, in new memory: ids of the saved groups denote the parameters at the same position."""
     # id -> parameter, its name in messages, and which entries it has that would become stale otherwise
     known: dict[Any, tuple[Tensor, str, dict[str, Any]]] = {}

@@ -41,18 +41,11 @@ def hyper_row(options: StepOptions, group: dict[str, Any], layer: LayerOptions, 
     numbers = options.rule.numbers(own, options.scaling is None or options.scaling.bias_correction)
     for value in (lr, weight_decay, *numbers):
         if not isinstance(value, Tensor) and not -largest <= value <= largest:
-            _check_largest({**own, "weight_decay": weight_decay}, largest)
+            # float32 would turn weights into NaN; torch.optim raises RuntimeError then
+            for name, option in {**own, "weight_decay": weight_decay}.items():
+                if type(option) is float and largest < abs(option) < math.inf:
+                    raise ValueError(f"{name}={option} is too large for float32: it must be at most {largest:.3g}")
     return Hyper(lr, weight_decay, group["maximize"], 0.0 if ema is None else float(ema), factor, per_lr, numbers)
-
-
-def _check_largest(options: dict[str, Any], largest: float) -> None:
-    """Raises ValueError if an option is a finite number above the largest: float32 would turn weights into NaN.
-
-    torch.optim raises RuntimeError then.
-    """
-    for name, value in options.items():
-        if type(value) is float and largest < abs(value) < math.inf:
-            raise ValueError(f"{name}={value} is too large for float32: it must be at most {largest:.3g}")
 
 
 def _number(value: Any, group: dict[str, Any]) -> Number:

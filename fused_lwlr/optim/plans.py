@@ -140,7 +140,12 @@ class Plans:
                 whole = [member.param for member, present in written if present or member.is_rescaled]
                 increment_version(list(filter(is_distributed, whole)))
             if self._last is None:
-                self._end_first_step(states)
+                for plan in self.plans:
+                    plan.store(states, stepped=False)
+                # where kernels cannot reach a tensor, addresses tell nothing, and every step needs new plans
+                if all(plan.addressable for plan in self.plans):
+                    found = self._take_snapshot(states)
+                    self._fixed = None if found is None else found.fixed
             self._last = self._present
         return report
 
@@ -153,15 +158,6 @@ class Plans:
     def repeats(self) -> bool:
         """Whether the last step was taken with the same parameters that have a gradient now."""
         return self._last == self._present
-
-    def _end_first_step(self, states: Any) -> None:
-        """Stores the state of parameters without a gradient, and takes the first snapshot."""
-        for plan in self.plans:
-            plan.store(states, stepped=False)
-        # where kernels cannot reach a tensor, addresses tell nothing, and every step needs new plans
-        if all(plan.addressable for plan in self.plans):
-            found = self._take_snapshot(states)
-            self._fixed = None if found is None else found.fixed
 
     def _take_snapshot(self, states: Any) -> Snapshot | None:
         params: Sequence[Any] = self._params
