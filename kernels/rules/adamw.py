@@ -1,7 +1,6 @@
 """AdamW."""
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,15 @@ from fused_lwlr.kernels.tensors import sum_dtype, wide
 ONE_MINUS_BETA1, BETA2, ONE_MINUS_BETA2, EPS = range(4)
 EXACT_BETA1, EXACT_BETA2 = 4, 6
 """Numbers in double precision, as two each; 0 without bias correction, since 1 − 0ᵗ is 1."""
-OPTIONS = itemgetter("betas", "eps")
 
 
 def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, ...]:
     """Returns 1 − β₁, β₂, 1 − β₂, eps, and both β in double precision."""
-    (beta1, beta2), eps = OPTIONS(options)
+    beta1, beta2 = options["betas"]
     beta1, beta2 = float(beta1), float(beta2)
     single1, single2 = float(np.float32(beta1)), float(np.float32(beta2))
     exact = (single1, beta1 - single1, single2, beta2 - single2) if bias_correction else (0.0,) * 4
-    return (1 - beta1, beta2, 1 - beta2, float(eps), *exact)
+    return (1 - beta1, beta2, 1 - beta2, float(options["eps"]), *exact)
 
 
 def update(w, g, states, present, coefficients, options):  # type: ignore[no-untyped-def]

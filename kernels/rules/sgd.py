@@ -1,7 +1,6 @@
 """SGD with momentum."""
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -11,7 +10,6 @@ from fused_lwlr.kernels.formula import option, where
 from fused_lwlr.kernels.rules.base import Hyper, Rule, States
 
 MOMENTUM, GAIN, NESTEROV, GRADIENT_GAIN = range(4)
-OPTIONS = itemgetter("momentum", "dampening", "nesterov")
 
 
 def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, ...]:
@@ -24,8 +22,8 @@ def numbers(options: Mapping[str, Any], bias_correction: bool) -> tuple[float, .
         b ← momentum · b + (1 − dampening) · g       (b ← g on the first step)
         d ← g + momentum · b  with nesterov,  b  with momentum,  g  without
     """
-    momentum, dampening, nesterov = OPTIONS(options)
-    return momentum, 1 - dampening, 1.0 if nesterov else 0.0, options.get("gradient_gain", 1.0)
+    nesterov = 1.0 if options["nesterov"] else 0.0
+    return options["momentum"], 1 - options["dampening"], nesterov, options.get("gradient_gain", 1.0)
 
 
 def update(w, g, states, present, coefficients, options):  # type: ignore[no-untyped-def]
