@@ -48,7 +48,9 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
             continue
         if _overlaps_itself(tensor):
             return i, i
-        spans.append((*_span(tensor), i))
+        start = tensor.data_ptr()
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        spans.append((start, start + (last + 1) * tensor.element_size(), i))
     # sorted by start, a tensor can only overlap tensors that begin before it and have not ended yet
     spans.sort()
     begun: list[tuple[int, int]] = []
@@ -86,12 +88,6 @@ def _overlaps_itself(tensor: Tensor) -> bool:
     for stride, size in dims:
         offsets = np.add.outer(offsets, stride * np.arange(size))
     return bool(np.unique(offsets).size < offsets.size)
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The first byte of a tensor, and the first byte after it."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _outline(tensor: Tensor) -> Any:

@@ -80,13 +80,7 @@ def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:
 
 def to_device(value: Any, device: torch.device) -> Any:
     """Moves tensors in nested mappings and sequences to a device. Other values stay the same."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: to_device(item, device) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_device(item, device) for item in value]
-    return value
+    return _changed(lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -110,15 +104,16 @@ def samples(batch: Any) -> int:
 def part_of(batch: Any, part: slice) -> Any:
     """Some samples of a minibatch; values other than tensors of this first size stay."""
     size = samples(batch)
+    return _changed(lambda tensor: tensor[part] if tensor.dim() > 0 and len(tensor) == size else tensor, batch)
 
-    def cut(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value[part] if value.dim() > 0 and len(value) == size else value
-        if isinstance(value, Mapping):
-            return {key: cut(item) for key, item in value.items()}
-        return [cut(item) for item in value] if isinstance(value, (tuple, list)) else value
 
-    return cut(batch)
+def _changed(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Applies a function to the tensors in nested mappings and sequences, which become dicts and lists."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _changed(change, item) for key, item in value.items()}
+    return [_changed(change, item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 @contextmanager

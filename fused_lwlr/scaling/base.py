@@ -19,6 +19,7 @@ arguments by their names.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import chain
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
@@ -174,7 +175,7 @@ class Scaling:
             return bool(self.select(name or "", param))
         if name is None:
             return False
-        chosen, left_out = split_patterns(self._patterns)
+        chosen, left_out = self._patterns
         if matches(name, left_out):
             return False
         if left_out and not chosen:
@@ -197,15 +198,13 @@ class Scaling:
                 f"{type(self).__name__}(select=...) goes by names, but the parameters were given without: "
                 "pass model.named_parameters(), or groups of named parameters"
             )
-        chosen, left_out = split_patterns(self._patterns)
-        argument = f"{type(self).__name__}(select=...)"
         known = dict.fromkeys(names)
-        for pattern in (*chosen, *left_out):
-            find(pattern, known, argument, "parameter of this optimizer")
+        for pattern in chain(*self._patterns):
+            find(pattern, known, f"{type(self).__name__}(select=...)", "parameter of this optimizer")
 
     @property
-    def _patterns(self) -> list[str]:
-        return [self.select] if isinstance(self.select, str) else list(self.select)  # type: ignore[arg-type]
+    def _patterns(self) -> tuple[list[str], list[str]]:
+        return split_patterns([self.select] if isinstance(self.select, str) else self.select)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         if not (callable(self.select) or isinstance(self.select, str)):
