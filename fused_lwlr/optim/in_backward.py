@@ -195,10 +195,9 @@ def check_final(called: str, optimizer: FusedOptimizer) -> None:
             f"GradScaler.step() after {called}: parameters were stepped by scaled gradients already, before "
             "it was known whether these overflowed; train in bfloat16, which needs no GradScaler"
         )
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
+    parallel = torch.distributed.is_available() and torch.distributed.is_initialized()
     # fully_shard runs hooks with averaged gradients, in the same order on all processes
-    if not all(map(is_distributed, params_of(optimizer))):
+    if parallel and not all(map(is_distributed, params_of(optimizer))):
         raise RuntimeError(
             f"{called} with a process group needs parameters that fully_shard has sharded, since DDP averages "
             "gradients over processes after its hooks: shard the model with fully_shard, or call step() without it"

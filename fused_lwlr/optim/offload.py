@@ -150,21 +150,19 @@ def copy_of(param: Tensor) -> nn.Parameter:
 
 def exchange(optimizer: FusedOptimizer, others: dict[Any, Tensor]) -> None:
     """Replaces parameters of an optimizer by others of the same shapes, with state on the device of these."""
-    state = {others.get(key, key): _on(others.get(key), entry) for key, entry in optimizer.state.items()}
+    state: dict[Any, Any] = {}
+    for key, entries in optimizer.state.items():
+        if key in others:
+            # counts of the host stay there
+            entries = {
+                name: value.to(others[key].device) if isinstance(value, Tensor) and name != "step" else value
+                for name, value in entries.items()
+            }
+        state[others.get(key, key)] = entries
     for group in optimizer.param_groups:
         group["params"] = [others.get(param, param) for param in group["params"]]
     optimizer.state.clear()
     optimizer.state.update(state)
-
-
-def _on(param: Tensor | None, entry: Any) -> Any:
-    """Returns state for a parameter, on its device but for counts of the host; without a parameter the same state."""
-    if param is None:
-        return entry
-    return {
-        name: value.to(param.device) if isinstance(value, Tensor) and name != "step" else value
-        for name, value in entry.items()
-    }
 
 
 def offload_to_cpu(model: nn.Module, optimizer: FusedOptimizer, *, max_bytes: int = 64 << 20) -> CPUOffload:

@@ -80,8 +80,10 @@ class Sharded:
             known["dot"] = dots[:, 4]
         if controlled is not None and controlled.fixed:
             known["weight_norm"] = self._radii
-        factors, lr = self._factors(hyper, scale, known)
-        sums[:, 4] = torch.where(scaled, factors, 1.0)
+        used, like = [hyper[i] for plan in self._plans for i in plan.table.hyper_row], known["norm"]
+        known["lr"] = lr = _numbers([h.lr for h in used], like) * self._multiplier
+        known["weight_decay"] = _numbers([h.decay for h in used], like)
+        sums[:, 4] = torch.where(scaled, scale.factor(known), 1.0)
         rhos: Sequence[Tensor | None] = [None] * len(self._plans)
         if controlled is not None:
             moments, rate = (sums[:, 3], sums[:, 6], sums[:, 5]), lr * sums[:, 4]
@@ -109,12 +111,6 @@ class Sharded:
             sums[:, 4].square_()
         kept = self._stepped | self._counts_for_max_norm
         return torch.where(kept[:, None], sums, 0.0)
-
-    def _factors(self, hyper: Sequence[Hyper], scale: Scale, known: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the factor and the learning rate of each row."""
-        used, like = [hyper[i] for plan in self._plans for i in plan.table.hyper_row], known["norm"]
-        lr = _numbers([h.lr for h in used], like) * self._multiplier
-        return scale.factor({**known, "lr": lr, "weight_decay": _numbers([h.decay for h in used], like)}), lr
 
 
 def sharded_of(plans: Sequence[Plan]) -> Sharded | None:
