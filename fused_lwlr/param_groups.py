@@ -59,7 +59,8 @@ def layers_from_param_groups(
         if name in ("params", "param_names"):
             merged[name] = list(chain.from_iterable(values))
         elif name in ("lr", "weight_decay"):
-            merged[name] = base = _base(values)
+            # with the largest mantissa, so that base · (value / base) is exactly the value
+            merged[name] = base = max(map(float, values), key=lambda value: math.frexp(value)[0])
             for options, value in zip(own, values, strict=True):
                 options[name] = float(value) / base if base else 1.0
         elif all(value == values[0] for value in values):
@@ -92,8 +93,3 @@ def _listed(params: Any) -> list[Any]:
     if isinstance(params, (set, frozenset)):
         raise TypeError("groups= must have lists of parameters, not a set: a set has no order")
     return [params] if isinstance(params, Tensor) else list(params)
-
-
-def _base(values: list[Any]) -> float:
-    """Returns the number with the largest mantissa: number · (value / number) is then exactly the value."""
-    return max(map(float, values), key=lambda value: math.frexp(value)[0])

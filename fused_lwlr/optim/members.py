@@ -12,7 +12,7 @@ from fused_lwlr.kernels import Row
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
 from fused_lwlr.optim.layer_options import LayerOptions, layers_of
 from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
-from fused_lwlr.optim.state import apart, is_complete, radii_of, state_of
+from fused_lwlr.optim.state import is_complete, radii_of, state_of
 from fused_lwlr.optim.validate import is_ordinary, label_of
 from fused_lwlr.rescaling import Target
 from fused_lwlr.shards import local, local_row
@@ -101,8 +101,11 @@ def members_of(
         params, rows, labels = zip(*[(member.param, member.rows, member.label) for member in members], strict=True)
         for member, radius in zip(members, radii_of(params, rows, states, labels), strict=True):
             member.entries |= {} if radius is None else {RADIUS: radius}
-    for member, count in zip(members, apart([member.entries.get("step") for member in members]), strict=True):
-        member.entries |= {} if count is None else {"step": count}
+    # step counts share no memory; the given ones if possible, since a graph may count in them
+    counted = [member for member in members if "step" in member.entries]
+    if len({member.entries["step"].data_ptr() for member in counted}) < len(counted):
+        for member in counted:
+            member.entries["step"] = member.entries["step"].clone()
     _add_targets(options, groups, states, targets, members)
     return members, waiting, list(hyper)
 

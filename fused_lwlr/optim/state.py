@@ -80,14 +80,6 @@ def store(states: Any, param: Tensor, entries: Mapping[str, Tensor]) -> None:
                 states[param].pop(name, None)
 
 
-def apart(counts: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Returns step counts that share no memory: the given tensors if possible, since a graph may count in them."""
-    addresses = [count.data_ptr() for count in counts if count is not None]
-    if len(set(addresses)) == len(addresses):
-        return list(counts)
-    return [None if count is None else count.clone() for count in counts]
-
-
 def radii_of(
     params: Sequence[Tensor], rows: Sequence[Sequence[Row]], states: Mapping[Any, Any], labels: Sequence[str]
 ) -> list[Tensor | None]:
