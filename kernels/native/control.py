@@ -137,10 +137,8 @@ class Writer(Lanes):
             self.line(f"{name} = {text};")
 
     def _assign(self, value: Value, name: str) -> None:
-        """Writes the assignment of a value to a variable or an array."""
-        if not value.type.shape:
-            self.line(f"{name} = {self.scalar(value)};")
-        elif self.forms[value] != Array(name):
+        """Writes the assignment of a tensor to an array."""
+        if self.forms[value] != Array(name):
             self.line("LANES")
             element = self.element(value, "i", {})
             self.line(f"for (int64_t i = 0; i < {value.type.shape[0]}; i++) {name}[i] = {element};")

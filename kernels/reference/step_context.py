@@ -25,13 +25,9 @@ Factor = float | Tensor
 
 
 class StepContext:
-    """Computes the factors of each row of a step, moves weights, and stores results.
+    """Computes the factors of each row of a step, moves weights, and stores results; `statistics` are those of `step`.
 
-    Attributes:
-        target: where the scale acts, None without one.
-        lr: the learning rate of the current row, with its multiplier.
-        weight_decay: the weight decay of the current row.
-        statistics: see `step`.
+    `lr`, with the multiplier, and `weight_decay` are those of the current row.
     """
 
     def __init__(

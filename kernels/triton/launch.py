@@ -45,13 +45,11 @@ class Kernel:
     Args:
         function: the Triton function. It takes addresses, floats, items, the number of items and of rows, then the
             arguments of the launch, and last the compile-time arguments.
-        device_table: the device table of addresses, floats and rows.
         items, args: of the first launch, see `launch`.
         registers: the maximum for a thread; by default the compiler chooses, as always on AMD.
         meta: compile-time arguments.
 
     Attributes:
-        device_table, meta: the arguments.
         device: a context in which the device of the table is the current device.
         run: runs the kernel; takes the number of programs and all run-time arguments.
 

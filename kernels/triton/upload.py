@@ -13,12 +13,7 @@ CAPTURES = 8
 
 
 class Upload:
-    """An int64 buffer.
-
-    Attributes:
-        host: its values, which the caller changes.
-        device: the buffer.
-    """
+    """An int64 buffer, `device`, and its values, `host`, which the caller changes."""
 
     def __init__(self, size: int, device: torch.device):
         self.host = np.zeros(size, dtype=np.int64)
@@ -28,32 +23,30 @@ class Upload:
         self._used: list[Any] = []
 
     def send(self, *, capturable: bool, capturing: bool, used: Any) -> None:
-        """Uploads the values. Steps may be captured in a CUDA graph, or this one is.
+        """Uploads the values; with `capturing` into a CUDA graph, for which `used`, other tensors, are kept alive.
 
-        Other tensors that a replay uses are kept alive.
+        `capturable` says that a later step may be captured.
         """
+        host = torch.from_numpy(self.host)
         if capturing:
             # also if an older copy is equal: lists of the same work may be other tensors by now
             self._used.append(used)
-            self.device.copy_(self._captured_copy(), non_blocking=True)
+            # a graph copies from memory that stays as it is
+            if not (self._captured and torch.equal(self._captured[-1], host)):
+                if not self._spares:
+                    raise RuntimeError(
+                        f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture "
+                        "first"
+                    )
+                self._captured.append(self._spares.pop().copy_(host))
+            self.device.copy_(self._captured[-1], non_blocking=True)
             return
-        upload(self.device, torch.from_numpy(self.host))
+        upload(self.device, host)
         if capturable and len(self._spares) < CAPTURES:
             # pinned memory cannot be allocated during a capture
             shape = (CAPTURES, len(self.host))
             pinned = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=self.device.is_cuda)
             self._spares = list(pinned.unbind())
-
-    def _captured_copy(self) -> Tensor:
-        """Returns the host's copy in memory that stays as it is for as long as a graph copies from it."""
-        host = torch.from_numpy(self.host)
-        if not (self._captured and torch.equal(self._captured[-1], host)):
-            if not self._spares:
-                raise RuntimeError(
-                    f"step() is captured more than {CAPTURES} times in a row: take a step outside of any capture first"
-                )
-            self._captured.append(self._spares.pop().copy_(host))
-        return self._captured[-1]
 
 
 def stream_of(device: torch.device) -> int:
