@@ -23,8 +23,11 @@ _LABELS = frozenset({"label", "labels", "target", "targets"})
 
 def check_batch(batch: Any) -> None:
     """Raise ValueError unless `loss_of` accepts a minibatch."""
-    pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-    if pair or isinstance(batch, Mapping) or _holds_ids(_alone(batch)):
+    if isinstance(batch, Mapping) or (isinstance(batch, (tuple, list)) and len(batch) == 2):
+        return
+    ids = _alone(batch)
+    # a tensor of another dtype is more likely one half of a pair
+    if isinstance(ids, Tensor) and not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool):
         return
     kind = f"a {batch.dtype} tensor" if isinstance(batch, Tensor) else type(batch).__name__
     raise ValueError(
@@ -58,13 +61,6 @@ def loss_of(model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Tensor],
 def _alone(batch: Any) -> Any:
     """The only item of a list or tuple; other values are returned unchanged."""
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) == 1 else batch
-
-
-def _holds_ids(batch: Any) -> bool:
-    # a tensor of another dtype is more likely one half of a pair
-    return isinstance(batch, Tensor) and not (
-        batch.is_floating_point() or batch.is_complex() or batch.dtype == torch.bool
-    )
 
 
 def _taken(model: nn.Module, names: AbstractSet[str]) -> AbstractSet[str]:

@@ -12,13 +12,12 @@ from fused_lwlr.optim import SGD, AdamW, Lion
 from fused_lwlr.param_groups import layers_from_param_groups
 from fused_lwlr.scaling import LAMB, LARS
 
-BETAS = {"has_eps": False, "has_betas": True}
 MOMENTUM = {"has_eps": False, "has_momentum": True}
 # without "_", at which timm cuts names: name -> class, the arguments that it takes, defaults as of timm's namesake
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, bool], dict[str, Any]]] = {
     "fusedlwlrsgd": (SGD, MOMENTUM, {"nesterov": True}),
     "fusedlwlradamw": (AdamW, {"has_betas": True}, {}),
-    "fusedlwlrlion": (Lion, BETAS, {}),
+    "fusedlwlrlion": (Lion, {"has_eps": False, "has_betas": True}, {}),
     "fusedlwlrlars": (SGD, MOMENTUM, {"scaling": LARS()}),
     "fusedlwlrlamb": (AdamW, {"has_betas": True}, {"scaling": LAMB()}),
 }

@@ -68,8 +68,7 @@ class Layout:
 
 def _agree(tensor: Tensor, strides: Sequence[int]) -> bool:
     """Returns whether a tensor has these strides, ignoring dimensions of size 1."""
-    found = tensor.stride()
-    return found == strides or all(a == b or size == 1 for size, a, b in zip(tensor.shape, found, strides, strict=True))
+    return all(a == b or size == 1 for size, a, b in zip(tensor.shape, tensor.stride(), strides, strict=True))
 
 
 def walk(param: Tensor, split: bool) -> tuple[int, ...]:
