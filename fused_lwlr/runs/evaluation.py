@@ -37,7 +37,7 @@ def evaluate_only(preset: str | None, asked: Mapping[str, Any], console: Console
     # a test needs none of these, and may be on another device or another number of processes
     recipe = replace(recipe, sync_bn=False, compile=False, compile_mode="default", grad_checkpointing=False)
     with world_of(recipe.device) as world:
-        recipe = replace(recipe, fsdp=recipe.fsdp and world.size > 1)
+        recipe = replace(recipe, fsdp=recipe.fsdp and ("fsdp" in asked or world.size > 1))
         trainer = Trainer(recipe, world, load_data(recipe))
         load_weights(recipe.weights, trainer.model)
         trainer.adopt()

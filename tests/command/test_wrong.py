@@ -68,6 +68,10 @@ WRONG = [
     ("train --model gpt2", "--model gpt2 is for text: give --data python-docs or --data text:FILE, or another model"),
     ("train --context 8", "--context is for text, not --data digits"),
     ("train --data python-docs --model gpt2 --vocabulary words", "--vocabulary words: must be 'bytes' or 'characters'"),
+    (
+        "train --model timm:vit_tiny_patch16_224 --model-args embed_dim=31 --data synthetic --image-size 32",
+        "timm:vit_tiny_patch16_224 does not take embed_dim: AssertionError",
+    ),
     ("train --data python-docs --model gpt2 --model-args depth=2", "gpt2 does not take depth: choose from width"),
     (
         "train --data python-docs --model gpt2 --model-args width=6",

@@ -1,5 +1,7 @@
 """LWLR's initialization: standard deviations from the fan-out, ones and zeros."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -126,6 +128,27 @@ def test_prelu_slope_is_left_alone():
     slope = nn.PReLU(init=0.3)
     lwlr_init_(slope)
     assert slope.weight.item() == pytest.approx(0.3)
+
+
+def test_frozen_parameters_and_padding_are_left_alone():
+    model = nn.ModuleDict({"frozen": nn.Linear(4, 4), "words": nn.Embedding(10, 4, padding_idx=3)})
+    model["frozen"].weight.requires_grad_(False)
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    lwlr_init_(model)
+    changed = {name: not torch.equal(param, before[name]) for name, param in model.named_parameters()}
+    assert changed == {"frozen.weight": False, "frozen.bias": True, "words.weight": True}
+    assert not model["words"].weight[3].any()
+    assert model["words"].weight[2].all()
+    lwlr_init_(model, kinds={"frozen.weight": "weight"})
+    assert not torch.equal(model["frozen"].weight, before["frozen.weight"])
+
+
+def test_norms_of_weights_are_no_weights():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.utils.weight_norm(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="cannot tell whether 'weight_g' is a weight"):
+        lwlr_init_(model)
 
 
 def test_generator_and_kinds():

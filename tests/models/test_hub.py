@@ -142,6 +142,7 @@ def test_a_folder_with_a_configuration(transformers, tmp_path):
 WRONG = {
     "name": ("hf:no/where", {}, "model=hf:no/where cannot be loaded: give a type of model such as hf:gpt2"),
     "empty folder": ("hf:folder", {}, "model=hf:folder cannot be loaded"),
+    "value": ("hf:gpt2", {"n_embd": "abc"}, r"hf:gpt2 cannot be made with n_embd=abc: \w+"),
     "field": ("hf:gpt2", {"depth": 2}, "hf:gpt2 does not take depth: its configuration has no such field"),
     "no language": ("hf:resnet", {}, "model=hf:resnet is not a model that predicts the next token"),
     "positions": ("hf:gpt2", {**SMALL["gpt2"], "n_positions": 4}, "context=6 is more than the 4 positions of hf:gpt2"),

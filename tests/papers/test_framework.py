@@ -24,7 +24,9 @@ from fused_lwlr.papers.runner import JobError, run
 from fused_lwlr.papers.store import Store
 from fused_lwlr.papers.studies import STUDIES, find
 from fused_lwlr.papers.tables import Table, cell
+from fused_lwlr.papers.training import Trained
 from fused_lwlr.training.environment import git_state
+from fused_lwlr.training.records import Validation
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +172,39 @@ def test_other_settings_are_refused(first, second, changed):
         start(toy.study(), **second)
     # as they were, and on another device
     start(toy.study(), **first, device="cuda")
+
+
+def test_a_study_goes_on_elsewhere():
+    """The device is a parameter of jobs that train."""
+    store, (job, *_) = start(toy.study())
+    run(store, [job], workers=1)
+    there, here = (replace(job, parameters={**job.parameters, "device": device}) for device in ("cpu", "cuda"))
+    stored = json.loads(store.path(job).read_text())
+    store.path(job).write_text(json.dumps({**stored, "parameters": {**stored["parameters"], "device": "cpu"}}))
+    assert store.load(there) == store.load(here)
+    with pytest.raises(ValueError, match="x 10 -> 11"):
+        store.load(replace(there, parameters={**there.parameters, "x": 11}))
+
+
+@pytest.mark.parametrize("given", ["lr=0.1", "seed=3", "rates=single", "--scaling=lars", "epochs=2"])
+def test_fields_that_studies_choose_are_refused(given):
+    with pytest.raises(
+        ValueError, match=f"--set {given}: elr-spread chooses it, or has an option for it: leave it out"
+    ):
+        find("elr-spread").settings(training=[given])
+
+
+def test_arguments_of_a_model_add_up():
+    settings = find("elr-spread").settings(training=["model_args=a=1", "amp=bf16", "model_args=b=2"])
+    assert settings.training == {"model_args": "a=1,b=2", "amp": "bf16"}
+
+
+def test_the_average_is_no_result_of_a_training():
+    """A training with `--set ema` is tested twice."""
+    found = Trained()
+    for weights, top1 in (("model", 0.5), ("ema", 0.25)):
+        found.add(Validation(1, 1.0, weights, top1, 1.0, 1.0, 10, 0.1, "images"))
+    assert found.accuracies == [50.0]
 
 
 @pytest.mark.parametrize(

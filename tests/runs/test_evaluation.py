@@ -51,6 +51,10 @@ def rows(output):
 
 @pytest.mark.parametrize("options", ["", "--batch-size 100 --micro-batch 10", "--lr 5 --optimizer sgd --seed 3"])
 def test_a_run_at_its_last_checkpoint(options, command, folder):
+    # a run of several processes, as far as a test can tell
+    started = folder / "run.json"
+    started.write_text(started.read_text().replace('"fsdp": false', '"fsdp": true'))
+    assert '"fsdp": true' in started.read_text()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     output = command(f"train --eval-only --out run {options}")
     assert "run after step 8" in output

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rich.console import Console
 from fused_lwlr import LayerRates
 from fused_lwlr.runs import run as running
 from fused_lwlr.runs.evaluation import evaluate_only
+from fused_lwlr.runs.metrics import read_records
 from fused_lwlr.training import checkpoints, loop, prepare, trainer
 from fused_lwlr.training.divergence import DivergedError
 from fused_lwlr.training.recipe import Recipe
@@ -29,6 +31,8 @@ BASE = Recipe(
 RUNS = [
     dataclasses.replace(BASE, calibration_steps=3),
     dataclasses.replace(BASE, model="vit", optimizer="adamw", rates="single", scaling="lamb", amp="bf16"),
+    # state of another shape than its parameter
+    dataclasses.replace(BASE, model="vit1x16", optimizer="adamw", rates="single", scaling="hyperball"),
 ]
 
 
@@ -81,8 +85,8 @@ DEATHS = {
 
 @pytest.mark.parametrize(
     ("recipe", "death"),
-    [*((RUNS[0], death) for death in DEATHS), (RUNS[1], "epoch"), (RUNS[1], "last-epoch")],
-    ids=[*DEATHS, "lamb-bf16-epoch", "lamb-bf16-last-epoch"],
+    [*((RUNS[0], death) for death in DEATHS), (RUNS[1], "epoch"), (RUNS[1], "last-epoch"), (RUNS[2], "epoch")],
+    ids=[*DEATHS, "lamb-bf16-epoch", "lamb-bf16-last-epoch", "hyperball-epoch"],
 )
 def test_a_run_killed_anywhere_resumes_bit_identically(recipe, death, straight, tmp_path):
     recipe = dataclasses.replace(recipe, out=str(tmp_path / "run"))
@@ -273,3 +277,33 @@ def test_algorithm_settings_are_restored():
             assert torch.are_deterministic_algorithms_enabled() == wanted
             assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (wanted, not wanted)
     assert before == (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark)
+
+
+def test_the_time_before_a_kill_counts(tmp_path):
+    """The images of the first steps count as well."""
+    recipe = dataclasses.replace(BASE, rates="single", out=str(tmp_path))
+
+    def slow():
+        update = trainer.Trainer.update
+
+        def late(self):
+            time.sleep(0.2)
+            update(self)
+
+        trainer.Trainer.update = late
+        killing(trainer.Trainer, "update", 4)
+
+    assert in_a_child(recipe, slow) == -signal.SIGKILL
+    assert running.run(recipe) == 0
+    first = next(record for record in read_records(tmp_path / "metrics.jsonl") if record["kind"] == "train")
+    assert first["step"] == 4
+    assert first["seconds"] > 0.6
+
+
+def test_a_scaling_without_norms_of_gradients(tmp_path):
+    recipe = dataclasses.replace(
+        BASE, model="vit1x16", rates="single", scaling="balanced", epochs=1.0, out=str(tmp_path), checkpoint_minutes=1e3
+    )
+    assert running.run(recipe) == 0
+    [first, *_] = read_records(tmp_path / "metrics.jsonl")
+    assert (first["kind"], first.get("grad_norm")) == ("train", None)

@@ -95,6 +95,8 @@ def test_a_training_ends_at_its_target(straight, tmp_path, capsys):
     assert f"Reached --target-top1 {target:g}: the best top-1 accuracy is {target:.2%}, at step {step} of 8." in (
         capsys.readouterr().out
     )
+    steps = [record["step"] for record in read_records(tmp_path / "metrics.jsonl") if record["kind"] == "train"]
+    assert steps[-1] == step
     assert validations(tmp_path) == [
         {**record, "seconds": ours["seconds"]}
         for record, ours in zip([r for r in found if r["step"] <= step], validations(tmp_path), strict=True)
