@@ -142,11 +142,11 @@ class Study:
             raise ValueError(f"--set {bad[0]} is not of the form NAME=VALUE, such as --set amp=bf16")
         fields: dict[str, str] = {}
         for name, _, value in pairs:
-            field_ = name.lstrip("-").replace("-", "_")
-            if field_ in OWN:
+            key = name.lstrip("-").replace("-", "_")
+            if key in OWN:
                 raise ValueError(f"--set {name}={value}: {self.name} chooses it, or has an option for it: leave it out")
             # arguments of a model add up
-            fields[field_] = f"{fields[field_]},{value}" if field_ == "model_args" and field_ in fields else value
+            fields[key] = f"{fields[key]},{value}" if key == "model_args" and key in fields else value
         own = (self.epochs and 1, self.steps and 4) if quick else (self.epochs, self.steps)
         return Settings(
             study=self.name,

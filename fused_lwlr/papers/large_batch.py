@@ -78,8 +78,8 @@ def report(settings: Settings, results: Any) -> Report:
         + "; a tenth is warm-up, then a cosine",
         "SGD and LARS have momentum 0.9 and a weight decay of 1e-4, LARS a trust coefficient of 0.02; AdamW and LAMB "
         "have a weight decay of 0.1; all start from LWLR's initialization",
-        f"LWLR: layer-wise rates from {CALIBRATION:,} images, but one batch at least, which the other arms do without",
-        "difference: test accuracy in points minus that of SGD, or of AdamW",
+        f"LWLR: layer-wise rates, measured on {CALIBRATION:,} images or one batch, whichever is more",
+        "difference: of test accuracy, in points, from SGD or from AdamW",
     ]  # fmt: skip
     title = "large batches, each optimizer at its best learning rate"
     found = tables(

@@ -25,9 +25,9 @@ Factor = float | Tensor
 
 
 class StepContext:
-    """Computes the factors of each row of a step, moves weights, and stores results; `statistics` are those of `step`.
+    """Computes the factors of each row of a step, moves weights, and stores results.
 
-    `lr`, with the multiplier, and `weight_decay` are those of the current row.
+    `statistics` is the result of `step`. `lr`, with the multiplier, and `weight_decay` are of the current row.
     """
 
     def __init__(

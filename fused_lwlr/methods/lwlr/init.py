@@ -45,7 +45,7 @@ def _kind(module: nn.Module, module_name: str, name: str, param: Tensor) -> Kind
     if isinstance(module, _EMBEDDINGS) and name == "weight":
         return "bias" if _POSITIONS.search(module_name) else "weight"
     if name == "weight_g":
-        # of torch.nn.utils.weight_norm: the norms of another parameter
+        # torch.nn.utils.weight_norm keeps the norms of another parameter here
         return None
     if name.endswith(("bias", "biases")) or name.startswith("bias") or _TOKENS.search(name) or _POSITIONS.search(name):
         return "bias"
