@@ -68,6 +68,8 @@ def train(
     asked = read_recipe(config) if config is not None else {}
     from_file = asked.pop("preset", None)
     preset = preset or from_file
+    if preset is not None and not isinstance(preset, str):
+        raise ValueError(f"preset={preset!r} in {config} must be the name of a preset, such as 'resnet50-sgd'")
     typed = {name: value for name, value in options.items() if value is not None and value != []}
     where = {name: str(config) for name in asked if name not in typed}
     asked |= typed

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrize
 
 from fused_lwlr import SGD, AdamW, Lion, gradinit_, metainit_
@@ -74,7 +73,7 @@ def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | Ad
         learn_scalars_(model)
     elif start.startswith("metainit"):
         rule: Any = "adam" if start == "metainit-adam" else "signsgd"
-        metainit_(model, one_epoch(trainer, recipe.batch_size), cross_entropy, rule=rule, lr=tau, steps=None)
+        metainit_(model, one_epoch(trainer, recipe.batch_size), trainer.loss, rule=rule, lr=tau, steps=None)
     elif start.startswith("gradinit"):
         if start in ("gradinit-weights", "gradinit-norms"):
             norms, wanted = scales_of_normalizations(model), start == "gradinit-norms"
@@ -83,7 +82,7 @@ def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | Ad
         halves = one_epoch(trainer, recipe.batch_size // 2)
         adam = recipe.optimizer == "adamw"
         gradinit_(
-            model, halves, cross_entropy, optimizer="adam" if adam else "sgd", lr=recipe.lr, tau=tau, steps=None,
+            model, halves, trainer.loss, optimizer="adam" if adam else "sgd", lr=recipe.lr, tau=tau, steps=None,
             normalize=start != "gradinit" and not adam, **options,
         )  # fmt: skip
     clip = recipe.clip_global_norm if is_normalized(model) else CLIP
@@ -110,6 +109,6 @@ def _train_an_epoch(trainer: Trainer, optimizer: SGD | AdamW | Lion, *, rising: 
         for group in optimizer.param_groups:
             group["lr"] = lr * (i + 1) / (len(batches) + 1) if rising else lr
         optimizer.zero_grad()
-        cross_entropy(model(inputs), targets).backward()
+        trainer.loss(model(inputs), targets).backward()
         optimizer.step()
     optimizer.zero_grad()
