@@ -147,13 +147,16 @@ def test_counts_since_the_last_record_are_counted_once(before, after):
             rank = saving.trainer.world.rank
             saving.loss.add(torch.tensor((3.0 + rank) / 2), 2)
             saving.skipped = [f"{rank}.jpg"]
-            saving._save()
+            saving._save(1.0 + rank)
     dist.barrier()
     with regrouped(after) as mine:
         if mine:
             going_on = loop(after)
             assert going_on.restore() == 0
             mean = going_on._mean_loss()
+            # each process has its own time, or all have the longest
+            rank = going_on.trainer.world.rank
+            assert going_on.spent == ((1.0 + rank if before == after else float(before)), 0.0)
             names = gathered(going_on.skipped)
             assert mean == pytest.approx((3.0 + (before - 1) / 2) / 2)
             if going_on.trainer.world.first:
