@@ -188,9 +188,11 @@ def queue_kernel(
                 steps = tl.load(step_at.to(tl.pointer_type(STEP)))
                 coefficients = COEFFICIENTS(hyper, steps)
         if code % 2 == 0:
-            # a direction loads all columns, so one block keeps enough loads in flight
+            # a direction loads all columns, so one block keeps enough loads in flight; for the order of `add_norms`
+            # the factor of a magnitude must not be 1 at compile time
+            factor = unscale if DIRECTION else sign * unscale
             sums = visit(
-                add_norms, at, aligned, stop, (unscale, sign * clip * unscale, coefficients, hyper),
+                add_norms, at, aligned, stop, (factor, sign * clip * unscale, coefficients, hyper),
                 6 if DIRECTION else 4, DTYPES, RULE if DIRECTION else None, DECAY, ON_DEVICE, BLOCK,
                 1 if DIRECTION else AT_ONCE,
             )  # fmt: skip
