@@ -30,7 +30,8 @@ class StepInBackward:
         self._plans: list[Plans] = []
         self._last_plans: tuple[Plans, ...] = ()
         optimizer.use_buckets(self)
-        self._handles = [
+        # None after remove()
+        self._handles: list[Any] | None = [
             param.register_post_accumulate_grad_hook(hook_of(self)) for param in self._params() if param.requires_grad
         ]
 
@@ -42,11 +43,12 @@ class StepInBackward:
 
     def remove(self) -> None:
         """Removes all hooks: `optimizer.step()` steps all parameters again. Gradients that are left stay."""
-        if self._handles:
-            self._optimizer.use_buckets(None)
+        if self._handles is None:
+            return
+        self._optimizer.use_buckets(None)
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles = None
 
     def reset(self) -> None:
         """Drops the gradients of a backward pass that did not end. Parameters that were stepped stay stepped."""

@@ -36,7 +36,7 @@ class CPUOffload(StepInBackward):
     def remove(self) -> None:
         """Removes all hooks, and gives the model's parameters and their state on its device back to the optimizer."""
         wait(self._jobs)
-        if self._handles:
+        if self._handles is not None:
             super().remove()
             exchange(self._optimizer, self._sources)
 

@@ -24,7 +24,7 @@ STUDIES = (
     "balance-variants",
     "balanced-lr",
 )
-"""Names of studies, each of which has a module with its `STUDY`."""
+"""Names of studies. Each has a module with a `STUDY`."""
 
 
 def find(name: str) -> Any:

@@ -87,9 +87,8 @@ class Loop:
         self.unreadable = SkippedList(self.folder, self._tell)
         # whether the weights still need a validation, after steps or a checkpoint between steps and validation
         self.untested = False
+        # the time of the last record, the time of waiting since then, and the rate of the last step
         self.began, self.waited, self.lr = 0.0, 0.0, 0.0
-        # seconds since the last record, and seconds of waiting, before the run began or continued
-        self.spent = 0.0, 0.0
 
     def restore(self) -> int | None:
         """Load the latest checkpoint; returns its step, or None without a checkpoint.
@@ -121,7 +120,8 @@ class Loop:
         same = len(found.own) == trainer.world.size
         mine = [found.own[trainer.world.rank]] if same else found.own
         self.loss.restore(mine)
-        self.spent = max(each["spent"] for each in mine)
+        seconds, self.waited = max(each["spent"] for each in mine)
+        self.began = -seconds
         self.skipped = [n for each in mine for n in each["skipped"]] if same or trainer.world.first else []
         self._open(found.step)
         return found.step
@@ -161,7 +161,7 @@ class Loop:
         if self.agree(False)[0]:
             return  # the signal came before the first step
         passes = self._timed(trainer.batches())
-        self.began, self.waited = time.perf_counter() - self.spent[0], self.spent[1]
+        self.began += time.perf_counter()
         while not self.done:
             if not self.untested:
                 self._step(passes)
@@ -171,8 +171,7 @@ class Loop:
             if self.untested and not stop:
                 stop = self._validate()
                 if self.best.reached and self.loss.count:
-                    self._interval(paused - self.began, self.waited)
-                    self.began, self.waited = paused, 0.0
+                    self._interval(paused)
             ends = stop or self.best.reached or trainer.step == trainer.total
             if self.checkpoints is not None and (save or ends):
                 self._save(paused - self.began, needed=ends)
@@ -204,9 +203,7 @@ class Loop:
         if layers is not None:
             self._add(layers)
         if trainer.step % self.every == 0 or last:
-            now = time.perf_counter()
-            self._interval(now - self.began, self.waited)
-            self.began, self.waited = now, 0.0
+            self._interval(time.perf_counter())
         self.untested = trainer.step % self.every_evaluation == 0 or last
 
     def _add(self, record: Record) -> None:
@@ -226,9 +223,9 @@ class Loop:
             with suppress(OSError):  # standard error may be a file on the same full disk
                 self.checkpoints.notice(line)
 
-    def _interval(self, seconds: float, waited: float) -> None:
+    def _interval(self, now: float) -> None:
         """Record the steps since the last record, over all processes."""
-        trainer = self.trainer
+        trainer, seconds = self.trainer, now - self.began
         mean, skipped = self._mean_loss(), self._note(self.skipped)
         interval = Interval(
             step=trainer.step,
@@ -237,8 +234,8 @@ class Loop:
             loss=mean,
             count=int(self.loss.count),
             seconds=seconds,
-            loader_seconds=waited,
-            step_seconds=seconds - waited,
+            loader_seconds=self.waited,
+            step_seconds=seconds - self.waited,
             grad_norm=self._grad_norm(),
             skipped=skipped,
             unit=trainer.data.unit,
@@ -247,6 +244,7 @@ class Loop:
         self._add(interval)
         self.loss.clear()
         self.skipped = []
+        self.began, self.waited = now, 0.0
 
     def _mean_loss(self) -> float:
         mean = self.loss.mean()

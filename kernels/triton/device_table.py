@@ -140,7 +140,7 @@ class DeviceTable:
         self._point("grad", new.addresses)
 
     def _point(self, name: str, addresses: bytes | Sequence[int]) -> None:
-        """Sets the addresses of a column's rows, from those of its tensors: 0 for one that is absent or empty."""
+        """Sets the addresses of a column's rows. An address of a tensor is 0 if the tensor is absent or empty."""
         found = np.array(np.frombuffer(addresses, np.int64) if isinstance(addresses, bytes) else addresses, np.int64)
         for i, tensor in self._scratch[name].items():
             found[i] = tensor.data_ptr()

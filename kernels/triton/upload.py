@@ -31,7 +31,7 @@ class Upload:
         if capturing:
             # also if an older copy is equal: lists of the same work may be other tensors by now
             self._used.append(used)
-            # a graph copies from memory that stays as it is
+            # a replay copies from this memory, which nothing else may change
             if not (self._captured and torch.equal(self._captured[-1], host)):
                 if not self._spares:
                     raise RuntimeError(

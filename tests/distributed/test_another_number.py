@@ -156,7 +156,7 @@ def test_counts_since_the_last_record_are_counted_once(before, after):
             mean = going_on._mean_loss()
             # each process has its own time, or all have the longest
             rank = going_on.trainer.world.rank
-            assert going_on.spent == ((1.0 + rank if before == after else float(before)), 0.0)
+            assert going_on.began == -(1.0 + rank if before == after else before)
             names = gathered(going_on.skipped)
             assert mean == pytest.approx((3.0 + (before - 1) / 2) / 2)
             if going_on.trainer.world.first:

@@ -697,10 +697,12 @@ def test_refused_within_averaged(take, device):
 @pytest.mark.parametrize("take", [fused_lwlr.step_in_backward, fused_lwlr.offload_to_cpu])
 def test_removed_twice(take, device):
     """The second call does not remove the handle that came after it."""
-    model = nn.Linear(3, 2).to(device)
+    model = nn.Linear(3, 2).to(device).requires_grad_(False)
     optimizer = fused_lwlr.SGD(model.named_parameters(), lr=0.1)
+    # without any hook
     first = take(model, optimizer)
     first.remove()
+    model.requires_grad_(True)
     second = take(model, optimizer)
     first.remove()
     before = model.weight.detach().clone()

@@ -54,15 +54,20 @@ def test_precision_that_cannot_be(name, options, message, params):
         OURS[name](params, **options)
 
 
+def refused_in_a_group(name, options, message, params, **shared):
+    """By the constructor and by `add_param_group`, which adds nothing then."""
+    with pytest.raises(ValueError, match=message):
+        OURS[name]([{"params": params, **options}], **shared)
+    optimizer = OURS[name](params[:1], **shared)
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": params[1:], **options})
+    assert len(optimizer.param_groups) == 1
+
+
 @pytest.mark.parametrize("options", [{"foreach": True}, {"differentiable": True}, {"fused": True}])
 @every_name
 def test_arguments_of_a_group_that_cannot_be_honoured(name, options, params):
-    with pytest.raises(ValueError, match=r"must be None|must be False|contradicts"):
-        OURS[name]([{"params": params, **options}], backend="torch")
-    optimizer = OURS[name](params[:1], backend="torch")
-    with pytest.raises(ValueError, match=r"must be None|must be False|contradicts"):
-        optimizer.add_param_group({"params": params[1:], **options})
-    assert len(optimizer.param_groups) == 1
+    refused_in_a_group(name, options, r"must be None|must be False|contradicts", params, backend="torch")
 
 
 @pytest.mark.parametrize(
@@ -276,12 +281,7 @@ def test_a_parameter_given_twice_is_refused(name, backend, device):
 )
 @every_name
 def test_values_of_a_group_that_are_out_of_range(name, option, value, params):
-    with pytest.raises(ValueError, match=f"{option}.* must "):
-        OURS[name]([{"params": params, option: value}])
-    ours = OURS[name](params)
-    with pytest.raises(ValueError, match=f"{option}.* must "):
-        ours.add_param_group({"params": [("new", torch.nn.Parameter(torch.ones(2)))], option: value})
-    assert len(ours.param_groups) == 1
+    refused_in_a_group(name, {option: value}, f"{option}=.* must be ", params)
 
 
 def test_groups_of_adam(params):
@@ -304,12 +304,8 @@ def test_groups_of_adam(params):
 )  # fmt: skip
 @every_name
 def test_options_of_the_optimizer_in_a_group(name, option, value, params):
-    with pytest.raises(ValueError, match=rf"a param group has {option}=.*: give it to {OURS[name].__name__}\(\.\.\.\)"):
-        OURS[name]([{"params": params, option: value}])
-    ours = OURS[name](params)
-    with pytest.raises(ValueError, match=f"a param group has {option}="):
-        ours.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], option: value})
-    assert len(ours.param_groups) == 1
+    message = rf"a param group has {option}=.*: give it to {OURS[name].__name__}\(\.\.\.\)"
+    refused_in_a_group(name, {option: value}, message, params)
 
 
 @every_name

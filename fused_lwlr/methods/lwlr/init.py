@@ -7,7 +7,7 @@ gradients in the backward pass; scales are 1 and biases 0.
 import math
 import re
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -134,24 +134,19 @@ def lwlr_init_(
 
 
 def _draw(layer: Layer, outputs: int, generator: torch.Generator | None, padding: int | None) -> None:
-    weight = layer.of(layer.param)
-    std = outputs**-0.5
-    if not is_distributed(layer.param):
-        kept = None if padding is None else weight[padding].clone()
-        weight.normal_(0.0, std, generator=generator)
-        if kept is not None:
-            weight[padding] = kept
-        return
-    from torch.distributed.tensor import distribute_tensor
-
-    # a slice of shards is a copy, and processes may draw different numbers: all receive the first one's
-    mesh, placements = layer.param.device_mesh, layer.param.placements  # type: ignore[attr-defined]
-    whole = layer.param.full_tensor()  # type: ignore[attr-defined]
-    kept = None if padding is None else whole[padding].clone()
-    layer.of(whole).normal_(0.0, std, generator=generator)
+    param: Any = layer.param
+    # a slice of shards is a copy
+    whole = param.full_tensor() if is_distributed(param) else param
+    weight = layer.of(whole)
+    kept = None if padding is None else weight[padding].clone()
+    weight.normal_(0.0, outputs**-0.5, generator=generator)
     if kept is not None:
-        whole[padding] = kept
-    layer.param.copy_(distribute_tensor(whole, mesh, placements))
+        weight[padding] = kept
+    if is_distributed(param):
+        from torch.distributed.tensor import distribute_tensor
+
+        # processes may draw different numbers: all receive those of the first
+        param.copy_(distribute_tensor(whole, param.device_mesh, param.placements))
 
 
 def _checked(model: nn.Module, kinds: Mapping[str, Kind]) -> Mapping[str, Kind]:
