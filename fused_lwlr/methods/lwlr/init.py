@@ -145,7 +145,7 @@ def _draw(layer: Layer, outputs: int, generator: torch.Generator | None, padding
     if is_distributed(param):
         from torch.distributed.tensor import distribute_tensor
 
-        # processes may draw different numbers: all receive those of the first
+        # processes may draw different numbers: all get the numbers of the first
         param.copy_(distribute_tensor(whole, param.device_mesh, param.placements))
 
 
