@@ -119,14 +119,14 @@ class Entry:
             self.samples.setdefault(name, []).append(value)
 
 
-def counted(entry: Entry) -> tuple[float, float] | None:
-    """Bytes of a parameter, and bytes read again from L2, in one step of ours; None for other contestants."""
+def counted(entry: Entry) -> float | None:
+    """Bytes of a parameter that one step of ours moves; None for other contestants."""
     if entry.contestant.who != "ours" or not entry.named[0][1].is_cuda:
         return None
     with recorded() as counted:
         entry.optimizer.step()
     count = sum(param.numel() for _, param in entry.named)
-    return counted["bytes"] / count, counted["cached"] / count
+    return (counted["bytes"] + counted["again"]) / count
 
 
 def batches(case: Case, entrants: Sequence[Contestant], free: int) -> Iterator[list[Contestant]]:
@@ -239,11 +239,11 @@ def _head(case: Case, contestant: Contestant) -> dict[str, Any]:
 
 
 def _row(
-    case: Case, entry: Entry, launches: dict[str, int] | None, counted: tuple[float, float] | None
+    case: Case, entry: Entry, launches: dict[str, int] | None, counted: float | None
 ) -> dict[str, Any]:
     itemsize = DTYPES[case.dtype].itemsize
     passes = entry.contestant.passes
-    moved = counted[0] if counted is not None else None if passes is None else passes * itemsize
+    moved = counted if counted is not None else None if passes is None else passes * itemsize
     row: dict[str, Any] = {"rounds": len(entry.samples["wall"])}
     for name, values in entry.samples.items():
         row[name] = statistics.median(values)
@@ -252,7 +252,6 @@ def _row(
     row |= {
         "bytes_per_parameter": moved,
         "bytes_counted": counted is not None,
-        "cached_per_parameter": counted[1] if counted is not None else None,
         "bytes_per_second": None if moved is None else moved * numel(case.shapes) / row["cold"],
         "launches": launches,
         "peak_bytes_per_parameter": entry.peak / numel(case.shapes),

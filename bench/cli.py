@@ -33,12 +33,11 @@ RESULTS = Path(__file__).parent / "results"
 HOST = {"CUDA_VISIBLE_DEVICES": ""}
 COMPILE = {"TRITON_DEFAULT_FP_FUSION": "0"}
 SECTIONS: dict[str, dict[str, str]] = {
-    "host": HOST, "scaling": HOST, "cpu": HOST, "model": COMPILE, "codegen": COMPILE
+    "host": HOST, "scaling": HOST, "cpu": HOST, "codegen": COMPILE
 }  # fmt: skip
 QUICK = {
     "host": ["--quick"],
     "cpu": ["--quick"],
-    "model": ["--set", "ResNet-50", "--dtype", "fp32"],
     "codegen": ["sm_90:fp32"],
 }
 QUICK_SETS = ("ResNet-50", "2,000 tiny", "ViT-L/16")

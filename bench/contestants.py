@@ -11,7 +11,6 @@ from torch import nn
 import fused_lwlr
 from bench import reference as numbers
 from bench.compositions import ForeachELR, ForeachLARS, ForeachNorms
-from bench.two_launches import TwoLaunches
 from fused_lwlr.layers import named_layers
 from fused_lwlr.ops import Backend
 from fused_lwlr.scaling import everything
@@ -108,12 +107,6 @@ def our_statistics(named: Named, backend: Backend = "auto") -> SimpleNamespace:
     return SimpleNamespace(step=StatisticsPass(named_layers(named), backend))
 
 
-def _two_launches(rule: str, method: str) -> Callable[[Named, float, bool], Any]:
-    return lambda named, lr, _: TwoLaunches(named, lr, rule, SCALINGS[method])
-
-
-TWO = "ours, two launches"
-"""Norms and updates in separate launches, to compare with the queue."""
 # foreach and for-loop: weight decay added to a copy 3, momentum 2 + 3, parameter 3; AdamW: decay 2, lerp 3, v 2 + 3,
 # √v 2, two of the denominator 2 + 2, parameter 4
 PASSES = {("sgd", "fused"): 5, ("sgd", "foreach"): 11, ("adamw", "fused"): 7, ("adamw", "foreach"): 20}
@@ -134,8 +127,6 @@ def contestants() -> list[Contestant]:
     found += [
         Contestant("sgd", "LARS", "foreach", lambda named, lr, _: ForeachLARS(named, lr), 2 + 3 + 2 + 5, graph=False)
     ]
-    for rule, method in (("sgd", "ELR"), ("adamw", "LAMB")):
-        found += [Contestant(rule, method, TWO, _two_launches(rule, method), graph=False)]
     found += [Contestant("statistics", "statistics", "ours", lambda named, *_: our_statistics(named))]
     found += [Contestant("statistics", "statistics", "foreach", lambda named, *_: ForeachNorms(named), 4)]
     return found

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "triton", "numpy", "timm", "torchvision", "pytest", "pytest-xdist", "pytest-timeout",
             "hypothesis", "expecttest", "pydantic", "tqdm", "matplotlib")  # fmt: skip
-PLUGINS = {"xdist": ["-n", "14"], "pytest_timeout": ["--timeout=60", "--timeout-method=thread"]}
+PLUGINS = {"xdist": ["-n", "14"], "pytest_timeout": ["--timeout=100", "--timeout-method=thread"]}
 """Packages that may be missing, and options of theirs."""
 TESTS = ["tests/kernels", "tests/optim", "tests/conformance"]
 # without its cache PyTorch allocates each tensor separately, so that accesses beyond its end are detected

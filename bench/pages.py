@@ -121,12 +121,6 @@ def missed() -> Iterator[str]:
     yield from table(("target", "bound", "worst found"), ((t.what, t.limit, t.found) for t in judged))
 
 
-def predicted() -> Iterator[str]:
-    """Predicted times on an H200, with the newest compiler in the file."""
-    lines = (RESULTS / "predictions-h200.txt").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-    yield from ("```text", *lines[1:], "```")
-
-
 def gradient_memory() -> Iterator[str]:
     """Memory with steps after backward and during it."""
     rows = json.loads((RESULTS / "gradient-memory.json").read_text(encoding="utf-8"))["rows"]
@@ -188,5 +182,5 @@ def _html(text: str) -> str:
 
 TABLES = {
     table_of.__name__.replace("_", "-"): table_of
-    for table_of in (about, commands, options, host, cpu, missed, predicted, examples, gradient_memory, training)
+    for table_of in (about, commands, options, host, cpu, missed, examples, gradient_memory, training)
 }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from bench import cpu, host, model, scaling
+from bench import cpu, host, scaling
 from bench.codegen import HEAD, line
 from bench.markdown import table
 from bench.targets import judge
@@ -34,9 +34,6 @@ def markdown(results: dict[str, Any]) -> str:
     if results.get("scaling"):
         lines += ["", "## Scaling", ""]
         lines += table(scaling.HEAD, map(scaling.cells, results["scaling"]))
-    if results.get("model"):
-        lines += ["", "## Predictions", "", "By an event model of an H200 (`python -m bench.model`); not measured.", ""]
-        lines += ["```", model.HEAD, *map(model.line, results["model"]), "```"]
     if results.get("codegen"):
         lines += ["", "## Code generation", "", "```", HEAD, *map(line, results["codegen"]), "```"]
     return "\n".join(lines) + "\n"

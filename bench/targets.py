@@ -23,14 +23,12 @@ class Target(NamedTuple):
         limit: the bound.
         least: whether `limit` is a lower bound.
         values: results -> labelled values; the worst one counts.
-        predicted: the same from `bench.model`, shown if there is no measurement.
     """
 
     what: str
     limit: float
     least: bool
     values: Callable[[dict[str, Any]], Found]
-    predicted: Callable[[dict[str, Any]], Found] = lambda results: iter(())
 
 
 class Judged(NamedTuple):
@@ -109,17 +107,6 @@ def _cpu(*pairs: tuple[str, str], tiny: bool = False) -> Callable[[dict[str, Any
     return values
 
 
-def _predicted(step: str) -> Callable[[dict[str, Any]], Found]:
-    """Ratios of a step to the plain step, predicted by the model."""
-
-    def values(results: dict[str, Any]) -> Found:
-        for row in results.get("model") or ():
-            if row["step"] == step:
-                yield f"{row['set']} {row['dtype']}", row["of_plain"]
-
-    return values
-
-
 FUSED = ("plain", "torch fused")
 RULES = ("sgd", "adamw")
 TARGETS = [
@@ -131,14 +118,13 @@ TARGETS = [
     Target("ResNet-50, ViT-S/16, multipliers: graph replay / torch fused", 0.90, False,
            _ratios(RULES, ["multipliers"], FUSED, "replay", "network")),
     Target("SGD with ELR, LARS, LARC, NG: GPU time / our plain step", 1.10, False,
-           _ratios(["sgd"], ONE_LAUNCH, ("plain", "ours"), "cold", "real"), _predicted("SGD, ELR")),
+           _ratios(["sgd"], ONE_LAUNCH, ("plain", "ours"), "cold", "real")),
     Target("SGD with ELR, LARS: times faster than the foreach composition, wall clock", 3.0, True,
            _ratios(["sgd"], ["ELR", "LARS"], ("", "foreach"), "wall", "real", times=True)),
     Target("SGD with LARS: times faster than timm's Lars, wall clock", 10.0, True,
            _ratios(["sgd"], ["LARS"], ("", "timm"), "wall", "real", times=True)),
     Target("AdamW with LAMB, ELR: GPU time / our plain step", 1.25, False,
-           _ratios(["adamw"], ["LAMB", "ELR"], ("plain", "ours"), "cold", "real"),
-           _predicted("AdamW, LAMB")),
+           _ratios(["adamw"], ["LAMB", "ELR"], ("plain", "ours"), "cold", "real")),
     Target("AdamW with LAMB: times faster than apex, wall clock", 2.0, True,
            _ratios(["adamw"], ["LAMB"], ("", "apex"), "wall", "real", times=True)),
     Target("statistics: GPU time / reading the inputs at copy bandwidth", 1.05, False, _statistics),
@@ -174,10 +160,7 @@ def judge(results: dict[str, Any]) -> list[Judged]:
         values = list(target.values(results))
         limit = f"{'≥' if target.least else '≤'} {target.limit:.2f}"
         if not values:
-            predicted = list(target.predicted(results))
-            worst = max(predicted, key=lambda pair: pair[1], default=None)
-            said = "" if worst is None else f"predicted {worst[1]:.2f} ({worst[0]})"
-            judged.append(Judged(target.what, limit, said, "not measured"))
+            judged.append(Judged(target.what, limit, "", "not measured"))
             continue
         label, worst = (min if target.least else max)(values, key=lambda pair: pair[1])
         met = worst >= target.limit if target.least else worst <= target.limit

@@ -68,12 +68,12 @@ def snapshot(optimizer: torch.optim.Optimizer, named: Named) -> Any:
 
 
 def cost(optimizer: torch.optim.Optimizer, named: Named) -> tuple[int, float, float]:
-    """Launches, and bytes from memory and from L2 for each element, of one step."""
+    """Launches of one step, and for each element its bytes and the bytes that update items read again."""
     gradients(named)
     with recorded() as counted:
         optimizer.step()
     numel = sum(p.numel() for _, p in named)
-    return counted["launches"], counted["bytes"] / numel, counted["cached"] / numel
+    return counted["launches"], counted["bytes"] / numel, counted["again"] / numel
 
 
 def through_pickle(thing: Any) -> Any:

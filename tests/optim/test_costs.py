@@ -21,7 +21,7 @@ from fused_lwlr import ELR, LAMB, LARS
     ],
 )  # fmt: skip
 def test_one_launch_and_its_bytes(name, options, memory, state, scaling, device):
-    """w, g and state are read once from memory; g, or all inputs of the direction, again from L2."""
+    """w, g and state are read once; g, or all inputs of the direction, once more for the update."""
     named = parameters([(3, 5)], torch.float32, device)
     optimizer = OURS[name](named, lr=0.1, **options, scaling=scaling, backend="triton")
     target = scaling.scale(OURS[name].rule).target
@@ -34,24 +34,24 @@ def test_one_launch_and_its_bytes(name, options, memory, state, scaling, device)
 
 @pytest.mark.parametrize("more", [{"clip_global_norm": 1.0}, {"nonfinite": "skip"}])
 @pytest.mark.parametrize(
-    ("name", "scaling", "memory", "cached"),
+    ("name", "scaling", "memory", "again"),
     [("sgd", None, 16, 0), ("sgd", LARS(), 16, 4), ("adamw", None, 32, 0), ("adamw", LAMB(), 32, 16)],
 )
-def test_a_gate_reads_the_gradients_once_more(name, scaling, memory, cached, more, device):
+def test_a_gate_reads_the_gradients_once_more(name, scaling, memory, again, more, device):
     named = parameters([(3, 5), (4,)], torch.float32, device)
     optimizer = OURS[name](named, lr=0.1, scaling=scaling, **more, backend="triton")
     for turn in range(2):
-        launches, from_memory, from_cache = cost(optimizer, named)
-        assert (launches, from_memory) == (2, memory)
-        assert turn == 0 or from_cache == cached
+        launches, once, more_read = cost(optimizer, named)
+        assert (launches, once) == (2, memory)
+        assert turn == 0 or more_read == again
 
 
-@pytest.mark.parametrize(("dtype", "memory", "cached"), [(torch.bfloat16, 10, 2), (torch.float16, 10, 2)])
-def test_bytes_of_half_precision(dtype, memory, cached, device):
+@pytest.mark.parametrize(("dtype", "memory", "again"), [(torch.bfloat16, 10, 2), (torch.float16, 10, 2)])
+def test_bytes_of_half_precision(dtype, memory, again, device):
     named = parameters([(3, 5)], dtype, device)
     optimizer = OURS["sgd"](named, lr=0.1, momentum=0.9, scaling=ELR(0.1), backend="triton")
     cost(optimizer, named)
-    assert cost(optimizer, named) == (1, memory, cached)
+    assert cost(optimizer, named) == (1, memory, again)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_groups_of_all_kinds_share_a_launch(name, device):
     assert [cost(optimizer, named)[0] for _ in range(2)] == [1, 1]
 
 
-@pytest.mark.parametrize(("name", "scaling", "from_memory"), [("sgd", LARS(), 4), ("adamw", LAMB(), 16)])
-def test_rows_beyond_the_window_come_from_memory_twice(name, scaling, from_memory, device, monkeypatch):
-    """A row of 60 elements, and one of 4 that stays within; results do not depend on it."""
-    named, inside = parameters([(20, 3), (2, 2)], torch.float32, device), 4 / 64
+@pytest.mark.parametrize(("name", "scaling"), [("sgd", LARS()), ("adamw", LAMB())])
+def test_the_order_of_work_changes_no_result(name, scaling, device, monkeypatch):
+    """A row of 60 elements that is a group of its own, beside one of 4."""
+    named = parameters([(20, 3), (2, 2)], torch.float32, device)
     expected = twin(named)
     plain = OURS[name](expected, lr=0.1, scaling=scaling, backend="triton")
     gradients(named, expected)
@@ -92,8 +92,6 @@ def test_rows_beyond_the_window_come_from_memory_twice(name, scaling, from_memor
     optimizer = OURS[name](named, lr=0.1, scaling=scaling, backend="triton")
     optimizer.step()
     compare(same, optimizer, plain, named, expected)
-    memory = {"sgd": 12, "adamw": 28}[name]
-    assert cost(optimizer, named) == (1, memory + from_memory * (1 - inside), from_memory * inside)
 
 
 def instructions(function):
