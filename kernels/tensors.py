@@ -25,3 +25,8 @@ def upload(device: Tensor, host: Tensor) -> Tensor:
         # a new block each time: the caching host allocator keeps it until the copy from it is done
         host = host.pin_memory()
     return device.copy_(host, non_blocking=True)
+
+
+def uploaded(host: Tensor, device: torch.device) -> Tensor:
+    """Returns a copy on a device, without waiting for it as `to` and `torch.tensor(..., device=)` do on a GPU."""
+    return upload(torch.empty_like(host, device=device), host)

@@ -52,6 +52,15 @@ def train(optimizers: Sequence[torch.optim.Optimizer], twins: Sequence[Named], s
             optimizer.step()
 
 
+def singly(torchs: torch.optim.Optimizer) -> None:
+    """Makes torch's optimizer step one tensor at a time, also after it loaded a dict of ours, which says nothing of it.
+
+    On a GPU torch would choose foreach, which rounds in another order.
+    """
+    for group in torchs.param_groups:
+        group["foreach"] = False
+
+
 def compare(check: Callable[[Tensor, Tensor], None], ours: Any, other: Any, named: Named, expected: Named) -> None:
     """Parameters and all of their state; state that torch keeps on another device counts by its value."""
     for (_, p), (_, q) in zip(named, expected, strict=True):
@@ -80,12 +89,12 @@ def through_pickle(thing: Any) -> Any:
     return pickle.loads(pickle.dumps(thing))
 
 
-def saved(thing: Any, weights_only: bool = True) -> Any:
+def saved(thing: Any, weights_only: bool = True, map_location: Any = None) -> Any:
     """Through torch.save and torch.load."""
     memory = io.BytesIO()
     torch.save(thing, memory)
     memory.seek(0)
-    return torch.load(memory, weights_only=weights_only)
+    return torch.load(memory, weights_only=weights_only, map_location=map_location)
 
 
 def identical(a: Any, b: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fused_lwlr import ops
 from fused_lwlr.kernels import Table
+from fused_lwlr.kernels.tensors import uploaded
 from fused_lwlr.memory import is_fake
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.members import Member
@@ -77,7 +78,7 @@ class Plan:
         """Returns for each row whether it has a gradient in the last or next step: bool [rows], on the device."""
         if self.table.gradients.present != self._present:
             self._present = self.table.gradients.present
-            self._stepped = torch.from_numpy(self.table.stepped).to(self.device)
+            self._stepped = uploaded(torch.from_numpy(self.table.stepped), self.device)
         return self._stepped
 
     def stepped_labels(self) -> list[str]:

@@ -91,7 +91,7 @@ def _by_formula(
         coefficients = rule.coefficients(numbers, steps)
     else:
         coefficients = tuple(map(float, rule.scheduled(numbers, steps)))
-    present = [torch.tensor(state is not None, device=w.device) for state in states]
+    present = [torch.full((), state is not None, device=w.device) for state in states]
     values = [torch.zeros_like(w) if state is None else state for state in states]
     found: tuple[Tensor, Sequence[Tensor | None]] = rule.update(w, g, values, present, coefficients, numbers)
     return found

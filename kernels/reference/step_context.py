@@ -104,7 +104,8 @@ class StepContext:
             sums = (g.abs(), g.square(), ~g.isfinite(), w.square())
             values = torch.stack([terms.sum(dtype=self._sums) for terms in sums])
             self.statistics[self._index, :4] = values
-            self.statistics[self._index, 4] = 1.0
+            # an assignment of a number to one element would wait for a GPU
+            self.statistics[self._index, 4].fill_(1.0)
             if self.target != "direction":
                 self._factor = self._measure(values[1].sqrt() * self._clip)
         if not isinstance(self._clip, float):

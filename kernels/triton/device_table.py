@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table, addresses_of
-from fused_lwlr.kernels.tensors import real, upload
+from fused_lwlr.kernels.tensors import real, uploaded
 from fused_lwlr.kernels.triton.layout import KNOWN, Layout
 from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
@@ -199,9 +199,8 @@ class DeviceTable:
             items = self._lists[key]
             if len(self._written) < len(self._columns["param"]):
                 items = items[self.active[items[:, 0]]]
-            host = torch.from_numpy(items)
             # a new tensor each time, since a graph may still read the old one
-            self.items[key] = upload(torch.empty_like(host, device=self.buffer.device), host)
+            self.items[key] = uploaded(torch.from_numpy(items), self.buffer.device)
             self._streams.clear()
         return self.items[key]
 

@@ -1,8 +1,8 @@
 """The device image of a table: tiles of huge tensors, stale addresses, and the data uploaded in each step."""
 
-import gc
 import importlib
 import sys
+import weakref
 from functools import partial
 from unittest.mock import Mock
 
@@ -222,16 +222,23 @@ def test_a_step_with_a_new_workspace_looks_at_the_table_once(monkeypatch, device
 
 @pytest.mark.gpu
 def test_memory_of_a_table_outlives_a_launch_on_another_stream():
-    """The memory is freed while the other stream sleeps, and must not be reused by the next allocation."""
+    """The memory is freed while the other stream sleeps, and must not be reused by the next allocation.
+
+    It is freed at once, without the garbage collector, which may take longer than the sleep.
+    """
     table = make("sgd", [(1000,)], torch.float32, torch.device("cuda"))
     step.step(SGD, table, HYPER["sgd"])
     torch.cuda.synchronize()
     address = table.cache[step.columns_of(SGD)].buffer.data_ptr()
     size = table.cache[step.columns_of(SGD)].buffer.numel()
-    side = torch.cuda.Stream()
+    side, done = torch.cuda.Stream(), torch.cuda.Event()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(10**8)
+        torch.cuda._sleep(10**9)
         step.step(SGD, table, HYPER["sgd"])
+        done.record()
+    freed = weakref.ref(table.cache[step.columns_of(SGD)])
     table.cache.clear()
-    gc.collect()
-    assert torch.zeros(size, dtype=torch.int64, device="cuda").data_ptr() != address
+    assert freed() is None
+    other = torch.zeros(size, dtype=torch.int64, device="cuda")
+    assert not done.query(), "the sleep ended before the allocation"
+    assert other.data_ptr() != address

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cases import every_backend, every_case, every_name
 from lazy import imaginary, negated
-from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, identical, parameters, train, twin, uniform
+from steps import OPTIONS, OURS, SHAPES, TORCH, compare, gradients, identical, parameters, singly, train, twin, uniform
 from tolerances import close, same
 from torch.optim import lr_scheduler
 
@@ -123,6 +123,7 @@ def test_half_precision_rounds_once(name, options, backend, dtype, device):
         torchs = TORCH[name](wide, **options, foreach=False)
         # torch uses the step tensors of the dict without a copy
         torchs.load_state_dict(deepcopy(ours.state_dict()))
+        singly(torchs)
         for (_, p), (_, q) in zip(named, wide, strict=True):
             q.grad = p.grad.float()
         ours.step()

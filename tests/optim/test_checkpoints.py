@@ -15,6 +15,7 @@ from steps import (
     identical,
     parameters,
     saved,
+    singly,
     snapshot,
     through_pickle,
     train,
@@ -63,12 +64,14 @@ def test_into_torch_and_back(name, backend, device):
     mine, theirs = saved(ours.state_dict()), saved(torchs.state_dict())
     ours.load_state_dict(theirs)
     torchs.load_state_dict(mine)
+    singly(torchs)
     train((ours, torchs), (named, expected), 5)
     compare(check, ours, torchs, named, expected)
     # and so does one that has not stepped
     other, others = ours_of(name, named, backend), torchs_of(name, expected)
     other.load_state_dict(saved(torchs.state_dict()))
     others.load_state_dict(saved(ours.state_dict()))
+    singly(others)
     train((other, others), (named, expected), 5)
     compare(check, other, others, named, expected)
 

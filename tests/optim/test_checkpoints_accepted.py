@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import every_case, every_name
-from steps import OPTIONS, OURS, TORCH, compare, parameters, train, twin
+from steps import OPTIONS, OURS, TORCH, compare, parameters, singly, train, twin
 from tolerances import close, same
 
 from fused_lwlr import Lion
@@ -45,6 +45,7 @@ def test_options_that_older_versions_did_not_have(name, missing, device):
     expected = twin(named)
     other = TORCH[name](expected, **OPTIONS[name], foreach=False)
     other.load_state_dict(optimizer.state_dict())
+    singly(other)
     checkpoint = deepcopy(optimizer.state_dict())
     for option in missing:
         checkpoint["param_groups"][0].pop(option, None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from cases import backend_and_scaling, every_name
-from steps import OPTIONS, OURS, TORCH, identical
+from steps import OPTIONS, OURS, TORCH, identical, singly
 from torch import nn
 from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import (
@@ -111,6 +111,8 @@ def test_into_torch_and_back(name, flat, device, tmp_path):
     for number, pair in enumerate(pairs):
         # files of torch's hold no multipliers
         restore(*pair, flat, tmp_path / str(1 - number), DefaultLoadPlanner(allow_partial_load=number == 0))
+        if number == 1:
+            singly(pair[1])
         train(*pair, range(2, 4), device)
     assert identical(models[0].state_dict(), models[1].state_dict())
 

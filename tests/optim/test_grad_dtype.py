@@ -6,7 +6,7 @@ import pytest
 import torch
 from cases import every_backend
 from steps import ALL, OPTIONS, TORCH, compare, identical, parameters, snapshot, twin
-from tolerances import close, same
+from tolerances import close, same, same_on_cpu
 
 from fused_lwlr import ELR, LAMB, Hyperball, step_in_backward
 
@@ -34,6 +34,16 @@ def backward(named, seed, factor=1.0):
     torch.manual_seed(seed)
     loss = sum((p * (torch.rand_like(p) * 2 - 1)).sum() for _, p in named)
     (loss * factor).backward()
+
+
+class Scaler(torch.amp.GradScaler):
+    """Looks for infinity by itself, since torch does not in bfloat16 on a GPU."""
+
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+        assert inv_scale.item() == 1
+        for p in optimizer.param_groups[0]["params"]:
+            found_inf += ~p.grad.isfinite().all()
+        return {found_inf.device: found_inf}
 
 
 def take(other, named):
@@ -68,7 +78,9 @@ def test_as_with_float32(name, backend, dtype, more, device):
         expected.step()
         assert identical([p.grad for _, p in named], before)
         ours.zero_grad()
-    compare(same, ours, expected, named, other)
+    # the compiler for GPUs spreads a block over threads by the size of its elements, so sums have another order
+    sums = backend == "triton" and ("scaling" in more or "clip_global_norm" in more)
+    compare(partial(same_on_cpu, steps=3) if sums else same, ours, expected, named, other)
     if "scaling" in more:
         close(ours.layer_stats().values.float(), expected.layer_stats().values.float(), steps=8)
 
@@ -102,7 +114,8 @@ def test_with_a_grad_scaler(name, backend, dtype, device):
     options = {**OPTIONS[name], "clip_global_norm": 0.5, "backend": backend}
     # with its counts on the device as well, which rounds differently
     ours, expected = ALL[name](named, **options), ALL[name](other, capturable=True, **options)
-    scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, growth_interval=100)
+    make = Scaler if device.type == "cuda" and dtype == torch.bfloat16 else torch.amp.GradScaler
+    scaler = make(device.type, init_scale=1024.0, growth_interval=100)
     for step in range(4):
         ours.zero_grad()
         backward(named, step, scaler.get_scale())

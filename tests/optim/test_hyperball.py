@@ -10,7 +10,7 @@ from cases import ALL as EVERYTHING
 from cases import every_backend
 from plain_lion import PlainLion
 from steps import ALL, OPTIONS, TORCH, compare, gradients, identical, parameters, saved, train, twin
-from tolerances import close, same
+from tolerances import close, same, same_on_cpu
 
 from fused_lwlr import ELR, LAMB, Hyperball, LayerStatsLogger, RadialBrake, ScaleInvariant
 
@@ -110,7 +110,7 @@ def test_stochastic_rounding(name, device):
     radius = named[0][1].detach().double().norm()
     for _ in range(20):
         train((optimizer,), (named,), 1)
-        assert named[0][1].detach().double().norm() / radius == pytest.approx(1, abs=1e-3)
+        assert (named[0][1].detach().double().norm() / radius).item() == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,8 @@ def test_zeros(name, backend, device):
         plain.step()
     for i in (0, 1):
         same(named[i][1].detach(), expected[i][1].detach())
-    same(named[2][1].detach(), expected[2][1].detach())
+    # a factor on the device takes other operations than the number of a plain step
+    same_on_cpu(named[2][1].detach(), expected[2][1].detach(), steps=3)
     assert ours.state[named[2][1]]["radius"].tolist() == [0]
     assert ours.layer_stats().trust_ratio[2] == 1
 
@@ -193,7 +194,7 @@ def test_radii_are_saved(name, backend, device):
     train((ours, resumed), (named, again), 2)
     compare(same, resumed, ours, again, named)
     for (a, b), norm in zip(((0, 2), (2, 5), (5, 6)), norms, strict=True):
-        assert again[0][1].detach()[a:b].double().norm() / norm == pytest.approx(1, abs=1e-6)
+        assert (again[0][1].detach()[a:b].double().norm() / norm).item() == pytest.approx(1, abs=1e-6)
 
 
 def test_radii_of_half_precision_are_not_rounded(device):
@@ -370,7 +371,7 @@ def test_elr_of_the_direction(name, backend, device):
         before = named[0][1].detach().double()
         train((optimizer,), (named,), 1)
         after = named[0][1].detach().double()
-        assert after.norm() / radius == pytest.approx(1, abs=1e-6)
+        assert (after.norm() / radius).item() == pytest.approx(1, abs=1e-6)
         # w − c · d is a multiple of the new weight, at the distance c · ‖d‖ = 0.05 · R from the old one
         cosine = optimizer.layer_stats().cosine[0]
         length = (1 - 2 * 0.05 * cosine + 0.05**2).sqrt()

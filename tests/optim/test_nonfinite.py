@@ -36,7 +36,7 @@ def test_skipped_steps_leave_no_trace(name, row, bad_steps, backend, device):
         assert ours.state[p]["step"] == good
         assert ours.state[p].keys() - {"step"} == other.state.get(q, {}).keys() - {"step"}
         for key, value in other.state.get(q, {}).items():
-            close(ours.state[p][key], value, 4)
+            close(ours.state[p][key], value.to(p.device), 4)
 
 
 @nan_arithmetic
@@ -144,7 +144,7 @@ def test_nothing_to_skip(name, row, nonfinite, backend, device):
         close(p.detach(), q.detach(), steps)
         for key, value in torchs.state.get(q, {}).items():
             if value is not None:
-                close(ours.state[p][key], value, steps)
+                close(ours.state[p][key], value.to(p.device), steps)
 
 
 @nan_arithmetic

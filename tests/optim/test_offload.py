@@ -281,7 +281,7 @@ def test_state_moves(stream, device):
     backward(model, x)
     optimizer.step()
     optimizer.zero_grad()
-    before = saved(optimizer.state_dict())
+    before = saved(optimizer.state_dict(), map_location="cpu")
     handle = offload_to_cpu(model, optimizer)
     assert identical(saved(optimizer.state_dict()), before)
     backward(model, x)
@@ -289,7 +289,9 @@ def test_state_moves(stream, device):
     after = saved(optimizer.state_dict())
     assert {float(state["step"]) for state in optimizer.state.values()} == {2.0}
     handle.remove()
-    assert identical(saved(optimizer.state_dict()), after)
+    assert identical(saved(optimizer.state_dict(), map_location="cpu"), after)
+    moved = {value.device.type for state in optimizer.state.values() for key, value in state.items() if key != "step"}
+    assert moved == {device.type}
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
     weights = deepcopy(model.state_dict())
     backward(model, x)

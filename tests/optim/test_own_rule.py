@@ -15,12 +15,15 @@ from fused_lwlr.kernels import Rule
 from fused_lwlr.kernels.formula import option, sign, where
 from fused_lwlr.optim import FusedOptimizer
 
-MOMENTUM, WARM = 0, 1
+MOMENTUM, REST, WARM = 0, 1, 2
 
 
 def numbers(options, bias_correction):
-    """Momentum, and the rate of its first step."""
-    return options["momentum"], 0.5
+    """Momentum, 1 − momentum, and the rate of the first step.
+
+    A kernel that subtracted in single precision would get another number, and other signs where terms cancel.
+    """
+    return options["momentum"], 1 - options["momentum"], 0.5
 
 
 def update(w, g, states, present, coefficients, options):
@@ -33,12 +36,12 @@ def update(w, g, states, present, coefficients, options):
 
 def coefficients(options, steps):
     momentum = option(options, MOMENTUM)
-    return where(steps == 0, 0.0, momentum), where(steps == 0, option(options, WARM), 1 - momentum)
+    return where(steps == 0, 0.0, momentum), where(steps == 0, option(options, WARM), option(options, REST))
 
 
 def scheduled(numbers, steps):
-    momentum, warm = numbers
-    return momentum * (steps > 0), np.where(steps == 0, warm, 1 - momentum)
+    momentum, rest, warm = numbers
+    return momentum * (steps > 0), np.where(steps == 0, warm, rest)
 
 
 SIGNUM = Rule(

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import math
 
 import pytest
@@ -16,6 +17,11 @@ from fused_lwlr import LAMB, LARC, LARS
 @pytest.fixture(scope="module")
 def timm_optim(timm):
     return importlib.import_module("timm.optim")
+
+
+def singly(optimizer):
+    """Its form for one tensor at a time, which some versions have under a flag, and others alone."""
+    return {"foreach": False} if "foreach" in inspect.signature(optimizer).parameters else {}
 
 
 def against_timm(ours, theirs, named, expected, steps):
@@ -48,8 +54,9 @@ def test_timm_lars(timm_optim, options, clipped, backend, device):
     ours = OURS["sgd"](named, lr=0.05, **options, scaling=scaling, backend=backend)
     params = [p for _, p in expected]
     theirs = timm_optim.Lars(
-        params, lr=0.05, **options, trust_coeff=0.04, eps=1e-3, trust_clip=clipped, always_adapt=True, foreach=False
-    )
+        params, lr=0.05, **options, trust_coeff=0.04, eps=1e-3, trust_clip=clipped, always_adapt=True,
+        **singly(timm_optim.Lars),
+    )  # fmt: skip
     against_timm(ours, theirs, named, expected, 10 if backend == "torch" else 2)
 
 
@@ -66,7 +73,7 @@ def test_timm_lamb(timm_optim, options, correct, clipped, backend, device):
     ours = OURS["adamw"](named, lr=0.01, **options, scaling=scaling, backend=backend)
     theirs = timm_optim.Lamb(
         [p for _, p in expected], lr=0.01, **{"eps": 1e-8, **options}, bias_correction=correct, max_grad_norm=None,
-        trust_clip=clipped, always_adapt=True, foreach=False,
+        trust_clip=clipped, always_adapt=True, **singly(timm_optim.Lamb),
     )  # fmt: skip
     against_timm(ours, theirs, named, expected, 10 if backend == "torch" else 2)
 
@@ -77,6 +84,6 @@ def test_timm_lamb_clips_all_gradients_first(timm_optim, device):
     expected = twin(named)
     ours = OURS["adamw"](named, lr=0.01, weight_decay=0.1, scaling=LAMB(**ALL), clip_global_norm=0.5, backend="torch")
     theirs = timm_optim.Lamb(
-        [p for _, p in expected], lr=0.01, weight_decay=0.1, eps=1e-8, max_grad_norm=0.5, foreach=False
+        [p for _, p in expected], lr=0.01, weight_decay=0.1, eps=1e-8, max_grad_norm=0.5, **singly(timm_optim.Lamb)
     )
     against_timm(ours, theirs, named, expected, 5)
