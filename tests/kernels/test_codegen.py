@@ -62,8 +62,10 @@ AT_ONCE = {
     "sgd": 2, "sgd momentum": 3, "adamw": 4, "adamw amsgrad": 5, "lion": 3,
     "adamw cautious": 4, "lion cautious": 3,
     "statistics": 2 * (ONCE // 2), "statistics of gradients": ONCE,
-    "sgd momentum, ELR": ONCE, "sgd momentum, all": ONCE,
 }  # fmt: skip
+QUEUED = ("ELR", "Hyperball", "all", "noise", "balanced")
+MOST_SPILLED = 136
+"""Bytes that a thread of the queue may spill: scalars, whose loads cost less time than fewer programs, see constants.py."""
 MOST_INSTRUCTIONS = {("adamw", "bf16"): 355}
 """Length from the first to the last access: 60 % of the code with correctly rounded quotients and roots, on sm_90."""
 MORE = {"fp32": FULL_ONLY, "bf16": {**HALF_ONLY, **BRAIN_ONLY}, "fp16": HALF_ONLY}
@@ -98,7 +100,7 @@ def problems(found):
         # on AMD numbers of a table that lie next to one another are moved together too
         if actual < expected or (actual > expected and target != "gfx942"):
             yield f"{actual} {key} of 128 bits, not {expected}"
-    if found["spilled"]:
+    if found["spilled"] > (MOST_SPILLED if any(map(kernel.count, QUEUED)) else 0):
         yield f"{found['spilled']} bytes spilled"
     least = found["least_resident"]
     if found["resident"] < least:
@@ -149,16 +151,16 @@ def test_bad_code_is_found():
     assert found[2]["registers"] <= 64
 
 
-GATED = [["statistics_kernel 2 4 False 80", *[f"queue_kernel 1 4 False {registers}"] * 3] for registers in (96, 128)]
+GATED = [["statistics_kernel 2 4 False 80", *[f"queue_kernel 1 4 False {registers}"] * 3] for registers in (64, 80)]
 LAUNCHES = [
     *[f"step_kernel 4 4 False {registers}" for registers in (48, 48, 80, 80)],
     "statistics_kernel 2 4 False 80",
     # the number of programs that a device runs at once: 1 on a CPU
-    *[f"queue_kernel 1 4 False {registers}" for registers in (96, 128)],
+    *[f"queue_kernel 1 4 False {registers}" for registers in (64, 80)],
     *GATED[0],
     *GATED[1],
     # spheres, whose factors are found or known
-    *[f"queue_kernel 1 4 False {registers}" for registers in (96, 96, 128, 128)],
+    *[f"queue_kernel 1 4 False {registers}" for registers in (64, 64, 80, 80)],
 ]
 
 

@@ -134,4 +134,4 @@ def test_carried_norms_equal_the_norms_of_the_weights(dtype, device):
         torch.testing.assert_close(found, torch.stack(weights), rtol=1e-6, atol=0)
         # the gradient twice, and the weights only at first
         size = sum(param.numel() for param in table.columns["param"]) * dtype.itemsize
-        assert counted["cached"] == (2 if taken == 0 else 1) * size
+        assert counted["again"] == (2 if taken == 0 else 1) * size

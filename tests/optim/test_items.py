@@ -84,13 +84,13 @@ STEPS = {"sgd": (1, 4), "sgd in half precision": (1, 2), "adamw": (3, 16), "lion
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("name", [name for name in SETS if name != "one of 2^28"])
 def test_updates_are_far_behind_the_norms_of_their_row(name, step):
-    """For 95 % of the elements, the items in between keep all programs of 132 multiprocessors busy."""
+    """For 95 % of the elements, the items in between keep half of the programs of 132 multiprocessors busy."""
     states, size = STEPS[step]
     numel, programs = np.array([math.prod(shape) for shape in shapes_of(name)]), 132 * least_resident("queue", states)
     row, kinds, _, counts = items_of(numel, size, tile=GPU.queue_tile, window=GPU.window, programs=programs)
     _, last, begin, _ = places(row, kinds, len(numel))
     enough = counts.sum() - counts >= programs
-    assert numel[(begin - last < programs) & enough].sum() <= 0.05 * numel.sum()
+    assert numel[(begin - last < programs // 2) & enough].sum() <= 0.05 * numel.sum()
 
 
 def test_a_single_row_waits():
