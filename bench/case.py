@@ -238,9 +238,7 @@ def _head(case: Case, contestant: Contestant) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(
-    case: Case, entry: Entry, launches: dict[str, int] | None, counted: float | None
-) -> dict[str, Any]:
+def _row(case: Case, entry: Entry, launches: dict[str, int] | None, counted: float | None) -> dict[str, Any]:
     itemsize = DTYPES[case.dtype].itemsize
     passes = entry.contestant.passes
     moved = counted if counted is not None else None if passes is None else passes * itemsize

@@ -8,27 +8,34 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-SHOWN = (("multipliers", "ours"), ("plain", "torch fused"), ("plain", "torch foreach"))
+SHOWN = {
+    ("multipliers", "ours"): "fused_lwlr, a rate for each tensor",
+    ("plain", "torch fused"): "torch.optim fused, one rate",
+    ("multipliers", "torch fused"): "torch.optim fused, a rate for each tensor",
+}
 
 
 def throughput(gpu: dict[str, Any], path: Path) -> None:
-    """Percent of copy bandwidth that steps reach, by parameter set; sets that fit into L2 may exceed 100."""
-    rows = [row for row in gpu["rows"] if "skipped" not in row and row["dtype"] == "fp32"]
-    bandwidth = max(gpu["copy_bytes_per_second"])
-    figure, axes = plt.subplots(2, 1, figsize=(7.2, 6.5), sharey=True, layout="constrained")
-    for axis, rule in zip(axes, ("sgd", "adamw"), strict=True):
-        sets = list(dict.fromkeys(row["set"] for row in rows if row["rule"] == rule))
-        for at, (method, who) in enumerate(SHOWN):
-            found = {r["set"]: r for r in rows if (r["rule"], r["method"], r["who"]) == (rule, method, who)}
-            bars = [(i, found[name]) for i, name in enumerate(sets) if name in found]
-            bars = [(i, row) for i, row in bars if row["bytes_per_second"] is not None]
-            heights = [100 * row["bytes_per_second"] / bandwidth for _, row in bars]
-            axis.bar([i + 0.27 * (at - 1) for i, _ in bars], heights, 0.25, label=f"{method}, {who}")
-        axis.axhline(100, color="grey", linewidth=0.8)
-        axis.set_xticks(range(len(sets)), sets, rotation=25, ha="right")
-        axis.set_title(f"{rule}, float32, L2 flushed")
-        axis.set_ylabel("% of copy bandwidth")
-    axes[0].legend(fontsize="small")
+    """GPU time of a step by parameter set and dtype, of networks for which all of `SHOWN` were timed with both rules."""
+    times: dict[str, dict[Any, float]] = {}
+    for row in gpu["rows"]:
+        if "skipped" not in row and row["set"] != "2,000 tiny":
+            found = times.setdefault(f"{row['set']}\n{row['dtype']}", {})
+            found[row["rule"], row["method"], row["who"]] = row["cold"] * 1e6
+    rules = {"sgd": "SGD with momentum", "adamw": "AdamW"}
+    asked = {(rule, *step) for rule in rules for step in SHOWN}
+    times = {name: found for name, found in times.items() if found.keys() >= asked}
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.8), sharey=True, layout="constrained")
+    for axis, (rule, title) in zip(axes, rules.items(), strict=True):
+        for at, (step, label) in enumerate(SHOWN.items()):
+            places = [i + 0.27 * (at - 1) for i in range(len(times))]
+            axis.bar(places, [found[rule, *step] for found in times.values()], 0.25, label=label)
+        axis.set_xticks(range(len(times)), list(times), fontsize="small")
+        axis.set_title(title)
+        axis.set_yscale("log")
+        axis.grid(visible=True, axis="y", alpha=0.3)
+    axes[0].set_ylabel("GPU time of a step, µs")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
     figure.savefig(path, dpi=150)
     plt.close(figure)
 

@@ -68,16 +68,56 @@ def tables(name: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def measured() -> dict[str, Any]:
-    """The results of `make bench` on the machine of this repository's figures."""
-    return json.loads((RESULTS / "bench-amd-epyc.json").read_text(encoding="utf-8"))
+CPU, GPU = "amd-epyc", "nvidia-h200"
+"""Machines of the recorded results, by the names of their files."""
+
+
+def measured(machine: str = CPU) -> dict[str, Any]:
+    """The recorded results of `make bench` on a machine."""
+    return json.loads((RESULTS / f"bench-{machine}.json").read_text(encoding="utf-8"))
 
 
 def about() -> Iterator[str]:
-    """Device, versions and date of the measurements."""
-    facts = measured()["about"]
-    versions = ", ".join(f"{name} {facts[name]}" for name in ("python", "torch", "triton"))
-    yield f"Measured on an {facts['device']} with {versions}, on {facts['date'][:10]}."
+    """Devices, versions and dates of the measurements."""
+    for machine in (CPU, GPU):
+        facts = measured(machine)["about"]
+        versions = ", ".join(f"{name} {facts[name]}" for name in ("python", "torch", "triton"))
+        yield f"- {facts['device']}, with {versions}, on {facts['date'][:10]}"
+
+
+GPU_STEPS = {
+    ("sgd", "plain"): "SGD, one rate",
+    ("sgd", "multipliers"): "SGD, a rate for each tensor",
+    ("sgd", "ELR"): "SGD with ELR",
+    ("sgd", "LARS"): "SGD with LARS",
+    ("sgd", "clip"): "SGD with clipping",
+    ("adamw", "plain"): "AdamW, one rate",
+    ("adamw", "multipliers"): "AdamW, a rate for each tensor",
+    ("adamw", "LAMB"): "AdamW with LAMB",
+    ("adamw", "clip"): "AdamW with clipping",
+    ("statistics", "statistics"): "statistics of all layers",
+}
+
+
+def gpu() -> Iterator[str]:
+    """Times of steps on a GPU: ours, and the fastest other implementation."""
+    cases: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for row in measured(GPU)["gpu"]["rows"]:
+        if "skipped" not in row and row["set"] != "2,000 tiny":
+            cases.setdefault(tuple(row[key] for key in ("set", "dtype", "rule", "method")), {})[row["who"]] = row
+    cells = []
+    for (name, dtype, *step), rows in cases.items():
+        others = [row for who, row in rows.items() if who != "ours"]
+        if tuple(step) in GPU_STEPS and "ours" in rows and others:
+            ours, other = rows["ours"], min(others, key=lambda row: row["cold"])
+            times = (f"{row[key] * 1e6:,.0f}" for key in ("cold", "wall") for row in (ours, other))
+            ratio = f"{other['cold'] / ours['cold']:.2f}"
+            cells.append((f"{name}, {dtype}", GPU_STEPS[step[0], step[1]], other["who"], *times, ratio))
+    yield from table(
+        ("parameters of", "step", "other", "GPU: ours, µs", "other, µs", "whole step: ours, µs", "other, µs",
+         "GPU: other / ours"),
+        cells,
+    )  # fmt: skip
 
 
 def host() -> Iterator[str]:
@@ -117,7 +157,7 @@ def cpu() -> Iterator[str]:
 
 def missed() -> Iterator[str]:
     """The targets that the measurements miss, one a line."""
-    judged = [target for target in judge(measured()) if target.verdict == "missed"]
+    judged = [target for machine in (CPU, GPU) for target in judge(measured(machine)) if target.verdict == "missed"]
     yield from table(("target", "bound", "worst found"), ((t.what, t.limit, t.found) for t in judged))
 
 
@@ -182,5 +222,5 @@ def _html(text: str) -> str:
 
 TABLES = {
     table_of.__name__.replace("_", "-"): table_of
-    for table_of in (about, commands, options, host, cpu, missed, examples, gradient_memory, training)
+    for table_of in (about, commands, options, gpu, host, cpu, missed, examples, gradient_memory, training)
 }

@@ -15,6 +15,7 @@ from bench import pages, report
 from bench.targets import judge
 
 DOCS = Path(__file__).parents[2] / "docs"
+MACHINES = (pages.CPU, pages.GPU)
 MARKED = [name for page in sorted(DOCS.rglob("*.md")) for name in pages.MARKER.findall(page.read_text())]
 
 
@@ -70,15 +71,16 @@ def test_notebooks_are_pages_with_their_output():
 
 
 def test_missed_targets_are_told():
-    judged = judge(pages.measured())
+    judged = [target for machine in MACHINES for target in judge(pages.measured(machine))]
     told = pages.tables("missed")
     missed = [target.what for target in judged if target.verdict == "missed"]
     assert len(told.splitlines()) == 2 + len(missed)
     assert all(what in told for what in missed)
 
 
-def test_the_report_of_this_machine_is_made_from_its_results():
-    assert (pages.RESULTS / "bench-amd-epyc.md").read_text() == report.markdown(pages.measured())
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_report_of_a_machine_is_made_from_its_results(machine):
+    assert (pages.RESULTS / f"bench-{machine}.md").read_text() == report.markdown(pages.measured(machine))
 
 
 def test_an_unknown_name_is_an_error():

@@ -74,6 +74,23 @@ def test_times_of_the_readme_are_recorded():
             ours, lars, groups, one = (f"{row[who] * 1e6:,.0f} µs" for who in columns)
             told = f"| {ours}, with LARS {lars} | {groups}; at one rate {one} |"
             assert told in rows[f"host time of a step, {name}"]
+    on_gpu = {
+        (row["rule"], row["method"], row["who"]): f"{row['cold'] * 1e6:,.0f} µs"
+        for row in json.loads((RECORDED / "bench-nvidia-h200.json").read_text())["gpu"]["rows"]
+        if (row["set"], row["dtype"]) == ("ResNet-50", "fp32")
+    }
+    for name, rule, scaling in (("SGD with momentum", "sgd", "LARS"), ("AdamW", "adamw", "LAMB")):
+        ours, scaled, groups, one = (
+            on_gpu[rule, *step]
+            for step in (
+                ("multipliers", "ours"),
+                (scaling, "ours"),
+                ("multipliers", "torch fused"),
+                ("plain", "torch fused"),
+            )
+        )
+        told = f"| {ours}, with {scaling} {scaled} | {groups}; at one rate {one} |"
+        assert told in rows[f"GPU time of a step on an H200, {name}"]
     ms = {
         row["step"]: f"{row['seconds'] * 1e3:.1f} ms"
         for row in recorded["cpu"]

@@ -82,7 +82,7 @@ def test_groups_of_all_kinds_share_a_launch(name, device):
 
 @pytest.mark.parametrize(("name", "scaling"), [("sgd", LARS()), ("adamw", LAMB())])
 def test_the_order_of_work_changes_no_result(name, scaling, device, monkeypatch):
-    """A row of 60 elements that is a group of its own, beside one of 4."""
+    """One row has 60 elements and is alone in its group; the other has 4."""
     named = parameters([(20, 3), (2, 2)], torch.float32, device)
     expected = twin(named)
     plain = OURS[name](expected, lr=0.1, scaling=scaling, backend="triton")
