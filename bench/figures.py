@@ -16,7 +16,7 @@ SHOWN = {
 
 
 def throughput(gpu: dict[str, Any], path: Path) -> None:
-    """GPU time of a step by parameter set and dtype, of networks for which all of `SHOWN` were timed with both rules."""
+    """GPU time of a step of each network and dtype for which all of `SHOWN` were timed with both rules."""
     times: dict[str, dict[Any, float]] = {}
     for row in gpu["rows"]:
         if "skipped" not in row and row["set"] != "2,000 tiny":
@@ -29,7 +29,7 @@ def throughput(gpu: dict[str, Any], path: Path) -> None:
     for axis, (rule, title) in zip(axes, rules.items(), strict=True):
         for at, (step, label) in enumerate(SHOWN.items()):
             places = [i + 0.27 * (at - 1) for i in range(len(times))]
-            axis.bar(places, [found[rule, *step] for found in times.values()], 0.25, label=label)
+            axis.bar(places, [found[(rule, *step)] for found in times.values()], 0.25, label=label)
         axis.set_xticks(range(len(times)), list(times), fontsize="small")
         axis.set_title(title)
         axis.set_yscale("log")

@@ -80,15 +80,8 @@ def test_times_of_the_readme_are_recorded():
         if (row["set"], row["dtype"]) == ("ResNet-50", "fp32")
     }
     for name, rule, scaling in (("SGD with momentum", "sgd", "LARS"), ("AdamW", "adamw", "LAMB")):
-        ours, scaled, groups, one = (
-            on_gpu[rule, *step]
-            for step in (
-                ("multipliers", "ours"),
-                (scaling, "ours"),
-                ("multipliers", "torch fused"),
-                ("plain", "torch fused"),
-            )
-        )
+        steps = (("multipliers", "ours"), (scaling, "ours"), ("multipliers", "torch fused"), ("plain", "torch fused"))
+        ours, scaled, groups, one = (on_gpu[(rule, *step)] for step in steps)
         told = f"| {ours}, with {scaling} {scaled} | {groups}; at one rate {one} |"
         assert told in rows[f"GPU time of a step on an H200, {name}"]
     ms = {

@@ -65,7 +65,7 @@ AT_ONCE = {
 }  # fmt: skip
 QUEUED = ("ELR", "Hyperball", "all", "noise", "balanced")
 MOST_SPILLED = 136
-"""Bytes that a thread of the queue may spill: scalars, whose loads cost less time than fewer programs, see constants.py."""
+"""Bytes that a thread of the queue may spill: to load scalars again costs less time than fewer programs would."""
 MOST_INSTRUCTIONS = {("adamw", "bf16"): 355}
 """Length from the first to the last access: 60 % of the code with correctly rounded quotients and roots, on sm_90."""
 MORE = {"fp32": FULL_ONLY, "bf16": {**HALF_ONLY, **BRAIN_ONLY}, "fp16": HALF_ONLY}
