@@ -1,12 +1,21 @@
-"""Contestants are checked before they are timed: two steps against the float64 reference."""
+"""Contestants are checked before they are timed: two steps against the float64 reference.
 
+    python -m bench.gate
+
+checks ours in parallel, which compiles their kernels for a bench that follows. Writes a row for each.
+"""
+
+import itertools
+import multiprocessing
+import os
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bench import reference
-from bench.contestants import Contestant, Named
+from bench import reference, rows
+from bench.contestants import Contestant, Named, contestants
 
 # above any block, below one, of one element, and of no multiple of a vector
 SHAPES = [(70, 65), (7,), (1,), (3, 5, 3, 3), (128, 8)]
@@ -70,3 +79,24 @@ def refusal(contestant: Contestant, dtype: torch.dtype, device: torch.device) ->
         return failure(raised)
     # not above, and not NaN
     return None if error <= TOLERANCE[dtype] else f"wrong by {error:.1e}, more than {TOLERANCE[dtype]:.1e}"
+
+
+def _check(name: str, dtype: str) -> dict[str, Any]:
+    contestant = next(c for c in contestants() if c.name == name)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return {"contestant": name, "dtype": dtype, "wrong": refusal(contestant, getattr(torch, dtype), device)}
+
+
+def main() -> int:
+    """Checks our contestants, each in one of many processes; returns 1 if one is refused."""
+    names = [contestant.name for contestant in contestants() if contestant.who == "ours"]
+    tasks = list(itertools.product(names, ("float32", "bfloat16")))
+    with multiprocessing.get_context("spawn").Pool(min(len(tasks), os.cpu_count() or 1)) as pool:
+        found = [pool.apply_async(_check, task) for task in tasks]
+        for result in found:
+            rows.write(result.get())
+    return int(any(result.get()["wrong"] for result in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

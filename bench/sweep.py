@@ -4,19 +4,22 @@
 
 A trial sets constants before the kernels are imported, so that all derived values follow, and works on
 copies that are restored before every sample: nothing is tuned on live parameters. Each trial is a fork of a process
-that has imported PyTorch and Triton and has not used the GPU, and is killed after a minute. Writes GPU times with L2
+that has imported PyTorch and Triton and has not used the GPU, and is killed after a minute. Before the first trial the
+kernels of all are compiled on all cores. Writes GPU times with L2
 flushed, and prints the fastest for each step; constants that are better by more than their spread on several sets
 belong into kernels/constants.py, with device, date and figures in `MEASURED`.
 """
 
 import argparse
+import contextlib
 import itertools
 import multiprocessing
+import os
 import statistics
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,14 +28,16 @@ import triton  # noqa: F401  imported before the forks, which need it
 from bench import rows
 from bench.case import DTYPES
 from bench.clock import Clock, CudaClock
-from bench.contestants import contestants
+from bench.contestants import Contestant, contestants
 from bench.gate import parameters, refusal
 from bench.parameter_sets import SETS, shapes_of
 from fused_lwlr.kernels.constants import LEAST_RESIDENT
 
 LIMIT = 60.0
-"""Seconds of a trial at most."""
+"""Seconds of a trial at most, and of all compilations."""
 SAMPLES = 15
+LEAST_HOST = 2e-3
+"""Seconds that the GPU gives the host for a step at least: a busy machine may pause the host for a millisecond."""
 # names of constants -> candidates; blocks and threads together, for 16 bytes a thread and more in single precision
 GEOMETRY = [
     {"GPU": {"step_block": block, "block": block}, "THREADS": threads}
@@ -46,7 +51,7 @@ def candidates() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Returns steps, dtypes and constants, the queue first. The present constants of a step come first."""
     for dtype, step in itertools.product(("bf16", "fp32"), QUEUED):
         yield step, dtype, {}
-        for passes in (1, 2, 8, 16):
+        for passes in (2, 4, 16, 32):
             yield step, dtype, {"GPU": {"queue_passes": passes}}
         for window in (8, 12, 24, 32, 48):
             yield step, dtype, {"GPU": {"window": window << 20}}
@@ -84,15 +89,43 @@ def apply(changes: dict[str, Any]) -> None:
     constants.WARPS = constants.THREADS // constants.LANES
 
 
-def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str, float]:
-    """Median GPU time of one step, L2 flushed, and the range of the middle half, in seconds."""
+def checked(step: str, dtype: str, changes: dict[str, Any], device: torch.device) -> Contestant:
+    """Returns the contestant of a trial, with the constants of the trial.
+
+    Raises:
+        RuntimeError: its results are wrong.
+    """
     apply(changes)
-    clock: Clock = CudaClock() if torch.cuda.is_available() else Clock()
     rule, _, method = step.partition(" ")
     contestant = next(c for c in contestants() if (c.rule, c.method, c.who) == (rule, method or "statistics", "ours"))
-    wrong = refusal(contestant, DTYPES[dtype], clock.device)
+    wrong = refusal(contestant, DTYPES[dtype], device)
     if wrong is not None:
         raise RuntimeError(f"{contestant.name} with {changes}: {wrong}")
+    return contestant
+
+
+def compile_all(tasks: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
+    """Compiles the kernels of many trials at the same time, into Triton's cache. Errors come again in the trials."""
+    context = multiprocessing.get_context("fork")
+    cores = context.BoundedSemaphore(os.cpu_count() or 1)
+
+    def child(*task: Any) -> None:
+        with cores, contextlib.suppress(Exception):
+            checked(*task, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+    processes = [context.Process(target=child, args=task, daemon=True) for task in tasks]
+    end = time.monotonic() + LIMIT
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(max(end - time.monotonic(), 0))
+        process.kill()
+
+
+def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str, float]:
+    """Median GPU time of one step, L2 flushed, and the range of the middle half, in seconds."""
+    clock: Clock = CudaClock() if torch.cuda.is_available() else Clock()
+    contestant = checked(step, dtype, changes, clock.device)
     named = parameters(shapes_of(name), DTYPES[dtype], clock.device)
     optimizer = contestant.build(named, 1e-4, False)
     for _ in range(3):
@@ -101,7 +134,7 @@ def trial(step: str, dtype: str, changes: dict[str, Any], name: str) -> dict[str
     live = [param.data for _, param in named]
     live += [s for entry in getattr(optimizer, "state", {}).values() for s in entry.values() if torch.is_tensor(s)]
     copies = [tensor.clone() for tensor in live]
-    host, _ = clock.wall_seconds(optimizer.step)
+    host = max(clock.wall_seconds(optimizer.step)[0], LEAST_HOST)
     seconds = []
     for _ in range(SAMPLES):
         for tensor, copy in zip(live, copies, strict=True):
@@ -152,7 +185,9 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     end = time.monotonic() + options.seconds
     name = "2,000 tiny" if options.rehearsal else options.set
-    for step, dtype, changes in itertools.islice(candidates(), 2 if options.rehearsal else None):
+    tasks = list(itertools.islice(candidates(), 2 if options.rehearsal else None))
+    compile_all(tasks)
+    for step, dtype, changes in tasks:
         if time.monotonic() >= end:
             print("no time is left for more trials")
             break

@@ -170,7 +170,7 @@ def table(rows: Iterable[tuple[Row, float]]) -> str:
     lines = [
         "Bytes for each parameter, counted from the items of a step that is not the first. Written by",
         "`python -m bench.traffic`, and asserted row by row by `tests/benchmarks/test_traffic.py`. The floor is every",
-        "column read once, and all but the gradient written once. 'Memory' leaves out bytes that updates read again, since",
+        "column read once, and all but the gradient written once. 'Memory' leaves out bytes that updates read again:",
         "a cache may serve them. On an H200 it hardly does: a step of LAMB reads 1.87 times the bytes of one read.",
         "",
         "| step | dtype | memory | floor | ratio | read again | launches |",

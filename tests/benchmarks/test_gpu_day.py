@@ -171,11 +171,13 @@ def test_trials_that_fail_or_hang_do_not_end_a_sweep():
     ]  # fmt: skip
 
 
-def test_a_sweep_ends_in_time(monkeypatch, capsys):
-    tried = []
+def test_a_sweep_compiles_all_kernels_first_and_ends_in_time(monkeypatch, capsys):
+    tried, compiled = [], []
+    monkeypatch.setattr(sweep, "compile_all", compiled.append)
     monkeypatch.setattr(sweep, "forked", lambda limit, *what: tried.append(what) or {"seconds": 2.0 / len(tried)})
     for seconds, count in (("0", 0), ("60", 2)):
         monkeypatch.setattr(sys, "argv", ["sweep", "--seconds", seconds, "--rehearsal"])
         sweep.main()
         assert len(tried) == count
+    assert [task[:3] for task in tried] == compiled[-1]
     assert "0.500 of the time as it is" in capsys.readouterr().out
