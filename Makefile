@@ -49,18 +49,15 @@ environments: $(VENV)/.dev $(VENV)/triton-3.6.0 $(VENV)/triton-3.7.1
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/optim/test_fuzz.py --hypothesis-profile=long
 
-# all that this machine can measure; GPU throughput alone; host times alone. All are added to bench/results/history.csv
+# all that this machine can measure; GPU throughput alone; host times alone
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench
-	$(BIN)/python -m bench.history --add bench/results
 
 bench-gpu: $(VENV)/.dev
 	$(BIN)/python -m bench --gpu
-	$(BIN)/python -m bench.history --add bench/results
 
 bench-host: $(VENV)/.dev
 	$(BIN)/python -m bench --only host --out runs/bench-host
-	$(BIN)/python -m bench.history --add runs/bench-host
 
 # the tests and figures of a GPU's first half hour: every stage, into runs/gpu-day; docs/benchmarks.md has more
 gpu: $(VENV)/.dev
