@@ -42,9 +42,9 @@ def markdown(results: dict[str, Any]) -> str:
 def _gpu(gpu: dict[str, Any]) -> Iterator[str]:
     first, last = (value / 1e9 for value in (gpu["copy_bytes_per_second"] * 2)[:2])
     yield from ("", "## Steps", "")
-    yield f"Medians of rounds in which all take turns; {gpu['timed']}, ± the range of the middle half. Copy bandwidth "
-    yield f"of the same run: {first:.0f} GB/s before, {last:.0f} after. Bytes of ours are counted, those of others by "
-    yield "what the implementation does."
+    yield f"Medians of rounds in which all take turns; {gpu['timed']}, ± the range of the middle half. A copy in the "
+    yield f"same run moved {first:.0f} GB/s before and {last:.0f} GB/s after. Bytes of our steps are counted. Bytes of "
+    yield "other steps follow from their operations."
     for name, why in {**gpu["refused"], **gpu["absent"]}.items():
         yield f"- not timed: {name}: {why}"
     for name in gpu["no_time"]:
