@@ -3,7 +3,7 @@
 Initializing the Layer-wise Learning Rate: training losses of Figure 7, with the accuracies of Table 2 and Figure 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,8 @@ from fused_lwlr.training.defaults import WEIGHT_DECAY
 from fused_lwlr.training.setup import load_data, new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
-SIZES = ((2, 32), (2, 128), (2, 512), (6, 128))
-"""(depth, width) of the perceptrons; the paper's have depth 2."""
+SIZES = ("2x32", "2x128", "2x512", "6x128")
+"""Depth and width of the perceptrons; the paper's have depth 2."""
 BASE_WIDTH = 32
 """The size at which μP equals a single rate, except for its initial weights."""
 FACTORS = (1 / 16, 1 / 4, 1, 4, 16)
@@ -68,6 +68,7 @@ METHODS = {
 """Trust coefficients, and the rate of LARC, are from the appendix. The best rate of a 2x128 net is inside each grid."""
 GRID = Grid(("method", "size"), score="train_loss")
 MUP = ("mup", "AdamW-mup")
+QUICK = ("single", "LWLR", "mup", "LAMB")
 
 LOW = 0.1
 """A training loss that a usable rate reaches; guessing among ten classes has 2.3."""
@@ -80,20 +81,18 @@ PAPER = {
 
 def jobs(settings: Settings) -> list[Job]:
     """Every method at every rate of its grid, with perceptrons of some sizes, or with a given model."""
-    sizes: list[tuple[int, int] | None] = [None] if settings.model else list(SIZES[:1] if settings.quick else SIZES)
-    names = [name for name in METHODS if not (settings.model and name in MUP)]
-    names = ["single", "LWLR", "mup", "LAMB"] if settings.quick and not settings.model else names
+    sizes: Sequence[str] = [settings.model] if settings.model else SIZES[:1] if settings.quick else SIZES
+    names = QUICK if settings.quick and not settings.model else METHODS
+    factors = FACTORS[1:4:2] if settings.quick else FACTORS
     cells = [
-        {"method": name, "size": "x".join(map(str, size)) if size else settings.model, "lr": lr}
-        for name in names for size in sizes for lr in rates_of(name, settings.quick)
-    ]  # fmt: skip
+        {"method": name, "size": size, "lr": float(f"{METHODS[name].lr * factor:.3g}")}
+        for name in names
+        if not (settings.model and name in MUP)
+        for size in sizes
+        for factor in factors
+    ]
     common = {"model": settings.model, **settings.common}
     return settings.jobs(measure, "{method}-{size}-lr{lr:g}-seed{seed}", cells, common=common)
-
-
-def rates_of(name: str, quick: bool) -> list[float]:
-    """The grid of learning rates of a method."""
-    return [float(f"{METHODS[name].lr * factor:.3g}") for factor in (FACTORS[1:4:2] if quick else FACTORS)]
 
 
 def measure(method: str, size: str, model: str | None, **common: Any) -> dict[str, Any]:
