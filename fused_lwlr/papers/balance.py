@@ -38,15 +38,15 @@ FITTED = 1e-24
 def jobs(settings: Settings) -> list[Job]:
     """Losses for every seed, and the curvature at equal rates for every α."""
     h = 40 if settings.quick else WIDTH
-    found = []
-    for layers, alpha in ALPHA.items():
-        for seed in range(settings.seeds):
-            parameters: dict[str, Any] = {"layers": layers, "alpha": alpha, "h": h, "seed": seed}
-            found.append(Job(f"losses-{layers}layers-seed{seed}", losses, parameters))
-        for of in ALPHAS[layers][: 2 if settings.quick else None]:
-            parameters = {"layers": layers, "any_alpha": of, "h": h}
-            found.append(Job(f"equal-{layers}layers-alpha{of:g}", equal_rates, parameters))
-    return found
+    of_seeds = [{"layers": layers, "alpha": alpha} for layers, alpha in ALPHA.items()]
+    of_alphas = [
+        {"layers": layers, "any_alpha": alpha, "h": h}
+        for layers, alphas in ALPHAS.items() for alpha in alphas[: 2 if settings.quick else None]
+    ]  # fmt: skip
+    return [
+        *settings.jobs(losses, "losses-{layers}layers-seed{seed}", of_seeds, common={"h": h}),
+        *(Job("equal-{layers}layers-alpha{any_alpha:g}".format(**of), equal_rates, of) for of in of_alphas),
+    ]
 
 
 def losses(layers: int, alpha: float, h: int, seed: int) -> dict[str, Any]:

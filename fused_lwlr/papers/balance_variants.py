@@ -51,11 +51,7 @@ VARIANTS = {
 def jobs(settings: Settings) -> list[Job]:
     """Every network with every seed."""
     h = 20 if settings.quick else WIDTH
-    return [
-        Job(f"{name.replace(' ', '-')}-seed{seed}", losses, {"variant": name, "h": h, "seed": seed})
-        for name in VARIANTS
-        for seed in range(settings.seeds)
-    ]
+    return settings.jobs(losses, "{variant}-seed{seed}", ({"variant": name} for name in VARIANTS), common={"h": h})
 
 
 def losses(variant: str, h: int, seed: int) -> dict[str, Any]:

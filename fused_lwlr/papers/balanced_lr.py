@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -16,11 +15,11 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr import SGD, BalancedLR
 from fused_lwlr.data import val_batches
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import band
+from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.grid import Grid
+from fused_lwlr.papers.tables import Report, cell, summary, where
 from fused_lwlr.papers.training import recipe_of
-from fused_lwlr.papers.tuning import best
 from fused_lwlr.training.setup import load_data
 
 NETS = ("linear net", "ReLU net")
@@ -29,6 +28,7 @@ LRS = {
     "linear net": (0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.12),
     "ReLU net": (0.8, 1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8),
 }
+GRID = Grid(("net", "arm"), score="steps", outcome="steps")
 IMAGES = 500
 """Number of images, the first ones of the training data."""
 LOSS = 1e-3
@@ -37,17 +37,14 @@ LOSS = 1e-3
 
 def jobs(settings: Settings) -> list[Job]:
     """Both nets and arms at all rates."""
-    return [
-        Job(
-            f"{net.split()[0]}-{arm.replace(' ', '-')}-lr{lr:g}-seed{seed}",
-            measure,
-            {"net": net, "arm": arm, "lr": lr, "most": settings.steps, "seed": seed, "data": settings.data},
-        )
+    cells = [
+        {"net": net, "arm": arm, "lr": lr}
         for net in NETS
         for arm in ARMS
         for lr in LRS[net][: 2 if settings.quick else None]
-        for seed in range(settings.seeds)
     ]
+    common = {"most": settings.steps, "data": settings.data}
+    return settings.jobs(measure, "{net}-{arm}-lr{lr:g}-seed{seed}", cells, common=common)
 
 
 def measure(net: str, arm: str, lr: float, most: int, seed: int, data: str) -> dict[str, Any]:
@@ -105,55 +102,45 @@ def follow(
 def report(settings: Settings, results: Any) -> Report:
     """Steps at the best rate of each arm, their differences, and steps at all rates."""
     results = results.astype({"steps": float})
-    chosen = best(results, ["net", "arm"], score="steps", outcome="steps")
-    rows = []
-    for net in NETS:
-        steps = chosen[chosen.net == net].pivot(index="seed", columns="arm", values="steps")
-        for arm in ARMS:
-            of = chosen[(chosen.net == net) & (chosen.arm == arm)]
-            apart = [cell([pair[i] for pair in of.apart], "{:.3f}") for i in (0, 1)]
-            over = [""] * len(comparison.COLUMNS)
-            if arm == "BalancedLR":
-                over = comparison.cells(steps[arm] - steps["one rate"], "{:+.1f}", lower_is_better=True)
-            rows.append([net, arm, f"{of.lr.iloc[0]:g}", _steps(of.steps), *over, *apart])
-    columns = ["net", "rates", "best lr", "steps", *comparison.COLUMNS, "norms apart at first", "at last"]
-    notes = [
-        f"gradient descent on whole batches to a training loss of {LOSS:g}; {IMAGES} images of {settings.data} for "
-        f"the ReLU net; mean ± standard deviation over {settings.seeds} seeds",
-        f"best lr: fewest steps of {len(LRS[NETS[0]])}, mean over seeds",
-        comparison.NOTE,
-        "norms apart: 2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), which is |lr₁ − lr₂| / lr of BalancedLR",
-        "paper: the norms come together, and losses are lower than with one rate, without numbers",
-    ]
-    first = Table(
-        f"steps to a training loss of {LOSS:g}, each at its best learning rate", columns, rows, notes, labels=2
+    chosen = GRID.best(results)
+    over = GRID.over(chosen, {"BalancedLR": "one rate"}, "steps", "{:+.1f}", lower_is_better=True)
+    first = summary(
+        f"steps to a training loss of {LOSS:g}, each at its best learning rate",
+        chosen,
+        {"net": "net", "rates": "arm"},
+        {
+            "best lr": GRID.rate_of,
+            "steps": _steps,
+            comparison.COLUMNS: over,
+            "norms apart at first": lambda of: cell([apart[0] for apart in of.apart]),
+            "at last": lambda of: cell([apart[1] for apart in of.apart]),
+        },
+        [
+            f"gradient descent on whole batches to a training loss of {LOSS:g}; {IMAGES} images of {settings.data} for "
+            f"the ReLU net; mean ± standard deviation over {settings.seeds} seeds",
+            f"best lr: fewest steps of {len(LRS[NETS[0]])}, mean over seeds",
+            comparison.NOTE,
+            "norms apart: 2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), which is |lr₁ − lr₂| / lr of BalancedLR",
+            "paper: the norms come together, and losses are lower than with one rate, without numbers",
+        ],
     )
-    return Report([first, _grid(results)], _draw(results))
+    of_arms = {arm: where("arm", arm, _steps) for arm in ARMS}
+    second = summary("steps at all learning rates", results, {"net": "net", "lr": "lr"}, of_arms, ["not: in no seed"])
+    return Report([first, second], _draw(results))
 
 
-def _grid(results: Any) -> Table:
-    rows = []
-    for (net, lr), of in results.groupby(["net", "lr"], sort=False):
-        of_arms = [of[of.arm == arm].steps for arm in ARMS]
-        rows.append([net, f"{lr:g}", *(_steps(steps) for steps in of_arms)])
-    return Table("steps at all learning rates", ["net", "lr", *ARMS], rows, ["not: in no seed"], labels=2)
-
-
-def _steps(steps: Any) -> str:
-    reached = steps.dropna()
+def _steps(of: Any) -> str:
+    reached = of.steps.dropna()
     if reached.empty:
         return "not"
     text = cell(reached, "{:.1f}")
-    return text if len(reached) == len(steps) else f"{text} ({len(steps) - len(reached)} of {len(steps)} not)"
+    return text if len(reached) == len(of) else f"{text} ({len(of) - len(reached)} of {len(of)} not)"
 
 
 def _draw(results: Any) -> Figure:
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    for axes, net in zip(figure.subplots(1, len(NETS)), NETS, strict=True):
-        of = results[(results.net == net) & np.isfinite(results.steps)]
-        band(axes, of, x="lr", y="steps", hue="arm", marker="o")
-        axes.set(xscale="log", xlabel="learning rate", ylabel=f"steps to a loss of {LOSS:g}", title=net)
-    return figure
+    names = ("learning rate", f"steps to a loss of {LOSS:g}")
+    panels = {"sharex": False, "sharey": False}
+    return bands(results, x="lr", y="steps", labels=names, log="", hue="arm", col="net", facet_kws=panels)
 
 
 STUDY = Study(

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, isfinite, nan, sqrt
 from statistics import mean, stdev
+from typing import Any
 
 from scipy.stats import t
 
@@ -60,3 +61,16 @@ def cells(differences: Iterable[float], form: str, *, lower_is_better: bool = Fa
     differences = list(differences)
     found = Comparison.of(differences, lower_is_better=lower_is_better)
     return [cell(differences, form), p_text(found.p), str(found.n), found.verdict]
+
+
+def minus(ours: Any, rival: Any, value: str) -> Any:
+    """Differences of a column of results, seed by seed; NaN where one diverged."""
+    one, other = (of.set_index("seed")[value].astype(float) for of in (ours, rival))
+    return one - other
+
+
+def against(ours: Any, rival: Any | None, value: str, form: str, *, lower_is_better: bool = False) -> list[str]:
+    """The cells of a comparison of results, a row for each seed; empty without a rival."""
+    if rival is None:
+        return [""] * len(COLUMNS)
+    return cells(minus(ours, rival, value), form, lower_is_better=lower_is_better)

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from fused_lwlr.papers import elr_language, gradinit_language, lwlr_language
 from fused_lwlr.papers.comparison import Comparison
-from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings
-from fused_lwlr.papers.language import Arm, study, train_from
+from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
+from fused_lwlr.papers.language import Arm, train_from
 from fused_lwlr.papers.tables import Report, Table, cell
 
 EVERY = 20
@@ -59,9 +59,7 @@ ENTRIES = [
 
 def jobs(settings: Settings) -> list[Job]:
     """A training for each entry and seed."""
-    return [
-        entry.arm.job(settings, measure, lr=entry.lr, seed=seed) for seed in range(settings.seeds) for entry in ENTRIES
-    ]
+    return [job for entry in ENTRIES for job in entry.arm.jobs(settings, measure, [entry.lr])]
 
 
 def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
@@ -152,12 +150,15 @@ def _panel(axes: Any, results: Any, entries: list[Entry], low: float, high: floa
     axes.locator_params(nbins=3)
 
 
-STUDY = study(
+STUDY = Study(
     name="demo",
     doc="Small Transformers on the text of Python's documentation: post-LN without warm-up, from GradInit and at one "
     "effective learning rate, and pre-LN at layer-wise rates, each beside the usual ways to train.",
     jobs=jobs,
     report=report,
+    epochs=None,
+    steps=200,
+    data="python-docs",
     least_seeds=1,
     options=TEXT_OPTIONS - {"data", "set"},
 )

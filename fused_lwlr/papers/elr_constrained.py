@@ -4,9 +4,10 @@ Spreads in Effective Learning Rates: the three setups of Section 4, over some ra
 and without warm-up as in Figures 9 and 12.
 """
 
-from math import inf
+from itertools import product
 from typing import Any
 
+import pandas
 from matplotlib.figure import Figure
 
 from fused_lwlr.models.deep import NAME
@@ -14,9 +15,9 @@ from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.from_he import from_he
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.grid import Grid
+from fused_lwlr.papers.tables import Report, Table, cell, summary, where
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.papers.tuning import best
 
 MODEL = "noshort"
 WARMUP = 0.1
@@ -47,6 +48,7 @@ SETUPS: dict[str, list[dict[str, Any]]] = {
     "neither": [{**NEITHER, "lr": lr, "goal": None} for lr in (0.1, 0.03, 0.3)],
     "constrained": [{**NEITHER, "lr": 0.3, "goal": goal} for goal in (0.05, 0.03, 0.1)],
 }
+GRID = Grid(("model", "setup", "warmup"), rate="rate")
 COLORS = {"momentum, decay": "#edae49", "neither": "#00798c", "constrained": "#d1495b"}
 
 PAPER: dict[tuple[str, bool], tuple[str, str, str]] = {
@@ -74,25 +76,14 @@ def nets(model: str | None) -> list[str]:
 def jobs(settings: Settings) -> list[Job]:
     """Every setup at every rate without warm-up; with warm-up without shortcuts only."""
     models = nets(settings.model)
-    cells = [(models[0], 0.0), (models[0], WARMUP), *((model, 0.0) for model in models[1:])]
-    return [
-        job(settings, model, setup, of, warmup, seed)
-        for model, warmup in cells[: 2 if settings.quick else None]
+    nets_and_warmups = [(models[0], 0.0), (models[0], WARMUP), *((model, 0.0) for model in models[1:])]
+    cells = [
+        {"model": model, "setup": setup, "warmup": warmup, **of}
+        for model, warmup in nets_and_warmups[: 2 if settings.quick else None]
         for setup, rates in SETUPS.items()
         for of in rates[: 1 if settings.quick else None]
-        for seed in range(settings.seeds)
     ]
-
-
-def job(settings: Settings, model: str, setup: str, of: dict[str, Any], warmup: float, seed: int) -> Job:
-    """One training."""
-    name = (
-        f"{model.replace(':', '-')}-{setup.replace(', ', '+')}-lr{of['lr']:g}-goal{of['goal'] or 0:g}"
-        f"-warmup{warmup:g}-seed{seed}"
-    )
-    return Job(
-        name, measure, {"model": model, "setup": setup, "warmup": warmup, "seed": seed} | of | settings.common
-    )  # fmt: skip
+    return settings.jobs(measure, "{model}-{setup}-lr{lr:g}-goal{goal}-warmup{warmup:g}-seed{seed}", cells)
 
 
 def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
@@ -106,35 +97,33 @@ def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
 def report(settings: Settings, results: Any) -> Report:
     """The best rate of each setup, what warm-up and constraining bring, and all rates in the picture."""
     chosen = top(results)
-    return Report([table(settings, results, chosen), differences(chosen), _rates(results)], _draw(results, chosen))
+    return Report([table(settings, chosen), differences(chosen), _all_rates(results)], _draw(results, chosen))
 
 
 def top(results: Any) -> Any:
     """The results at the rate of each net, setup and warm-up with the lowest mean held-out loss and no divergence."""
-    rates = [_rate(lr, goal) for lr, goal in zip(results.lr, results.goal, strict=True)]
-    return best(results.assign(rate=rates), ["model", "setup", "warmup"], rate="rate")
+    return GRID.best(_with_rates(results))
 
 
-def _rate(lr: float, goal: float | None) -> str:
-    return f"{lr:g}" + (f", goal {goal:g}" if goal is not None and goal == goal else "")
+def _with_rates(results: Any) -> Any:
+    goals = [f", goal {goal:g}" if goal else "" for goal in results.goal.fillna(0.0)]
+    return results.assign(rate=[f"{lr:g}{goal}" for lr, goal in zip(results.lr, goals, strict=True)])
 
 
-def _groups(best: Any) -> dict[tuple[str, str, bool], Any]:
+def _arms(best: Any) -> dict[tuple[str, str, float], Any]:
     """By net, setup and warm-up; setups in their order, without warm-up first."""
-    keys = [
-        (m, s, w) for m in best.model.unique() for s in best.setup.unique() for w in sorted(best.warmup.unique())
-    ]  # fmt: skip
-    found = {(m, s, w > 0): best[(best.model == m) & (best.setup == s) & (best.warmup == w)] for m, s, w in keys}
-    return {key: of for key, of in found.items() if len(of)}
+    found = GRID.arms(best)
+    every = product(best.model.unique(), best.setup.unique(), sorted(best.warmup.unique()))
+    return {arm: found[arm] for arm in every if arm in found}
 
 
-def table(settings: Settings, results: Any, best: Any) -> Table:
+def table(settings: Settings, best: Any) -> Table:
     """The best rate of each setup."""
     rows = []
-    for (model, setup, warm), of in _groups(best).items():
-        paper = PAPER[setup, warm] if model == results.model.iloc[0] else ("", "", "")
+    for (model, setup, warmup), of in _arms(best).items():
+        paper = PAPER[setup, warmup > 0] if model == best.model.iloc[0] else ("", "", "")
         accuracy, loss = cell(of.test_accuracy, "{:.1f}"), cell(of.train_loss, "{:.2f}")
-        rows.append([model, setup, "yes" if warm else "no", of.rate.iloc[0], accuracy, loss, *paper])
+        rows.append([model, setup, "yes" if warmup else "no", GRID.rate_of(of), accuracy, loss, *paper])
     columns = ["net", "SGD with", "warm-up", "best lr", "test accuracy %", "training loss"]
     notes = [
         f"{settings.over}; rates were chosen by the loss on a fifth of the training images, which no training has",
@@ -148,22 +137,21 @@ def table(settings: Settings, results: Any, best: Any) -> Table:
 
 def differences(best: Any) -> Table:
     """Seed by seed, between the best rates."""
-    groups = _groups(best)
-    rows = []
+    arms, rows = _arms(best), []
     for i, model in enumerate(best.model.unique()):
-        plain = [of for (m, setup, warm), of in groups.items() if m == model and setup != "constrained" and not warm]
-        ours = groups.get((model, "constrained", False))
+        plain = [of for (m, setup, warmup), of in arms.items() if (m, warmup) == (model, 0) and setup != "constrained"]
+        ours = arms.get((model, "constrained", 0.0))
         if ours is not None and plain:
-            strongest = min(plain, key=_mean_score)
-            found = comparison.cells(minus(ours, strongest), "{:+.1f}")
+            strongest = min(plain, key=lambda of: GRID.scores(of).iloc[0])
+            over = comparison.against(ours, strongest, "test_accuracy", "{:+.1f}")
             said = "slightly above 0" if i else "+39.9"
-            rows.append([f"{model}: constrained minus the best of the others, no warm-up", *found, said])
-    for (model, setup, warm), of in groups.items():
-        without = groups.get((model, setup, False))
-        if warm and without is not None:
+            rows.append([f"{model}: constrained minus the best of the others, no warm-up", *over, said])
+    for (model, setup, warmup), of in arms.items():
+        without = arms.get((model, setup, 0.0))
+        if warmup and without is not None:
             said = "no gain" if setup == "constrained" else "above 0"
-            found = comparison.cells(minus(of, without), "{:+.1f}")
-            rows.append([f"{model}, {setup}: warm-up minus none", *found, said])
+            over = comparison.against(of, without, "test_accuracy", "{:+.1f}")
+            rows.append([f"{model}, {setup}: warm-up minus none", *over, said])
     notes = [
         comparison.NOTE,
         "paper: Figure 8 and Sections 4.4 and 4.6; its own Figure 9 has +2.8 for warm-up with a constraint",
@@ -172,43 +160,30 @@ def differences(best: Any) -> Table:
     return Table("differences of test accuracy in points", columns, rows, notes)
 
 
-def _mean_score(of: Any) -> float:
-    """The mean held-out loss; infinite if a training diverged."""
-    return float(of.val_loss.mask(of.train_loss.isna(), inf).mean())
-
-
-def minus(one: Any, other: Any) -> Any:
-    """Differences of test accuracy, seed by seed; NaN if one diverged."""
-    return one.set_index("seed").test_accuracy - other.set_index("seed").test_accuracy
-
-
-def _rates(results: Any) -> Table:
-    warmups = list(results.warmup.unique())
-    values = {"val_loss": ("held-out loss", "{:.3f}"), "test_accuracy": ("test %", "{:.1f}")}
-    rows = []
-    for (model, setup), of_setup in results.fillna({"goal": 0.0}).groupby(["model", "setup"], sort=False):
-        for (lr, goal), of in of_setup.groupby(["lr", "goal"]):
-            at = [of[of.warmup == warmup] for warmup in warmups]
-            cells = [cell(x[value], form) if len(x) else "" for value, (_, form) in values.items() for x in at]
-            rows.append([model, setup, _rate(lr, goal or None), *cells])
-    columns = [f"{name}, warm-up {warmup:g}" for name, _ in values.values() for warmup in warmups]
-    return Table("all learning rates", ["net", "SGD with", "lr", *columns], rows, labels=3)
+def _all_rates(results: Any) -> Table:
+    values = {"held-out loss": ("val_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
+    columns = {
+        f"{name}, warm-up {warmup:g}": where("warmup", warmup, of)
+        for name, of in values.items() for warmup in results.warmup.unique()
+    }  # fmt: skip
+    setups = _with_rates(results).groupby(["model", "setup"], sort=False)
+    ordered = pandas.concat([of.sort_values(["lr", "goal"], kind="stable") for _, of in setups])
+    return summary("all learning rates", ordered, {"net": "model", "SGD with": "setup", "lr": "rate"}, columns)
 
 
 def _draw(results: Any, best: Any) -> Figure:
     models = list(results.model.unique())
     figure, (*ranges, epochs) = panels(1 + len(models), height=3)
     style: dict[str, Any] = {"hue": "setup", "palette": COLORS, "style": "warm-up"}
+    name = "test accuracy in %"
     results = results.assign(rate=results.lr * results.goal.fillna(1.0).astype(float), **{"warm-up": results.warmup})
     for axes, model in zip(ranges, models, strict=True):
-        band(axes, results[results.model == model], x="rate", y="test_accuracy", marker="o", **style)
-        axes.set(xscale="log", xlabel="learning rate (× goal)", title=model)
+        of, names = results[results.model == model], ("learning rate (× goal)", name)
+        band(axes, of, x="rate", y="test_accuracy", labels=names, title=model, marker="o", **style)
     curves = best[(best.model == models[0]) & best.accuracies.notna()].explode("accuracies")
     curves = curves.assign(epoch=curves.groupby("name").cumcount() + 1, **{"warm-up": curves.warmup})
-    band(epochs, curves.astype({"accuracies": float}), x="epoch", y="accuracies", **style)
-    epochs.set_title(f"{models[0]}, best rates")
-    for axes in (*ranges, epochs):
-        axes.set_ylabel("test accuracy in %")
+    curves, title = curves.astype({"accuracies": float}), f"{models[0]}, best rates"
+    band(epochs, curves, x="epoch", y="accuracies", labels=("epoch", name), title=title, log="", **style)
     shared_legend(*ranges, epochs)
     return figure
 

@@ -6,11 +6,8 @@ Transformer with more LayerNorms, here on text.
 
 from typing import Any
 
-from fused_lwlr.papers import language
 from fused_lwlr.papers.elr_constrained import BOTH, COLORS, NEITHER
-from fused_lwlr.papers.framework import Job, Settings
-from fused_lwlr.papers.language import Arm
-from fused_lwlr.papers.tables import Report
+from fused_lwlr.papers.language import Arm, study
 
 MODEL = "postln6"
 WARMUP = 0.2
@@ -47,30 +44,21 @@ def arm(setup: str, warmup: bool) -> Arm:
 ARMS = [*(arm(setup, warmup) for setup in SETUPS for warmup in (False, True)), arm("AdamW", warmup=True)]
 
 
-def jobs(settings: Settings) -> list[Job]:
-    """Each setup at all its rates, with warm-up and without."""
-    return language.jobs(settings, ARMS[4:6] if settings.quick else ARMS)
-
-
-def report(settings: Settings, results: Any) -> Report:
-    """Losses at the best rates, with perplexities of the paper, and losses at all rates."""
-    notes = [
-        f"{MODEL} with LayerNorm after every layer of a branch, Xavier's initialization; warm-up: a fifth of the "
-        f"training; constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖",
-        "paper: Figure 12, test perplexity on Multi30k, of a Transformer of 20 layers with more LayerNorms",
-    ]
-    said = [PAPER.get((of["setup"], of["warm-up"]), "") for of in language.arms_of(results)]
-    title = "post-LN Transformer: one effective learning rate in place of warm-up"
-    return Report(
-        language.tables(settings, results, title, {"paper: perplexity": said}, notes),
-        language.draw(results, col=("optimizer",), hue="setup", style="warm-up", colors={**COLORS, "no decay": "0.45"}),
-    )
-
-
-STUDY = language.study(
+STUDY = study(
     name="elr-language",
     doc="A post-LN Transformer on text with SGD in three setups, one of which holds every layer at one effective "
     "learning rate, with warm-up and without (Spreads in Effective Learning Rates, Appendix B.3 and Figure 12).",
-    jobs=jobs,
-    report=report,
+    arms=ARMS,
+    quick=slice(4, 6),
+    title="post-LN Transformer: one effective learning rate in place of warm-up",
+    paper=("paper: perplexity", lambda of: PAPER.get((of["setup"], of["warm-up"]), "")),
+    notes=[
+        f"{MODEL} with LayerNorm after every layer of a branch, Xavier's initialization; warm-up: a fifth of the "
+        f"training; constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖",
+        "paper: Figure 12, test perplexity on Multi30k, of a Transformer of 20 layers with more LayerNorms",
+    ],
+    col=("optimizer",),
+    hue="setup",
+    style="warm-up",
+    colors={**COLORS, "no decay": "0.45"},
 )

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from fused_lwlr import simulate
 from fused_lwlr.methods.elr.history import draw_layers
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.tables import Report, Table
+from fused_lwlr.papers.tables import Report, summary
 
 DEPTH = 56
 """Layers."""
@@ -35,9 +35,9 @@ def after(net: str, lr: float) -> dict[str, Any]:
 
 def report(settings: Settings, results: Any) -> Report:
     """Mean and spread at some rates, and the figures."""
-    rows = [[of.net, f"{of.lr:g}", f"{of.mean:.3g}", f"{of.spread:.3g}"] for of in results.itertuples(index=False)]
+    values = {"Mean(E)": ("mean", "{:.3g}"), "Std(E)": ("spread", "{:.3g}")}
     notes = [f"{DEPTH} layers, ‖W‖² = {SQ_NORM:g} at initialization; NoShort: without shortcuts"]
-    table = Table(f"simulated E after {STEPS} steps", ["net", "λ", "Mean(E)", "Std(E)"], rows, notes, labels=2)
+    table = summary(f"simulated E after {STEPS} steps", results, {"net": "net", "λ": "lr"}, values, notes)
     figure = Figure(figsize=(13, 36), layout="constrained")
     parts: Any = figure.subfigures(9, 1, height_ratios=(1, 1, 1, 2, 1, 1, 1, 1, 1))
     figure_1(parts[0])

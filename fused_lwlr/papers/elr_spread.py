@@ -15,7 +15,7 @@ from fused_lwlr.models.deep import NAME
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.from_he import from_he
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.tables import Report, Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.trainer import Trainer
 
@@ -87,36 +87,25 @@ def measure(**fields: Any) -> dict[str, Any]:
 def report(settings: Settings, results: Any) -> Report:
     """Figure 3, Figure 5, and the paper's statements about them with our numbers."""
     plain = results[results.momentum == 0.0]
-    rows = [
-        [*key, cell(of.elr_mean, "{:.3g}"), cell(of.elr_spread, "{:.3g}"), cell(of.test_accuracy, "{:.1f}")]
-        for key, of in _cells(plain, "model", "lr")
-    ]
+    averages = {"Mean(E)": ("elr_mean", "{:.3g}"), "Std(E)": ("elr_spread", "{:.3g}")}
+    accuracy = {"test accuracy %": ("test_accuracy", "{:.1f}")}
     about = "E = ‖∇W‖ / ‖W‖ of convolutions, averaged over the training; Std: population, over layers"
-    first = Table(
+    first = summary(
         "without momentum (Figure 3, of curves without numbers)",
-        ["net", "lr", "Mean(E)", "Std(E)", "test accuracy %"],
-        rows,
+        plain,
+        {"net": "model", "lr": "lr"},
+        averages | accuracy,
         [f"{settings.over}; no decay", about],
-        labels=2,
     )
     model = results.model.iloc[0]
-    rows = [
-        [*key, cell(of.elr_spread, "{:.3g}"), cell(of.base_spread, "{:.3g}"), cell(of.test_accuracy, "{:.1f}")]
-        for key, of in _cells(results[results.model == model].sort_values("momentum", kind="stable"), "momentum", "lr")
-    ]
-    second = Table(
+    spreads = {"Std(E) of the buffer": ("elr_spread", "{:.3g}"), "of the gradient": ("base_spread", "{:.3g}")}
+    second = summary(
         f"{model} with momentum (Figure 5, of colours without numbers)",
-        ["momentum", "lr", "Std(E) of the buffer", "of the gradient", "test accuracy %"],
-        rows,
-        labels=2,
+        results[results.model == model].sort_values("momentum", kind="stable"),
+        {"momentum": "momentum", "lr": "lr"},
+        spreads | accuracy,
     )
     return Report([first, second, _statements(results, plain)], _draw(results, plain))
-
-
-def _cells(results: Any, *columns: str) -> list[tuple[list[str], Any]]:
-    """Labels and the results of every combination of these columns."""
-    groups = results.groupby(list(columns), sort=False)
-    return [([x if isinstance(x, str) else f"{x:g}" for x in key], of) for key, of in groups]
 
 
 def _statements(results: Any, plain: Any) -> Table:
@@ -164,18 +153,20 @@ def _draw(results: Any, plain: Any) -> Figure:
     figure, (spread, accuracy, momentum, time) = panels(4, height=3.2)
     models, lrs = list(results.model.unique()), sorted(plain.lr.unique())
     first = results[results.model == models[0]]
-    band(spread, plain, x="lr", y="elr_spread", hue="model", marker="o")
-    band(accuracy, plain, x="lr", y="test_accuracy", hue="model", marker="o", legend=False)
-    band(momentum, first.astype({"momentum": str}), x="lr", y="elr_spread", hue="momentum", marker="o")
+    rate, above = "learning rate", "Std(E) over layers"
+    marked: dict[str, Any] = {"x": "lr", "marker": "o"}
+    band(spread, plain, y="elr_spread", labels=(rate, above), title="no momentum", log="xy", hue="model", **marked)
+    tested = (rate, "test accuracy in %")
+    band(accuracy, plain, y="test_accuracy", labels=tested, title="no momentum", hue="model", legend=False, **marked)
+    title = f"{models[0]}, of the buffer"
+    of = first.astype({"momentum": str})
+    band(momentum, of, y="elr_spread", labels=(rate, above), title=title, log="xy", hue="momentum", **marked)
     curves = plain[plain.model.isin(models[:2]) & plain.lr.isin([lrs[0], lrs[-1]]) & plain.spread.notna()]
     curves = curves.explode(["steps", "spread"]).astype({"steps": int, "spread": float})
-    band(time, curves, x="steps", y="spread", hue="model", style="lr", units="name", estimator=None, errorbar=None)
-    for axes, title in ((spread, "no momentum"), (accuracy, "no momentum"), (momentum, f"{models[0]}, of the buffer")):
-        axes.set(xscale="log", xlabel="learning rate", title=title)
-    for axes in (spread, momentum, time):
-        axes.set(yscale="log", ylabel="Std(E) over layers")
-    accuracy.set_ylabel("test accuracy in %")
-    time.set(xlabel="step", title="over training, every seed")
+    band(
+        time, curves, x="steps", y="spread", labels=("step", above), title="over training, every seed", log="y",
+        hue="model", style="lr", units="name", estimator=None, errorbar=None,
+    )  # fmt: skip
     # colours as in the legend below
     handles, labels = time.get_legend_handles_labels()
     of_lr = labels.index("lr") + 1

@@ -12,6 +12,7 @@ import seaborn
 
 WIDTH = 7.2
 """Inches; about as wide as the text of a page, so that text of 10 points is as large as the text around it."""
+ACCURACY = "test accuracy in %,\nmean and range of seeds"
 BAND = {"errorbar": ("pi", 100), "err_kws": {"alpha": 0.15, "linewidth": 0}}
 
 
@@ -24,23 +25,35 @@ def panels(count: int, *, height: float = 2.8) -> tuple[Figure, list[Any]]:
     return figure, list(axes[:count])
 
 
-def bands(results: Any, *, x: str, y: str, columns: int = 2, **options: Any) -> Any:
-    """A grid of panels (`seaborn.relplot`), divided by `col`, with colours by `hue` and the legend below."""
+def bands(
+    results: Any, *, x: str, y: str, labels: tuple[str, str], log: str = "x", columns: int = 2, **options: Any
+) -> Figure:
+    """Panels of one kind (`seaborn.relplot`), divided by `col`, with colours by `hue` and the legend below.
+
+    Args:
+        labels: names of the axes.
+        log: the logarithmic axes: "x", "y", "xy" or none.
+    """
     count = results[options["col"]].nunique() if "col" in options else 1
     columns = min(columns, count)
     wrapped = {"col_wrap": columns} if count > 1 else {}
-    grid = seaborn.relplot(results, kind="line", x=x, y=y, **{**BAND, **wrapped, **options})
+    grid = seaborn.relplot(results, kind="line", x=x, y=y, **{**BAND, "marker": "o", **wrapped, **options})
     rows = ceil(count / columns)
     grid.figure.set_size_inches(WIDTH, (5.6 if columns < 3 else 4.6) / columns * rows + 0.6)
     grid.figure.set_layout_engine("constrained")
     if grid.legend is not None:
         seaborn.move_legend(grid, "outside lower center", ncols=4, frameon=False, fontsize="small")
-    return grid.set_titles("{col_name}")
+    grid.set(**{f"{axis}scale": "log" for axis in log}).set_axis_labels(*labels).set_titles("{col_name}")
+    figure: Figure = grid.figure
+    return figure
 
 
-def band(axes: Any, results: Any, *, x: str, y: str, **options: Any) -> None:
+def band(
+    axes: Any, results: Any, *, x: str, y: str, labels: tuple[str, str], title: str, log: str = "x", **options: Any
+) -> None:
     """The same in existing axes, with a legend."""
     seaborn.lineplot(results, x=x, y=y, ax=axes, **{**BAND, **options})
+    axes.set(xlabel=labels[0], ylabel=labels[1], title=title, **{f"{axis}scale": "log" for axis in log})
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend() is not None:
         seaborn.move_legend(axes, "best", frameon=False, fontsize="small", title=None)

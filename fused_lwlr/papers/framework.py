@@ -48,11 +48,32 @@ class Settings:
         length = f"{self.steps} steps" if self.steps else f"{self.epochs} epoch{'s' * (self.epochs != 1)}"
         return f"{self.data}, {length}{spread}"
 
-    def jobs(self, function: Callable[..., dict[str, Any]], name: str, cells: Iterable[dict[str, Any]]) -> "list[Job]":
-        """A training for each cell and seed; `name` is a format of its parameters."""
-        every = [cell | {"seed": seed} for cell in cells for seed in range(self.seeds)]
-        names = [name.format(**of).replace(":", "-").replace(", ", "+") for of in every]
-        return [Job(of_job, function, of | self.common) for of_job, of in zip(names, every, strict=True)]
+    def jobs(
+        self,
+        function: Callable[..., dict[str, Any]],
+        name: str,
+        cells: Iterable[dict[str, Any]],
+        *,
+        seeds: Iterable[int] | None = None,
+        common: dict[str, Any] | None = None,
+    ) -> "list[Job]":
+        """A job for each cell and seed.
+
+        Args:
+            name: a format of the parameters of a job.
+            cells: parameters in which the jobs differ, without the seed.
+            seeds: all of the study without a value.
+            common: parameters of all jobs; those of a training without a value.
+        """
+        seeds = range(self.seeds) if seeds is None else tuple(seeds)
+        every = [{**cell, "seed": seed} for cell in cells for seed in seeds]
+        same = self.common if common is None else common
+        return [Job(_word(name.format(**of)), function, of | same) for of in every]
+
+
+def _word(text: str) -> str:
+    """A text as the name of a job."""
+    return re.sub(r"[^\w.=+-]+", "-", text)
 
 
 @dataclass(frozen=True)
@@ -109,53 +130,45 @@ class Study:
     options: frozenset[str] = OPTIONS
 
     def settings(
-        self,
-        *,
-        seeds: int | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
-        data: str | None = None,
-        model: str | None = None,
-        training: Sequence[str] = (),
-        quick: bool = False,
-        device: str = "auto",
+        self, *, training: Sequence[str] = (), quick: bool = False, device: str = "auto", **given: Any
     ) -> Settings:
         """Settings, with the study's own values for missing options.
+
+        Args:
+            training: fields of the recipes of all trainings, each as NAME=VALUE.
+            given: seeds, epochs, steps, data and model, or None for the study's own.
 
         Raises:
             ValueError: this study lacks an option, needs more seeds, or a field of the recipe does not
                 have the form NAME=VALUE or is in `OWN`.
         """
-        given = {"data": data, "model": model, "epochs": epochs, "steps": steps, "seeds": seeds}
-        given["set"] = " ".join(training) or None
-        for option in sorted(given.keys() - self.options):
-            if given[option] is not None:
-                raise ValueError(f"--{option} {given[option]} has no meaning for {self.name}: leave it out")
-        if data is not None and is_text(data) != is_text(self.data):
-            kinds = ("text", "images") if is_text(data) else ("images", "text")
-            raise ValueError(f"--data {data} is {kinds[0]}: {self.name} needs {kinds[1]}")
-        count = seeds if seeds is not None else min(2, self.seeds) if quick else self.seeds
-        if count < self.least_seeds:
-            raise ValueError(f"--seeds {count}: {self.name} shows a spread over seeds, which takes two at least")
-        pairs = [text.partition("=") for text in training]
-        if bad := [name for name, equals, _ in pairs if not equals]:
-            raise ValueError(f"--set {bad[0]} is not of the form NAME=VALUE, such as --set amp=bf16")
+        given = {name: value for name, value in given.items() if value is not None}
+        asked = given | ({"set": " ".join(training)} if training else {})
+        for option in sorted(asked.keys() - self.options):
+            raise ValueError(f"--{option} {asked[option]} has no meaning for {self.name}: leave it out")
+        own = {"data": self.data, "seeds": self.seeds, "epochs": self.epochs, "steps": self.steps}
+        if quick:
+            own |= {"seeds": min(2, self.seeds), "epochs": self.epochs and 1, "steps": self.steps and 4}
+        chosen: dict[str, Any] = own | given
+        if is_text(chosen["data"]) != is_text(self.data):
+            kinds = ("images", "text") if is_text(self.data) else ("text", "images")
+            raise ValueError(f"--data {chosen['data']} is {kinds[0]}: {self.name} needs {kinds[1]}")
+        if chosen["seeds"] < self.least_seeds:
+            raise ValueError(
+                f"--seeds {chosen['seeds']}: {self.name} shows a spread over seeds, which takes two at least"
+            )
+        fields = self._fields(training)
+        return Settings(study=self.name, **chosen, training=fields, quick=quick, device=device)
+
+    def _fields(self, training: Sequence[str]) -> dict[str, str]:
         fields: dict[str, str] = {}
-        for name, _, value in pairs:
+        for text in training:
+            name, equals, value = text.partition("=")
             key = name.lstrip("-").replace("-", "_")
+            if not equals:
+                raise ValueError(f"--set {name} is not of the form NAME=VALUE, such as --set amp=bf16")
             if key in OWN:
-                raise ValueError(f"--set {name}={value}: {self.name} chooses it, or has an option for it: leave it out")
+                raise ValueError(f"--set {text}: {self.name} chooses it, or has an option for it: leave it out")
             # arguments of a model add up
             fields[key] = f"{fields[key]},{value}" if key == "model_args" and key in fields else value
-        own = (self.epochs and 1, self.steps and 4) if quick else (self.epochs, self.steps)
-        return Settings(
-            study=self.name,
-            seeds=count,
-            epochs=own[0] if epochs is None else epochs,
-            steps=own[1] if steps is None else steps,
-            data=data or self.data,
-            model=model,
-            training=fields,
-            quick=quick,
-            device=device,
-        )
+        return fields

@@ -5,6 +5,8 @@ by layer). Each initialization goes through the data once; the baselines train a
 """
 
 from collections.abc import Iterable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,43 +19,33 @@ from fused_lwlr import SGD, AdamW, Lion
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.ladder import CHOOSING, choosing
+from fused_lwlr.papers.grid import CHOOSING, Grid
 from fused_lwlr.papers.starts import LR, is_normalized, start_
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.tables import Report, Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.papers.tuning import best
 from fused_lwlr.training.trainer import Trainer
 
 # VGG-19 and DenseNet-100 are left to --model vgg19x8, vgg19x8-nobn, densenet100x4 or densenet100. One training of
 # 6 epochs takes 10 to 14 s on one core with VGG-19 of an eighth of its width, and with DenseNet-100 of growth 4.
 MODELS = ("resnet", "noshort20x8-nobn")
 """A net with batch normalization and shortcuts, and a net with neither."""
-TAUS: dict[str, tuple[float, ...]] = {
-    "kaiming": (0.0,),
-    "constant": (0.0,),
-    "warm-up": (0.0,),
-    "metainit": (0.001, 0.003, 0.01, 0.03, 0.1),
-    "metainit-adam": (0.001, 0.003, 0.01, 0.03, 0.1),
-    "gradinit": (0.001, 0.003, 0.01, 0.03, 0.1),
-    "gradinit-normalized": (0.001, 0.003, 0.01, 0.03, 0.1),
+TAUS = (0.001, 0.003, 0.01, 0.03, 0.1)
+STARTS: dict[str, tuple[str, str, tuple[float, ...]]] = {
+    "kaiming": ("He", "0.45", (0.0,)),
+    "constant": ("He, +1 epoch", "0.7", (0.0,)),
+    "warm-up": ("He, +1 epoch of warm-up", "#66a182", (0.0,)),
+    "metainit": ("MetaInit", "#edae49", TAUS),
+    "metainit-adam": ("MetaInit, Adam", "#8d5b00", TAUS),
+    "gradinit": ("GradInit", "#00798c", TAUS),
+    "gradinit-normalized": ("GradInit, g / ‖g‖", "#d1495b", TAUS),
 }
-"""Start of a training (see `starts.start_`) -> the rates to choose from. The authors' scripts divide the gradient by
-its norm."""
+"""Start of a training (see `starts.start_`) -> its name, its color, and the rates to choose from. The authors' scripts
+divide the gradient by its norm."""
+LABELS = {start: name for start, (name, _, _) in STARTS.items()}
+COLORS = {name: color for name, color, _ in STARTS.values()}
+GRID = Grid(("model", "init"), rate="tau", outcome="last", choosing=CHOOSING)
 MEASURED = 16
 """Number of minibatches for the variance."""
-
-LABELS = {
-    "kaiming": "He",
-    "constant": "He, +1 epoch",
-    "warm-up": "He, +1 epoch of warm-up",
-    "metainit": "MetaInit",
-    "metainit-adam": "MetaInit, Adam",
-    "gradinit": "GradInit",
-    "gradinit-normalized": "GradInit, g / ‖g‖",
-}
-COLORS = dict(
-    zip(LABELS, ("0.45", "0.7", "#66a182", "#edae49", "#8d5b00", "#00798c", "#d1495b"), strict=True)
-)  # fmt: skip
 
 PAPER: dict[tuple[str, bool], dict[str, tuple[str, str]]] = {
     ("ResNet-110", True): {
@@ -93,29 +85,21 @@ FAMILIES = {"vgg": "VGG-19", "noshort": "VGG-19", "densenet": "DenseNet-100"}
 
 def jobs(settings: Settings) -> list[Job]:
     """Every net after every start, at all its rates, with the seeds that choose."""
-    return [
-        _job(settings, model, start, tau, seed)
+    cells = [
+        {"model": model, "init": start, "tau": tau}
         for model in ([settings.model] if settings.model else MODELS[1:] if settings.quick else MODELS)
-        for start, taus in TAUS.items()
+        for start, (_, _, taus) in STARTS.items()
         # a quick study has two of the higher rates: the lowest hardly change a weight in a few steps
         for tau in (taus[-3:-1] or taus if settings.quick else taus)
-        for seed in range(choosing(settings))
     ]
+    return _train(settings, cells, range(CHOOSING))
 
 
-def more(settings: Settings, results: Any) -> list[Job]:
-    """The other seeds at the best rate of each start."""
-    chosen = best(results, ["model", "init"], outcome="last", rate="tau", choosing=CHOOSING)
-    pairs = dict.fromkeys(zip(chosen.model, chosen.init, chosen.tau, strict=True))
-    return [_job(settings, *pair, seed) for pair in pairs for seed in range(CHOOSING, settings.seeds)]
+def _train(settings: Settings, cells: list[dict[str, Any]], seeds: Iterable[int]) -> list[Job]:
+    return settings.jobs(initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=seeds)
 
 
-def _job(settings: Settings, model: str, init: str, tau: float, seed: int) -> Job:
-    of = {"model": model, "init": init, "tau": tau, "seed": seed}
-    return Job(f"{model.replace(':', '-')}-{init}-tau{tau:g}-seed{seed}", initialize_and_train, of | settings.common)
-
-
-def initialize_and_train(init: str, tau: float, options: dict[str, Any] | None = None, **common: Any) -> dict[str, Any]:
+def initialize_and_train(init: str, tau: float, **common: Any) -> dict[str, Any]:
     """Test accuracy after every epoch, loss on held-out images, and σ(g) of every weight before and after `init`.
 
     SGD at a rate of 0.1 with a cosine from the start, clipped without batch normalization. None after divergence;
@@ -130,7 +114,7 @@ def initialize_and_train(init: str, tau: float, options: dict[str, Any] | None =
         found["normalized"] = is_normalized(model)
         drawn = start_(trainer, "kaiming", 0.0)
         found["before"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
-        optimizer = drawn if init == "kaiming" else start_(trainer, init, tau, **(options or {}))
+        optimizer = drawn if init == "kaiming" else start_(trainer, init, tau)
         found["after"] = gradient_std(model, trainer.passes.minibatches(MEASURED))
         return optimizer
 
@@ -170,8 +154,9 @@ def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> 
 def report(settings: Settings, results: Any) -> Report:
     """Accuracy, its gain over He's initialization, and σ(g)."""
     results = results.astype(dict.fromkeys(("first", "best", "last", "val_loss"), float))
-    chosen = best(results, ["model", "init"], outcome="last", rate="tau", choosing=CHOOSING)
-    tables = [_accuracy(settings, chosen), _differences(chosen), _variance(chosen), _grid(results)]
+    results = results.assign(start=results.init.map(LABELS))
+    chosen = GRID.best(results)
+    tables = [_accuracy(settings, chosen), _differences(chosen), _variance(chosen), _all_rates(results)]
     return Report(tables, _draw(chosen))
 
 
@@ -183,53 +168,53 @@ def _paper(of: Any) -> tuple[str, dict[str, tuple[str, str]]]:
 
 
 def _accuracy(settings: Settings, results: Any) -> Table:
-    rows = []
-    for (model, init), of in results.groupby(["model", "init"], sort=False):
-        name, paper = _paper(results[results.model == model])
-        values = [cell(of[value], "{:.1f}") for value in ("first", "best", "last")]
-        rows.append([model, LABELS[init], _rate(of.tau.iloc[0]), *values, name, *paper.get(init, ("", ""))])
-    columns = ["net", "initialization", "best τ", "first epoch %", "best %", "last %"]
-    notes = [
-        f"{settings.data}, {settings.epochs} epochs of SGD at 0.1 with a cosine, test accuracy, mean ± standard "
-        f"deviation over {settings.seeds} seeds; nets without batch normalization (BN) are clipped at a norm of 1",
-        "each initialization goes through the training images once; +1 epoch: an epoch at the peak rate, or with a "
-        "rising one, before the first epoch",
-        f"best τ: the learning rate of the scales, by the loss on held-out images, mean over {CHOOSING} seeds; the "
-        "other seeds run at it alone",
-        "paper: Tables 3 and 10, CIFAR-10, 200 epochs, mean ± standard error of 4 seeds, and Table 9 for MetaInit with "
-        "signSGD; its GradInit is in the row of the authors' scripts, which divide the gradient by its norm",
-    ]
-    columns += ["paper: net", "paper: first epoch %", "paper: best %"]
-    return Table("accuracy from different initializations", columns, rows, notes, labels=2)
+    def paper(of: Any) -> list[str]:
+        name, figures = _paper(results[results.model == of.model.iloc[0]])
+        return [name, *figures.get(of.init.iloc[0], ("", ""))]
 
-
-def _rate(tau: float) -> str:
-    return f"{tau:g}" if tau else ""
+    return summary(
+        "accuracy from different initializations",
+        results,
+        {"net": "model", "initialization": "start"},
+        {
+            "best τ": lambda of: GRID.rate_of(of) if of.tau.iloc[0] else "",
+            "first epoch %": ("first", "{:.1f}"),
+            "best %": ("best", "{:.1f}"),
+            "last %": ("last", "{:.1f}"),
+            ("paper: net", "paper: first epoch %", "paper: best %"): paper,
+        },
+        [
+            f"{settings.data}, {settings.epochs} epochs of SGD at 0.1 with a cosine, test accuracy, mean ± standard "
+            f"deviation over {settings.seeds} seeds; nets without batch normalization (BN) are clipped at a norm of 1",
+            "each initialization goes through the training images once; +1 epoch: an epoch at the peak rate, or with a "
+            "rising one, before the first epoch",
+            f"best τ: the learning rate of the scales, by the loss on held-out images, mean over {CHOOSING} seeds; the "
+            "other seeds run at it alone",
+            "paper: Tables 3 and 10, CIFAR-10, 200 epochs, mean ± standard error of 4 seeds, and Table 9 for MetaInit "
+            "with signSGD; its GradInit is in the row of the authors' scripts, which divide the gradient by its norm",
+        ],
+    )
 
 
 def _differences(results: Any) -> Table:
     """From He's initialization with an epoch more, of constant rate and of warm-up: the same work."""
-    rows = []
-    for model, of in results.groupby("model", sort=False):
-        _, paper = _paper(of)
-        first = of.pivot(index="seed", columns="init", values="first")
-        for init in [init for init in LABELS if "init" in init and init in first]:
-            for rival in [rival for rival in ("constant", "warm-up") if rival in first]:
-                said = [float(paper[name][0].split()[0]) for name in (init, rival) if name in paper]
-                text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""
-                found = comparison.cells(first[init] - first[rival], "{:+.1f}")
-                rows.append([model, LABELS[init], LABELS[rival], *found, text])
+    arms, rows = GRID.arms(results), []
+    for (model, init), of in arms.items():
+        _, paper = _paper(results[results.model == model])
+        for rival in [rival for rival in ("constant", "warm-up") if "init" in init and (model, rival) in arms]:
+            said = [float(paper[name][0].split()[0]) for name in (init, rival) if name in paper]
+            text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""
+            over = comparison.against(of, arms[model, rival], "first", "{:+.1f}")
+            rows.append([model, LABELS[init], LABELS[rival], *over, text])
     columns = ["net", "initialization", "minus", *comparison.COLUMNS, "paper"]
     return Table("accuracy after the first epoch, in points", columns, rows, [comparison.NOTE], labels=3)
 
 
-def _grid(results: Any) -> Table:
-    rows = []
-    of_choice = results[(results.seed < CHOOSING) & (results.tau > 0)]
-    for (model, init, tau), of in of_choice.groupby(["model", "init", "tau"], sort=False):
-        rows.append([model, LABELS[init], _rate(tau), cell(of.val_loss), cell(of["first"], "{:.1f}")])
-    columns = ["net", "initialization", "τ", "held-out loss", "first epoch %"]
-    return Table(f"all τ, {CHOOSING} seeds", columns, rows, labels=3)
+def _all_rates(results: Any) -> Table:
+    of_choice = GRID.of_choice(results[results.tau > 0])
+    values = {"held-out loss": ("val_loss", "{:.3f}"), "first epoch %": ("first", "{:.1f}")}
+    labels = {"net": "model", "initialization": "start", "τ": "tau"}
+    return summary(f"all τ, {CHOOSING} seeds", of_choice, labels, values)
 
 
 def factors(results: Any) -> list[Any]:
@@ -260,16 +245,18 @@ def _variance(results: Any) -> Table:
 def _draw(results: Any) -> Figure:
     models = list(results.model.unique())
     figure, axes_of = panels(2 * len(models))
-    for left, right, model in zip(axes_of[::2], axes_of[1::2], models, strict=True):
-        of_model = results[results.model == model].assign(initialization=results.init.map(LABELS))
-        for axes, value, name in ((left, "accuracies", "epoch"), (right, "after", "weight, in order of the model")):
-            of = of_model[of_model[value].notna()].explode(value).astype({value: float})
-            of = of.assign(**{name: of.groupby("name").cumcount() + (name == "epoch")})
-            colors = {LABELS[init]: color for init, color in COLORS.items()}
-            band(axes, of, x=name, y=value, hue="initialization", palette=colors, marker="o")
-            axes.set_title(model, fontsize="medium")
-        left.set(ylabel="test accuracy in %", ylim=(0, 101))
-        right.set(yscale="log", ylabel="σ(g) at initialization")
+    kinds = [
+        ("accuracies", ("epoch", "test accuracy in %"), ""),
+        ("after", ("weight, in order of the model", "σ(g) at initialization"), "y"),
+    ]
+    for axes, (model, (value, labels, log)) in zip(axes_of, product(models, kinds), strict=True):
+        of = results[(results.model == model) & results[value].notna()].explode(value).astype({value: float})
+        of = of.assign(at=of.groupby("name").cumcount() + (value == "accuracies"))
+        band(
+            axes, of, x="at", y=value, labels=labels, title=model, log=log, hue="start", palette=COLORS, marker="o"
+        )  # fmt: skip
+        if value == "accuracies":
+            axes.set_ylim(0, 101)
     shared_legend(*axes_of)
     return figure
 
@@ -280,7 +267,7 @@ STUDY = Study(
     "initialization, MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 and 10, Figures 4 "
     "to 6).",
     jobs=jobs,
-    more=more,
+    more=partial(GRID.more, train=_train),
     report=report,
     epochs=6,
 )

@@ -5,11 +5,8 @@ GradInit, Table 7 and Figure 3: trainings that work without warm-up, on IWSLT-14
 
 from typing import Any
 
-from fused_lwlr.papers import language
 from fused_lwlr.papers.elr_constrained import NEITHER
-from fused_lwlr.papers.framework import Job, Settings
-from fused_lwlr.papers.language import Arm
-from fused_lwlr.papers.tables import Report
+from fused_lwlr.papers.language import Arm, study
 
 MODEL = "postln8"
 WARMUP = 0.2
@@ -50,31 +47,21 @@ PAPER = {("AdamW", "plain"): "fails", ("AdamW", "warm-up"): "35.6 (RAdam)", ("Ad
 """BLEU on IWSLT-14: Table 7, and the introduction for the failures."""
 
 
-def jobs(settings: Settings) -> list[Job]:
-    """Each start and optimizer at all rates."""
-    return language.jobs(settings, ARMS[: 3 if settings.quick else None])
-
-
-def report(settings: Settings, results: Any) -> Report:
-    """Losses at the best rates, with BLEU of the paper, and losses at all rates."""
-    notes = [
+STUDY = study(
+    name="gradinit-language",
+    doc="A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning "
+    "rates and β₂ (GradInit, Table 7 and Figure 3).",
+    arms=ARMS,
+    quick=slice(3),
+    title="post-LN Transformer: GradInit in place of warm-up",
+    paper=("paper: BLEU", lambda of: PAPER.get((of["optimizer"], of["start"]), "")),
+    notes=[
         f"{MODEL}, PyTorch's initialization; warm-up: a fifth of the training; GradInit: 15 steps, τ 0.06, γ 0.8 of "
         "the first norm, before a training without warm-up",
         "paper: Table 7, BLEU of a post-LN Transformer on IWSLT-14; fails: without warm-up it does not converge "
         "(Section 1)",
-    ]
-    said = [PAPER.get((of["optimizer"], of["start"]), "") for of in language.arms_of(results)]
-    title = "post-LN Transformer: GradInit in place of warm-up"
-    return Report(
-        language.tables(settings, results, title, {"paper: BLEU": said}, notes),
-        language.draw(results, col=("optimizer", "β₂"), hue="start", colors=COLORS),
-    )
-
-
-STUDY = language.study(
-    name="gradinit-language",
-    doc="A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning "
-    "rates and β₂ (GradInit, Table 7 and Figure 3).",
-    jobs=jobs,
-    report=report,
+    ],
+    col=("optimizer", "β₂"),
+    hue="start",
+    colors=COLORS,
 )

@@ -4,12 +4,9 @@ The held-out text has two halves. The mean loss over seeds on the first half cho
 loss on the second half.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
-from math import isfinite
 from typing import Any
 
 import pandas
@@ -19,12 +16,12 @@ from torch import nn
 
 from fused_lwlr import SGD, AdamW, Lion, gradinit_
 from fused_lwlr.data.minibatches import minibatches
-from fused_lwlr.papers.comparison import COLUMNS, NOTE, cells
+from fused_lwlr.papers.comparison import COLUMNS, NOTE, against
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
-from fused_lwlr.papers.tables import Table, cell
+from fused_lwlr.papers.grid import Grid
+from fused_lwlr.papers.tables import Report, Table, cell, summary
 from fused_lwlr.papers.training import Trained, recipe_of, train
-from fused_lwlr.papers.tuning import best, mean_scores
 from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
@@ -54,26 +51,41 @@ class Arm:
     fields: dict[str, Any]
     lrs: Sequence[float]
 
-    def job(self, settings: Settings, function: Callable[..., dict[str, Any]], **parameters: Any) -> Job:
-        """A job for it, with more parameters."""
-        words = [*self.labels.values(), f"lr{parameters['lr']:g}", f"seed{parameters['seed']}"]
-        name = "-".join(re.sub(r"[^\w.+-]+", "_", word) for word in words if word)
+    def jobs(self, settings: Settings, function: Callable[..., dict[str, Any]], lrs: Sequence[float]) -> list[Job]:
+        """A job for each rate and seed."""
+        name = "-".join(filter(None, self.labels.values())) + "-lr{lr:g}-seed{seed}"
         quick = {"gradinit_steps": 2} if settings.quick else {}
-        return Job(name, function, {"labels": self.labels, **settings.common, **self.fields, **quick, **parameters})
+        common = {"labels": self.labels, **settings.common, **self.fields, **quick}
+        return settings.jobs(function, name, [{"lr": lr} for lr in lrs], common=common)
 
 
-study = partial(Study, epochs=None, steps=200, data="python-docs", options=TEXT_OPTIONS)
-"""A study on text."""
+def study(
+    *,
+    name: str,
+    doc: str,
+    arms: Sequence[Arm],
+    quick: slice,
+    title: str,
+    paper: tuple[str, Callable[[Any], str]],
+    notes: Sequence[str],
+    **lines: Any,
+) -> Study:
+    """A study of arms on text, each at all rates of its grid.
 
+    Args:
+        quick: the arms of a smoke test.
+        title, paper, notes: as of `tables`.
+        lines: options of `draw`.
+    """
 
-def jobs(settings: Settings, arms: Sequence[Arm]) -> list[Job]:
-    """Every arm at every rate of its grid."""
-    return [
-        arm.job(settings, measure, lr=lr, seed=seed)
-        for arm in arms
-        for lr in arm.lrs[: 2 if settings.quick else None]
-        for seed in range(settings.seeds)
-    ]
+    def jobs(settings: Settings) -> list[Job]:
+        chosen, most = (arms[quick], 2) if settings.quick else (arms, None)
+        return [job for arm in chosen for job in arm.jobs(settings, measure, arm.lrs[:most])]
+
+    def report(settings: Settings, results: Any) -> Report:
+        return Report(tables(settings, results, title=title, paper=paper, notes=notes), draw(results, **lines))
+
+    return Study(name, doc, jobs, report, epochs=None, steps=200, data="python-docs", options=TEXT_OPTIONS)
 
 
 def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
@@ -131,95 +143,95 @@ def xavier_(model: nn.Module) -> None:
 
 
 def tables(
-    settings: Settings, results: Any, title: str, paper: Mapping[str, Sequence[str]], notes: Sequence[str]
+    settings: Settings,
+    results: Any,
+    *,
+    title: str,
+    paper: tuple[str, Callable[[Any], str]],
+    notes: Sequence[str],
 ) -> list[Table]:
     """The loss of each arm at its best rate with figures of a paper, differences of arms, and the loss at all rates.
 
     Args:
         results: a row for each training, as of `measure`.
-        paper: by column, a cell for each arm.
+        paper: a column, and its cell for the labels of an arm.
     """
-    results = results.assign(arm=[", ".join(labels.values()) for labels in results.labels])
-    chosen = dict(list(best(results, ["arm"], outcome="loss").groupby("arm", sort=False)))
-    mean = mean_scores(results, ["arm", "lr"], outcome="loss")
-    labels = list(results.labels[0])
-    said = zip(*paper.values(), strict=True)
-    rows = []
-    for (arm, of), figures in zip(chosen.items(), said, strict=True):
-        trains = (mean[arm] < TRAINS).sum()
-        ours = [f"{trains} of {len(mean[arm])}", f"{of.lr.iloc[0]:g}", cell(of.loss)]
-        rows.append([*of.labels.iloc[0].values(), *ours, *figures])
-    validated = (results.val_loss.notna() | results.loss.isna()).groupby([results.arm, results.lr]).sum().min()
-    first = Table(
+    of_labels = by_label(results)
+    names = list(results.labels[0])
+    grid = Grid(tuple(names), outcome="loss")
+    scores, best = grid.scores(of_labels), grid.best(of_labels)
+
+    def trains(of: Any) -> str:
+        arm = scores.loc[tuple(of[names].iloc[0])]
+        return f"{(arm < TRAINS).sum()} of {len(arm)}"
+
+    validated = (of_labels.val_loss.notna() | of_labels.loss.isna()).groupby([of_labels[n] for n in (*names, "lr")])
+    seeds = validated.sum().min()
+    chosen_by = f"mean over {seeds} seeds" if seeds > 1 else "seed 0"
+    first = summary(
         title,
-        [*labels, "rates that train", "best lr", "held-out loss", *paper],
-        rows,
+        best,
+        dict(zip(names, names, strict=True)),
+        {
+            "rates that train": trains,
+            "best lr": grid.rate_of,
+            "held-out loss": ("loss", "{:.3f}"),
+            paper[0]: lambda of: paper[1](of.iloc[0]),
+        },
         [
             f"{settings.over}; loss in nats a character, of the second half of the text that is held out; each row at "
-            f"its best learning rate, by the loss on the first half, {_seeds(validated)}",
+            f"its best learning rate, by the loss on the first half, {chosen_by}",
             f"rates that train: this loss gets below {TRAINS:g}; the frequencies of characters have 3.2",
             *notes,
         ],
-        labels=len(labels),
     )
-    return [first, _differences(chosen, labels), _grid(results, labels, validated)]
+    return [first, _differences(grid.arms(best), names), _all_rates(grid.arms(of_labels), names, chosen_by)]
 
 
-def _seeds(count: int) -> str:
-    return f"mean over {count} seeds" if count > 1 else "seed 0"
+def by_label(results: Any) -> Any:
+    """Rates, seeds and losses of trainings, with a column for each label of their arms."""
+    labels = pandas.DataFrame(list(results.labels), index=results.index)
+    return labels.join(results[["lr", "seed", "val_loss", "loss"]].astype({"val_loss": float, "loss": float}))
 
 
-def arms_of(results: Any) -> list[dict[str, str]]:
-    """The labels of all arms, in order."""
-    return [dict(items) for items in dict.fromkeys(tuple(labels.items()) for labels in results.labels)]
-
-
-def _differences(chosen: Mapping[str, Any], labels: Sequence[str]) -> Table:
+def _differences(chosen: Mapping[tuple[str, ...], Any], names: Sequence[str]) -> Table:
     """Every two arms that differ in one label, seed by seed."""
     rows = []
-    for before, after in combinations(chosen.values(), 2):
-        one, other = after.labels.iloc[0], before.labels.iloc[0]
-        differing = [name for name in labels if one[name] != other[name]]
+    for before, after in combinations(chosen, 2):
+        differing = [other for one, other in zip(after, before, strict=True) if one != other]
         if len(differing) == 1:
-            over = after.set_index("seed").loss.astype(float) - before.set_index("seed").loss.astype(float)
-            rows.append([*one.values(), other[differing[0]], *cells(over, "{:+.3f}", lower_is_better=True)])
-    columns = [*labels, "minus", *COLUMNS]
-    return Table("differences of the held-out loss at the best rates", columns, rows, [NOTE], labels=len(labels) + 1)
+            over = against(chosen[after], chosen[before], "loss", "{:+.3f}", lower_is_better=True)
+            rows.append([*after, *differing, *over])
+    columns = [*names, "minus", *COLUMNS]
+    return Table("differences of the held-out loss at the best rates", columns, rows, [NOTE], labels=len(names) + 1)
 
 
-def _grid(results: Any, labels: Sequence[str], validated: int) -> Table:
+def _all_rates(arms: Mapping[tuple[str, ...], Any], names: Sequence[str], chosen_by: str) -> Table:
     rows = []
-    for _, of in results.groupby("arm", sort=False):
-        tried = [f"{lr:g}: {cell(at.val_loss[~(at.val_loss.isna() & at.loss.notna())])}" for lr, at in of.groupby("lr")]
-        rows.append([*of.labels.iloc[0].values(), *tried])
+    for arm, of in arms.items():
+        chooses = of[of.val_loss.notna() | of.loss.isna()]
+        rows.append([*arm, *(f"{lr:g}: {cell(at.val_loss)}" for lr, at in chooses.groupby("lr"))])
     most = max(map(len, rows))
-    title = f"all learning rates, each with the loss to choose by, {_seeds(validated)}"
-    columns = [*labels, *["lr: loss"] * (most - len(labels))]
-    return Table(title, columns, [row + [""] * (most - len(row)) for row in rows], labels=len(labels))
+    title = f"all learning rates, each with the loss to choose by, {chosen_by}"
+    columns = [*names, *["lr: loss"] * (most - len(names))]
+    return Table(title, columns, [row + [""] * (most - len(row)) for row in rows], labels=len(names))
 
 
 def draw(results: Any, *, col: Sequence[str], hue: str, style: str | None = None, colors: dict[str, str]) -> Figure:
     """The validation loss over the learning rate: a panel for each `col`, and lines for `hue`, labels of arms."""
-    rows = [
-        {
-            **of.labels,
-            "panel": ", ".join(filter(None, (of.labels[name] for name in col))),
-            "lr": of.lr,
-            "loss": of.val_loss if isfinite(of.loss) else DIVERGED,
-        }
-        for of in results.astype({"loss": float}).itertuples()
-    ]
+    of = by_label(results)
+    panel = of[list(col)].agg(lambda names: ", ".join(filter(None, names)), axis=1)
+    of = of.assign(panel=panel, shown=of.val_loss.mask(of.loss.isna(), DIVERGED))
     options: dict[str, Any] = {"style": style} if style else {}
-    grid = bands(
-        pandas.DataFrame(rows), x="lr", y="loss", col="panel", hue=hue, palette=colors, marker="o",
+    figure = bands(
+        of, x="lr", y="shown", labels=("learning rate", "held-out loss"), col="panel", hue=hue, palette=colors,
         facet_kws={"sharex": False}, **options,
     )  # fmt: skip
-    grid.set(xscale="log", ylim=(None, DIVERGED + 0.05)).set_axis_labels("learning rate", "held-out loss")
-    grid.tick_params(axis="x", which="minor", labelbottom=False)
-    for axes in grid.axes.flat:
+    for axes in figure.axes:
+        axes.set_ylim(None, DIVERGED + 0.05)
+        axes.tick_params(axis="x", which="minor", labelbottom=False)
         axes.axhline(DIVERGED, color="0.5", linewidth=0.8, linestyle=":")
         axes.text(
             0.02, DIVERGED - 0.02, "diverged", color="0.4", size="small", va="top", transform=axes.get_yaxis_transform()
         )
-    figure: Figure = grid.figure
     return figure

@@ -5,15 +5,17 @@ Optimizer Reality Check (arXiv:2102.06356) finds that momentum and Adam match th
 layer-wise rates too, which are measured once.
 """
 
-from itertools import product
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-from fused_lwlr.papers.figures import bands
+from matplotlib.figure import Figure
+
+from fused_lwlr.papers.figures import ACCURACY, bands
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.ladder import choosing, next_jobs, tables
+from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.tables import Report
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.papers.tuning import best
 
 MODEL = "resnet8x8"
 SIDE = 14
@@ -39,27 +41,23 @@ FIRST = {
 """The rates that an arm begins with. An arm whose best rate is the lowest or highest of its rates gets the next."""
 PLAIN = {"LARS": "SGD", "SGD, LWLR": "SGD", "LAMB": "AdamW", "AdamW, LWLR": "AdamW"}
 """The optimizer without scaling and multipliers."""
-BY = ("batch_size", "arm")
+GRID = Grid(("batch_size", "arm"), choosing=CHOOSING, ladder=LADDER)
 
 
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at its first rates and every batch size, with the seeds that choose."""
     batches, rates = (QUICK, 2) if settings.quick else (BATCHES, 3)
-    cells = product(batches, ARMS, range(rates), range(choosing(settings)))
-    return [_job(settings, batch, arm, FIRST[arm][rate], seed) for batch, arm, rate, seed in cells]
+    cells = [
+        {"batch_size": batch, "arm": arm, "lr": lr} for batch in batches for arm in ARMS for lr in FIRST[arm][:rates]
+    ]
+    return _train(settings, cells, range(CHOOSING))
 
 
-def more(settings: Settings, results: Any) -> list[Job]:
-    """Further rates where the best one is at an edge; elsewhere the other seeds at the best rate."""
-    return next_jobs(settings, results, BY, lambda *values: _job(settings, *values))
-
-
-def _job(settings: Settings, batch: int, arm: str, lr: float, seed: int) -> Job:
-    of: dict[str, Any] = {"arm": arm, "batch_size": int(batch), "lr": lr, "seed": seed}
-    of |= {"model": settings.model or MODEL, "augmentation": "none", "workers": 0}
+def _train(settings: Settings, cells: list[dict[str, Any]], seeds: Iterable[int]) -> list[Job]:
+    common = {"model": settings.model or MODEL, "augmentation": "none", "workers": 0, **settings.common}
     if settings.data == "fashion-mnist" and "image_size" not in settings.training:
-        of["image_size"] = SIDE
-    return Job(f"batch{batch}-{arm.replace(', ', '+')}-lr{lr:g}-seed{seed}", measure, of | settings.common)
+        common["image_size"] = SIDE
+    return settings.jobs(measure, "batch{batch_size}-{arm}-lr{lr:g}-seed{seed}", cells, seeds=seeds, common=common)
 
 
 def measure(arm: str, batch_size: int, **common: Any) -> dict[str, Any]:
@@ -82,22 +80,21 @@ def report(settings: Settings, results: Any) -> Report:
         "difference: of test accuracy, in points, from SGD or from AdamW",
     ]  # fmt: skip
     title = "large batches, each optimizer at its best learning rate"
-    found = tables(
-        settings, results, title=title, by=BY, columns=("batch", "optimizer"), rivals=PLAIN, notes=notes
-    )  # fmt: skip
-    return Report(found, _draw(best(results, by=BY, choosing=choosing(settings))))
+    labels = {"batch": "batch_size", "optimizer": "arm"}
+    found = GRID.tables(results, title=title, labels=labels, rivals=PLAIN, notes=notes)
+    return Report(found, _draw(GRID.best(results)))
 
 
-def _draw(chosen: Any) -> Any:
+def _draw(chosen: Any) -> Figure:
     """The figure of test accuracy over the size of a batch."""
     of = chosen.assign(test_accuracy=chosen.test_accuracy.astype(float), rule=chosen.arm.replace(PLAIN))
-    grid = bands(of, x="batch_size", y="test_accuracy", hue="arm", marker="o", col="rule")
-    grid.set(xscale="log").set_axis_labels("images in a batch", "test accuracy in %,\nmean and range of seeds")
+    names = ("images in a batch", ACCURACY)
+    figure = bands(of, x="batch_size", y="test_accuracy", labels=names, hue="arm", col="rule")
     sizes = sorted(set(chosen.batch_size))
-    for axes in grid.axes.flat:
+    for axes in figure.axes:
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()
-    return grid.figure
+    return figure
 
 
 STUDY = Study(
@@ -105,7 +102,7 @@ STUDY = Study(
     doc="Test accuracy over the size of a batch on Fashion-MNIST: LARS and LAMB against SGD and AdamW, at equal epochs "
     "and each at its best learning rate.",
     jobs=jobs,
-    more=more,
+    more=partial(GRID.more, train=_train),
     report=report,
     epochs=3,
     data="fashion-mnist",

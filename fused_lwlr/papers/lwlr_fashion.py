@@ -4,12 +4,15 @@ Initializing the Layer-wise Learning Rate, Table 1: a ViT with SGD is where the 
 held-out images by the mean over the first `CHOOSING` seeds. The other seeds run at the best rate alone.
 """
 
-import re
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-from fused_lwlr.papers.figures import bands
+from matplotlib.figure import Figure
+
+from fused_lwlr.papers.figures import ACCURACY, bands
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.ladder import choosing, next_jobs, tables
+from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
 from fused_lwlr.papers.lwlr_vs_single import PAPER, TOKENS
 from fused_lwlr.papers.tables import Report
 from fused_lwlr.papers.training import recipe_of, train
@@ -30,28 +33,24 @@ ARMS: dict[str, dict[str, Any]] = {
 FIRST = (0.003, 0.01, 0.03)
 """The rates that every arm begins with. An arm whose best rate is the lowest or highest of its rates gets the next."""
 CALIBRATION = 10
+GRID = Grid(("arm",), choosing=CHOOSING, ladder=LADDER)
 COLORS = dict(zip(ARMS, ("0.7", "0.35", "#d1495b", "#00798c"), strict=True))
 
 
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at the first rates, with the seeds that choose."""
     lrs = FIRST[:2] if settings.quick else FIRST
-    return [_job(settings, arm, lr, seed) for arm in ARMS for lr in lrs for seed in range(choosing(settings))]
+    return _train(settings, [{"arm": arm, "lr": lr} for arm in ARMS for lr in lrs], range(CHOOSING))
 
 
-def more(settings: Settings, results: Any) -> list[Job]:
-    """For each arm the next rate, if its best one is at the edge of its rates; otherwise the other seeds there."""
-    return next_jobs(settings, results, ["arm"], lambda *values: _job(settings, *values))
-
-
-def _job(settings: Settings, arm: str, lr: float, seed: int) -> Job:
+def _train(settings: Settings, cells: list[dict[str, Any]], seeds: Iterable[int]) -> list[Job]:
     model = settings.model or (QUICK if settings.quick else MODELS.get(settings.data, MODELS["fashion-mnist"]))
     # digits and glyphs have no augmentation
     augmentation = "none" if settings.data in ("digits", "glyphs") else "basic"
-    of: dict[str, Any] = {"arm": arm, "lr": lr, "seed": seed, "model": model, "augmentation": augmentation}
+    common = {"model": model, "augmentation": augmentation, **settings.common}
     if settings.data == "glyphs":
-        of["image_size"] = GLYPHS
-    return Job(f"{re.sub('[^A-Za-z]+', '-', arm)}-lr{lr:g}-seed{seed}", measure, of | settings.common)
+        common["image_size"] = GLYPHS
+    return settings.jobs(measure, "{arm}-lr{lr:g}-seed{seed}", cells, seeds=seeds, common=common)
 
 
 def measure(arm: str, lr: float, **common: Any) -> dict[str, Any]:
@@ -78,16 +77,14 @@ def report(settings: Settings, results: Any) -> Report:
     ]  # fmt: skip
     title = "a ViT with SGD, each arm at its best learning rate"
     rivals = {arm: CONTROL for arm in ARMS if arm != CONTROL}
-    found = tables(settings, results, title=title, by=["arm"], columns=["arm"], rivals=rivals, notes=notes)
-    return Report(found, _draw(results[results.seed < choosing(settings)]))
+    found = GRID.tables(results, title=title, labels={"arm": "arm"}, rivals=rivals, notes=notes)
+    return Report(found, _draw(GRID.of_choice(results)))
 
 
-def _draw(results: Any) -> Any:
+def _draw(results: Any) -> Figure:
     """The figure of test accuracy over the learning rate."""
     of = results.astype({"test_accuracy": float})
-    grid = bands(of, x="lr", y="test_accuracy", hue="arm", palette=COLORS, marker="o")
-    grid.set(xscale="log").set_axis_labels("learning rate", "test accuracy in %,\nmean and range of seeds")
-    return grid.figure
+    return bands(of, x="lr", y="test_accuracy", labels=("learning rate", ACCURACY), hue="arm", palette=COLORS)
 
 
 STUDY = Study(
@@ -95,11 +92,10 @@ STUDY = Study(
     doc="A small ViT with SGD on Fashion-MNIST: one rate and layer-wise rates, each at its best learning rate "
     "(Initializing the Layer-wise Learning Rate, Table 1).",
     jobs=jobs,
-    more=more,
+    more=partial(GRID.more, train=_train),
     report=report,
     epochs=None,
     steps=375,
     data="fashion-mnist",
-    seeds=5,
     options=frozenset({"data", "model", "steps", "seeds", "set"}),
 )

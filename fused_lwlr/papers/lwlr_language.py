@@ -5,11 +5,8 @@ Initializing the Layer-wise Learning Rate, Table 1, has no text; its most simila
 
 from typing import Any
 
-from fused_lwlr.papers import language
-from fused_lwlr.papers.framework import Job, Settings
-from fused_lwlr.papers.language import Arm
+from fused_lwlr.papers.language import Arm, study
 from fused_lwlr.papers.lwlr_vs_single import PAPER
-from fused_lwlr.papers.tables import Report
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 
 MODEL = "gpt6"
@@ -35,32 +32,27 @@ def arm(optimizer: str, start: str, rates: str) -> Arm:
 ARMS = [arm(optimizer, start, rates) for optimizer in LRS for start in STARTS for rates in RATES]
 
 
-def jobs(settings: Settings) -> list[Job]:
-    """Each optimizer, initialization and kind of rates at all learning rates."""
-    return language.jobs(settings, ARMS[2:4] if settings.quick else ARMS)
+def _paper(arm: Any) -> str:
+    """The accuracy of a ViT, which starts from LWLR's initialization."""
+    if arm["initialization"] != STARTS["lwlr"]:
+        return ""
+    return f"{PAPER['vit', arm['optimizer']][arm['rates'] == RATES['layerwise']]:.2f}"
 
 
-def report(settings: Settings, results: Any) -> Report:
-    """Losses at the best rates, with accuracies of the paper, and losses at all rates."""
-    said = []
-    for of in language.arms_of(results):
-        shown = of["initialization"] == STARTS["lwlr"]
-        said.append(f"{PAPER['vit', of['optimizer']][of['rates'] == RATES['layerwise']]:.2f}" if shown else "")
-    notes = [
-        f"{MODEL}, a tenth of the training is warm-up; layer-wise: multipliers of {CALIBRATION} minibatches",
-        "paper: Table 1, accuracy in % of ViT-S/16 on ImageNet, 300 epochs; it has no text",
-    ]
-    title = "pre-LN Transformer: a single rate and layer-wise ones"
-    return Report(
-        language.tables(settings, results, title, {"paper: ViT": said}, notes),
-        language.draw(results, col=("optimizer",), hue="rates", style="initialization", colors=COLORS),
-    )
-
-
-STUDY = language.study(
+STUDY = study(
     name="lwlr-language",
     doc="A pre-LN Transformer on text at layer-wise rates and at a single one, each from two initializations "
     "(Initializing the Layer-wise Learning Rate, Table 1).",
-    jobs=jobs,
-    report=report,
+    arms=ARMS,
+    quick=slice(2, 4),
+    title="pre-LN Transformer: a single rate and layer-wise ones",
+    paper=("paper: ViT", _paper),
+    notes=[
+        f"{MODEL}, a tenth of the training is warm-up; layer-wise: multipliers of {CALIBRATION} minibatches",
+        "paper: Table 1, accuracy in % of ViT-S/16 on ImageNet, 300 epochs; it has no text",
+    ],
+    col=("optimizer",),
+    hue="rates",
+    style="initialization",
+    colors=COLORS,
 )

@@ -12,7 +12,7 @@ from fused_lwlr import calibrate
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.papers.figures import band, panels
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.tables import Report, Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train, trainer_of
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
 from fused_lwlr.training.setup import load_data, new_optimizer
@@ -70,24 +70,27 @@ def report(settings: Settings, results: Any) -> Report:
     of_size = results[results.batch_size == BATCH_SIZE]
     last = of_size.steps.max()
     off = deviations(of_size, of_size[of_size.steps == last])
-    rows = []
-    for (model, t), of in off.groupby(["model", "steps"], sort=False):
-        paper = (PAPER.get(t) if t < last else (0.0, 0.0, PAPER_ACCURACY)) if "resnet" in model else None
-        accuracy = cell(of.test_accuracy, "{:.2f}") if of.trained.all() else ""
-        ours = [*_two(of), accuracy] if t < last else ["0", "0", accuracy]
-        rows.append([model, str(t), *ours, *([f"{number:g}" for number in paper] if paper else ["", "", ""])])
-    columns = ["model", "T", "max deviation %", "mean deviation %", "test accuracy %"]
-    first = Table(
+
+    def paper(of: Any) -> list[str]:
+        model, t = of[["model", "steps"]].iloc[0]
+        figures = PAPER.get(t) if t < last else (0.0, 0.0, PAPER_ACCURACY)
+        return [f"{number:g}" for number in figures] if figures and "resnet" in model else [""] * 3
+
+    first = summary(
         f"multipliers after T minibatches of {BATCH_SIZE}, against T = {last}",
-        [*columns, "paper: max", "mean", "accuracy"],
-        rows,
+        off.assign(T=off.steps.astype(str)),
+        {"model": "model", "T": "T"},
+        {
+            ("max deviation %", "mean deviation %"): lambda of: ["0", "0"] if (of.steps == last).all() else _two(of),
+            "test accuracy %": lambda of: cell(of.test_accuracy, "{:.2f}") if of.trained.all() else "",
+            ("paper: max", "mean", "accuracy"): paper,
+        },
         [
             f"{settings.data}, mean ± standard deviation over {settings.seeds} seeds; accuracy after "
             f"{settings.epochs} epochs of SGD",
             f"paper: Table 3, ResNet-50 on ImageNet, minibatches of 256; its last row is T = 5004, an epoch, ours "
             f"T = {last}",
         ],
-        labels=2,
     )
     return Report([first, _sizes(results, min(SIZES_AT, last))], _draw(results, off[off.steps < last], last))
 
@@ -130,14 +133,14 @@ def _draw(results: Any, off: Any, last: int) -> Figure:
         [{"model": "paper", "steps": t, "largest": values[0], "mean": values[1]} for t, values in known.items()]
     )
     curves = pandas.concat([off, paper]).melt(["model", "steps"], ["largest", "mean"], "over layers", "deviation")
-    band(left, curves, x="steps", y="deviation", hue="model", style="over layers", marker="o")
-    left.set(xscale="log", yscale="log", xlabel="T, minibatches", ylabel=f"deviation from T = {last} in %")
+    names, style = ("T, minibatches", f"deviation from T = {last} in %"), {"hue": "model", "style": "over layers"}
+    band(left, curves, x="steps", y="deviation", labels=names, title="", log="xy", marker="o", **style)
     for axes, model in zip(others, models, strict=True):
         many = min(SIZES_AT, last) * BATCH_SIZE // results.batch_size
         of = results[(results.model == model) & (results.steps == many)].explode("eta").astype({"eta": float})
         of = of.assign(layer=of.groupby("name").cumcount(), minibatches="of " + of.batch_size.astype(str))
-        band(axes, of, x="layer", y="eta", hue="minibatches", marker=".")
-        axes.set(xlabel="layer, in order of depth", ylabel="multiplier η", title=model)
+        names = ("layer, in order of depth", "multiplier η")
+        band(axes, of, x="layer", y="eta", labels=names, title=model, log="", hue="minibatches", marker=".")
     return figure
 
 

@@ -3,12 +3,14 @@
 from itertools import product
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.figures import bands
+from fused_lwlr.papers.figures import ACCURACY, bands
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.grid import Grid
+from fused_lwlr.papers.tables import Report, Table, cell, summary, where
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.papers.tuning import best
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
 from fused_lwlr.training.presets import resolve
 from fused_lwlr.training.recipe import Recipe
@@ -20,6 +22,7 @@ FACTORS = (1 / 9, 1 / 3, 1, 3, 9, 27)
 RATES = {"single": "single", "layerwise": "layer-wise", "spared": "layer-wise but tokens"}
 """The kinds of rates that are compared, and what tables call them. The last, of a ViT, has η = 1 for `TOKENS`."""
 TOKENS = ("cls_token", "pos_embed")
+GRID = Grid(("model", "optimizer", "kind"))
 FIELDS: dict[str, dict[str, Any]] = {
     "single": {"rates": "single"},
     "layerwise": {"rates": "layerwise"},
@@ -74,23 +77,20 @@ def _recipe(model: str, optimizer: str, factor: float, common: dict[str, Any]) -
 
 def report(settings: Settings, results: Any) -> Report:
     """Accuracies at the best rates and their differences, paired by seed; all rates."""
-    chosen = best(results, by=["model", "optimizer", "kind"])
-    tuned = [] if set(results.model) & set(PRESETS) else [_grid(results)]
-    return Report([table(settings, chosen), *tuned], _draw(results))
+    tuned = [] if set(results.model) & set(PRESETS) else [_all_rates(results)]
+    return Report([table(settings, GRID.best(results)), *tuned], _draw(results))
 
 
 def table(settings: Settings, chosen: Any) -> Table:
     """Accuracies of the kinds of rates, each at its best rate, and their differences."""
-    rows = []
-    for (model, optimizer), of in chosen.groupby(["model", "optimizer"], sort=False):
-        arms = of.pivot(index="seed", columns="kind", values="test_accuracy").astype(float)
-        at = of.groupby("kind").lr.first()
-        paper = PAPER.get((_family(model), optimizer))
-        for kind in [kind for kind in RATES if kind in arms and kind != "single"]:
-            gain = arms[kind] - arms.single
-            ours = [f"{cell(arms[arm], '{:.2f}')} at {at[arm]:g}" for arm in ("single", kind)]
+    arms, rows = GRID.arms(chosen), []
+    for (model, optimizer, kind), of in arms.items():
+        if kind != "single":
+            single, paper = arms[model, optimizer, "single"], PAPER.get((_family(model), optimizer))
+            ours = [f"{cell(arm.test_accuracy, '{:.2f}')} at {GRID.rate_of(arm)}" for arm in (single, of)]
+            over = comparison.against(of, single, "test_accuracy", "{:+.2f}")
             said = f"{paper[0]:.2f} → {paper[1]:.2f}" if paper and kind == "layerwise" else ""
-            rows.append([model, optimizer, RATES[kind], *ours, *comparison.cells(gain, "{:+.2f}"), said])
+            rows.append([model, optimizer, RATES[kind], *ours, *over, said])
     own = set(chosen.model) & set(PRESETS)
     how = "the best of its grid by the loss on a fifth of the training images, which no training has"
     notes = [
@@ -111,18 +111,11 @@ def table(settings: Settings, chosen: Any) -> Table:
     )
 
 
-def _grid(results: Any) -> Table:
+def _all_rates(results: Any) -> Table:
+    values = {"held-out loss": ("val_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
     kinds = [kind for kind in RATES if kind in set(results.kind)]
-    rows = []
-    for (model, optimizer, lr), of in results.groupby(["model", "optimizer", "lr"], sort=False):
-        arms = [of[of.kind == kind] for kind in kinds]
-        losses, accuracies = (
-            [cell(arm[value], form) if len(arm) else "" for arm in arms]
-            for value, form in (("val_loss", "{:.3f}"), ("test_accuracy", "{:.1f}"))
-        )
-        rows.append([model, optimizer, f"{lr:g}", *losses, *accuracies])
-    columns = [f"{what}, {RATES[kind]}" for what in ("held-out loss", "test %") for kind in kinds]
-    return Table("all learning rates", ["model", "optimizer", "lr", *columns], rows, labels=3)
+    columns = {f"{name}, {RATES[kind]}": where("kind", kind, of) for name, of in values.items() for kind in kinds}
+    return summary("all learning rates", results, {name: name for name in ("model", "optimizer", "lr")}, columns)
 
 
 def _family(model: str) -> str:
@@ -132,15 +125,13 @@ def _family(model: str) -> str:
     return "resnet" if name == "resnet50" else "vit" if name.startswith("vit_small_patch16") else ""
 
 
-def _draw(results: Any) -> Any:
+def _draw(results: Any) -> Figure:
     """Test accuracy over learning rates: a panel for each model and optimizer."""
     of = results.assign(rates=results.kind.map(RATES), panel=results.model + ", " + results.optimizer)
-    grid = bands(
-        of, x="lr", y="test_accuracy", hue="rates", palette=COLORS, marker="o", col="panel",
+    return bands(
+        of, x="lr", y="test_accuracy", labels=("learning rate", ACCURACY), hue="rates", palette=COLORS, col="panel",
         facet_kws={"sharex": False, "sharey": False},
     )  # fmt: skip
-    grid.set(xscale="log").set_axis_labels("learning rate", "test accuracy in %,\nmean and range of seeds")
-    return grid.figure
 
 
 STUDY = Study(

@@ -3,27 +3,28 @@
 Initializing the Layer-wise Learning Rate: training losses of Figure 7, with the accuracies of Table 2 and Figure 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.figure import Figure
 from torch import nn
 
 from fused_lwlr import LAMB, LARC, LARS, SGD, AdamW, Lion, NormalizedGradient, NormalizedGradientAdaptive, multipliers
 from fused_lwlr.data import Splits
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.mlp import MLP, drawn, drawn_for_mup
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.tables import Report, cell, summary, where
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.papers.tuning import mean_scores
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 from fused_lwlr.training.setup import load_data, new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
-SIZES = ((2, 32), (2, 128), (2, 512), (6, 128))
-"""(depth, width) of the perceptrons; the paper's have depth 2."""
+SIZES = ("2x32", "2x128", "2x512", "6x128")
+"""Depth and width of the perceptrons; the paper's have depth 2."""
 BASE_WIDTH = 32
 """The size at which μP equals a single rate, except for its initial weights."""
 FACTORS = (1 / 16, 1 / 4, 1, 4, 16)
@@ -65,7 +66,9 @@ METHODS = {
     "AdamW-mup": Method("adamw", 0.02),
 }
 """Trust coefficients, and the rate of LARC, are from the appendix. The best rate of a 2x128 net is inside each grid."""
+GRID = Grid(("method", "size"), score="train_loss")
 MUP = ("mup", "AdamW-mup")
+QUICK = ("single", "LWLR", "mup", "LAMB")
 
 LOW = 0.1
 """A training loss that a usable rate reaches; guessing among ten classes has 2.3."""
@@ -78,27 +81,18 @@ PAPER = {
 
 def jobs(settings: Settings) -> list[Job]:
     """Every method at every rate of its grid, with perceptrons of some sizes, or with a given model."""
-    sizes: list[tuple[int, int] | None] = [None] if settings.model else list(SIZES[:1] if settings.quick else SIZES)
-    names = [name for name in METHODS if not (settings.model and name in MUP)]
-    names = ["single", "LWLR", "mup", "LAMB"] if settings.quick and not settings.model else names
-    common = {"model": settings.model, **settings.common}
-    return [
-        Job(
-            f"{name}-{f'{size[0]}x{size[1]}' if size else 'model'}-lr{lr:g}-seed{seed}",
-            measure,
-            {"method": name, "size": "x".join(map(str, size)) if size else settings.model, "lr": lr, "seed": seed}
-            | common,
-        )
+    sizes: Sequence[str] = [settings.model] if settings.model else SIZES[:1] if settings.quick else SIZES
+    names = QUICK if settings.quick and not settings.model else METHODS
+    factors = FACTORS[1:4:2] if settings.quick else FACTORS
+    cells = [
+        {"method": name, "size": size, "lr": float(f"{METHODS[name].lr * factor:.3g}")}
         for name in names
+        if not (settings.model and name in MUP)
         for size in sizes
-        for lr in rates_of(name, settings.quick)
-        for seed in range(settings.seeds)
+        for factor in factors
     ]
-
-
-def rates_of(name: str, quick: bool) -> list[float]:
-    """The grid of learning rates of a method."""
-    return [float(f"{METHODS[name].lr * factor:.3g}") for factor in (FACTORS[1:4:2] if quick else FACTORS)]
+    common = {"model": settings.model, **settings.common}
+    return settings.jobs(measure, "{method}-{size}-lr{lr:g}-seed{seed}", cells, common=common)
 
 
 def measure(method: str, size: str, model: str | None, **common: Any) -> dict[str, Any]:
@@ -139,39 +133,44 @@ def for_mup(method: str, images: Splits, depth: int, width: int, seed: int) -> t
 
 def report(settings: Settings, results: Any) -> Report:
     """The best loss of each method and size, the rates that work, and losses over rates."""
-    mean = mean_scores(results, ["method", "size", "lr"], "train_loss")
+    best = GRID.best(results)
     sizes, grid = list(results["size"].unique()), results.groupby("method").lr.nunique().iloc[0]
-    losses, usable, accuracies = [], [], []
-    for method, of_method in results.groupby("method", sort=False):
-        best = {size: mean[method, size].idxmin() for size in sizes}
-        at_best = {size: of_method[(of_method["size"] == size) & (of_method.lr == lr)] for size, lr in best.items()}
-        losses.append([method, *(f"{cell(of.train_loss, '{:.4f}')} at {best[size]:g}" for size, of in at_best.items())])
-        usable.append(
-            [method, *(f"{(mean[method, size] <= LOW).sum()} of {len(mean[method, size])}" for size in sizes)]
-        )
-        tested = [cell(of.test_accuracy, "{:.2f}") for of in at_best.values()]
-        accuracies.append([method, *tested, PAPER.get(method, "")])
     drawn_as = "; sizes are depth x width of a perceptron; all but μP start from the initialization of LWLR"
-    first = Table(
+
+    def works(of: Any) -> str:
+        scores = GRID.scores(of)
+        return f"{(scores <= LOW).sum()} of {len(scores)}"
+
+    def lowest(of: Any) -> str:
+        return f"{cell(of.train_loss, '{:.4f}')} at {GRID.rate_of(of)}"
+
+    of_method = {"method": "method"}
+    first = summary(
         f"lowest training loss over {grid} learning rates",
-        ["method", *(f"{size}: loss at lr" for size in sizes)],
-        losses,
+        best,
+        of_method,
+        {f"{size}: loss at lr": where("size", size, lowest) for size in sizes},
         [
             settings.over + ("" if settings.model else drawn_as),
             "paper, Figure 7, as its text has it: SGD-NG bears higher rates but does not reach low losses; SGD-NG_adap "
             "reaches them; LWLR does so over more rates",
         ],
     )
-    second = Table(
+    second = summary(
         f"how many of {grid} learning rates work",
-        ["method", *sizes],
-        usable,
+        results,
+        of_method,
+        {size: where("size", size, works) for size in sizes},
         [f"work: the mean training loss is {LOW:g} at most"],
     )
-    third = Table(
+    third = summary(
         "test accuracy in % at the rate with the lowest training loss",
-        ["method", *sizes, "paper"],
-        accuracies,
+        best,
+        of_method,
+        {
+            **{size: where("size", size, ("test_accuracy", "{:.2f}")) for size in sizes},
+            "paper": lambda of: PAPER.get(of.method.iloc[0], ""),
+        },
         ["paper: ResNet-50, ImageNet, 90 epochs; Table 2 (its LARS is LARC), Figure 1 (depth) and Table 1 (AdamW)"],
     )
     return Report([first, second, third], _draw(results))
@@ -181,21 +180,21 @@ TOP = 5.0
 """Highest loss in the figure: some rates end at losses that would hide all others."""
 
 
-def _draw(results: Any) -> Any:
+def _draw(results: Any) -> Figure:
     """A panel for each method: loss over learning rate, a line for each size; a cross where a seed diverged."""
     kept = results[results.groupby(["method", "size", "lr"]).train_loss.transform(lambda of: of.notna().all())]
     colors = {size: f"C{number}" for number, size in enumerate(results["size"].unique())}
-    grid = bands(
-        kept, x="lr", y="train_loss", hue="size", palette=colors, marker=".", col="method", columns=3,
-        col_order=list(results.method.unique()), facet_kws={"sharex": False},
+    figure = bands(
+        kept, x="lr", y="train_loss", labels=("learning rate", "training loss"), log="xy", columns=3, hue="size",
+        palette=colors, marker=".", col="method", col_order=list(results.method.unique()), facet_kws={"sharex": False},
     )  # fmt: skip
-    grid.set(xscale="log", yscale="log", ylim=(None, TOP)).set_axis_labels("learning rate", "training loss")
     diverged = results.drop(kept.index)
-    for method, axes in grid.axes_dict.items():
+    for method, axes in zip(results.method.unique(), figure.axes, strict=True):
         of = diverged[diverged.method == method].drop_duplicates(["size", "lr"])
         axes.scatter(of.lr, [TOP] * len(of), c=[colors[size] for size in of["size"]], marker="x", clip_on=False)
+        axes.set_ylim(None, TOP)
         axes.tick_params(axis="x", which="minor", labelbottom=False)
-    return grid.figure
+    return figure
 
 
 STUDY = Study(

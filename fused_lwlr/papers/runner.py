@@ -7,8 +7,8 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -49,7 +49,14 @@ def run(
     for name in done:
         on_job(name)
     todo = [job for job in jobs if job.name not in done]
-    failures = _one_by_one(store, todo, on_job) if workers == 1 else _in_a_pool(store, todo, workers, on_job)
+    outcomes = _one_by_one(store, todo) if workers == 1 else _in_a_pool(store, todo, workers)
+    failures: list[tuple[str, BaseException]] = []
+    for name, error in outcomes:
+        if error is None:
+            on_job(name)
+        else:
+            _keep(store.out, name, error)
+            failures.append((name, error))
     if failures:
         name, error = failures[0]
         more = f", and so did {', '.join(n for n, _ in failures[1:6])}" if len(failures) > 1 else ""
@@ -61,8 +68,8 @@ def run(
     return store.finished(jobs)
 
 
-def _one_by_one(store: Store, jobs: Sequence[Job], on_job: Callable[[str], None]) -> list[tuple[str, BaseException]]:
-    failures: list[tuple[str, BaseException]] = []
+def _one_by_one(store: Store, jobs: Sequence[Job]) -> Iterator[tuple[str, BaseException | None]]:
+    """The name of each job when it has ended, and its error if it failed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -70,41 +77,30 @@ def _one_by_one(store: Store, jobs: Sequence[Job], on_job: Callable[[str], None]
             try:
                 _work(job, store.path(job), store.environment)
             except Exception as error:
-                failures.append((job.name, _keep(store.out, job.name, error)))
+                yield job.name, error
             else:
-                on_job(job.name)
+                yield job.name, None
     finally:
         torch.set_num_threads(threads)
-    return failures
 
 
-def _in_a_pool(
-    store: Store, jobs: Sequence[Job], workers: int, on_job: Callable[[str], None]
-) -> list[tuple[str, BaseException]]:
-    failures: list[tuple[str, BaseException]] = []
+def _in_a_pool(store: Store, jobs: Sequence[Job], workers: int) -> Iterator[tuple[str, BaseException | None]]:
+    """The same, in processes."""
     # a fork would share state of torch's threads, or of a GPU
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, max(1, len(jobs))), context, initializer=_prepare)
     try:
-        futures: dict[Future[None], str] = {
-            pool.submit(_work, job, store.path(job), store.environment): job.name for job in jobs
-        }
+        futures = {pool.submit(_work, job, store.path(job), store.environment): job.name for job in jobs}
         for future in as_completed(futures):
-            name = futures[future]
-            try:
-                future.result()
-            except BrokenProcessPool as error:
+            error = future.exception()
+            if isinstance(error, BrokenProcessPool):
                 raise JobError(
                     f"a process of {store.settings.study} died (out of memory?): repeat the command to continue; fewer "
                     "--jobs need less memory"
                 ) from error
-            except Exception as error:
-                failures.append((name, _keep(store.out, name, error)))
-            else:
-                on_job(name)
+            yield futures[future], error
     finally:
         pool.shutdown(cancel_futures=True)
-    return failures
 
 
 def _work(job: Job, path: Path, environment: dict[str, Any]) -> None:
@@ -133,9 +129,8 @@ def _prepare() -> None:
         threading.Thread(target=lambda: (wait([sentinel]), os._exit(1)), daemon=True).start()
 
 
-def _keep(out: Path, name: str, error: BaseException) -> BaseException:
+def _keep(out: Path, name: str, error: BaseException) -> None:
     """Store the traceback, of the worker if it failed there."""
     folder = out / "failures"
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-    return error

@@ -16,7 +16,6 @@ from fused_lwlr.training.trainer import Trainer
 LR, CLIP = 0.1, 1.0
 """Section 4.1.1; nets without normalization are clipped."""
 WEIGHTS = (nn.Conv2d, nn.Linear)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)
 
 
 class Scalar(nn.Module):
@@ -37,20 +36,12 @@ def learn_scalars_(model: nn.Module) -> None:
             parametrize.register_parametrization(module, "weight", Scalar(module.weight))
 
 
-def scales_of_normalizations(model: nn.Module) -> set[str]:
-    """The names of scales and biases of normalizations."""
-    return {
-        f"{path}.{name}" for path, module in model.named_modules() if isinstance(module, NORMS)
-        for name, _ in module.named_parameters(recurse=False)
-    }  # fmt: skip
-
-
 def is_normalized(model: nn.Module) -> bool:
     """Whether a model has batch normalization."""
     return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
-def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | AdamW | Lion:
+def start_(trainer: Trainer, start: str, tau: float) -> SGD | AdamW | Lion:
     """Draw weights by He's initialization, run the start, and return the optimizer of the training.
 
     Everything but "kaiming" and "scalars" goes through the training data once, in another order than the training.
@@ -59,9 +50,8 @@ def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | Ad
         trainer: with its model.
         start: "kaiming"; "constant" or "warm-up", an epoch at the peak rate or with a rising one before the schedule
             begins; "metainit" or "metainit-adam"; "gradinit", or "gradinit-normalized" with 𝒜[g] = g / ‖g‖;
-            "gradinit-weights" or "gradinit-norms", which learn these scales alone; or "scalars", see `learn_scalars_`.
+            or "scalars", see `learn_scalars_`.
         tau: the learning rate of the scales, or of MetaInit.
-        options: more options of GradInit.
 
     Raises:
         ValueError: as in `gradinit_` and `metainit_`.
@@ -75,15 +65,12 @@ def start_(trainer: Trainer, start: str, tau: float, **options: Any) -> SGD | Ad
         rule: Any = "adam" if start == "metainit-adam" else "signsgd"
         metainit_(model, one_epoch(trainer, recipe.batch_size), trainer.loss, rule=rule, lr=tau, steps=None)
     elif start.startswith("gradinit"):
-        if start in ("gradinit-weights", "gradinit-norms"):
-            norms, wanted = scales_of_normalizations(model), start == "gradinit-norms"
-            options["select"] = lambda name, param: (name in norms) == wanted
         # GradInit joins two minibatches
         halves = one_epoch(trainer, recipe.batch_size // 2)
         adam = recipe.optimizer == "adamw"
         gradinit_(
             model, halves, trainer.loss, optimizer="adam" if adam else "sgd", lr=recipe.lr, tau=tau, steps=None,
-            normalize=start != "gradinit" and not adam, **options,
+            normalize=start != "gradinit" and not adam,
         )  # fmt: skip
     clip = recipe.clip_global_norm if is_normalized(model) else CLIP
     optimizer = new_optimizer(recipe, model, None, clip_global_norm=clip)

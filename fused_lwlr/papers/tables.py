@@ -1,10 +1,11 @@
 """The output of a study: tables, as text and as Markdown, and a picture."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from statistics import mean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table as RichTable
@@ -70,3 +71,55 @@ def cell(values: Iterable[float | None], form: str = "{:.3f}") -> str:
     if len(finite) > 1:
         text += f" ± {form.replace('+', '').format(stdev(finite))}"
     return f"{text} ({note})" if len(finite) < len(values) else text
+
+
+Value = tuple[str, str] | Callable[[Any], str | Sequence[str]]
+"""Cells of a row: a column of the results and the format of its mean, or a function of the results of the row."""
+
+
+def summary(
+    title: str,
+    results: Any,
+    labels: Mapping[str, str],
+    values: Mapping[Any, Value],
+    notes: Sequence[str] = (),
+) -> Table:
+    """A table with a row for each group of results, in their order.
+
+    Args:
+        results: a data frame of pandas.
+        labels: columns that name a row -> columns of the results, by which these are grouped.
+        values: the other columns; a tuple of names for columns whose cells come from one function.
+    """
+    rows = []
+    for key, of in results.groupby(list(labels.values()), sort=False):
+        row = [label(value) for value in key]
+        for value in values.values():
+            found = _found(of, value)
+            row += [found] if isinstance(found, str) else found
+        rows.append(row)
+    columns = list(labels)
+    for name in values:
+        columns += [name] if isinstance(name, str) else name
+    return Table(title, columns, rows, notes, labels=len(labels))
+
+
+def where(column: str, wanted: Any, value: Value) -> Value:
+    """A value of the results that have `wanted` in a column; an empty cell if there are none."""
+
+    def found(results: Any) -> str | Sequence[str]:
+        of = results[results[column] == wanted]
+        return _found(of, value) if len(of) else ""
+
+    return found
+
+
+def _found(results: Any, value: Value) -> str | Sequence[str]:
+    return cell(results[value[0]], value[1]) if isinstance(value, tuple) else value(results)
+
+
+def label(value: Any) -> str:
+    """A value that names a row: text, or a number."""
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, Integral) else f"{value:g}"

@@ -13,7 +13,7 @@ from fused_lwlr.data.digits import digits
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.models.build import build
 from fused_lwlr.models.deep import kaiming_init_
-from fused_lwlr.papers.gradinit import LABELS, PAPER, TAUS, _paper, factors, gradient_std, initialize_and_train
+from fused_lwlr.papers.gradinit import LABELS, PAPER, STARTS, _paper, factors, gradient_std, initialize_and_train
 from fused_lwlr.papers.held_out import hold_out
 from fused_lwlr.papers.starts import start_
 from fused_lwlr.papers.studies import find
@@ -91,17 +91,6 @@ def test_an_epoch_more_by_hand(start, monkeypatch):
         torch.testing.assert_close(momentum, plain.state[q]["momentum_buffer"], rtol=1e-2, atol=1e-4)
 
 
-@pytest.mark.parametrize(("start", "wanted"), [("gradinit-norms", True), ("gradinit-weights", False)])
-def test_scales_of_normalizations_or_of_others(start, wanted, monkeypatch):
-    """GradInit, Table 4."""
-    found = {}
-    monkeypatch.setattr("fused_lwlr.papers.starts.gradinit_", lambda *args, **options: found.update(options))
-    ours = trainer("resnet8x2")
-    start_(ours, start, 0.01)
-    chosen = [name for name, param in ours.model.named_parameters() if found["select"](name, param)]
-    assert chosen == [name for name, _ in ours.model.named_parameters() if ("norm" in name) == wanted]
-
-
 def test_learned_scalars():
     """GradInit, Table 5: the function stays, and each weight has a scalar that is trained."""
     ours = trainer("resnet8x2")
@@ -123,11 +112,11 @@ def test_more_seeds_run_at_the_best_rate():
     study = find("gradinit")
     rows = [
         {"model": "resnet", "init": init, "tau": tau, "seed": seed, "val_loss": abs(tau - 0.03), "last": 90.0}
-        for init, taus in TAUS.items() for tau in taus for seed in (0, 1)
+        for init, (_, _, taus) in STARTS.items() for tau in taus for seed in (0, 1)
     ]  # fmt: skip
     found = study.more(study.settings(seeds=4), pandas.DataFrame(rows))
     assert [(job.parameters["init"], job.parameters["tau"], job.parameters["seed"]) for job in found] == [
-        (init, 0.03 if len(taus) > 1 else 0.0, seed) for init, taus in TAUS.items() for seed in (2, 3)
+        (init, 0.03 if len(taus) > 1 else 0.0, seed) for init, (_, _, taus) in STARTS.items() for seed in (2, 3)
     ]
     # these seeds do not change the choice
     rows += [{**job.parameters, "val_loss": 9.0, "last": 90.0} for job in found]

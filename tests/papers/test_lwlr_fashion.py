@@ -7,7 +7,7 @@ from idx_files import arrays, save
 from test_lwlr_studies import quick, spread
 
 from fused_lwlr.papers import lwlr_fashion
-from fused_lwlr.papers.ladder import LADDER
+from fused_lwlr.papers.grid import LADDER
 from fused_lwlr.papers.lwlr_fashion import ARMS, CONTROL
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import Trained

@@ -33,7 +33,7 @@ def test_a_cross_marks_rates_at_which_a_seed_diverged():
 
 def test_a_line_marks_the_losses_of_trainings_that_diverged():
     rows = [
-        {"labels": {"task": "SGD", "arm": "plain"}, "lr": lr, "loss": loss, "val_loss": loss}
+        {"labels": {"task": "SGD", "arm": "plain"}, "lr": lr, "seed": 0, "loss": loss, "val_loss": loss}
         for lr, loss in ((0.1, 2.0), (1.0, math.nan))
     ]
     (axes,) = language.draw(pandas.DataFrame(rows), col=["task"], hue="arm", colors={"plain": "C0"}).axes

@@ -1,0 +1,141 @@
+"""Each arm of a comparison at its own best learning rate, among rates of a grid."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import pandas
+
+from fused_lwlr.papers import comparison
+from fused_lwlr.papers.framework import Job, Settings
+from fused_lwlr.papers.tables import Table, Value, label, summary
+
+LADDER = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+"""All learning rates that a search can reach."""
+CHOOSING = 2
+"""Seeds that choose a rate where the other seeds run at the chosen rate alone."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Arms and rates of trainings. An arm's best rate has the lowest mean score over seeds.
+
+    Results are a data frame of pandas, with a row for each training.
+
+    Args:
+        by: columns that tell arms apart.
+        rate: column with the learning rate.
+        score: column that is not of the test data; NaN where nothing was held out, which does not count.
+        outcome: column that is NaN where a training diverged.
+        choosing: the number of seeds that choose. More seeds at the chosen rate do not change the choice. None for all.
+        ladder: rates to go on with where the best one of an arm is its lowest or highest.
+    """
+
+    by: tuple[str, ...]
+    rate: str = "lr"
+    score: str = "val_loss"
+    outcome: str = "train_loss"
+    choosing: int | None = None
+    ladder: Sequence[float] = ()
+
+    def of_choice(self, results: Any) -> Any:
+        """The results that choose the rates: by arm in the order of the jobs, and by rate."""
+        of = results if self.choosing is None else results[results.seed < self.choosing]
+        return pandas.concat([arm.sort_values(self.rate, kind="stable") for arm in self.arms(of).values()])
+
+    def scores(self, results: Any) -> Any:
+        """The mean score over the seeds that choose, by arm and rate: infinite where one of them diverged."""
+        of = self.of_choice(results)
+        scores = of[self.score].astype(float).mask(of[self.outcome].isna(), inf)
+        return of.assign(**{self.score: scores}).groupby([*self.by, self.rate], sort=False)[self.score].mean()
+
+    def best(self, results: Any) -> Any:
+        """The results at the best rate of each arm, by arm in the order of the jobs.
+
+        A rate at which a seed diverges is chosen only if a seed diverges at every rate.
+        """
+        scores = self.scores(results).fillna(inf)
+        chosen = scores.groupby(level=list(range(len(self.by))), sort=False).idxmin()
+        arms = self.arms(results)
+        return pandas.concat([arms[key[:-1]][arms[key[:-1]][self.rate] == key[-1]] for key in chosen])
+
+    def rate_of(self, results: Any) -> str:
+        """The rate of results at one rate."""
+        return label(results[self.rate].iloc[0])
+
+    def arms(self, results: Any) -> dict[tuple[Any, ...], Any]:
+        """The results of each arm, by the values of `by`, in the order of the jobs."""
+        return dict(list(results.groupby(list(self.by), sort=False)))
+
+    def over(
+        self, results: Any, rivals: Mapping[str, str], value: str, form: str, *, lower_is_better: bool = False
+    ) -> Value:
+        """The cells of a comparison of an arm with another one, at the same other columns; empty without a rival.
+
+        Args:
+            results: at one rate of each arm.
+            rivals: by the last of `by`.
+        """
+        arms = self.arms(results)
+
+        def found(of: Any) -> list[str]:
+            *same, arm = of[list(self.by)].iloc[0]
+            rival = arms.get((*same, rivals.get(arm)))
+            return comparison.against(of, rival, value, form, lower_is_better=lower_is_better)
+
+        return found
+
+    def more(
+        self,
+        settings: Settings,
+        results: Any,
+        train: Callable[[Settings, list[dict[str, Any]], Iterable[int]], list[Job]],
+    ) -> list[Job]:
+        """For each arm the next rate of the ladder, if its best one is at an edge; otherwise the other seeds there.
+
+        Args:
+            settings: of the study. With `quick`, no rate follows.
+            train: makes the jobs of cells, which have the arm and the rate, and seeds.
+        """
+        choosing = range(self.choosing or settings.seeds)
+        jobs: list[Job] = []
+        best = self.best(results)
+        for *arm, rate in dict.fromkeys(best[[*self.by, self.rate]].itertuples(index=False, name=None)):
+            of = (results[list(self.by)] == arm).all(axis=1)
+            beyond = None if settings.quick else self._beyond(results[of][self.rate], rate)
+            cell = dict(zip(self.by, arm, strict=True)) | {self.rate: rate if beyond is None else beyond}
+            seeds = range(len(choosing), settings.seeds) if beyond is None else choosing
+            jobs += train(settings, [cell], seeds)
+        return jobs
+
+    def _beyond(self, rates: Any, rate: float) -> float | None:
+        """The rate of the ladder next to the lowest or highest of an arm's rates, if `rate` is this one."""
+        if not self.ladder:
+            return None
+        at = self.ladder.index(rate)
+        beyond = at - 1 if rate == rates.min() else at + 1 if rate == rates.max() else -1
+        return self.ladder[beyond] if 0 <= beyond < len(self.ladder) else None
+
+    def tables(
+        self, results: Any, *, title: str, labels: Mapping[str, str], rivals: Mapping[str, str], notes: Sequence[str]
+    ) -> list[Table]:
+        """Test accuracy at the best rate of each arm, with differences from another arm; and all rates.
+
+        Args:
+            labels: the columns of the tables, each with one of `by`. The last of them is the name of the arm.
+            rivals: as of `over`.
+        """
+        best = self.best(results)
+        over = self.over(best, rivals, "test_accuracy", "{:+.2f}")
+        seeds = f"{self.choosing} seeds"
+        choice = f"best lr: by the loss on held-out images, mean over {seeds}; the other seeds run at it alone"
+        values: dict[Any, Value] = {
+            "best lr": self.rate_of,
+            "test accuracy %": ("test_accuracy", "{:.2f}"),
+            comparison.COLUMNS: over,
+        }
+        compared = summary(title, best, labels, values, [*notes, choice, comparison.NOTE])
+        tried = {"held-out loss": ("val_loss", "{:.3f}"), "test accuracy %": ("test_accuracy", "{:.1f}")}
+        rates = summary(f"all learning rates, {seeds}", self.of_choice(results), {**labels, "lr": self.rate}, tried)
+        return [compared, rates]
