@@ -85,8 +85,11 @@ def code_changes(folder: str | Path) -> list[str]:
     Raises:
         ValueError: as in `read_starts`.
     """
-    before, now = ([{}, *read_starts(folder)])[-2:]
-    return difference(*({name: start.get(name, {}) for name in ("versions", "git")} for start in (before, now)))
+    before, now = (
+        {f"{part}.{name}": value for part in ("versions", "git") for name, value in start.get(part, {}).items()}
+        for start in [{}, *read_starts(folder)][-2:]
+    )
+    return difference(before, now)
 
 
 def provenance(config: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
