@@ -1,8 +1,7 @@
 """Data sets by name or by path, ready to be loaded."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -12,37 +11,12 @@ from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.glyphs import GLYPHS, open_glyphs
 from fused_lwlr.data.idx import is_idx, open_idx
-from fused_lwlr.data.sources import DataSet, Files, Noise, Split, Transformed
+from fused_lwlr.data.sources import Files, Noise, Splits, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
 AUGMENTATIONS = ("none", *POLICIES)
 CORRUPT = ("refuse", "skip")
 IMAGENET = (1_281_167, 50_000, 1000)  # images for training, for validation, classes
-
-
-@dataclass(frozen=True)
-class Splits(DataSet):
-    """A data set: images of `channels` x `image_size` x `image_size` pixels, and the names of their classes.
-
-    Attributes:
-        example: what a batch is counted in: "images" here, "sequences" of a text.
-        unit: what losses are averaged over and speed is counted in: "images" here, "tokens" of a text.
-        tested: where the images for validation are from, if that is to be said.
-        plain: the images for training without augmentation; None where a loader does not give them.
-    """
-
-    channels: int
-    image_size: int
-    tested: str = ""
-    plain: Split | None = None
-
-    example: ClassVar[str] = "images"
-    unit: ClassVar[str] = "images"
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes that a model must fit."""
-        return {"image_size": self.image_size, "channels": self.channels}
 
 
 def open_data(
@@ -168,15 +142,12 @@ def _in_memory(
     if source in ("digits", GLYPHS) and augmentation != "none":
         raise ValueError(f"augmentation={augmentation!r} is for photographs: the {source} take augmentation='none'")
     if source == "digits":
-        side = image_size or 8
-        train, val = digits(side)
-        found = Splits("digits", train, val, tuple("0123456789"), channels=1, image_size=side, plain=train)
+        train, val = digits(image_size or 8)
+        found = Splits(source, train, val, tuple("0123456789"), channels=1, image_size=image_size or 8, plain=train)
     else:
-        idx = open_glyphs(image_size) if source == GLYPHS else open_idx(source, image_size, augmentation)
-        side = idx.image_size
-        found = Splits(source, idx.train, idx.test, idx.classes, channels=1, image_size=side, plain=idx.plain)
-    if test_size not in (None, side):
-        raise ValueError(f"test_size={test_size} is for photographs: {source} is tested at {side} pixels")
+        found = open_glyphs(image_size) if source == GLYPHS else open_idx(source, image_size, augmentation)
+    if test_size not in (None, found.image_size):
+        raise ValueError(f"test_size={test_size} is for photographs: {source} is tested at {found.image_size} pixels")
     return found
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fused_lwlr.data.hub import HUB, open_documents, texts
 from fused_lwlr.data.pairs import PAIRS, open_pairs
-from fused_lwlr.data.sequences import InMemory, MappedFiles, Sequences, Tokens
+from fused_lwlr.data.sequences import MappedFiles, Sequences, Tokens
 from fused_lwlr.data.sources import DataSet
 from fused_lwlr.data.vocabulary import BYTES, Tokenizer, characters
 
@@ -117,7 +117,7 @@ def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, l
         parts = [(partial(texts, split), split._fingerprint) for split in open_documents(source)]
     elif source == PYTHON_DOCS:
         name, text = f"{PYTHON_DOCS} of Python {platform.python_version()}", _python_docs()
-        raw: Tokens = InMemory(np.frombuffer(text.encode(), np.uint8))
+        raw: Tokens = np.frombuffer(text.encode(), np.uint8)
         parts = [(lambda: iter([text]), hashlib.sha256(text.encode()).hexdigest())]
     else:
         paths = _paths(Path(source.removeprefix(FILES)))

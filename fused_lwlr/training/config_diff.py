@@ -70,8 +70,8 @@ def check_config(
 def another_spread(changed: Sequence[str], images: int, images_now: int) -> str:
     """Tells the user the effects of resuming with other processes or micro-batches."""
     micro = (
-        f"A micro-batch has {images_now} examples instead of {images}, so that batch normalization, Mixup, CutMix and dropout "
-        "differ as well. "
+        f"A micro-batch has {images_now} examples instead of {images}, so that batch normalization, Mixup, CutMix "
+        "and dropout differ as well. "
     )
     return (
         f"The run had other processes or micro-batches before ({'; '.join(changed)}). Its steps continue with the same "
