@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fused_lwlr.data.augment import POLICIES, training_transform, validation_transform
+from fused_lwlr.data.augment import training_transform, validation_transform
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
@@ -14,8 +14,6 @@ from fused_lwlr.data.idx import is_idx, open_idx
 from fused_lwlr.data.sources import Files, Noise, Splits, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
-AUGMENTATIONS = ("none", *POLICIES)
-CORRUPT = ("refuse", "skip")
 IMAGENET = (1_281_167, 50_000, 1000)  # images for training, for validation, classes
 
 
@@ -75,13 +73,18 @@ def open_data(
         ValueError: its contents are incomplete, or an argument is out of range.
         ImportError: an augmentation is given and timm cannot be imported.
     """
-    needing: dict[str, tuple[Any, Any]] = {"random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0)}
-    needing["crop_scale"] = (crop_scale, 0.08)
-    _check(image_size, augmentation, corrupt, random_erasing, crop_pct, synthetic, needing)
+    of_crops: dict[str, tuple[Any, Any]] = {
+        "random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0), "crop_scale": (crop_scale, 0.08)
+    }  # fmt: skip
+    for name, (value, default) in of_crops.items():
+        if value != default and augmentation == "none":
+            raise ValueError(f"{name}={value} needs augmentation='basic' or another, since it is part of these")
+    if color_jitter and augmentation not in ("none", "basic", "three"):
+        raise ValueError("color_jitter needs augmentation='basic' or 'three': timm has none with RandAugment")
     if val_data is not None and not str(source).endswith(".tar"):
         raise ValueError(f"val_data={val_data!r} goes with tar files, but the data are {source}: leave it out")
     if str(source) in ("digits", GLYPHS) or is_idx(str(source)):
-        photographs = needing | {"interpolation": (interpolation, "bicubic"), "crop_pct": (crop_pct, 0.875)}
+        photographs = of_crops | {"interpolation": (interpolation, "bicubic"), "crop_pct": (crop_pct, 0.875)}
         photographs["mean"] = torch.tensor(mean).tolist(), RGB_MEAN.tolist()
         photographs["std"] = torch.tensor(std).tolist(), RGB_STD.tolist()
         return _in_memory(str(source), image_size, augmentation, test_size, photographs)
@@ -149,34 +152,3 @@ def _in_memory(
     if test_size not in (None, found.image_size):
         raise ValueError(f"test_size={test_size} is for photographs: {source} is tested at {found.image_size} pixels")
     return found
-
-
-def _check(
-    image_size: int | None,
-    augmentation: str,
-    corrupt: str,
-    random_erasing: float,
-    crop_pct: float,
-    synthetic: tuple[int, int, int],
-    needing: dict[str, tuple[float, float]],
-) -> None:
-    if augmentation not in AUGMENTATIONS and not augmentation.startswith("rand-"):
-        choices = ", ".join(AUGMENTATIONS)
-        raise ValueError(
-            f"augmentation={augmentation!r} is unknown: choose from {choices}, or a policy such as rand-m7"
-        )
-    if corrupt not in CORRUPT:
-        raise ValueError(f"corrupt={corrupt!r} is unknown: choose from {', '.join(CORRUPT)}")
-    if image_size is not None and image_size < 1:
-        raise ValueError(f"image_size={image_size} is not positive: give the side of the images in pixels")
-    if not 0 < crop_pct <= 1:
-        raise ValueError(f"crop_pct={crop_pct} is not a fraction of the image: give more than 0 and at most 1")
-    if not 0 <= random_erasing <= 1:
-        raise ValueError(f"random_erasing={random_erasing} is not a probability: give 0 to 1")
-    for name, (value, default) in needing.items():
-        if value != default and augmentation == "none":
-            raise ValueError(f"{name}={value} needs augmentation='basic' or another, since it is part of these")
-    if needing["color_jitter"][0] and augmentation not in ("none", "basic", "three"):
-        raise ValueError("color_jitter needs augmentation='basic' or 'three': timm has none with RandAugment")
-    if min(synthetic) < 1 or synthetic[2] < 2:
-        raise ValueError(f"synthetic={synthetic} is too few: give images for training, for validation, and 2 classes")
