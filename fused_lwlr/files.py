@@ -15,14 +15,14 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     Args:
         path: in a folder that exists; the new file is first written with the suffix `.partial`.
-        write: writes the content to the given file.
+        write: writes the content to the given file, which it may also read.
 
     Raises:
         OSError: it cannot be written, as on a full disk; `path` does not change, and no partial file remains.
     """
     partial = path.with_suffix(".partial")
     try:
-        with partial.open("wb") as file:
+        with partial.open("w+b") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -56,9 +56,11 @@ def read_tensors(path: Path) -> Any:
         try:
             # torch.load ignores the checksums that torch.save writes, so changed bits would change weights
             with zipfile.ZipFile(file) as archive:
-                damaged = archive.testzip()
+                # torch reads random memory for a part that is marked as a folder
+                folders = [part.filename for part in archive.infolist() if part.external_attr & 0x10]
+                damaged = archive.testzip() or next(iter(folders), None)
             if damaged is not None:
-                raise ValueError(f"the checksum of its part {damaged} is wrong")
+                raise ValueError(f"its part {damaged} has changed")
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)
         # a damaged file can raise any error
