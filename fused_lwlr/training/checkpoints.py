@@ -1,16 +1,16 @@
 """Checkpoints of a run: written atomically, found again after any crash, and loaded only into a matching run."""
 
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from fused_lwlr import files
 from fused_lwlr.training import state_dicts as states
@@ -52,11 +52,8 @@ class Checkpoints:
 
     Args:
         folder: made when the first one is written.
-        minutes: between two checkpoints, for `due`; 0 for one at every step, infinite for none.
+        minutes: between two checkpoints, for `due`.
         notice: called with a line for the user, on rank 0; to standard error by default.
-
-    Raises:
-        ValueError: `minutes` is negative.
     """
 
     def __init__(
@@ -66,8 +63,6 @@ class Checkpoints:
         minutes: float = 15.0,
         notice: Callable[[str], object] = lambda line: print(line, file=sys.stderr),
     ):
-        if not minutes >= 0:
-            raise ValueError(f"minutes={minutes}: it must be 0 or more minutes between two checkpoints")
         self.folder = Path(folder)
         self._seconds = 60 * minutes
         self.notice = notice
@@ -85,7 +80,7 @@ class Checkpoints:
 
     def due(self, now: float | None = None) -> bool:
         """Whether this rank's clock says that the next checkpoint is due (`time.monotonic()`); ask `StopFlag.agree`."""
-        return self._seconds < math.inf and (time.monotonic() if now is None else now) - self._last >= self._seconds
+        return (time.monotonic() if now is None else now) - self._last >= self._seconds
 
     def save(
         self,
@@ -100,8 +95,8 @@ class Checkpoints:
         """Write a checkpoint, and remove all but the latest `KEPT` ones.
 
         Args:
-            models: by name; the optimizer steps the first one. Plain, compiled, in
-                `DistributedDataParallel` or under `fully_shard`. Rank 0 saves its buffers.
+            models: by name; the optimizer steps the first one. They may be under `fully_shard`, but not compiled or in
+                `DistributedDataParallel`. Rank 0 saves its buffers.
             optimizer: steps parameters of the first model; ours, or another of torch.
             config: JSON values, which `restore` compares.
             state: other values that are equal on all ranks: dicts, lists, tuples, strings, numbers and tensors.
@@ -186,10 +181,17 @@ class Checkpoints:
         return Checkpoint(content["step"], Path(where), content["config"], content["state"], content["own"])
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
-        states.check_readable(content)
+        def write(file: BinaryIO) -> None:
+            torch.save(content, file)
+            file.seek(0)
+            if unsafe := get_unsafe_globals_in_checkpoint(file):
+                raise ValueError(
+                    f"a checkpoint holds dicts, lists, tuples, strings, numbers and tensors, not {', '.join(unsafe)}"
+                )
+
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            files.replace(path, lambda file: torch.save(content, file))
+            files.replace(path, write)
         # torch.save reports a full disk as a RuntimeError whose context is the system's error
         except (OSError, RuntimeError) as error:
             left = [other.name for other in self.paths()]

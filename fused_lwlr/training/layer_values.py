@@ -13,7 +13,6 @@ from fused_lwlr.optim.layer_options import slices_of
 from fused_lwlr.scaling.base import weights
 from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.records import LayerValues
-from fused_lwlr.training.state_dicts import unwrapped
 
 
 class LayerProbe:
@@ -32,17 +31,16 @@ class LayerProbe:
     of a sharded model measure together.
 
     Args:
-        model: also in DistributedDataParallel, compiled or sharded.
+        model: also sharded, but not compiled or in `DistributedDataParallel`.
         optimizer: ours, or another torch optimizer, over parameters of the model.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, backend: Backend = "auto"):
-        inner = unwrapped(model)
         scaling = getattr(optimizer, "scaling", None)
         self._optimizer: Any = optimizer
         self._from_step = scaling is not None and scaling.measures
-        self._params = dict(inner.named_parameters())
-        self._measure = StatisticsPass(layers_of(inner), backend)
+        self._params = dict(model.named_parameters())
+        self._measure = StatisticsPass(layers_of(model), backend)
         self._armed = self._measuring = False
         self._found: tuple[tuple[str, ...], Tensor] | None = None
         optimizer.register_step_pre_hook(self._before)
