@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 
 def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -45,8 +46,31 @@ def replace_text(path: Path, text: str) -> None:
     replace(path, lambda file: file.write(text.encode()))
 
 
+def save_tensors(path: Path, content: Any) -> None:
+    """`replace` with the result of `torch.save`, in a form that `read_tensors` reads.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: it has values that could not be read back without running code from the file.
+    """
+
+    def write(file: BinaryIO) -> None:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            # a full disk, which is the context of the error
+            raise error.__context__ if isinstance(error.__context__, OSError) else OSError(str(error)) from error
+        file.seek(0)
+        if unsafe := get_unsafe_globals_in_checkpoint(file):
+            raise ValueError(
+                f"a checkpoint holds dicts, lists, tuples, strings, numbers and tensors, not {', '.join(unsafe)}"
+            )
+
+    replace(path, write)
+
+
 def read_tensors(path: Path) -> Any:
-    """The content of a file by `torch.save`, in the memory of the CPU; code in it is not run.
+    """The content of a file by `save_tensors` or `torch.save`, in the memory of the CPU; code in it is not run.
 
     Raises:
         OSError: it cannot be opened or read, which does not show whether it is damaged.

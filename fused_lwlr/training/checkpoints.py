@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import nn
-from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from fused_lwlr import files
 from fused_lwlr.training import state_dicts as states
@@ -181,21 +180,11 @@ class Checkpoints:
         return Checkpoint(content["step"], Path(where), content["config"], content["state"], content["own"])
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
-        def write(file: BinaryIO) -> None:
-            torch.save(content, file)
-            file.seek(0)
-            if unsafe := get_unsafe_globals_in_checkpoint(file):
-                raise ValueError(
-                    f"a checkpoint holds dicts, lists, tuples, strings, numbers and tensors, not {', '.join(unsafe)}"
-                )
-
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            files.replace(path, write)
-        # torch.save reports a full disk as a RuntimeError whose context is the system's error
-        except (OSError, RuntimeError) as error:
-            left = [other.name for other in self.paths()]
-            reason = str(error.__context__ if isinstance(error.__context__, OSError) else error).splitlines()[0]
+            files.save_tensors(path, content)
+        except OSError as error:
+            left, reason = [other.name for other in self.paths()], str(error).splitlines()[0]
             raise OSError(
                 f"the checkpoint {path} could not be written ({reason}): make room or choose another folder (--out); "
                 + (f"the run can resume from {left[-1]}" if left else "there is no earlier checkpoint")
