@@ -43,9 +43,6 @@ class Split(Dataset[Loaded]):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def __getitem__(self, wanted: MicroBatch) -> Loaded:
-        raise NotImplementedError
-
     def fingerprint(self) -> str:
         """A text that differs where the examples differ, as far as a second allows; here from their number."""
         return digest(len(self))

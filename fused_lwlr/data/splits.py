@@ -34,7 +34,7 @@ def open_data(
     std: tuple[float, ...] = tuple(RGB_STD.tolist()),
     synthetic: tuple[int, int, int] = IMAGENET,
 ) -> Splits:
-    """The data set "digits", "glyphs", "synthetic" or "fashion-mnist", a folder of images, tar files, or IDX files.
+    """A data set of images by its name or path; the help of `fused-lwlr train` describes options of the same names.
 
     No image is read here, but names of files, and headers in tar files. Images are in RGB, and normalized when batches
     are loaded. The shorter side of a validation image is resized to `test_size / crop_pct`, and its middle is cropped.
@@ -42,35 +42,18 @@ def open_data(
     by the mean and the standard deviation of the images for training.
 
     Args:
-        source: "digits", "glyphs" (letters and digits in the fonts of matplotlib and the system, see
-            `fused_lwlr.data.glyphs`), "synthetic" (random images and classes, made when asked for), the path of a
-            folder with `train/<class>/` and `val/<class>/` (or `validation/`, `test/`), or with the classes alone (see
-            `fused_lwlr.data.folder.scan`), or tar files, `images-{000..146}.tar`, of WebDataset (see
-            `fused_lwlr.data.tar_files`), or "fashion-mnist" or "idx:FOLDER", files in the IDX format (see
-            `fused_lwlr.data.idx.open_idx`).
+        source: as `--data`, or "synthetic": random images and classes, made when asked for.
         image_size: the side of the images in pixels; None, with the digits and IDX files, for the side that they have.
-        val_data: with tar files, those for validation.
-        augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area
-            (`crop_scale` to 1) and aspect ratio (3/4 to 4/3), resized, and flipped half of the time. "strong": basic,
-            and RandAugment with 2 layers and magnitude 10 (timm's rand-m10-n2, whose layers act half of the time).
-            "three": basic, and the three-augment of DeiT III. Or basic, and a policy of timm such as "rand-m7-mstd0.5".
-            All but "none" need timm. Images of IDX files have "none" and "basic", which shifts an image by up to an
-            eighth of its side and flips it half of the time, without timm.
-        corrupt: what to do about files that cannot be read. "refuse": raise ValueError where one is met. "skip":
-            training takes the next readable image, and validation leaves the file out (target -1).
-        random_erasing: probability that a rectangle of a training image is replaced by noise, of 8 bits as the image.
-        crop_scale: the smallest part of an image's area that a random crop has.
-        color_jitter: brightness, contrast and saturation of training images change by up to this part.
-        interpolation: "bicubic", "bilinear", or "random", which draws one of both for each training image and takes
-            bilinear for validation.
-        crop_pct: the fraction of a side that validation keeps.
-        test_size: side of the images for validation; the training size by default.
-        mean, std: of the three channels, on a scale from 0 to 1; ImageNet's by default.
+        augmentation: "none" is the middle square, resized; "basic" a crop of random area (`crop_scale` to 1) and aspect
+            ratio (3/4 to 4/3), resized, and flipped half of the time. Others are basic, and a policy of timm. All but
+            "none" need timm. Images of IDX files have "none" and "basic", as in `idx.Images`, without timm.
+        corrupt: "refuse" raises ValueError where a file cannot be read. With "skip", training takes the next readable
+            image, and validation leaves the file out (target -1).
         synthetic: images for training and for validation, and classes, of "synthetic"; ImageNet's by default.
 
     Raises:
         FileNotFoundError: the folder or file does not exist.
-        ValueError: its contents are incomplete, or an argument is out of range.
+        ValueError: its contents are incomplete, or an option has no effect on them.
         ImportError: an augmentation is given and timm cannot be imported.
     """
     of_crops: dict[str, tuple[Any, Any]] = {

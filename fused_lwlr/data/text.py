@@ -65,9 +65,8 @@ def open_text(
 
     Args:
         source: "python-docs", the reference of the language that comes with Python; "text:PATH" of a file or a
-            folder, whose files `*.txt` follow one another in the order of their paths; "hf:NAME", a data set of the
-            package datasets, whose split for validation is used if it has one (see `hub.open_documents`); or
-            "pairs:FILE" for translation (see `pairs.read_pairs`).
+            folder (see `_paths`); "hf:NAME" of the package datasets, whose split for validation is used if it has one
+            (see `hub.open_documents`); or "pairs:FILE" for translation (see `pairs.read_pairs`).
         context: tokens of a sequence; the most for a sentence of a pair, with one for its end.
         vocabulary: "bytes" (256 tokens), or "characters" (the distinct characters of the UTF-8 text).
         tokenizer: a file, a folder or a name (see `Tokenizer`), instead of a vocabulary.
@@ -153,6 +152,7 @@ def _python_docs() -> str:
 
 
 def _paths(path: Path) -> list[Path]:
+    """A file, or the files `*.txt` of a folder in the order of their paths."""
     if path.is_file():
         found = [path]
     elif path.is_dir():

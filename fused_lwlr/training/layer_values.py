@@ -16,14 +16,7 @@ from fused_lwlr.training.records import LayerValues
 
 
 class LayerProbe:
-    """Measures the layers in selected steps.
-
-        probe = LayerProbe(model, optimizer)
-        ...
-        if step % 500 == 0:
-            probe.arm()
-        optimizer.step()
-        record = probe.take(step)  # None if it was not armed, or no step was taken
+    """Measures the layers in selected steps: `arm` comes before the step, and `take` after it.
 
     With a scaling, the optimizer's own launch measures everything (`optimizer.layer_stats()`). Otherwise one pass over
     gradients and weights before the step does, after gradients are accumulated and averaged over ranks.
