@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 
 def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -15,14 +16,14 @@ def replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     Args:
         path: in a folder that exists; the new file is first written with the suffix `.partial`.
-        write: writes the content to the given file.
+        write: writes the content to the given file, which it may also read.
 
     Raises:
         OSError: it cannot be written, as on a full disk; `path` does not change, and no partial file remains.
     """
     partial = path.with_suffix(".partial")
     try:
-        with partial.open("wb") as file:
+        with partial.open("w+b") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -45,8 +46,31 @@ def replace_text(path: Path, text: str) -> None:
     replace(path, lambda file: file.write(text.encode()))
 
 
+def save_tensors(path: Path, content: Any) -> None:
+    """`replace` with the result of `torch.save`, in a form that `read_tensors` reads.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: it has values that could not be read back without running code from the file.
+    """
+
+    def write(file: BinaryIO) -> None:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            # a full disk, which is the context of the error
+            raise error.__context__ if isinstance(error.__context__, OSError) else OSError(str(error)) from error
+        file.seek(0)
+        if unsafe := get_unsafe_globals_in_checkpoint(file):
+            raise ValueError(
+                f"a checkpoint holds dicts, lists, tuples, strings, numbers and tensors, not {', '.join(unsafe)}"
+            )
+
+    replace(path, write)
+
+
 def read_tensors(path: Path) -> Any:
-    """The content of a file by `torch.save`, in the memory of the CPU; code in it is not run.
+    """The content of a file by `save_tensors` or `torch.save`, in the memory of the CPU; code in it is not run.
 
     Raises:
         OSError: it cannot be opened or read, which does not show whether it is damaged.
@@ -56,9 +80,11 @@ def read_tensors(path: Path) -> Any:
         try:
             # torch.load ignores the checksums that torch.save writes, so changed bits would change weights
             with zipfile.ZipFile(file) as archive:
-                damaged = archive.testzip()
+                # torch reads random memory for a part that is marked as a folder
+                folders = [part.filename for part in archive.infolist() if part.external_attr & 0x10]
+                damaged = archive.testzip() or next(iter(folders), None)
             if damaged is not None:
-                raise ValueError(f"the checksum of its part {damaged} is wrong")
+                raise ValueError(f"its part {damaged} has changed")
             file.seek(0)
             return torch.load(file, map_location="cpu", weights_only=True)
         # a damaged file can raise any error

@@ -3,14 +3,12 @@
 from fused_lwlr.data.loader import Batch, bytes_ahead, loader_throughput, train_batches, val_batches
 from fused_lwlr.data.mixing import Mixing, mixed_binary_cross_entropy, mixed_cross_entropy
 from fused_lwlr.data.sampler import MicroBatch, MicroBatchSampler
-from fused_lwlr.data.sources import Split
-from fused_lwlr.data.splits import AUGMENTATIONS, CORRUPT, Splits, open_data
+from fused_lwlr.data.sources import Split, Splits
+from fused_lwlr.data.splits import open_data
 from fused_lwlr.data.streams import Part, Stream
 from fused_lwlr.data.text import Text, next_tokens, open_text
 
 __all__ = [
-    "AUGMENTATIONS",
-    "CORRUPT",
     "Batch",
     "MicroBatch",
     "MicroBatchSampler",

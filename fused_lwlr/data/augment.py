@@ -31,8 +31,7 @@ def training_transform(
     """The transform of training images; with `augmentation` other than "none" it draws random numbers.
 
     Args:
-        augmentation, image_size, random_erasing, crop_scale, color_jitter, interpolation: as for `open_data`.
-        mean, std: of the channels, for the noise of random erasing.
+        mean, std: of the channels, for the noise of random erasing. The others are as for `open_data`.
 
     Raises:
         ImportError: an augmentation is given and timm cannot be imported.

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 EXTENSIONS = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 KINDS = (
     "digits, glyphs, fashion-mnist, idx:FOLDER, synthetic, tar files, or text as python-docs, text:PATH, hf:NAME or "
@@ -56,8 +58,7 @@ def scan(path: Path) -> Listing:
         )
     val = _validation(path) if root != path else None
     if val is None:
-        files = _images(root, classes)
-        train, test = [[f for i, f in enumerate(of) if i % 5 != 4] for of in files], [of[4::5] for of in files]
+        train, test = every_fifth(_images(root, classes))
         if not any(test):
             raise ValueError(
                 f"{root} has no class of five images, so no image is left for testing: add images, or train/ and val/"
@@ -73,6 +74,11 @@ def scan(path: Path) -> Listing:
             f"{val} lacks classes that {root} has: {_some(missing)}; add images of them, or leave them out"
         )
     return Listing(tuple(classes), _images(root, classes), _images(val, classes), str(val))
+
+
+def every_fifth(classes: list[list[T]]) -> tuple[list[list[T]], list[list[T]]]:
+    """The images of each class to train on, and every fifth one to test on."""
+    return [[f for i, f in enumerate(of) if i % 5 != 4] for of in classes], [of[4::5] for of in classes]
 
 
 def _validation(path: Path) -> Path | None:

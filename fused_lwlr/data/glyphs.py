@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fused_lwlr.data.idx import Idx, Images, pixel_statistics
+from fused_lwlr.data.idx import Images, pixel_statistics
+from fused_lwlr.data.sources import Splits
 
 GLYPHS = "glyphs"
 CHARACTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ0123456789"
@@ -20,7 +21,7 @@ FEWEST = 5
 """Fonts; every fifth one is for testing."""
 
 
-def open_glyphs(image_size: int | None) -> Idx:
+def open_glyphs(image_size: int | None) -> Splits:
     """The data set "glyphs": 34 characters in every font, white on black; every fifth font is for testing.
 
     The same fonts and version of Pillow give the same bits. Other fonts are other data, which `Splits.fingerprint`
@@ -38,7 +39,7 @@ def open_glyphs(image_size: int | None) -> Idx:
     train, test = drawn(side)
     statistics = pixel_statistics(train[0])
     plain, held = (Images(*part, statistics, side, augmented=False) for part in (train, test))
-    return Idx(plain, plain, held, tuple(CHARACTERS), side)
+    return Splits(GLYPHS, plain, held, tuple(CHARACTERS), channels=1, image_size=side, plain=plain)
 
 
 def fonts() -> list[Path]:

@@ -6,7 +6,6 @@ import math
 import struct
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch.nn import functional
 from fused_lwlr.data.fingerprint import digest
 from fused_lwlr.data.randomness import IMAGE, sequence
 from fused_lwlr.data.sampler import MicroBatch
-from fused_lwlr.data.sources import Tensors
+from fused_lwlr.data.sources import Splits, Tensors
 
 FASHION = "fashion-mnist"
 PREFIX = "idx:"
@@ -32,16 +31,6 @@ CLASSES = (
 AUGMENTATIONS = ("none", "basic")
 DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 """The element types of the format by their code; all are big-endian."""
-
-
-class Idx(NamedTuple):
-    """A data set. `plain` has the training images without augmentation."""
-
-    train: "Images"
-    plain: "Images"
-    test: "Images"
-    classes: tuple[str, ...]
-    image_size: int
 
 
 class Images(Tensors):
@@ -96,7 +85,7 @@ def is_idx(source: str) -> bool:
     return source == FASHION or source.startswith(PREFIX)
 
 
-def open_idx(source: str, image_size: int | None, augmentation: str) -> Idx:
+def open_idx(source: str, image_size: int | None, augmentation: str) -> Splits:
     """The data set "fashion-mnist", or "idx:FOLDER" with four files in the IDX format, compressed by gzip or not.
 
     Args:
@@ -119,7 +108,8 @@ def open_idx(source: str, image_size: int | None, augmentation: str) -> Idx:
     count = int(train[1].max()) + 1
     classes = CLASSES if source == FASHION else tuple(map(str, range(count)))
     plain, held = (Images(*part, statistics, size, augmented=False) for part in (train, test))
-    return Idx(Images(*train, statistics, size, augmented=augmentation == "basic"), plain, held, classes, size)
+    shifted = Images(*train, statistics, size, augmented=True) if augmentation == "basic" else plain
+    return Splits(source, shifted, held, classes, channels=1, image_size=size, plain=plain)
 
 
 def _folder(source: str) -> Path:

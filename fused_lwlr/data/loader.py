@@ -48,11 +48,8 @@ def train_batches(
         prefetch: micro-batches that each worker is ahead.
 
     Raises:
-        ValueError: an argument is out of range; or, from the iterator, an image cannot be read and must not be
-            skipped.
+        ValueError: from the iterator: an image cannot be read and must not be skipped.
     """
-    if sampler.count != len(images):
-        raise ValueError(f"the sampler is made for {sampler.count} images, but there are {len(images)}: count=")
     if isinstance(images, Stream):
         return (_ready(images, *pair, (), device) for pair in images.train(sampler, device, workers))
     return _batches(images, sampler, device, workers, prefetch)
@@ -76,10 +73,6 @@ def val_batches(
     Raises:
         ValueError: as with `train_batches`.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size} is not positive: give 1 or more")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank} is not one of {world_size} processes, which count from 0")
     if isinstance(images, Stream):
         part = Part(batch_size, 0, 0, rank, world_size, device, workers)
         return (_ready(images, *pair, (), device) for pair in images.batches(part))
@@ -104,10 +97,8 @@ def loader_throughput(images: Split, *, batch_size: int, workers: int, batches: 
         images: of `Splits.train` or `Splits.val`, at least `batch_size` of them.
 
     Raises:
-        ValueError: an argument is out of range, or an image cannot be read and must not be skipped.
+        ValueError: there are fewer images than a batch has, or one cannot be read and must not be skipped.
     """
-    if batches < 1:
-        raise ValueError(f"batches={batches} is not positive: give 1 or more")
     prefetch = 2
     warm, ahead = max(1, workers), workers * prefetch
     sampler = MicroBatchSampler(
@@ -125,10 +116,6 @@ def loader_throughput(images: Split, *, batch_size: int, workers: int, batches: 
 def _batches(
     images: Split, order: "Sampler[MicroBatch] | list[MicroBatch]", device: torch.device, workers: int, prefetch: int
 ) -> Iterator[Batch]:
-    if workers < 0:
-        raise ValueError(f"workers={workers} is negative: give 0 to load in this process, or more")
-    if prefetch < 1:
-        raise ValueError(f"prefetch={prefetch} is not positive: give 1 or more")
     gpu = device.type == "cuda"
     loader: DataLoader[Loaded] = DataLoader(
         images,

@@ -106,7 +106,7 @@ def encoded(pairs: Lines, vocabulary: str, tokenizer: str | None) -> tuple[Sente
     elif vocabulary == "characters":
         every = [line for side in sides for line in side]
         numbers, classes = characters(lambda: iter(every))
-        cuts = np.split(numbers.ids, np.cumsum([len(line) for line in every])[:-1])
+        cuts = np.split(numbers, np.cumsum([len(line) for line in every])[:-1])
         ids = [iter(cuts[: len(pairs)]), iter(cuts[len(pairs) :])]
     else:
         ids = [(np.frombuffer(line.encode(), np.uint8) for line in side) for side in sides]

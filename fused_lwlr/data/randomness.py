@@ -38,9 +38,3 @@ def globals_restored() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
-
-
-def check_seed(seed: int) -> None:
-    """Raise ValueError for a seed that numpy cannot hash."""
-    if seed < 0:
-        raise ValueError(f"seed={seed} is negative: give 0 or more")

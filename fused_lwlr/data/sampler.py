@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-from fused_lwlr.data.randomness import ORDER, check_seed, sequence
+from fused_lwlr.data.randomness import ORDER, sequence
 
 
 class MicroBatch(NamedTuple):
@@ -38,7 +38,7 @@ class MicroBatchSampler(Sampler[MicroBatch]):
         steps: number of steps of the whole run, including steps before `start_step`.
 
     Raises:
-        ValueError: the batch is larger than the data set or cannot be split evenly, or an argument is out of range.
+        ValueError: the batch is larger than the data set or cannot be split evenly.
     """
 
     def __init__(
@@ -54,20 +54,14 @@ class MicroBatchSampler(Sampler[MicroBatch]):
         repeats: int = 1,
         start_step: int = 0,
     ) -> None:
-        check_seed(seed)
-        numbers = {"batch_size": batch_size, "micro_batch": micro_batch, "world_size": world_size, "repeats": repeats}
-        for name, value in numbers.items():
-            if value < 1:
-                raise ValueError(f"{name}={value} is not positive: give 1 or more")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank} is not one of {world_size} processes, which count from 0")
-        if not 0 <= start_step <= steps:
-            raise ValueError(f"start_step={start_step} is not within the run of {steps} steps (steps=)")
         if batch_size > count:
             raise ValueError(
                 f"batch_size={batch_size} is more than the {count} examples of the training set: lower it, or add some"
             )
-        _check_split(batch_size, micro_batch, world_size)
+        if batch_size % (micro_batch * world_size):
+            raise ValueError(
+                f"batch_size={batch_size} cannot be split into micro-batches of {micro_batch} on {world_size} processes"
+            )
         self.count, self.seed, self.batch_size, self.micro_batch = count, seed, batch_size, micro_batch
         self.world_size, self.rank, self.start_step, self.steps = world_size, rank, start_step, steps
         self.repeats = repeats
@@ -103,19 +97,3 @@ def padded_shard(count: int, *, batch_size: int, world_size: int, rank: int) -> 
     for begin in range(rank * batch_size, count + -count % (batch_size * world_size), batch_size * world_size):
         indices = tuple(i if i < count else -1 for i in range(begin, begin + batch_size))
         yield MicroBatch(0, 0, begin // (batch_size * world_size), 0, indices)
-
-
-def _check_split(batch_size: int, micro_batch: int, world_size: int) -> None:
-    together = micro_batch * world_size
-    if batch_size % together == 0:
-        return
-    fixes = [str(size) for size in (batch_size // together * together, (batch_size // together + 1) * together) if size]
-    advice = f"give batch_size={' or '.join(fixes)}"
-    if batch_size % world_size == 0:
-        of_rank = batch_size // world_size
-        fitting = max(size for size in range(1, min(micro_batch, of_rank) + 1) if of_rank % size == 0)
-        advice += f", or micro_batch={fitting}"
-    raise ValueError(
-        f"batch_size={batch_size} cannot be split into micro-batches of micro_batch={micro_batch} on "
-        f"world_size={world_size} processes, which take {together} at a time: {advice}"
-    )

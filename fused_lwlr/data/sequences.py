@@ -16,21 +16,8 @@ from fused_lwlr.data.sources import Loaded, Split
 Array = NDArray[Any]
 
 
-class InMemory:
-    """Tokens in an array of integers."""
-
-    def __init__(self, ids: Array) -> None:
-        self.ids = ids
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def read(self, begin: int, end: int) -> Array:
-        return self.ids[begin:end]
-
-
 class MappedFiles:
-    """The integers in files one after another, memory-mapped when they are read.
+    """The integers in files one after another, memory-mapped when they are read by a slice, as of an array.
 
     They are mapped for each read: a permanent map would be copied completely into workers that are not forked.
     """
@@ -44,7 +31,8 @@ class MappedFiles:
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def read(self, begin: int, end: int) -> Array:
+    def __getitem__(self, wanted: slice) -> Array:
+        begin, end, _ = wanted.indices(len(self))
         parts = []
         for number in range(int(np.searchsorted(self.ends, begin, side="right")), len(self.ends)):
             start = int(self.ends[number - 1]) if number else 0
@@ -54,8 +42,8 @@ class MappedFiles:
         return np.concatenate(parts)
 
 
-Tokens = InMemory | MappedFiles
-"""A text as numbers of its vocabulary."""
+Tokens = Array | MappedFiles
+"""A text as numbers of its vocabulary, in memory or in files."""
 
 
 class Sequences(Split):
@@ -76,7 +64,7 @@ class Sequences(Split):
     def fingerprint(self) -> str:
         """By the length of the text, and the tokens of some places in it."""
         starts = [self.begin + i * self.context for i in sample(len(self))]
-        return digest(self.begin, self.end, *(self.tokens.read(start, start + self.context) for start in starts))
+        return digest(self.begin, self.end, *(self.tokens[start : start + self.context] for start in starts))
 
     def halves(self) -> "tuple[Sequences, Sequences]":
         """The sequences of the first and of the second half, with the same cuts; only for validation."""
@@ -99,7 +87,7 @@ class Sequences(Split):
             start = self.begin + shift + index * self.context
             stop = min(start + self.context + 1, self.end)
             try:
-                read = self.tokens.read(start, stop)
+                read = self.tokens[start:stop]
             except (OSError, ValueError) as error:
                 return Loaded(inputs, targets, (), f"the text cannot be read any more: {error}")
             if len(read) != stop - start:

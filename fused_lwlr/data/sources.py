@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -43,9 +43,6 @@ class Split(Dataset[Loaded]):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def __getitem__(self, wanted: MicroBatch) -> Loaded:
-        raise NotImplementedError
-
     def fingerprint(self) -> str:
         """A text that differs where the examples differ, as far as a second allows; here from their number."""
         return digest(len(self))
@@ -64,6 +61,31 @@ class DataSet:
     def fingerprint(self) -> str:
         """A text that differs where examples or classes differ, see `Split.fingerprint`."""
         return digest(self.train.fingerprint(), self.val.fingerprint(), *self.classes)
+
+
+@dataclass(frozen=True)
+class Splits(DataSet):
+    """A data set: images of `channels` x `image_size` x `image_size` pixels, and the names of their classes.
+
+    Attributes:
+        example: what a batch is counted in: "images" here, "sequences" of a text.
+        unit: what losses are averaged over and speed is counted in: "images" here, "tokens" of a text.
+        tested: where the images for validation are from, if that is to be said.
+        plain: the images for training without augmentation; None where a loader does not give them.
+    """
+
+    channels: int
+    image_size: int
+    tested: str = ""
+    plain: Split | None = None
+
+    example: ClassVar[str] = "images"
+    unit: ClassVar[str] = "images"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes that a model must fit."""
+        return {"image_size": self.image_size, "channels": self.channels}
 
 
 class Files:

@@ -1,48 +1,20 @@
 """Data sets by name or by path, ready to be loaded."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from fused_lwlr.data.augment import POLICIES, training_transform, validation_transform
+from fused_lwlr.data.augment import training_transform, validation_transform
 from fused_lwlr.data.decode import RGB_MEAN, RGB_STD
 from fused_lwlr.data.digits import digits
 from fused_lwlr.data.folder import scan
 from fused_lwlr.data.glyphs import GLYPHS, open_glyphs
 from fused_lwlr.data.idx import is_idx, open_idx
-from fused_lwlr.data.sources import DataSet, Files, Noise, Split, Transformed
+from fused_lwlr.data.sources import Files, Noise, Splits, Transformed
 from fused_lwlr.data.tar_files import Members, scan_shards
 
-AUGMENTATIONS = ("none", *POLICIES)
-CORRUPT = ("refuse", "skip")
 IMAGENET = (1_281_167, 50_000, 1000)  # images for training, for validation, classes
-
-
-@dataclass(frozen=True)
-class Splits(DataSet):
-    """A data set: images of `channels` x `image_size` x `image_size` pixels, and the names of their classes.
-
-    Attributes:
-        example: what a batch is counted in: "images" here, "sequences" of a text.
-        unit: what losses are averaged over and speed is counted in: "images" here, "tokens" of a text.
-        tested: where the images for validation are from, if that is to be said.
-        plain: the images for training without augmentation; None where a loader does not give them.
-    """
-
-    channels: int
-    image_size: int
-    tested: str = ""
-    plain: Split | None = None
-
-    example: ClassVar[str] = "images"
-    unit: ClassVar[str] = "images"
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes that a model must fit."""
-        return {"image_size": self.image_size, "channels": self.channels}
 
 
 def open_data(
@@ -62,7 +34,7 @@ def open_data(
     std: tuple[float, ...] = tuple(RGB_STD.tolist()),
     synthetic: tuple[int, int, int] = IMAGENET,
 ) -> Splits:
-    """The data set "digits", "glyphs", "synthetic" or "fashion-mnist", a folder of images, tar files, or IDX files.
+    """A data set of images by its name or path; the help of `fused-lwlr train` describes options of the same names.
 
     No image is read here, but names of files, and headers in tar files. Images are in RGB, and normalized when batches
     are loaded. The shorter side of a validation image is resized to `test_size / crop_pct`, and its middle is cropped.
@@ -70,44 +42,32 @@ def open_data(
     by the mean and the standard deviation of the images for training.
 
     Args:
-        source: "digits", "glyphs" (letters and digits in the fonts of matplotlib and the system, see
-            `fused_lwlr.data.glyphs`), "synthetic" (random images and classes, made when asked for), the path of a
-            folder with `train/<class>/` and `val/<class>/` (or `validation/`, `test/`), or with the classes alone (see
-            `fused_lwlr.data.folder.scan`), or tar files, `images-{000..146}.tar`, of WebDataset (see
-            `fused_lwlr.data.tar_files`), or "fashion-mnist" or "idx:FOLDER", files in the IDX format (see
-            `fused_lwlr.data.idx.open_idx`).
+        source: as `--data`, or "synthetic": random images and classes, made when asked for.
         image_size: the side of the images in pixels; None, with the digits and IDX files, for the side that they have.
-        val_data: with tar files, those for validation.
-        augmentation: of training images. "none": the middle square, resized. "basic": a crop of random area
-            (`crop_scale` to 1) and aspect ratio (3/4 to 4/3), resized, and flipped half of the time. "strong": basic,
-            and RandAugment with 2 layers and magnitude 10 (timm's rand-m10-n2, whose layers act half of the time).
-            "three": basic, and the three-augment of DeiT III. Or basic, and a policy of timm such as "rand-m7-mstd0.5".
-            All but "none" need timm. Images of IDX files have "none" and "basic", which shifts an image by up to an
-            eighth of its side and flips it half of the time, without timm.
-        corrupt: what to do about files that cannot be read. "refuse": raise ValueError where one is met. "skip":
-            training takes the next readable image, and validation leaves the file out (target -1).
-        random_erasing: probability that a rectangle of a training image is replaced by noise, of 8 bits as the image.
-        crop_scale: the smallest part of an image's area that a random crop has.
-        color_jitter: brightness, contrast and saturation of training images change by up to this part.
-        interpolation: "bicubic", "bilinear", or "random", which draws one of both for each training image and takes
-            bilinear for validation.
-        crop_pct: the fraction of a side that validation keeps.
-        test_size: side of the images for validation; the training size by default.
-        mean, std: of the three channels, on a scale from 0 to 1; ImageNet's by default.
+        augmentation: "none" is the middle square, resized; "basic" a crop of random area (`crop_scale` to 1) and aspect
+            ratio (3/4 to 4/3), resized, and flipped half of the time. Others are basic, and a policy of timm. All but
+            "none" need timm. Images of IDX files have "none" and "basic", as in `idx.Images`, without timm.
+        corrupt: "refuse" raises ValueError where a file cannot be read. With "skip", training takes the next readable
+            image, and validation leaves the file out (target -1).
         synthetic: images for training and for validation, and classes, of "synthetic"; ImageNet's by default.
 
     Raises:
         FileNotFoundError: the folder or file does not exist.
-        ValueError: its contents are incomplete, or an argument is out of range.
+        ValueError: its contents are incomplete, or an option has no effect on them.
         ImportError: an augmentation is given and timm cannot be imported.
     """
-    needing: dict[str, tuple[Any, Any]] = {"random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0)}
-    needing["crop_scale"] = (crop_scale, 0.08)
-    _check(image_size, augmentation, corrupt, random_erasing, crop_pct, synthetic, needing)
+    of_crops: dict[str, tuple[Any, Any]] = {
+        "random_erasing": (random_erasing, 0.0), "color_jitter": (color_jitter, 0.0), "crop_scale": (crop_scale, 0.08)
+    }  # fmt: skip
+    for name, (value, default) in of_crops.items():
+        if value != default and augmentation == "none":
+            raise ValueError(f"{name}={value} needs augmentation='basic' or another, since it is part of these")
+    if color_jitter and augmentation not in ("none", "basic", "three"):
+        raise ValueError("color_jitter needs augmentation='basic' or 'three': timm has none with RandAugment")
     if val_data is not None and not str(source).endswith(".tar"):
         raise ValueError(f"val_data={val_data!r} goes with tar files, but the data are {source}: leave it out")
     if str(source) in ("digits", GLYPHS) or is_idx(str(source)):
-        photographs = needing | {"interpolation": (interpolation, "bicubic"), "crop_pct": (crop_pct, 0.875)}
+        photographs = of_crops | {"interpolation": (interpolation, "bicubic"), "crop_pct": (crop_pct, 0.875)}
         photographs["mean"] = torch.tensor(mean).tolist(), RGB_MEAN.tolist()
         photographs["std"] = torch.tensor(std).tolist(), RGB_STD.tolist()
         return _in_memory(str(source), image_size, augmentation, test_size, photographs)
@@ -168,44 +128,10 @@ def _in_memory(
     if source in ("digits", GLYPHS) and augmentation != "none":
         raise ValueError(f"augmentation={augmentation!r} is for photographs: the {source} take augmentation='none'")
     if source == "digits":
-        side = image_size or 8
-        train, val = digits(side)
-        found = Splits("digits", train, val, tuple("0123456789"), channels=1, image_size=side, plain=train)
+        train, val = digits(image_size or 8)
+        found = Splits(source, train, val, tuple("0123456789"), channels=1, image_size=image_size or 8, plain=train)
     else:
-        idx = open_glyphs(image_size) if source == GLYPHS else open_idx(source, image_size, augmentation)
-        side = idx.image_size
-        found = Splits(source, idx.train, idx.test, idx.classes, channels=1, image_size=side, plain=idx.plain)
-    if test_size not in (None, side):
-        raise ValueError(f"test_size={test_size} is for photographs: {source} is tested at {side} pixels")
+        found = open_glyphs(image_size) if source == GLYPHS else open_idx(source, image_size, augmentation)
+    if test_size not in (None, found.image_size):
+        raise ValueError(f"test_size={test_size} is for photographs: {source} is tested at {found.image_size} pixels")
     return found
-
-
-def _check(
-    image_size: int | None,
-    augmentation: str,
-    corrupt: str,
-    random_erasing: float,
-    crop_pct: float,
-    synthetic: tuple[int, int, int],
-    needing: dict[str, tuple[float, float]],
-) -> None:
-    if augmentation not in AUGMENTATIONS and not augmentation.startswith("rand-"):
-        choices = ", ".join(AUGMENTATIONS)
-        raise ValueError(
-            f"augmentation={augmentation!r} is unknown: choose from {choices}, or a policy such as rand-m7"
-        )
-    if corrupt not in CORRUPT:
-        raise ValueError(f"corrupt={corrupt!r} is unknown: choose from {', '.join(CORRUPT)}")
-    if image_size is not None and image_size < 1:
-        raise ValueError(f"image_size={image_size} is not positive: give the side of the images in pixels")
-    if not 0 < crop_pct <= 1:
-        raise ValueError(f"crop_pct={crop_pct} is not a fraction of the image: give more than 0 and at most 1")
-    if not 0 <= random_erasing <= 1:
-        raise ValueError(f"random_erasing={random_erasing} is not a probability: give 0 to 1")
-    for name, (value, default) in needing.items():
-        if value != default and augmentation == "none":
-            raise ValueError(f"{name}={value} needs augmentation='basic' or another, since it is part of these")
-    if needing["color_jitter"][0] and augmentation not in ("none", "basic", "three"):
-        raise ValueError("color_jitter needs augmentation='basic' or 'three': timm has none with RandAugment")
-    if min(synthetic) < 1 or synthetic[2] < 2:
-        raise ValueError(f"synthetic={synthetic} is too few: give images for training, for validation, and 2 classes")

@@ -11,7 +11,7 @@ import numpy as np
 
 from fused_lwlr.data.decode import open_rgb
 from fused_lwlr.data.fingerprint import digest
-from fused_lwlr.data.folder import EXTENSIONS
+from fused_lwlr.data.folder import EXTENSIONS, every_fifth
 from fused_lwlr.data.sources import Files
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -70,7 +70,7 @@ def scan_shards(data: str, val_data: str | None) -> tuple[tuple[str, ...], list[
     """
     found = _by_class(data)
     if val_data is None:
-        train, test = [[m for i, m in enumerate(of) if i % 5 != 4] for of in found], [of[4::5] for of in found]
+        train, test = every_fifth(found)
         if not any(test):
             raise ValueError(f"{data} has no class of five images, so no image is left for testing: give val_data")
     else:

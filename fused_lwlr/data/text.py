@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fused_lwlr.data.hub import HUB, open_documents, texts
 from fused_lwlr.data.pairs import PAIRS, open_pairs
-from fused_lwlr.data.sequences import InMemory, MappedFiles, Sequences, Tokens
+from fused_lwlr.data.sequences import MappedFiles, Sequences, Tokens
 from fused_lwlr.data.sources import DataSet
 from fused_lwlr.data.vocabulary import BYTES, Tokenizer, characters
 
@@ -65,9 +65,8 @@ def open_text(
 
     Args:
         source: "python-docs", the reference of the language that comes with Python; "text:PATH" of a file or a
-            folder, whose files `*.txt` follow one another in the order of their paths; "hf:NAME", a data set of the
-            package datasets, whose split for validation is used if it has one (see `hub.open_documents`); or
-            "pairs:FILE" for translation (see `pairs.read_pairs`).
+            folder (see `_paths`); "hf:NAME" of the package datasets, whose split for validation is used if it has one
+            (see `hub.open_documents`); or "pairs:FILE" for translation (see `pairs.read_pairs`).
         context: tokens of a sequence; the most for a sentence of a pair, with one for its end.
         vocabulary: "bytes" (256 tokens), or "characters" (the distinct characters of the UTF-8 text).
         tokenizer: a file, a folder or a name (see `Tokenizer`), instead of a vocabulary.
@@ -117,7 +116,7 @@ def _tokens(source: str, vocabulary: str, tokenizer: str | None) -> tuple[str, l
         parts = [(partial(texts, split), split._fingerprint) for split in open_documents(source)]
     elif source == PYTHON_DOCS:
         name, text = f"{PYTHON_DOCS} of Python {platform.python_version()}", _python_docs()
-        raw: Tokens = InMemory(np.frombuffer(text.encode(), np.uint8))
+        raw: Tokens = np.frombuffer(text.encode(), np.uint8)
         parts = [(lambda: iter([text]), hashlib.sha256(text.encode()).hexdigest())]
     else:
         paths = _paths(Path(source.removeprefix(FILES)))
@@ -153,6 +152,7 @@ def _python_docs() -> str:
 
 
 def _paths(path: Path) -> list[Path]:
+    """A file, or the files `*.txt` of a folder in the order of their paths."""
     if path.is_file():
         found = [path]
     elif path.is_dir():

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fused_lwlr import files
-from fused_lwlr.data.sequences import Array, InMemory, MappedFiles
+from fused_lwlr.data.sequences import Array, MappedFiles
 from fused_lwlr.extras import import_extra
 
 CODE_POINTS = 0x110000
@@ -21,7 +21,7 @@ BYTES = tuple(repr(bytes([number])) for number in range(256))
 """Names of byte tokens."""
 
 
-def characters(chunks: Callable[[], Iterator[str]]) -> tuple[InMemory, tuple[str, ...]]:
+def characters(chunks: Callable[[], Iterator[str]]) -> tuple[Array, tuple[str, ...]]:
     """The characters of a text as numbers, and their names; the first of two passes finds the distinct characters."""
     count, present = 0, np.zeros(CODE_POINTS, bool)
     for chunk in chunks():
@@ -34,7 +34,7 @@ def characters(chunks: Callable[[], Iterator[str]]) -> tuple[InMemory, tuple[str
     for chunk in chunks():
         ids[at : at + len(chunk)] = number[_codes(chunk)]
         at += len(chunk)
-    return InMemory(ids), tuple(map(chr, found.tolist()))
+    return ids, tuple(map(chr, found.tolist()))
 
 
 def _codes(text: str) -> Array:

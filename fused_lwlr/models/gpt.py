@@ -20,10 +20,8 @@ class GPT(nn.Module):
     Args:
         depth: number of blocks.
         post: the original order, "post-LN"; otherwise "pre-LN", with one more normalization at the end.
-        context: the most tokens of a sequence.
-        classes: number of different tokens.
-        width: width of the embeddings.
-        heads: number of attention heads, which divides the width.
+        context, classes: the most tokens of a sequence, and the number of different tokens.
+        width, heads: of the embeddings, and the number of attention heads, which divides it.
         hidden: width between the layers of the perceptron; four times the width by default.
         tied: the head has the weight of the token embedding.
         fused: query, key and value are one projection.

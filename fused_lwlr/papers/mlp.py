@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fused_lwlr import lwlr_init_
-from fused_lwlr.data.splits import Splits
+from fused_lwlr.data import Splits
 
 
 class MLP(nn.Module):

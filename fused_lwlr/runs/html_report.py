@@ -275,8 +275,6 @@ def _counted(names: Sequence[str]) -> list[str]:
 def _value(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_value(entry)}" for key, entry in value.items())
     if isinstance(value, list):
         return ", ".join(map(_value, value))
     if isinstance(value, bool):

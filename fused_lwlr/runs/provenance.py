@@ -16,12 +16,12 @@ from fused_lwlr.training.environment import device_name, environment
 
 
 def record_start(
-    folder: str | Path, config: Mapping[str, Any], *, seed: int, device: torch.device, steps: int | None = None
+    folder: str | Path, config: Mapping[str, Any], *, seed: int, device: torch.device, **facts: Any
 ) -> dict[str, Any]:
     """Add an entry to `run.json` in the folder of a run, which is made if it does not exist. All ranks call it.
 
     Args:
-        steps: optimizer steps of the whole run, for the report.
+        facts: values of JSON; the report knows `steps`, of the whole run, and `classes`, the number of them.
 
     Returns:
         the entry, on all ranks.
@@ -33,7 +33,7 @@ def record_start(
     devices = gathered(device_name(device))
 
     def record() -> dict[str, Any]:
-        entry = {**provenance(config, seed=seed), "devices": devices, "world_size": world_size(), "steps": steps}
+        entry = {**provenance(config, seed=seed), "devices": devices, "world_size": world_size(), **facts}
         Path(folder).mkdir(parents=True, exist_ok=True)
         _write(folder, [*read_starts(folder), entry])
         return entry
@@ -85,8 +85,11 @@ def code_changes(folder: str | Path) -> list[str]:
     Raises:
         ValueError: as in `read_starts`.
     """
-    before, now = ([{}, *read_starts(folder)])[-2:]
-    return difference(*({name: start.get(name, {}) for name in ("versions", "git")} for start in (before, now)))
+    before, now = (
+        {f"{part}.{name}": value for part in ("versions", "git") for name, value in start.get(part, {}).items()}
+        for start in [{}, *read_starts(folder)][-2:]
+    )
+    return difference(before, now)
 
 
 def provenance(config: Mapping[str, Any], *, seed: int) -> dict[str, Any]:

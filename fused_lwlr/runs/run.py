@@ -94,8 +94,10 @@ def run(recipe: Recipe) -> int:
             return _judged(loop, screen)
         if restored is None:
             trainer.prepare(progress=True)
-        record_start(recipe.out, loop.config, seed=recipe.seed, device=world.device, steps=trainer.total)
-        record_facts(recipe.out, classes=len(trainer.data.classes))
+        record_start(
+            recipe.out, loop.config, seed=recipe.seed, device=world.device,
+            steps=trainer.total, classes=len(trainer.data.classes),
+        )  # fmt: skip
         # with it, --config trains the same again
         toml = Path(recipe.out) / "recipe.toml"
         from_first(lambda: files.replace_text(toml, recipe.to_toml()))

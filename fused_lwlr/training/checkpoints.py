@@ -1,6 +1,5 @@
 """Checkpoints of a run: written atomically, found again after any crash, and loaded only into a matching run."""
 
-import math
 import os
 import sys
 import time
@@ -52,11 +51,8 @@ class Checkpoints:
 
     Args:
         folder: made when the first one is written.
-        minutes: between two checkpoints, for `due`; 0 for one at every step, infinite for none.
+        minutes: between two checkpoints, for `due`.
         notice: called with a line for the user, on rank 0; to standard error by default.
-
-    Raises:
-        ValueError: `minutes` is negative.
     """
 
     def __init__(
@@ -66,8 +62,6 @@ class Checkpoints:
         minutes: float = 15.0,
         notice: Callable[[str], object] = lambda line: print(line, file=sys.stderr),
     ):
-        if not minutes >= 0:
-            raise ValueError(f"minutes={minutes}: it must be 0 or more minutes between two checkpoints")
         self.folder = Path(folder)
         self._seconds = 60 * minutes
         self.notice = notice
@@ -85,7 +79,7 @@ class Checkpoints:
 
     def due(self, now: float | None = None) -> bool:
         """Whether this rank's clock says that the next checkpoint is due (`time.monotonic()`); ask `StopFlag.agree`."""
-        return self._seconds < math.inf and (time.monotonic() if now is None else now) - self._last >= self._seconds
+        return (time.monotonic() if now is None else now) - self._last >= self._seconds
 
     def save(
         self,
@@ -100,8 +94,8 @@ class Checkpoints:
         """Write a checkpoint, and remove all but the latest `KEPT` ones.
 
         Args:
-            models: by name; the optimizer steps the first one. Plain, compiled, in
-                `DistributedDataParallel` or under `fully_shard`. Rank 0 saves its buffers.
+            models: by name; the optimizer steps the first one. They may be under `fully_shard`, but not compiled or in
+                `DistributedDataParallel`. Rank 0 saves its buffers.
             optimizer: steps parameters of the first model; ours, or another of torch.
             config: JSON values, which `restore` compares.
             state: other values that are equal on all ranks: dicts, lists, tuples, strings, numbers and tensors.
@@ -186,14 +180,11 @@ class Checkpoints:
         return Checkpoint(content["step"], Path(where), content["config"], content["state"], content["own"])
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
-        states.check_readable(content)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            files.replace(path, lambda file: torch.save(content, file))
-        # torch.save reports a full disk as a RuntimeError whose context is the system's error
-        except (OSError, RuntimeError) as error:
-            left = [other.name for other in self.paths()]
-            reason = str(error.__context__ if isinstance(error.__context__, OSError) else error).splitlines()[0]
+            files.save_tensors(path, content)
+        except OSError as error:
+            left, reason = [other.name for other in self.paths()], str(error).splitlines()[0]
             raise OSError(
                 f"the checkpoint {path} could not be written ({reason}): make room or choose another folder (--out); "
                 + (f"the run can resume from {left[-1]}" if left else "there is no earlier checkpoint")

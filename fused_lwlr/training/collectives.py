@@ -4,9 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 T = TypeVar("T")
 KINDS: dict[str, type[Exception]] = {"OSError": OSError, "ValueError": ValueError}
@@ -42,7 +40,7 @@ def from_first(work: Callable[[], T]) -> T:
     """Call a function on rank 0 only, and return its result on all ranks, which wait for it.
 
     Args:
-        work: returns something small that can be pickled.
+        work: returns something that can be pickled.
 
     Raises:
         Exception: what `work` raised, on rank 0; on other ranks the same OSError or ValueError, else a RuntimeError,
@@ -80,43 +78,10 @@ def gathered(value: Any) -> list[Any]:
 
 
 def shared(value: Any) -> Any:
-    """Nested dicts, lists and tuples of rank 0 on all ranks: tensors one at a time, into the memory of the CPU."""
-    group = process_group()
-    if group is None:
-        return value
-    tensors: list[Tensor] = []
-    skeleton = [_without_tensors(value, tensors)]
-    dist.broadcast_object_list(skeleton, src=0, group=group)
+    """A value of rank 0 on all ranks. Entries of dicts are sent one at a time, so that a message has few tensors.
 
-    def received(thing: Any) -> Any:
-        if isinstance(thing, _Place):
-            first = is_first()
-            tensor = tensors[thing.index] if first else torch.empty(thing.shape, dtype=thing.dtype)
-            if tensor.numel():
-                # sent as bytes, since not every dtype can be sent
-                dist.broadcast(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8), src=0, group=group)
-            return tensor
-        if isinstance(thing, dict):
-            return {key: received(entry) for key, entry in thing.items()}
-        return type(thing)(map(received, thing)) if isinstance(thing, (list, tuple)) else thing
-
-    return received(skeleton[0])
-
-
-class _Place:
-    """The index of a tensor that was taken out."""
-
-    def __init__(self, index: int, tensor: Tensor):
-        self.index, self.shape, self.dtype = index, tuple(tensor.shape), tensor.dtype
-
-
-def _without_tensors(thing: Any, tensors: list[Tensor]) -> Any:
-    if isinstance(thing, Tensor):
-        tensors.append(thing)
-        return _Place(len(tensors) - 1, thing)
-    if isinstance(thing, dict):
-        return {key: _without_tensors(entry, tensors) for key, entry in thing.items()}
-    # subclasses such as torch.Size become plain lists and tuples
-    if isinstance(thing, (list, tuple)):
-        return (list if isinstance(thing, list) else tuple)(_without_tensors(entry, tensors) for entry in thing)
-    return thing
+    Args:
+        value: can be pickled, and has its tensors on the CPU.
+    """
+    keys, whole = from_first(lambda: (list(value), None) if isinstance(value, dict) else (None, value))
+    return whole if keys is None else {key: shared(value[key] if is_first() else None) for key in keys}

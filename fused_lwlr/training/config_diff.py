@@ -1,7 +1,7 @@
 """Differences between the configuration of a run and the configuration to resume it with."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 ABSENT = "(absent)"
@@ -27,22 +27,20 @@ def difference(
     free: Collection[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """A line `field: old -> new` for each field that differs, fields of fields as `field.field`.
+    """A line `field: old -> new` for each field that differs.
 
     A missing field counts as its default, so that an option of a later version does not end a run.
 
     Args:
         old, new: configurations of values of JSON.
-        free: fields that may differ, whole sections included (`logging` stands for all of `logging.every`, ...).
+        free: fields that may differ.
         defaults: values of missing fields; None for other fields.
     """
-    before, after = (dict(_fields(json_values(config))) for config in (old, new))
-    absent = json_values(defaults or {})
+    before, after, absent = map(json_values, (old, new, defaults or {}))
     return [
         f"{name}: {_shown(before, name)} -> {_shown(after, name)}"
         for name in dict.fromkeys([*before, *after])
-        if before.get(name, absent.get(name)) != after.get(name, absent.get(name))
-        and not any(name == f or name.startswith(f"{f}.") for f in free)
+        if name not in free and before.get(name, absent.get(name)) != after.get(name, absent.get(name))
     ]
 
 
@@ -70,24 +68,16 @@ def check_config(
 
 
 def another_spread(changed: Sequence[str], images: int, images_now: int) -> str:
-    """Tells the user the effects of resuming with other processes or passes."""
-    passes = (
-        f"A pass has {images_now} examples instead of {images}, so that batch normalization, Mixup, CutMix and dropout "
-        "differ as well. "
+    """Tells the user the effects of resuming with other processes or micro-batches."""
+    micro = (
+        f"A micro-batch has {images_now} examples instead of {images}, so that batch normalization, Mixup, CutMix "
+        "and dropout differ as well. "
     )
     return (
-        f"The run had other processes or passes before ({'; '.join(changed)}). Its steps continue with the same "
+        f"The run had other processes or micro-batches before ({'; '.join(changed)}). Its steps continue with the same "
         "examples in the same order; sums are added in another order, so the last digits differ. "
-        f"{passes if images != images_now else ''}With the former settings it would resume bit-identically."
+        f"{micro if images != images_now else ''}With the former settings it would resume bit-identically."
     )
-
-
-def _fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from _fields(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _shown(fields: Mapping[str, Any], name: str) -> str:

@@ -23,10 +23,7 @@ def _known_augmentation(value: str) -> str:
     return value
 
 
-Natural = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 Part = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Side = Annotated[int, Field(ge=4)]

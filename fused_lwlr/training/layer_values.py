@@ -13,18 +13,10 @@ from fused_lwlr.optim.layer_options import slices_of
 from fused_lwlr.scaling.base import weights
 from fused_lwlr.statistics import StatisticsPass
 from fused_lwlr.training.records import LayerValues
-from fused_lwlr.training.state_dicts import unwrapped
 
 
 class LayerProbe:
-    """Measures the layers in selected steps.
-
-        probe = LayerProbe(model, optimizer)
-        ...
-        if step % 500 == 0:
-            probe.arm()
-        optimizer.step()
-        record = probe.take(step)  # None if it was not armed, or no step was taken
+    """Measures the layers in selected steps: `arm` comes before the step, and `take` after it.
 
     With a scaling, the optimizer's own launch measures everything (`optimizer.layer_stats()`). Otherwise one pass over
     gradients and weights before the step does, after gradients are accumulated and averaged over ranks.
@@ -32,17 +24,16 @@ class LayerProbe:
     of a sharded model measure together.
 
     Args:
-        model: also in DistributedDataParallel, compiled or sharded.
+        model: also sharded, but not compiled or in `DistributedDataParallel`.
         optimizer: ours, or another torch optimizer, over parameters of the model.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, backend: Backend = "auto"):
-        inner = unwrapped(model)
         scaling = getattr(optimizer, "scaling", None)
         self._optimizer: Any = optimizer
         self._from_step = scaling is not None and scaling.measures
-        self._params = dict(inner.named_parameters())
-        self._measure = StatisticsPass(layers_of(inner), backend)
+        self._params = dict(model.named_parameters())
+        self._measure = StatisticsPass(layers_of(model), backend)
         self._armed = self._measuring = False
         self._found: tuple[tuple[str, ...], Tensor] | None = None
         optimizer.register_step_pre_hook(self._before)

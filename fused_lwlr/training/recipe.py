@@ -8,18 +8,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from fused_lwlr.training.fields import (
     Count,
-    Natural,
-    NotNegative,
     Pair,
     Part,
     Patterns,
-    Positive,
     Scalings,
     Share,
     option,
@@ -60,7 +57,7 @@ class Recipe(Inputs):
     label_smoothing: Part = _loss(0.0, "Part of each label that is spread over all classes.")
 
     optimizer: Literal["sgd", "adamw", "lion"] = _optimizer("sgd", "SGD with momentum, AdamW, or Lion.")
-    lr: NotNegative = _optimizer(
+    lr: NonNegativeFloat = _optimizer(
         0.1,
         "Peak learning rate. One that is given is not scaled with the batch size, unless --lr-scaling is given too.",
         shown="what suits model and optimizer",
@@ -78,8 +75,8 @@ class Recipe(Inputs):
         shown="0.9,0.999 for adamw, 0.9,0.99 for lion",
         metavar="X,X",
     )
-    eps: NotNegative = _optimizer(1e-8, "Added to the denominator of AdamW.")
-    weight_decay: NotNegative = _optimizer(1e-4, "Weight decay.", shown="1e-4 for sgd, 0.1 for adamw, 1 for lion")
+    eps: NonNegativeFloat = _optimizer(1e-8, "Added to the denominator of AdamW.")
+    weight_decay: NonNegativeFloat = _optimizer(1e-4, "Weight decay.", shown="1e-4 for sgd, 0.1 for adamw, 1 for lion")
     cautious_decay: bool = _optimizer(
         False, "Decay only the elements that the step does not move away from zero (Cautious Weight Decay)."
     )
@@ -103,14 +100,16 @@ class Recipe(Inputs):
         shown="weights of two or more dimensions; with ng and clip all",
         metavar="PATTERN",
     )
-    goal: Positive | None = _optimizer(None, "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.")
-    trust_coefficient: Positive = _optimizer(0.001, "With --scaling lars or larc.")
-    ratio: Positive | None = _optimizer(None, "With --scaling floor: the smallest ‖Δw‖ / ‖w‖ of a layer, by --lr.")
-    ceiling: Positive | None = _optimizer(None, "With --scaling floor: the largest ‖Δw‖ / ‖w‖ of a layer, by --lr.")
-    outward: NotNegative = _optimizer(0.5, "With --scaling brake: the part of an increase of ‖w‖ that remains.")
-    inward: NotNegative = _optimizer(1.0, "With --scaling brake: the part of a decrease of ‖w‖ that remains.")
-    max_norm: Positive | None = _optimizer(None, "With --scaling clip: the largest ‖g‖ of a layer.")
-    clip_global_norm: Positive | None = _optimizer(None, "The largest norm of all gradients together.")
+    goal: PositiveFloat | None = _optimizer(None, "With --scaling elr: what ‖g‖ / ‖w‖ of every layer is scaled to.")
+    trust_coefficient: PositiveFloat = _optimizer(0.001, "With --scaling lars or larc.")
+    ratio: PositiveFloat | None = _optimizer(None, "With --scaling floor: the smallest ‖Δw‖ / ‖w‖ of a layer, by --lr.")
+    ceiling: PositiveFloat | None = _optimizer(
+        None, "With --scaling floor: the largest ‖Δw‖ / ‖w‖ of a layer, by --lr."
+    )
+    outward: NonNegativeFloat = _optimizer(0.5, "With --scaling brake: the part of an increase of ‖w‖ that remains.")
+    inward: NonNegativeFloat = _optimizer(1.0, "With --scaling brake: the part of a decrease of ‖w‖ that remains.")
+    max_norm: PositiveFloat | None = _optimizer(None, "With --scaling clip: the largest ‖g‖ of a layer.")
+    clip_global_norm: PositiveFloat | None = _optimizer(None, "The largest norm of all gradients together.")
     nonfinite: Literal["propagate", "skip", "raise"] = _optimizer(
         "propagate", "A gradient that is NaN or infinite: take the step, skip it, or end the training before it."
     )
@@ -142,20 +141,20 @@ class Recipe(Inputs):
         None, "Decay of an average of the weights, which the step itself keeps; it is tested as well."
     )
 
-    epochs: Positive = _schedule(20.0, "Passes over the training data.")
+    epochs: PositiveFloat = _schedule(20.0, "Passes over the training data.")
     steps: Count | None = _schedule(
         None, "Steps of the optimizer, in place of --epochs; warm-up and steps of the schedule keep their share."
     )
-    warmup_epochs: NotNegative = _schedule(
+    warmup_epochs: NonNegativeFloat = _schedule(
         0.0, "Epochs in which the learning rate rises.", shown="a tenth of the epochs"
     )
     schedule: Literal["cosine", "polynomial", "step"] = _schedule("cosine", "How it falls after that.")
-    power: Positive = _schedule(2.0, "With --schedule polynomial.")
-    step_epochs: Positive = _schedule(30.0, "With --schedule step: epochs from each step to the next.")
+    power: PositiveFloat = _schedule(2.0, "With --schedule polynomial.")
+    step_epochs: PositiveFloat = _schedule(30.0, "With --schedule step: epochs from each step to the next.")
     step_factor: Annotated[float, Field(gt=0, lt=1)] = _schedule(
         0.1, "With --schedule step: what the rate is multiplied by."
     )
-    min_lr: NotNegative = _schedule(0.0, "Learning rate that the schedule ends at.")
+    min_lr: NonNegativeFloat = _schedule(0.0, "Learning rate that the schedule ends at.")
     batch_size: Count = _schedule(64, "Images, or sequences of text, in a step, of all processes together.")
     micro_batch: Count | None = _schedule(
         None,
@@ -165,7 +164,7 @@ class Recipe(Inputs):
     amp: Literal["none", "bf16", "fp16"] = _schedule("none", "Mixed precision.")
     fsdp: bool = _schedule(False, "Shard the model over processes (FSDP2), where DDP copies it.")
 
-    seed: Natural = _run(0, "Seed of weights, order of data, augmentation and dropout.")
+    seed: NonNegativeInt = _run(0, "Seed of weights, order of data, augmentation and dropout.")
     deterministic: bool | None = _run(
         None,
         "Only algorithms that give the same bits each time; on a GPU they are slower.",
@@ -180,7 +179,7 @@ class Recipe(Inputs):
     out: str = _run(
         "runs/train", "Folder of the run. The same command again goes on with what is in it.", metavar="FOLDER"
     )
-    checkpoint_minutes: Positive = _run(10.0, "Minutes between checkpoints.")
+    checkpoint_minutes: PositiveFloat = _run(10.0, "Minutes between checkpoints.")
     log_every: Count | None = _run(None, "Steps between two lines of metrics.", shown="50, but at least once an epoch")
     eval_every: Count | None = _run(
         None, "Steps between two evaluations on the validation data; the last step has one as well.", shown="an epoch"
@@ -196,7 +195,7 @@ class Recipe(Inputs):
         "End the training after the first evaluation with this top-1 accuracy, such as 0.759; exit with 3 if none "
         "has it.",
     )
-    stats_every: Natural = _run(0, "Steps between two records of all layers; 0 for one each epoch.")
+    stats_every: NonNegativeInt = _run(0, "Steps between two records of all layers; 0 for one each epoch.")
     tensorboard: bool = _run(False, "Write curves and layers for TensorBoard.")
     wandb: bool = _run(False, "Log them to Weights & Biases, to the project WANDB_PROJECT or fused_lwlr.")
 

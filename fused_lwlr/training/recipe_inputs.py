@@ -3,17 +3,14 @@
 from functools import partial
 from typing import Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveFloat
 from pydantic.dataclasses import dataclass
 
 from fused_lwlr.training.fields import (
     Augmentation,
     Channels,
     Count,
-    Natural,
-    NotNegative,
     Part,
-    Positive,
     Share,
     Side,
     option,
@@ -50,12 +47,12 @@ class Inputs:
         shown="lwlr; model with pretrained weights, with --weights, and with --rates single for a model of timm",
     )
     gradinit_steps: Count = _model(390, "Steps of GradInit (--init gradinit).")
-    gradinit_gamma: Positive | None = _model(
+    gradinit_gamma: PositiveFloat | None = _model(
         None,
         "Bound of the gradient norm in GradInit, relative to the norm at first; 0.8 suits post-LN Transformers.",
         shown="the paper's rule, which depends on --lr alone",
     )
-    gradinit_tau: Positive = _model(0.01, "Learning rate of the scales in GradInit.")
+    gradinit_tau: PositiveFloat = _model(0.01, "Learning rate of the scales in GradInit.")
     channels_last: bool = _model(False, "Keep images and weights of convolutions with channels last.")
     compile: bool = _model(False, "Compile the model with torch.compile.")
     compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = _model(
@@ -105,7 +102,7 @@ class Inputs:
         metavar="none|basic|strong|three|rand-...",
     )
     crop_scale: Share = _data(0.08, "Smallest part of an image that a random crop keeps.")
-    color_jitter: NotNegative = _data(0.0, "Strength of random brightness, contrast and saturation.")
+    color_jitter: NonNegativeFloat = _data(0.0, "Strength of random brightness, contrast and saturation.")
     interpolation: Literal["bicubic", "bilinear", "random"] = _data(
         "bicubic", "How images are resized; random draws one for each training image, and tests with bilinear."
     )
@@ -114,8 +111,8 @@ class Inputs:
         1,
         "Repeated augmentation: so many differently augmented copies of an image in a batch; epochs stay as long.",
     )
-    mixup: NotNegative = _data(0.0, "Strength of Mixup, α of its beta distribution; 0 for none.")
-    cutmix: NotNegative = _data(0.0, "Strength of CutMix; 0 for none.")
+    mixup: NonNegativeFloat = _data(0.0, "Strength of Mixup, α of its beta distribution; 0 for none.")
+    cutmix: NonNegativeFloat = _data(0.0, "Strength of CutMix; 0 for none.")
     crop_pct: Share = _data(0.875, "Part of a side that the crop of validation keeps.")
     mean: Channels = _data((0.485, 0.456, 0.406), "Mean of the channels, which is taken out.", metavar="R,G,B")
     std: Channels = _data(
@@ -124,7 +121,7 @@ class Inputs:
     corrupt: Literal["refuse", "skip"] = _data(
         "refuse", "An image that cannot be read: refuse to go on, or skip and count it."
     )
-    workers: Natural | None = _data(
+    workers: NonNegativeInt | None = _data(
         None,
         "Processes that load data, for each process that trains.",
         shown="the cores of the machine by the processes that train on it, at most 8; none for data in memory and text",

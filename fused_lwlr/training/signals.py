@@ -20,16 +20,6 @@ NOTICE = b"\nStopping after this step, with a checkpoint. (Ctrl-C once more ends
 class StopFlag:
     """Set by SIGTERM, SIGUSR1 or SIGINT within the block; asked after each optimizer step.
 
-        with StopFlag() as flag:
-            for batch in batches:
-                ...
-                stop, save = flag.agree(checkpoints.due())
-                if save:
-                    checkpoints.save(...)
-                if stop:
-                    break
-        sys.exit(flag.exit_code)
-
     A second SIGINT ends the process at once; further signals of the other kinds change nothing. The end of torchrun
     counts as SIGTERM: otherwise its processes would keep running.
 

@@ -1,6 +1,5 @@
-"""Weights and optimizer state by name and in whole tensors, however the model is wrapped, compiled or sharded."""
+"""Weights and optimizer state by name and in whole tensors, whether the model is sharded or not."""
 
-from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any
@@ -21,17 +20,13 @@ from fused_lwlr.training.collectives import is_first, shared
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
-PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 SAVED = StateDictOptions(full_state_dict=True, cpu_offload=True)
 LOADED = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""Prefixes that torch.compile and activation checkpointing add to names."""
 
 
 def of_model(model: nn.Module) -> dict[str, Any]:
     """Parameters and buffers by name, whole and on the CPU; a sharded model's on rank 0 only (a collective)."""
-    found: dict[str, Any] = get_model_state_dict(model, options=SAVED if _sharded(model) else None)
-    return found
+    return get_model_state_dict(model, options=SAVED) if _sharded(model) else model.state_dict()
 
 
 def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -52,22 +47,12 @@ def of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     return {"state": {of.get(key, key): entry for key, entry in plain["state"].items()}, "param_groups": groups}
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel and the result of `torch.compile`, in any order."""
-    while True:
-        inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        inner = inner if inner is not None else getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
 def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load the result of `of_model` on rank 0; other ranks receive it."""
     if _sharded(model):
         set_model_state_dict(model, dict(saved) if is_first() else {}, options=LOADED)
     else:
-        set_model_state_dict(model, shared(dict(saved)))
+        model.load_state_dict(shared(dict(saved)))
 
 
 def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
@@ -102,8 +87,7 @@ def _like(value: Any, param: Tensor | None) -> Any:
 
 def shapes(model: nn.Module) -> Shapes:
     """Shape and dtype of every parameter and buffer, whole if it is sharded."""
-    found: dict[str, Any] = get_model_state_dict(model)
-    return {name: (tuple(t.shape), t.dtype) for name, t in found.items() if isinstance(t, Tensor)}
+    return {name: (tuple(t.shape), t.dtype) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
 
 
 def check_models(saved: Mapping[str, Any], wanted: Mapping[str, Shapes], *, where: object) -> None:
@@ -159,33 +143,9 @@ def check_optimizer(
                 )
 
 
-def check_readable(content: Any, place: str = "") -> None:
-    """Refuse values that could be written, but not read back without running code from the file.
-
-    Raises:
-        ValueError: there is such a value; the message says where.
-    """
-    if type(content) in (dict, OrderedDict, Counter):
-        for key, entry in content.items():
-            check_readable(key, f"a key of {place}")
-            check_readable(entry, f"{place}[{key!r}]" if place else str(key))
-    elif type(content) in (list, tuple):
-        for i, entry in enumerate(content):
-            check_readable(entry, f"{place}[{i}]")
-    elif type(content) not in (*PLAIN, Tensor, nn.Parameter):
-        raise ValueError(
-            f"{place} is a {type(content).__module__}.{type(content).__qualname__}: a checkpoint holds dicts, lists, "
-            "tuples, strings, numbers and tensors"
-        )
-
-
 def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[list[str]]:
-    """The parameters of each group by name, without the prefixes of wrappers."""
-    names = {}
-    for name, param in unwrapped(model).named_parameters():
-        for wrapper in WRAPPERS:
-            name = name.replace(wrapper, "")
-        names[id(param)] = name
+    """The parameters of each group by name."""
+    names = {id(param): name for name, param in model.named_parameters()}
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if any(id(param) not in names for param in params):
         raise ValueError("the optimizer steps a parameter that is not of the first of the models")

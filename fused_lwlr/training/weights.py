@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fused_lwlr import files
@@ -18,15 +17,7 @@ def save_weights(model: nn.Module, path: Path) -> None:
         OSError: the file cannot be written, on all ranks.
     """
     content = states.of_model(model)
-
-    def write() -> None:
-        try:
-            files.replace(path, lambda file: torch.save(content, file))
-        except RuntimeError as error:
-            # torch.save reports a full disk as a RuntimeError whose context is the system's error
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-
-    from_first(write)
+    from_first(lambda: files.save_tensors(path, content))
 
 
 def load_weights(path: str | None, model: nn.Module) -> None:

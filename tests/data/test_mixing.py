@@ -111,25 +111,6 @@ def test_the_loss_of_probabilities(smoothing, timm, device):
     assert torch.equal(mixed_cross_entropy(outputs, targets, smoothing=smoothing), wanted)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mixup": 0.0}, "mixup=0.0 and cutmix=0.0: give at least one"),
-        ({"cutmix": -1.0}, "mixup=0.5 and cutmix=-1.0: .*none below"),
-        ({"smoothing": 1.0}, "smoothing=1.0 is out of range"),
-        ({"seed": -1}, "seed=-1 is negative"),
-    ],
-)
-def test_arguments_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        Mixing(**{"classes": CLASSES, "mixup": 0.5, **options})
-
-
-def test_an_odd_number_of_images_has_no_pairs(timm):
-    with pytest.raises(ValueError, match="the micro-batch holds 3: give an even number"):
-        Mixing(classes=2, mixup=1.0)(torch.zeros(3, 1, 2, 2), torch.zeros(3, dtype=torch.long), step=0)
-
-
 def test_mixing_needs_timm(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ImportError, match=r"Mixup and CutMix needs timm .*'\.\[timm\]'"):

@@ -92,7 +92,7 @@ def test_files_of_a_folder_follow_one_another(tmp_path):
     tokens = text.train.tokens
     assert len(tokens) == 753
     for begin, end in [(0, 753), (45, 60), (49, 50), (50, 51), (740, 753), (0, 50)]:
-        assert tokens.read(begin, end).tobytes() == b"".join(parts)[begin:end]
+        assert tokens[begin:end].tobytes() == b"".join(parts)[begin:end]
 
 
 def test_bytes_are_memory_mapped(tmp_path):
@@ -104,7 +104,7 @@ def test_bytes_are_memory_mapped(tmp_path):
     text = open_text(f"text:{path}", context=1 << 31)
     tokens = text.val.tokens
     assert len(text.val) == 3
-    assert tokens.read((64 << 30) - 2, len(tokens)).tobytes() == b"\0\0the end"
+    assert tokens[(64 << 30) - 2 :].tobytes() == b"\0\0the end"
     assert len(pickle.dumps(text.train)) < 2000
 
 
@@ -114,10 +114,10 @@ def test_characters_are_numbered_in_their_order(tmp_path):
     text = open_text(f"text:{tmp_path}/text.txt", context=8, vocabulary="characters")
     assert text.classes == tuple(sorted(set(written)))
     tokens = text.train.tokens
-    assert "".join(text.classes[i] for i in tokens.read(0, len(tokens))) == written
-    assert tokens.ids.dtype == np.uint8
+    assert "".join(text.classes[i] for i in tokens[:]) == written
+    assert tokens.dtype == np.uint8
     (tmp_path / "wide.txt").write_text("".join(map(chr, range(0x4E00, 0x4E00 + 300))))
-    assert open_text(f"text:{tmp_path}/wide.txt", context=8, vocabulary="characters").train.tokens.ids[-1] == 299
+    assert open_text(f"text:{tmp_path}/wide.txt", context=8, vocabulary="characters").train.tokens[-1] == 299
 
 
 @pytest.mark.parametrize("vocabulary", ["bytes", "characters"])
@@ -125,7 +125,7 @@ def test_the_reference_of_python(vocabulary):
     topics = pytest.importorskip("pydoc_data.topics").topics
     text = open_text("python-docs", context=64, vocabulary=vocabulary)
     tokens = text.train.tokens
-    ids = tokens.read(0, len(tokens))
+    ids = tokens[:]
     if vocabulary == "bytes":
         told = ids.tobytes().decode()
     else:

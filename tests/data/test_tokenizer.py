@@ -39,7 +39,7 @@ def tokenizer(tmp_path):
 
 
 def written(tokenizer, tokens):
-    return tokenizer.decode(tokens.read(0, len(tokens)).tolist())
+    return tokenizer.decode(tokens[:].tolist())
 
 
 @pytest.mark.parametrize("given", ["tokenizer.json", "."])

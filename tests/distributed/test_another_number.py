@@ -97,9 +97,9 @@ def test_a_run_resumes_with_any_number_of_processes(first, second, third):
     dist.barrier()
     close(Path(straight.out), Path(moved.out))
     if dist.get_rank() == 0:
-        assert [text.count("The run had other processes or passes before") for text in told] == [0, 1, 1]
+        assert [text.count("The run had other processes or micro-batches before") for text in told] == [0, 1, 1]
         assert f"world_size: {first[0]} -> {second[0]}" in told[1]
-        assert "A pass has" not in "".join(told)
+        assert "A micro-batch has" not in "".join(told)
 
 
 def test_passes_of_another_size_are_told():
@@ -111,7 +111,7 @@ def test_passes_of_another_size_are_told():
     assert code in (0, None)
     if dist.get_rank() == 0:
         assert "micro_batch: 12 -> null" in told
-        assert "A pass has 24 examples instead of 12" in told
+        assert "A micro-batch has 24 examples instead of 12" in told
 
 
 def test_all_machines_need_the_same_images():

@@ -90,25 +90,24 @@ def test_saved_is_loaded_to_the_same_bits_sharded_or_not(name, saved):
     taken = []
     counter = optimizer.register_step_pre_hook(lambda *arguments: taken.append(1))
     path = checkpoints.save(
-        2, models={"model": model}, optimizer=optimizer, config=CONFIG, state={"losses": [1.5, torch.ones(2)]}, own=own
+        2, models={"model": inner}, optimizer=optimizer, config=CONFIG, state={"losses": [1.5, torch.ones(2)]}, own=own
     )
     # torch's own functions take a step to find out which state exists
     assert not taken
     counter.remove()
     expected = everything(model, optimizer)
     weights = files.read_tensors(path)["models"]["model"]
-    state = (model.module if saved == "ddp" else model).state_dict()
-    assert identical(weights, {name: full(tensor) for name, tensor in state.items()})
+    assert identical(weights, {name: full(tensor) for name, tensor in inner.state_dict().items()})
     train(model, optimizer, range(2, 4))
     for kind, make in MODELS.items():
         other = make()
-        inner = other.module if kind == "ddp" else other
+        bare = other.module if kind == "ddp" else other
         # multipliers come with the checkpoint
-        again = OPTIMIZERS[name](inner.named_parameters())
+        again = OPTIMIZERS[name](bare.named_parameters())
         if kind == "plain":
             # has state already; the others have none
             train(other, again, range(7, 8))
-        found = checkpoints.restore(models={"model": other}, optimizer=again, config=CONFIG)
+        found = checkpoints.restore(models={"model": bare}, optimizer=again, config=CONFIG)
         assert (found.step, found.path.name) == (2, path.name)
         owned = [{"rng": torch.tensor([rank])} for rank in range(2)]
         assert identical((found.state, found.own), ({"losses": [1.5, torch.ones(2)]}, owned))
@@ -123,7 +122,7 @@ def test_a_failure_to_write_is_one_of_all_ranks():
     optimizer = OPTIMIZERS["sgd"](model.module.named_parameters())
     train(model, optimizer, range(1))
     checkpoints = Checkpoints("checkpoints")
-    run = {"models": {"model": model}, "optimizer": optimizer, "config": CONFIG}
+    run = {"models": {"model": model.module}, "optimizer": optimizer, "config": CONFIG}
     first = checkpoints.save(1, **run)
     before = first.read_bytes()
     train(model, optimizer, range(1, 2))
@@ -143,9 +142,10 @@ def full_disk(handle):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_mismatch_is_refused_on_all_ranks(kind):
     model = MODELS[kind]()
-    optimizer = OPTIMIZERS["sgd"]((model.module if kind == "ddp" else model).named_parameters())
+    inner = model.module if kind == "ddp" else model
+    optimizer = OPTIMIZERS["sgd"](inner.named_parameters())
     train(model, optimizer, range(1))
-    run = {"models": {"model": model}, "optimizer": optimizer}
+    run = {"models": {"model": inner}, "optimizer": optimizer}
     checkpoints = Checkpoints("checkpoints")
     checkpoints.save(1, **run, config=CONFIG)
     before = everything(model, optimizer)

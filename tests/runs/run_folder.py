@@ -9,7 +9,7 @@ from fused_lwlr.runs.provenance import record_start
 from fused_lwlr.training.records import Interval, LayerValues, Validation
 
 NAMES = ("b0.conv.weight", "b0.bn.weight", "b0.bn.bias", "b1.conv.weight", "b1.bn.weight", "b1.bn.bias")
-CONFIG = {"model": "net <b>", "lr": 0.1, "augment": {"mixup": 0.2, "cutmix": 1.0}, "out": "a&b"}
+CONFIG = {"model": "net <b>", "lr": 0.1, "augment": ["mixup", 0.2], "out": "a&b"}
 
 
 def fill(folder, sinks=(), *, steps=6, of=6, after=None):

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 from collections import Counter, OrderedDict
 from pathlib import Path
 
@@ -10,24 +11,16 @@ import pytest
 import torch
 from steps import OPTIONS, OURS, TORCH, identical
 from tiny_run import CONFIG, everything, network, run_of, train
-from torch import nn
 
 from fused_lwlr import files
 from fused_lwlr.training.checkpoints import FORMAT, Checkpoints
 
 
-@pytest.mark.parametrize("compiled", ["not", "whole", "parts"])
 @pytest.mark.parametrize("make", [OURS, TORCH], ids=["ours", "torch"])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_a_run_resumes_bit_identically(name, make, compiled, tmp_path):
-    """Also if the saved run was compiled and the resumed one is not: names in the file are names of the model."""
+def test_a_run_resumes_bit_identically(name, make, tmp_path):
     run = run_of(network(), make[name], **OPTIONS[name])
     train(run, range(2))
-    model = run["models"]["model"]
-    if compiled == "whole":
-        model = torch.compile(model, backend="eager")
-    if compiled == "parts":
-        model = nn.Sequential(*(torch.compile(part, backend="eager") for part in model))
     state = {
         "epoch": 1,
         "seen": (1, torch.ones(2, dtype=torch.bfloat16)),
@@ -42,7 +35,7 @@ def test_a_run_resumes_bit_identically(name, make, compiled, tmp_path):
         "on": True,
     }
     own = {"rng": torch.get_rng_state()}
-    path = Checkpoints(tmp_path / "a" / "b").save(2, **{**run, "models": {"model": model}}, state=state, own=own)
+    path = Checkpoints(tmp_path / "a" / "b").save(2, **run, state=state, own=own)
     assert path == tmp_path / "a" / "b" / "step-000000002.pt"
     other = run_of(network(), make[name], **{**OPTIONS[name], "lr": 9.0})
     found = Checkpoints(tmp_path / "a" / "b").restore(**other)
@@ -77,8 +70,6 @@ def test_due_by_the_clock(run, tmp_path, monkeypatch):
     checkpoints.save(1, **run)
     assert [checkpoints.due(now) for now in (220, 339.9, 340)] == [False, False, True]
     monkeypatch.undo()
-    assert Checkpoints(tmp_path, minutes=0).due()
-    assert not Checkpoints(tmp_path, minutes=float("inf")).due(1e300)
 
 
 @pytest.mark.parametrize("where", ["torch.save", "os.fsync", "os.replace"])
@@ -134,7 +125,8 @@ def test_every_changed_byte_is_noticed_or_without_effect(run, tmp_path):
     expected, whole = files.read_tensors(path), path.read_bytes()
     generator = torch.Generator().manual_seed(0)
     refused = 0
-    for place in torch.randint(len(whole), (300,), generator=generator).tolist():
+    attributes = [match.start() + 38 for match in re.finditer(b"PK\x01\x02", whole)]  # a bit of them marks a folder
+    for place in [*torch.randint(len(whole), (300,), generator=generator).tolist(), *attributes]:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
         try:
             assert identical(files.read_tensors(path), expected)
@@ -214,9 +206,3 @@ def test_one_of_a_later_version_is_not_gone_back_from(run, tmp_path):
     files.replace(path, lambda file: torch.save({**files.read_tensors(path), "format": FORMAT + 1}, file))
     with pytest.raises(OSError, match=rf"another version .*format {FORMAT + 1}.*reads format {FORMAT}"):
         checkpoints.restore(**run)
-
-
-@pytest.mark.parametrize("options", [{"minutes": -1}, {"minutes": float("nan")}])
-def test_options_out_of_range(options, tmp_path):
-    with pytest.raises(ValueError, match=rf"{next(iter(options))}=.*: "):
-        Checkpoints(tmp_path, **options)

@@ -20,16 +20,16 @@ class Malicious:
 
 
 @pytest.mark.parametrize(
-    ("state", "place"),
+    ("state", "kind"),
     [
-        ({"a": [1, (np.float64(2.0),)]}, r"state\['a'\]\[1\]\[0\] is a numpy.float64"),
-        ({"a": {Path("b"): 1}}, r"a key of state\['a'\] is a pathlib"),
-        ({"a": defaultdict(int)}, r"state\['a'\] is a collections.defaultdict"),
-        ({"a": Malicious()}, r"state\['a'\] is a test_run_checkpoints_refused.Malicious"),
+        ({"a": [1, (np.float64(2.0),)]}, "numpy"),
+        ({"a": {Path("b"): 1}}, "pathlib"),
+        ({"a": defaultdict(int)}, "collections.defaultdict"),
+        ({"a": Malicious()}, "getattr"),
     ],
 )
-def test_unreadable_values_are_not_written(state, place, run, tmp_path):
-    with pytest.raises(ValueError, match=place):
+def test_unreadable_values_are_not_written(state, kind, run, tmp_path):
+    with pytest.raises(ValueError, match=f"a checkpoint holds dicts, lists, tuples, strings, .*, not .*{kind}"):
         Checkpoints(tmp_path).save(1, **run, state=state)
     assert not list(tmp_path.iterdir())
 
