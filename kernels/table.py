@@ -64,7 +64,6 @@ class Table:
             each row of a parameter the norm R that a `Retraction` keeps, float32 [rows of the parameter].
         rows: contiguous slices of parameters, each with its learning-rate multiplier; by default one row for each
             parameter. All rows of a parameter are adjacent.
-        grad_dtype: the dtype of gradients; by default the dtype of the first gradient, or of the parameters.
 
     A row whose parameter has no gradient is not stepped: its step count and its average do not change. It is only
     divided by Ŵᵖ if its power is not 0; its hyper row must have lr = 0 then. Only the gradients may move in memory.
@@ -72,22 +71,18 @@ class Table:
     Attributes:
         columns: name -> tensors.
         gradients: addresses and forms of the gradients. Remains the same object while it is equal.
+        grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         cache: what the backend keeps for this table from step to step.
         capturable: whether steps may be captured in a CUDA graph.
     """
 
-    def __init__(
-        self,
-        columns: Mapping[str, Sequence[Tensor | None]],
-        rows: Sequence[Row] | None = None,
-        grad_dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
         self.columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
-        self.grad_dtype = grad_dtype or next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
+        self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         self.hyper_row = np.array([row.hyper for row in self.rows], dtype=np.int64)
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
