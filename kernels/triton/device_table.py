@@ -47,7 +47,7 @@ class DeviceTable:
         active: for each row, whether it is active.
         known: for each row, whether Σw² from the last step is still right, bool.
         rescales: whether the power of any row is not 0.
-        items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
+        items: lists of work for programs, int32 [n, 2], on the device; dropped when other rows become active.
         workspace: the memory that an operation reuses in later launches.
         measured: for each parameter, its version when a launch left Σw² of its rows, int64, or None.
     """
@@ -64,7 +64,6 @@ class DeviceTable:
         self.workspace: Workspace | None = None
         self.measured: np.ndarray | None = None
         self.items: dict[Any, Tensor] = {}
-        self._lists: dict[Any, np.ndarray] = {}
         self._gradients: Any = None
 
         padded = self.rows + self.rows % 2
@@ -191,16 +190,17 @@ class DeviceTable:
         params = self._columns["param"]
         return np.fromiter(map(VERSION, params), dtype=np.int64, count=len(params))
 
+    @property
+    def active_numel(self) -> np.ndarray:
+        """The elements of each row, 0 for a row that is not active."""
+        numel: np.ndarray = np.where(self.active, self.numel, 0)
+        return numel
+
     def items_of(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
-        """Returns the items of active rows, on the device; `make` returns all items, int32 [n, 2], the row first."""
+        """Returns the items of active rows, on the device; `make` returns them on the host, int32 [n, 2]."""
         if key not in self.items:
-            if key not in self._lists:
-                self._lists[key] = make()
-            items = self._lists[key]
-            if len(self._written) < len(self._columns["param"]):
-                items = items[self.active[items[:, 0]]]
             # a new tensor each time, since a graph may still read the old one
-            self.items[key] = uploaded(torch.from_numpy(items), self.buffer.device)
+            self.items[key] = uploaded(torch.from_numpy(make()), self.buffer.device)
             self._streams.clear()
         return self.items[key]
 

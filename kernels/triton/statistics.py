@@ -4,8 +4,6 @@ Each tile has its own slots for its partial sums. The program that completes the
 that row's slots. Without float atomics, runs with any grid agree bit for bit.
 """
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
@@ -142,7 +140,9 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
         device_table = table.cache[COLUMNS] = DeviceTable(table, COLUMNS, (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
     numel = device_table.numel
-    tiles = device_table.items_of("tiles", partial(tile_list, numel, sizes.statistics_tile, in_order=True))
+    tiles = device_table.items_of(
+        "tiles", lambda: tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True)
+    )  # fmt: skip
     workspace = device_table.workspace
     if workspace is None:
         count = int((-(-numel // sizes.statistics_tile)).sum())

@@ -69,7 +69,7 @@ def prepare(
     device_table.refresh(table, numbers)
     device = device_table.buffer.device
     items = device_table.items_of(
-        "tiles", lambda: workspace.tile_list(device_table.numel, sizes_of(device).step_block)
+        "tiles", lambda: workspace.tile_list(device_table.active_numel, sizes_of(device).step_block)
     )  # fmt: skip
     key = rule, numbers.on_device
     kernel = table.cache.get(key)
@@ -186,8 +186,9 @@ def queue_items(table: DeviceTable, work: Workspace, *, norms: bool, updates: bo
     """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
 
     def make() -> np.ndarray:
-        segments = work.segments if norms and updates else 2 * np.arange(len(table.numel)) + updates
-        return workspace.item_list(segments, table.numel, sizes_of(table.buffer.device).queue_tile)
+        segments = work.segments if norms and updates else 2 * np.arange(table.rows) + updates
+        active = segments[table.active[segments >> 1]]
+        return workspace.item_list(active, table.numel, sizes_of(table.buffer.device).queue_tile)
 
     return table.items_of((work.key, norms, updates), make)
 
