@@ -43,7 +43,7 @@ class DeviceTable:
         floats, addresses: its two parts.
         dtypes: the Triton dtype of each column, None if the whole column is absent.
         numel: the elements of each row.
-        sizes: for each column, the bytes of each row; 0 for single numbers.
+        itemsizes: the bytes of an element of each column; 0 if the whole column is absent, and for single numbers.
         active: for each row, whether it is active.
         known: for each row, whether Σw² from the last step is still right, bool.
         rescales: whether the power of any row is not 0.
@@ -86,17 +86,15 @@ class DeviceTable:
         # as integers, since some numbers are halves of addresses
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
-        self._itemsizes = {
+        self.itemsizes = {
             name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
             for name, dtype in self.dtypes.items()
         }
-        self.sizes = {name: self.numel * itemsize for name, itemsize in self._itemsizes.items()}
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the scratch tensors that replace tensors with other strides."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
             self._point(name, addresses_of(table.columns[name]))
-            self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
         # first for all rows, as if every parameter had a gradient
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
@@ -146,7 +144,7 @@ class DeviceTable:
         layout = self._layout
         if name == "radius" or not layout.one_to_one:
             found = found[layout.tensor]
-            offsets = 4 * layout.number_in_tensor if name == "radius" else layout.first * self._itemsizes[name]
+            offsets = 4 * layout.number_in_tensor if name == "radius" else layout.first * self.itemsizes[name]
             found = np.where(found == 0, 0, found + offsets)
         self._addresses[name][:] = found
 

@@ -159,8 +159,9 @@ def workspace_of(device_table: DeviceTable, target: ScaleTarget | None, programs
     counts = -(-device_table.numel // sizes.queue_tile)
     tiles = int(counts.sum())
     # norms read only the gradient, or, for a direction, all columns except the average
-    norms = [size for name, size in device_table.sizes.items() if target == "direction" and name != "ema"]
-    read = sum(norms) if norms else device_table.sizes["grad"]
+    itemsizes = device_table.itemsizes
+    itemsize = sum(itemsizes.values()) - itemsizes["ema"] if target == "direction" else itemsizes["grad"]
+    read = device_table.numel * itemsize
     segments = workspace.schedule(read, counts, sizes.window, programs, measured=target is not None)
     # without norm items no result is stored for a row
     rows = device_table.rows if target is not None else 0
