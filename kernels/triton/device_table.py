@@ -16,7 +16,6 @@ from fused_lwlr.kernels.triton.layout import KNOWN, Layout
 from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
-from fused_lwlr.kernels.triton.workspace import Workspace
 
 ONLY_STEPPED = ("step", "ema")
 """Columns that a step skips for a row without a gradient."""
@@ -48,7 +47,8 @@ class DeviceTable:
         known: for each row, whether Σw² from the last step is still right, bool.
         rescales: whether the power of any row is not 0.
         items: lists of work for programs, int32 [n, 2], on the device; dropped when other rows become active.
-        workspace: the memory that an operation reuses in later launches.
+        tiles: the number of tiles of all rows.
+        workspace: the memory that an operation reuses in later launches, see `workspace_of`.
         measured: for each parameter, its version when a launch left Σw² of its rows, int64, or None.
     """
 
@@ -61,7 +61,8 @@ class DeviceTable:
         names = (*SINGLE, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.rescales = bool(layout.rescaled.any())
-        self.workspace: Workspace | None = None
+        self.workspace: tuple[Tensor, ...] = ()
+        self._workspace_key: Any = None
         self.measured: np.ndarray | None = None
         self.items: dict[Any, Tensor] = {}
         self._gradients: Any = None
@@ -80,6 +81,7 @@ class DeviceTable:
         numel[:] = self.numel
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
+        self.tiles = int(counts.sum())
         staged_floats = self._upload.host[:integers].view(np.float32)
         staged_floats[: self.rows] = layout.multiplier
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
@@ -202,18 +204,20 @@ class DeviceTable:
             self._streams.clear()
         return self.items[key]
 
-    def set_workspace(self, workspace: Workspace) -> None:
-        """Takes new memory of an operation."""
-        self.workspace = workspace
-        self._streams.clear()
+    def workspace_of(self, key: Any, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Returns the memory of an operation; `make` makes it, without any Σw², if the last was for another key."""
+        if key != self._workspace_key:
+            self.workspace, self._workspace_key = make(), key
+            self.measured = None
+            self._streams.clear()
+        return self.workspace
 
     def keep_for_stream(self) -> None:
         """Keeps all memory of launches from being reused before the current stream is done, which may not own it."""
         stream = stream_of(self.buffer.device)
         if stream not in self._streams:
             scratch = [tensor for tensors in self._scratch.values() for tensor in tensors.values()]
-            buffers = () if self.workspace is None else self.workspace.buffers
-            for tensor in (self.buffer, *self.items.values(), *buffers, *scratch):
+            for tensor in (self.buffer, *self.items.values(), *self.workspace, *scratch):
                 keep(tensor)
             self._streams.add(stream)
 

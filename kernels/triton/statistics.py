@@ -16,7 +16,7 @@ from fused_lwlr.kernels.table import STATISTICS, Table
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, NUMEL, THREADS, entry, fold, load, tile_at, visit
-from fused_lwlr.kernels.triton.workspace import Workspace, tile_list
+from fused_lwlr.kernels.triton.work import tile_list
 
 COLUMNS = ("param", "grad")
 
@@ -139,20 +139,19 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     if device_table is None:
         device_table = table.cache[COLUMNS] = DeviceTable(table, COLUMNS, (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
-    numel = device_table.numel
     tiles = device_table.items_of(
         "tiles", lambda: tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True)
     )  # fmt: skip
-    workspace = device_table.workspace
-    if workspace is None:
-        count = int((-(-numel // sizes.statistics_tile)).sum())
-        partials = torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device)
-        arrivals = torch.zeros(device_table.rows, dtype=torch.int32, device=device)
-        workspace = Workspace((partials, arrivals))
-        device_table.set_workspace(workspace)
+    partials, arrivals = device_table.workspace_of(
+        COLUMNS,
+        lambda: (
+            torch.empty(len(STATISTICS) * device_table.tiles, dtype=torch.float32, device=device),
+            torch.zeros(device_table.rows, dtype=torch.int32, device=device),
+        ),
+    )
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
-    arguments = (*workspace.buffers, out, grad_scale)
+    arguments = (partials, arrivals, out, grad_scale)
     key = grad, weight, grad_scale is None
     kernel = table.cache.get(key)
     if kernel is None:

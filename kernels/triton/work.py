@@ -1,23 +1,6 @@
-"""The work of programs: lists of items in order, and the memory of a kernel between launches."""
-
-from typing import Any, NamedTuple
+"""The work of programs: lists of items in order."""
 
 import numpy as np
-from torch import Tensor
-
-
-class Workspace(NamedTuple):
-    """The memory of a kernel that it reuses in later launches.
-
-    Attributes:
-        buffers: the tensors that the kernel takes, in the order of its arguments.
-        key: of the queue, the values that it was made for.
-        segments: of the queue, the order of norms and updates, see `schedule`.
-    """
-
-    buffers: tuple[Tensor, ...]
-    key: Any = None
-    segments: Any = None
 
 
 def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *, measured: bool) -> np.ndarray:
