@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table, addresses_of
 from fused_lwlr.kernels.tensors import real, uploaded
-from fused_lwlr.kernels.triton.layout import KNOWN, Layout
+from fused_lwlr.kernels.triton.layout import KNOWN, SCALED, Layout
 from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
@@ -106,9 +106,8 @@ class DeviceTable:
         """Brings the device table up to date with the table and the numbers of a step, and uploads it."""
         if table.gradients is not self._gradients:
             self._accept_gradients(table)
-        if self._has_scratch:
-            for name, index, scratch in self._scratch_tensors():
-                scratch.copy_(real(table.columns[name][index]))
+        for name, index, scratch in self._scratch_tensors():
+            scratch.copy_(real(table.columns[name][index]))
         if numbers is not None:
             self._hyper_row[:] = table.hyper_row
             self._hyper[:] = numbers.rows.view(np.int32)
@@ -135,7 +134,6 @@ class DeviceTable:
             plain = new.forms is None and not self._scratch["param"]
             self._scratch["grad"] = {} if plain else self._layout.scratch_of(table.columns["grad"])
             self._streams.clear()
-            self._has_scratch = any(self._scratch.values())
         self._point("grad", new.addresses)
 
     def _point(self, name: str, addresses: bytes | Sequence[int]) -> None:
@@ -162,7 +160,8 @@ class DeviceTable:
         self._written = list(compress(self._columns["param"], self._launched.tobytes()))
         for name, addresses in self._all_rows.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
-        self._own_flags = np.where(stepped, layout.flags, layout.idle_flags)
+        # a row that is only rescaled has no factor
+        self._own_flags = np.where(stepped, layout.flags, layout.flags & ~SCALED.value)
         self.items.clear()
 
     def _scratch_tensors(self) -> Iterator[tuple[str, int, Tensor]]:
@@ -175,10 +174,9 @@ class DeviceTable:
     def finish(self) -> None:
         """Copies scratch tensors to the tensors they replace, and increments version counters."""
         increment_version(self._written)
-        if self._has_scratch:
-            for name, index, scratch in self._scratch_tensors():
-                if name != "grad":
-                    real(self._columns[name][index]).copy_(scratch)
+        for name, index, scratch in self._scratch_tensors():
+            if name != "grad":
+                real(self._columns[name][index]).copy_(scratch)
 
     def remember_norms(self) -> None:
         """Notes that a launch has stored Σw² of active rows for the present parameters."""
