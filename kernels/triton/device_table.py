@@ -129,9 +129,9 @@ class DeviceTable:
         changed = before is None or new.present != before.present
         if changed:
             self._activate(np.frombuffer(new.present, dtype=bool))
-        if changed or new.forms is not before.forms:
-            # a gradient with the form of its parameter needs a scratch tensor if the parameter does
-            plain = new.forms is None and not self._scratch["param"]
+        if changed or not (new.matching and before.matching):
+            # a gradient that matches its parameter needs a scratch tensor if the parameter does
+            plain = new.matching and not self._scratch["param"]
             self._scratch["grad"] = {} if plain else self._layout.scratch_of(table.columns["grad"])
             self._streams.clear()
         self._point("grad", new.addresses)
