@@ -167,11 +167,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")
         return {device: " and ".join(sorted(names)) for device, names in found.items()}
 
-    @property
-    def fused(self) -> bool | None:
-        """The constructor's value. torch refuses meta parameters if this is True."""
-        return self.options.fused
-
     def complete_groups(self) -> None:
         """Completes param groups that were made or changed elsewhere, such as by `torch.optim`.
 
@@ -256,7 +251,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         # the first condition avoids the second call, which would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
-        if self._skip_report is not None and not capturing:
+        if not capturing:
             self._report()
         loss = None
         if closure is not None:
@@ -357,7 +352,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return step_statistics(self.scaling, self._stepped)
 
     def _report(self) -> None:
-        """Raises FloatingPointError if the last step was skipped because of a gradient."""
+        """Raises FloatingPointError if the last step was skipped because of a gradient, and that was not reported."""
         report, self._skip_report = self._skip_report, None
         if report is not None:
             report.raise_if_skipped()
