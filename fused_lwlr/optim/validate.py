@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.memory import is_addressable, is_freed
-from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.layer_options import Groups
+from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.shards import local
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
