@@ -220,6 +220,17 @@ class DeviceTable:
             self._streams.add(stream)
 
 
+def device_table_of(table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: int) -> DeviceTable:
+    """Returns the device table of a table for these columns; a new one if hyper rows have another shape."""
+    found: DeviceTable | None = table.cache.get(columns)
+    if found is None or found.hyper_shape != hyper_shape:
+        if found is not None:
+            # kernels are bound to the old device table
+            table.cache.clear()
+        found = table.cache[columns] = DeviceTable(table, columns, hyper_shape, tile)
+    return found
+
+
 def keep(tensor: Tensor) -> None:
     """Keeps memory from being reused before the current stream is done."""
     if tensor.is_cuda:

@@ -13,7 +13,7 @@ from triton import knobs
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.device_table import DeviceTable
+from fused_lwlr.kernels.triton.device_table import device_table_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, NUMEL, THREADS, entry, fold, load, tile_at, visit
 from fused_lwlr.kernels.triton.work import tile_list
@@ -135,9 +135,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    device_table = table.cache.get(COLUMNS)
-    if device_table is None:
-        device_table = table.cache[COLUMNS] = DeviceTable(table, COLUMNS, (0, 0), sizes.statistics_tile)
+    device_table = device_table_of(table, COLUMNS, (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
     tiles = device_table.items_of(
         "tiles", lambda: tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True)

@@ -26,7 +26,7 @@ from fused_lwlr.kernels.step_arguments import (
 )
 from fused_lwlr.kernels.table import Table
 from fused_lwlr.kernels.triton import queue, update, work
-from fused_lwlr.kernels.triton.device_table import DeviceTable
+from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
@@ -53,30 +53,21 @@ def prepare(
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     numbers = numbers_of(rule, hyper, more, table)
-    columns = columns_of(rule)
-    device_table = table.cache.get(columns)
-    if device_table is None or device_table.hyper_shape != numbers.rows.shape:
-        if device_table is not None:
-            # kernels are bound to the old device table
-            table.cache.clear()
-        sizes = sizes_of(table.columns["param"][0].device)
-        device_table = table.cache[columns] = DeviceTable(table, columns, numbers.rows.shape, sizes.queue_tile)
+    sizes = sizes_of(table.columns["param"][0].device)
+    device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, sizes.queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, numbers, scale, gate or NO_GATE, write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, numbers)
-    device = device_table.buffer.device
-    items = device_table.items_of(
-        "tiles", lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block)
-    )  # fmt: skip
+    items = device_table.items_of("tiles", lambda: work.tile_list(device_table.active_numel, sizes.step_block))
     key = rule, numbers.on_device
     kernel = table.cache.get(key)
     if kernel is None:
         kernel = table.cache[key] = Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
-            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, on_device=numbers.on_device),
+            BLOCK=sizes.step_block, **_common(device_table, rule, on_device=numbers.on_device),
         )  # fmt: skip
 
     def take() -> None:
