@@ -36,7 +36,8 @@ def moved(table: Any, meta: dict[str, Any], items: np.ndarray) -> tuple[int, int
         items: the work, int32 [n, 2].
     """
     worked_on = np.isin(np.arange(table.rows), items[:, 0])
-    sizes = {name: size * worked_on * (table._addresses[name] != 0) for name, size in table.sizes.items()}
+    elements = table.numel * worked_on
+    sizes = {name: size * elements * (table._addresses[name] != 0) for name, size in table.itemsizes.items()}
     if "RULE" not in meta:
         read = [sizes[name] for name, dtype in zip(("param", "grad"), meta["DTYPES"], strict=True) if dtype]
         return int(sum(read).sum()), 0

@@ -45,10 +45,10 @@ def shuffle(items: np.ndarray, seed: int) -> np.ndarray:
 @contextlib.contextmanager
 def shuffled(seed: int) -> Iterator[None]:
     """Lists of items that are made inside have a random order."""
-    from fused_lwlr.kernels.triton import workspace
+    from fused_lwlr.kernels.triton import work
 
-    make = workspace.item_list
-    with patch.object(workspace, "item_list", lambda *args: shuffle(make(*args), seed)):
+    make = work.item_list
+    with patch.object(work, "item_list", lambda *args: shuffle(make(*args), seed)):
         yield
 
 

@@ -22,12 +22,12 @@ class Gradients(NamedTuple):
     Attributes:
         present: one byte for each parameter: 1 if it has a gradient.
         addresses: the data pointer of each gradient, int64; 0 if it is absent or empty.
-        forms: the form of each gradient, see `form_of`; None if each has the form of its parameter but for the dtype.
+        matching: whether it is known that each gradient has the strides and lazy bits of its parameter.
     """
 
     present: bytes
     addresses: bytes
-    forms: tuple[Any, ...] | None
+    matching: bool
 
 
 class Row(NamedTuple):
@@ -64,37 +64,32 @@ class Table:
             each row of a parameter the norm R that a `Retraction` keeps, float32 [rows of the parameter].
         rows: contiguous slices of parameters, each with its learning-rate multiplier; by default one row for each
             parameter. All rows of a parameter are adjacent.
-        grad_dtype: the dtype of gradients; by default the dtype of the first gradient, or of the parameters.
 
     A row whose parameter has no gradient is not stepped: its step count and its average do not change. It is only
     divided by Ŵᵖ if its power is not 0; its hyper row must have lr = 0 then. Only the gradients may move in memory.
 
     Attributes:
         columns: name -> tensors.
-        gradients: addresses and forms of the gradients. Remains the same object while it is equal.
+        gradients: the gradients of the next step. Remains the same object while they match and are where they were.
+        grad_dtype: the dtype of gradients: of the first one, or of the parameters if there is none.
         hyper_row: for each row, the index of its hyper row in the next step. Replaced, never changed in place.
         steps: for each parameter, the number of steps taken, float32 [params], where the host counts them.
         cache: what the backend keeps for this table from step to step.
         capturable: whether steps may be captured in a CUDA graph.
     """
 
-    def __init__(
-        self,
-        columns: Mapping[str, Sequence[Tensor | None]],
-        rows: Sequence[Row] | None = None,
-        grad_dtype: torch.dtype | None = None,
-    ):
+    def __init__(self, columns: Mapping[str, Sequence[Tensor | None]], rows: Sequence[Row] | None = None):
         self.columns: dict[str, tuple[Any, ...]] = {name: tuple(tensors) for name, tensors in columns.items()}
         params, grads = self.columns["param"], self.columns["grad"]
         self.rows = list(rows) if rows is not None else [Row(i) for i in range(len(params))]
-        self.grad_dtype = grad_dtype or next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
+        self.grad_dtype: torch.dtype = next((grad.dtype for grad in grads if grad is not None), params[0].dtype)
         self.hyper_row = np.array([row.hyper for row in self.rows], dtype=np.int64)
         self.steps: np.ndarray = np.ones(len(params), dtype=np.float32)
         self.cache: dict[Any, Any] = {}
         self.capturable = False
         self._places = [(param.device, param.shape) for param in params]
         present = bytes([grad is not None for grad in grads])
-        self.gradients = Gradients(present, array("q", addresses_of(grads)).tobytes(), forms_of(grads))
+        self.gradients = Gradients(present, array("q", addresses_of(grads)).tobytes(), matching=False)
 
     def accept_gradients(self, grads: Sequence[Any], addresses: Sequence[int] | None = None) -> bool:
         """Sets the gradients of the next step.
@@ -108,16 +103,16 @@ class Table:
             False, with nothing changed, if a gradient is sparse or does not have the shape and device of its parameter
             and the dtype of the table.
         """
-        present, forms = bytes([grad is not None for grad in grads]), None
+        present, matching = bytes([grad is not None for grad in grads]), addresses is not None
         if addresses is None:
             there = [(grad, place) for grad, place in zip(grads, self._places, strict=True) if grad is not None]
             if any(grad.layout is not torch.strided or grad.dtype is not self.grad_dtype for grad, _ in there):
                 return False
             if any((grad.device, grad.shape) != place for grad, place in there):
                 return False
-            addresses, forms = addresses_of(grads), forms_of(grads)
-        found = Gradients(present, array("q", addresses).tobytes(), forms)
-        if found != self.gradients:
+            addresses = addresses_of(grads)
+        found = Gradients(present, array("q", addresses).tobytes(), matching)
+        if not matching or found != self.gradients:
             self.gradients = found
         self.columns["grad"] = tuple(grads)
         return True
@@ -163,22 +158,6 @@ def _view(tensor: Tensor | None, row: Row) -> Tensor | None:
         return None
     tensor = real(tensor)
     return tensor if row.stop is None or tensor.dim() == 0 else tensor[row.start : row.stop]
-
-
-def form_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Returns the form of a strided tensor: dtype, device, shape, strides, and lazy conjugate and negative bits.
-
-    The stride of a dimension of size 1 does not matter; it is 1 here.
-    """
-    shape, strides = tensor.shape, tensor.stride()
-    if 1 in shape:
-        strides = tuple(1 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
-    return tensor.dtype, tensor.device, shape, strides, tensor.is_conj(), tensor.is_neg()
-
-
-def forms_of(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """Returns the form of each tensor of a column; None if it is absent or sparse."""
-    return tuple([None if t is None or t.layout is not torch.strided else form_of(t) for t in tensors])
 
 
 def addresses_of(tensors: Sequence[Tensor | None]) -> list[int]:

@@ -20,10 +20,10 @@ from fused_lwlr.optim.hooks import hooked
 from fused_lwlr.optim.layer_entries import entries_of, resolve, to_text
 from fused_lwlr.optim.layer_options import effective, set_max_lr
 from fused_lwlr.optim.layer_stats import step_statistics
-from fused_lwlr.optim.option_table import OPTIONS, check_option, names_of, shown
+from fused_lwlr.optim.option_table import OPTIONS, check_option, names_of
 from fused_lwlr.optim.options import DEFAULTS, SharedOptions, StepOptions
 from fused_lwlr.optim.plans import Plans
-from fused_lwlr.optim.validate import check_selection, is_made_by_zero_redundancy_optimizer
+from fused_lwlr.optim.validate import check_selection, checked_group, is_made_by_zero_redundancy_optimizer
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 from fused_lwlr.shards import local
@@ -167,11 +167,6 @@ class FusedOptimizer(torch.optim.Optimizer):
             found.setdefault(str(param.device), set()).add("torch" if module is reference else "triton")
         return {device: " and ".join(sorted(names)) for device, names in found.items()}
 
-    @property
-    def fused(self) -> bool | None:
-        """The constructor's value. torch refuses meta parameters if this is True."""
-        return self.options.fused
-
     def complete_groups(self) -> None:
         """Completes param groups that were made or changed elsewhere, such as by `torch.optim`.
 
@@ -202,29 +197,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             ValueError: an option is not supported or out of range, or a key of `layers` matches no parameter of the
                 group. The optimizer does not change.
         """
-        options = {**self.defaults, **param_group} if isinstance(param_group, dict) else {}
-        optimizer, params = type(self).__name__, options.get("params")
-        if isinstance(params, list) and params and isinstance(params[0], str):
-            # the keys of a param group that is not in a list
-            raise TypeError(
-                f"params contains the string {params[0]!r}: put the param group into a list, {optimizer}([group])"
-            )
-        for name in names_of("flag"):
-            check_option(name, options.get(name))
-        for name in names_of("group"):
-            if name in options:
-                check_option(name, options[name])
-        shared = {name: options[name] for name in names_of("shared") if name in options}
-        for name, value in shared.items():
-            if value != getattr(self.options, name):
-                raise ValueError(
-                    f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
-                    f"to {optimizer}(...)"
-                )
-        if shared:
-            # ZeroRedundancyOptimizer writes the arguments of the constructor into every group
-            param_group = {name: value for name, value in param_group.items() if name not in shared}
-        self.options.check_fused(options.get("fused"))
+        param_group = checked_group(self.options, self.defaults, param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         group.setdefault("capturable", self.options.capturable)
@@ -256,7 +229,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         groups = self.param_groups
         # the first condition avoids the second call, which would create a CUDA context
         capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing() and are_on_gpu(groups)
-        if self._skip_report is not None and not capturing:
+        if not capturing:
             self._report()
         loss = None
         if closure is not None:
@@ -357,7 +330,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return step_statistics(self.scaling, self._stepped)
 
     def _report(self) -> None:
-        """Raises FloatingPointError if the last step was skipped because of a gradient."""
+        """Raises FloatingPointError if the last step was skipped because of a gradient, and that was not reported."""
         report, self._skip_report = self._skip_report, None
         if report is not None:
             report.raise_if_skipped()

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from fused_lwlr.kernels import reference
-from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.layer_options import Groups
+from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plans import Plans
 
 

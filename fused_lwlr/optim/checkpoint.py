@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fused_lwlr.optim.average import EMA
 from fused_lwlr.optim.layer_entries import from_text
-from fused_lwlr.optim.layer_options import slices_of
+from fused_lwlr.optim.layer_options import Groups, slices_of
 from fused_lwlr.optim.option_table import check_option, names_of, number_of, shown
-from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
+from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import check_radius
 from fused_lwlr.shards import local
 

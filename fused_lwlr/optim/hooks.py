@@ -14,14 +14,18 @@ from torch.optim import optimizer as torch_optimizer
 Step = TypeVar("Step", bound=Callable[..., Any])
 
 
+def is_traced() -> bool:
+    """Returns whether torch.compile traces this frame, or a frame above it that it could not trace."""
+    return is_dynamo_compiling() or get_eval_frame_callback() is not None
+
+
 def untraced(function: Step) -> Step:
-    """Hides a function that autograd calls from torch.compile, without importing it if it is not used."""
+    """Hides a function from torch.compile, without importing it if it is not used."""
     hidden = _disable_dynamo(function)
 
     @wraps(function)
-    def wrapper(*args: Any) -> Any:
-        compiling = is_dynamo_compiling() or get_eval_frame_callback() is not None
-        return (hidden if compiling else function)(*args)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return (hidden if is_traced() else function)(*args, **kwargs)
 
     return wrapper  # type: ignore[return-value]
 
@@ -34,19 +38,16 @@ def hooked(step: Step) -> Step:
     """
     full = torch.optim.Optimizer.profile_hook_step(step)
 
+    @untraced
     @wraps(step)
     def serve(*args: Any, **kwargs: Any) -> Any:
         return (full if getattr(type(args[0]).step, "served", False) else step)(*args, **kwargs)
 
-    untraced = _disable_dynamo(serve)
-
     @wraps(step)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # while a frame is traced, or below a frame that is not traced
-        if is_dynamo_compiling() or get_eval_frame_callback() is not None:
-            return untraced(self, *args, **kwargs)
         if (
-            _profiler_enabled()
+            is_traced()
+            or _profiler_enabled()
             or self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
             or torch_optimizer._global_optimizer_pre_hooks

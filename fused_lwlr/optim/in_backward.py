@@ -79,6 +79,7 @@ class StepInBackward:
                 if other.grad is not None and id(other) not in own:
                     # it would be used twice
                     self._refuse_unhooked(other)
+            check_final(self.called, self._optimizer)
             self._end_bucket(self._bucket)
 
     def end_step(self, closure: Any) -> tuple[Plans, ...]:
@@ -110,7 +111,6 @@ class StepInBackward:
 
     def _end_bucket(self, params: list[Tensor]) -> None:
         """Steps the parameters of a bucket, and begins the next one."""
-        check_final(self.called, self._optimizer)
         self._step_bucket(params)
         self._bucket, self._bytes = [], 0
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fused_lwlr.kernels import Row
 from fused_lwlr.memory import all_addressable, find_overlap, is_freed
-from fused_lwlr.optim.layer_options import LayerOptions, layers_of
-from fused_lwlr.optim.options import MASTER, RADIUS, Groups, StepOptions
+from fused_lwlr.optim.layer_options import Groups, LayerOptions, layers_of
+from fused_lwlr.optim.options import MASTER, RADIUS, StepOptions
 from fused_lwlr.optim.state import is_complete, radii_of, state_of
 from fused_lwlr.optim.validate import is_ordinary, label_of
 from fused_lwlr.rescaling import Target

@@ -12,11 +12,11 @@ from torch import Tensor
 from fused_lwlr.kernels import Rule
 from fused_lwlr.ops import Backend
 from fused_lwlr.optim.average import EMA, average_dtype
+from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.option_table import HALF, OPTIONS, Nonfinite, check_option, names_of
 from fused_lwlr.rescaling import ScaleInvariant
 from fused_lwlr.scaling import Scaling
 
-Groups = Sequence[dict[str, Any]]
 Entries = Mapping[str, float | Mapping[str, Any]]
 Layers = Entries | Sequence[Entries] | None
 """Name or pattern -> η or options, see `FusedOptimizer`."""
@@ -172,7 +172,7 @@ class StepOptions:
     @cached_property
     def on_spheres(self) -> bool:
         """Whether layers keep the norms that they start with."""
-        return isinstance(self.scaling, Scaling) and self.scaling.retract == "sphere"
+        return self.scaling is not None and self.scaling.retract == "sphere"
 
     @cached_property
     def needs_totals(self) -> bool:

@@ -46,8 +46,7 @@ class Plan:
         self.labels = [label for member in members for label in member.labels]
         columns = _columns(options, members)
         rows = [row._replace(tensor=i) for i, member in enumerate(members) for row in member.rows]
-        grad_dtype = next((grad.dtype for grad in columns["grad"] if grad is not None), None)
-        self.table = Table(columns, rows, grad_dtype)
+        self.table = Table(columns, rows)
         self.table.capturable = capturable
         self.table.steps = np.array([member.steps for member in members], dtype=np.float32)
         if counts:

@@ -14,8 +14,9 @@ from torch.autograd.graph import increment_version
 from fused_lwlr.kernels import Gate, reference
 from fused_lwlr.optim.gate import Decision, SkipReport, decide
 from fused_lwlr.optim.hyper import hyper_row
+from fused_lwlr.optim.layer_options import Groups
 from fused_lwlr.optim.members import check_members, members_of
-from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.optim.plan import plans_of
 from fused_lwlr.optim.sharded import sharded_of
 from fused_lwlr.optim.uninterrupted import uninterrupted

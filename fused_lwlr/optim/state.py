@@ -18,7 +18,7 @@ STALE = ("step", EMA, RADIUS)
 """Entries that `store` removes if steps no longer maintain them."""
 
 
-def names_of(options: StepOptions, group: dict[str, Any], param: Tensor) -> tuple[str, ...]:
+def entry_names(options: StepOptions, group: dict[str, Any], param: Tensor) -> tuple[str, ...]:
     """Returns the names of the entries that a parameter of a group has, without step counts and radii."""
     names = options.state_columns(group)
     if options.has_master(param):
@@ -37,7 +37,7 @@ def state_of(
     Raises:
         ValueError: an entry that does not fit the parameter.
     """
-    entries = {name: _entry(options, label, param, name, state) for name in names_of(options, group, param)}
+    entries = {name: _entry(options, label, param, name, state) for name in entry_names(options, group, param)}
     columns = options.state_columns(group)
     first = _was_skipped(on_device, state) or all(state.get(name) is None for name in columns)
     if on_device and columns and first and not options.rule.counts_steps:
@@ -62,7 +62,7 @@ def is_complete(
         return False
     param = group["params"][at]
     try:
-        for name in names_of(options, group, param):
+        for name in entry_names(options, group, param):
             _check("", param, name, state.get(name))
     except ValueError:
         return False

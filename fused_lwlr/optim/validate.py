@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fused_lwlr.memory import is_addressable, is_freed
-from fused_lwlr.optim.options import Groups, StepOptions
+from fused_lwlr.optim.layer_options import Groups
+from fused_lwlr.optim.option_table import check_option, names_of, shown
+from fused_lwlr.optim.options import StepOptions
 from fused_lwlr.shards import local
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -66,6 +68,41 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
             "By default most scalings select parameters of two or more dimensions, unlike FSDP1's flat parameters",
             stacklevel=4,
         )
+
+
+def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) -> Any:
+    """Returns a new param group without the options that all groups share. torch checks what is not a dict.
+
+    Args:
+        options, defaults: of the optimizer.
+        given: the param group.
+
+    Raises:
+        TypeError: the optimizer was given a param group that is not in a list.
+        ValueError: an option is not supported or out of range, or differs from the option of all groups.
+    """
+    own = {**defaults, **given} if isinstance(given, dict) else {}
+    params = own.get("params")
+    if isinstance(params, list) and params and isinstance(params[0], str):
+        # the keys of a param group that is not in a list
+        raise TypeError(
+            f"params contains the string {params[0]!r}: put the param group into a list, {options.optimizer}([group])"
+        )
+    for name in names_of("flag"):
+        check_option(name, own.get(name))
+    for name in names_of("group"):
+        if name in own:
+            check_option(name, own[name])
+    shared = {name: own[name] for name in names_of("shared") if name in own}
+    for name, value in shared.items():
+        if value != getattr(options, name):
+            raise ValueError(
+                f"a param group has {name}={shown(value)}, but all param groups share this option: give it "
+                f"to {options.optimizer}(...)"
+            )
+    options.check_fused(own.get("fused"))
+    # ZeroRedundancyOptimizer writes the arguments of the constructor into every group
+    return {name: value for name, value in given.items() if name not in shared} if shared else given
 
 
 def is_made_by_zero_redundancy_optimizer() -> bool:

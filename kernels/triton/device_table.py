@@ -12,11 +12,10 @@ from torch.autograd.graph import increment_version
 
 from fused_lwlr.kernels.table import Table, addresses_of
 from fused_lwlr.kernels.tensors import real, uploaded
-from fused_lwlr.kernels.triton.layout import KNOWN, Layout
+from fused_lwlr.kernels.triton.layout import KNOWN, SCALED, Layout
 from fused_lwlr.kernels.triton.numbers import Numbers
 from fused_lwlr.kernels.triton.tile import dtype_of
 from fused_lwlr.kernels.triton.upload import Upload, is_capturing, stream_of
-from fused_lwlr.kernels.triton.workspace import Workspace
 
 ONLY_STEPPED = ("step", "ema")
 """Columns that a step skips for a row without a gradient."""
@@ -43,12 +42,13 @@ class DeviceTable:
         floats, addresses: its two parts.
         dtypes: the Triton dtype of each column, None if the whole column is absent.
         numel: the elements of each row.
-        sizes: for each column, the bytes of each row; 0 for single numbers.
+        itemsizes: the bytes of an element of each column; 0 if the whole column is absent, and for single numbers.
         active: for each row, whether it is active.
         known: for each row, whether Σw² from the last step is still right, bool.
         rescales: whether the power of any row is not 0.
-        items: lists of work for programs, int32 [n, 2], on the device; empty when other rows become active.
-        workspace: the memory that an operation reuses in later launches.
+        items: lists of work for programs, int32 [n, 2], on the device; dropped when other rows become active.
+        tiles: the number of tiles of all rows.
+        workspace: the memory that an operation reuses in later launches, see `workspace_of`.
         measured: for each parameter, its version when a launch left Σw² of its rows, int64, or None.
     """
 
@@ -61,10 +61,10 @@ class DeviceTable:
         names = (*SINGLE, *columns)
         self.dtypes = {name: dtype_of(table, name) for name in names}
         self.rescales = bool(layout.rescaled.any())
-        self.workspace: Workspace | None = None
+        self.workspace: tuple[Tensor, ...] = ()
+        self._workspace_key: Any = None
         self.measured: np.ndarray | None = None
         self.items: dict[Any, Tensor] = {}
-        self._lists: dict[Any, np.ndarray] = {}
         self._gradients: Any = None
 
         padded = self.rows + self.rows % 2
@@ -81,23 +81,22 @@ class DeviceTable:
         numel[:] = self.numel
         counts = -(-self.numel // tile)
         first[:] = np.cumsum(counts) - counts
+        self.tiles = int(counts.sum())
         staged_floats = self._upload.host[:integers].view(np.float32)
         staged_floats[: self.rows] = layout.multiplier
         self._coefficients = staged_floats[padded : 3 * padded].reshape(2, padded)[:, : self.rows]
         # as integers, since some numbers are halves of addresses
         self._hyper = staged_floats[3 * padded : floats].view(np.int32).reshape(hyper_shape)
 
-        self._itemsizes = {
+        self.itemsizes = {
             name: 0 if dtype is None or name in SINGLE else dtype.primitive_bitwidth // 8
             for name, dtype in self.dtypes.items()
         }
-        self.sizes = {name: self.numel * itemsize for name, itemsize in self._itemsizes.items()}
         self._scratch: dict[str, dict[int, Tensor]] = {}
         """For each column, the scratch tensors that replace tensors with other strides."""
         for name in self._addresses.keys() & (table.columns.keys() - {"grad"}):
             self._scratch[name] = {} if name in SINGLE else layout.scratch_of(table.columns[name])
             self._point(name, addresses_of(table.columns[name]))
-            self.sizes[name] = np.where(self._addresses[name] == 0, 0, self.sizes[name])
         # first for all rows, as if every parameter had a gradient
         self._all_rows = {
             name: self._addresses[name].copy() for name in ONLY_STEPPED if self.dtypes.get(name) is not None
@@ -107,9 +106,8 @@ class DeviceTable:
         """Brings the device table up to date with the table and the numbers of a step, and uploads it."""
         if table.gradients is not self._gradients:
             self._accept_gradients(table)
-        if self._has_scratch:
-            for name, index, scratch in self._scratch_tensors():
-                scratch.copy_(real(table.columns[name][index]))
+        for name, index, scratch in self._scratch_tensors():
+            scratch.copy_(real(table.columns[name][index]))
         if numbers is not None:
             self._hyper_row[:] = table.hyper_row
             self._hyper[:] = numbers.rows.view(np.int32)
@@ -131,12 +129,11 @@ class DeviceTable:
         changed = before is None or new.present != before.present
         if changed:
             self._activate(np.frombuffer(new.present, dtype=bool))
-        if changed or new.forms is not before.forms:
-            # a gradient with the form of its parameter needs a scratch tensor if the parameter does
-            plain = new.forms is None and not self._scratch["param"]
+        if changed or not (new.matching and before.matching):
+            # a gradient that matches its parameter needs a scratch tensor if the parameter does
+            plain = new.matching and not self._scratch["param"]
             self._scratch["grad"] = {} if plain else self._layout.scratch_of(table.columns["grad"])
             self._streams.clear()
-            self._has_scratch = any(self._scratch.values())
         self._point("grad", new.addresses)
 
     def _point(self, name: str, addresses: bytes | Sequence[int]) -> None:
@@ -147,7 +144,7 @@ class DeviceTable:
         layout = self._layout
         if name == "radius" or not layout.one_to_one:
             found = found[layout.tensor]
-            offsets = 4 * layout.number_in_tensor if name == "radius" else layout.first * self._itemsizes[name]
+            offsets = 4 * layout.number_in_tensor if name == "radius" else layout.first * self.itemsizes[name]
             found = np.where(found == 0, 0, found + offsets)
         self._addresses[name][:] = found
 
@@ -163,7 +160,8 @@ class DeviceTable:
         self._written = list(compress(self._columns["param"], self._launched.tobytes()))
         for name, addresses in self._all_rows.items():
             self._addresses[name][:] = np.where(stepped, addresses, 0)
-        self._own_flags = np.where(stepped, layout.flags, layout.idle_flags)
+        # a row that is only rescaled has no factor
+        self._own_flags = np.where(stepped, layout.flags, layout.flags & ~SCALED.value)
         self.items.clear()
 
     def _scratch_tensors(self) -> Iterator[tuple[str, int, Tensor]]:
@@ -176,10 +174,9 @@ class DeviceTable:
     def finish(self) -> None:
         """Copies scratch tensors to the tensors they replace, and increments version counters."""
         increment_version(self._written)
-        if self._has_scratch:
-            for name, index, scratch in self._scratch_tensors():
-                if name != "grad":
-                    real(self._columns[name][index]).copy_(scratch)
+        for name, index, scratch in self._scratch_tensors():
+            if name != "grad":
+                real(self._columns[name][index]).copy_(scratch)
 
     def remember_norms(self) -> None:
         """Notes that a launch has stored Σw² of active rows for the present parameters."""
@@ -191,33 +188,47 @@ class DeviceTable:
         params = self._columns["param"]
         return np.fromiter(map(VERSION, params), dtype=np.int64, count=len(params))
 
+    @property
+    def active_numel(self) -> np.ndarray:
+        """The elements of each row, 0 for a row that is not active."""
+        numel: np.ndarray = np.where(self.active, self.numel, 0)
+        return numel
+
     def items_of(self, key: Any, make: Callable[[], np.ndarray]) -> Tensor:
-        """Returns the items of active rows, on the device; `make` returns all items, int32 [n, 2], the row first."""
+        """Returns the items of active rows, on the device; `make` returns them on the host, int32 [n, 2]."""
         if key not in self.items:
-            if key not in self._lists:
-                self._lists[key] = make()
-            items = self._lists[key]
-            if len(self._written) < len(self._columns["param"]):
-                items = items[self.active[items[:, 0]]]
             # a new tensor each time, since a graph may still read the old one
-            self.items[key] = uploaded(torch.from_numpy(items), self.buffer.device)
+            self.items[key] = uploaded(torch.from_numpy(make()), self.buffer.device)
             self._streams.clear()
         return self.items[key]
 
-    def set_workspace(self, workspace: Workspace) -> None:
-        """Takes new memory of an operation."""
-        self.workspace = workspace
-        self._streams.clear()
+    def workspace_of(self, key: Any, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Returns the memory of an operation; `make` makes it, without any Σw², if the last was for another key."""
+        if key != self._workspace_key:
+            self.workspace, self._workspace_key = make(), key
+            self.measured = None
+            self._streams.clear()
+        return self.workspace
 
     def keep_for_stream(self) -> None:
         """Keeps all memory of launches from being reused before the current stream is done, which may not own it."""
         stream = stream_of(self.buffer.device)
         if stream not in self._streams:
             scratch = [tensor for tensors in self._scratch.values() for tensor in tensors.values()]
-            buffers = () if self.workspace is None else self.workspace.buffers
-            for tensor in (self.buffer, *self.items.values(), *buffers, *scratch):
+            for tensor in (self.buffer, *self.items.values(), *self.workspace, *scratch):
                 keep(tensor)
             self._streams.add(stream)
+
+
+def device_table_of(table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: int) -> DeviceTable:
+    """Returns the device table of a table for these columns; a new one if hyper rows have another shape."""
+    found: DeviceTable | None = table.cache.get(columns)
+    if found is None or found.hyper_shape != hyper_shape:
+        if found is not None:
+            # kernels are bound to the old device table
+            table.cache.clear()
+        found = table.cache[columns] = DeviceTable(table, columns, hyper_shape, tile)
+    return found
 
 
 def keep(tensor: Tensor) -> None:

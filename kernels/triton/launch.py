@@ -46,7 +46,7 @@ class Kernel:
         function: the Triton function. It takes addresses, floats, items, the number of items and of rows, then the
             arguments of the launch, and last the compile-time arguments.
         items, args: of the first launch, see `launch`.
-        registers: the maximum for a thread; by default the compiler chooses, as always on AMD.
+        registers: the maximum for a thread; on AMD the compiler chooses.
         meta: compile-time arguments.
 
     Attributes:
@@ -64,7 +64,7 @@ class Kernel:
         items: Tensor,
         args: Sequence[Any],
         *,
-        registers: int | None = None,
+        registers: int,
         **meta: Any,
     ):
         if is_capturing():
@@ -75,7 +75,7 @@ class Kernel:
         self.device_table, self.meta = device_table, meta
         # does nothing for tensors on the CPU
         self.device = torch.cuda.device(device_table.buffer.device.index if device_table.buffer.is_cuda else -1)
-        options = {"maxnreg": registers} if registers is not None and torch.version.hip is None else {}
+        options = {"maxnreg": registers} if torch.version.hip is None else {}
         arguments = _arguments(device_table, items, args)
         self.run: Callable[[int, tuple[Any, ...]], None]
         # not a method: `self` in a closure would be a reference cycle, which delays freeing device memory

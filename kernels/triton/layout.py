@@ -26,10 +26,8 @@ class Layout:
         first: the first element of each row in its parameter, in storage order, int64 [R].
         numel: the elements of each row, int64 [R].
         rescaled: for each row, whether its power is not 0, bool [R].
-        flags: the bits of each row with a gradient, int64 [R].
-        idle_flags: the bits of each row without a gradient.
+        flags: the bits of each row, int64 [R]; KNOWN is never set here.
         multiplier: the learning-rate multiplier of each row, float64 [R].
-        strides: for each parameter, the strides that all of its columns must have.
         one_to_one: whether row i is the whole of parameter i.
         number_in_tensor: for each row, its number among the rows of its parameter, int64 [R].
     """
@@ -39,7 +37,8 @@ class Layout:
         tensor, start, stop, multiplier, scaled, power, *_ = zip(*table.rows, strict=True)
         slices = [i for i, end in enumerate(stop) if end is not None]
         split = {tensor[i] for i in slices}
-        self.strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
+        # for each parameter, the strides that all of its columns must have
+        self._strides = [p.stride() if p.is_contiguous() else walk(p, i in split) for i, p in enumerate(params)]
         self.tensor, self.number_in_tensor = table.tensor_of_row, table.number_in_tensor
         self.one_to_one = not slices and tensor == tuple(range(len(params)))
         self.first = np.zeros(len(tensor), dtype=np.int64)
@@ -49,14 +48,13 @@ class Layout:
             inner = params[tensor[i]].numel() // max(params[tensor[i]].shape[0], 1)
             self.first[i], self.numel[i] = start[i] * inner, (stop[i] - start[i]) * inner
         self.flags = SCALED.value * np.array(scaled) | np.array(power) << POWER.value
-        self.idle_flags = self.flags & ~SCALED.value
         self.rescaled = np.array(power) != 0
         self.multiplier = np.array(multiplier, dtype=np.float64)
 
     def scratch_of(self, tensors: Sequence[Tensor | None]) -> dict[int, Tensor]:
         """Returns, by their number, scratch tensors for the tensors of a column that a kernel cannot walk."""
         scratch = {}
-        for i, (tensor, strides) in enumerate(zip(tensors, self.strides, strict=True)):
+        for i, (tensor, strides) in enumerate(zip(tensors, self._strides, strict=True)):
             # compare the strides of the real numbers, not of the complex tensor
             if tensor is None or (tensor.stride() == strides and not tensor.is_neg()):
                 continue

@@ -4,8 +4,6 @@ Each tile has its own slots for its partial sums. The program that completes the
 that row's slots. Without float atomics, runs with any grid agree bit for bit.
 """
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
@@ -15,10 +13,10 @@ from triton import knobs
 from fused_lwlr.kernels import constants
 from fused_lwlr.kernels.native import problem
 from fused_lwlr.kernels.table import STATISTICS, Table
-from fused_lwlr.kernels.triton.device_table import DeviceTable
+from fused_lwlr.kernels.triton.device_table import device_table_of
 from fused_lwlr.kernels.triton.launch import Kernel, launch, sizes_of
 from fused_lwlr.kernels.triton.tile import ALIGNMENT, FOLD, NUMEL, THREADS, entry, fold, load, tile_at, visit
-from fused_lwlr.kernels.triton.workspace import Workspace, tile_list
+from fused_lwlr.kernels.triton.work import tile_list
 
 COLUMNS = ("param", "grad")
 
@@ -137,22 +135,21 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    device_table = table.cache.get(COLUMNS)
-    if device_table is None:
-        device_table = table.cache[COLUMNS] = DeviceTable(table, COLUMNS, (0, 0), sizes.statistics_tile)
+    device_table = device_table_of(table, COLUMNS, (0, 0), sizes.statistics_tile)
     device_table.refresh(table)
-    numel = device_table.numel
-    tiles = device_table.items_of("tiles", partial(tile_list, numel, sizes.statistics_tile, in_order=True))
-    workspace = device_table.workspace
-    if workspace is None:
-        count = int((-(-numel // sizes.statistics_tile)).sum())
-        partials = torch.empty(len(STATISTICS) * count, dtype=torch.float32, device=device)
-        arrivals = torch.zeros(device_table.rows, dtype=torch.int32, device=device)
-        workspace = Workspace((partials, arrivals))
-        device_table.set_workspace(workspace)
+    tiles = device_table.items_of(
+        "tiles", lambda: tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True)
+    )  # fmt: skip
+    partials, arrivals = device_table.workspace_of(
+        COLUMNS,
+        lambda: (
+            torch.empty(len(STATISTICS) * device_table.tiles, dtype=torch.float32, device=device),
+            torch.zeros(device_table.rows, dtype=torch.int32, device=device),
+        ),
+    )
     # rows without work stay zero
     out = torch.zeros(device_table.rows, len(STATISTICS), dtype=torch.float64, device=device)
-    arguments = (*workspace.buffers, out, grad_scale)
+    arguments = (partials, arrivals, out, grad_scale)
     key = grad, weight, grad_scale is None
     kernel = table.cache.get(key)
     if kernel is None:

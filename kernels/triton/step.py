@@ -25,12 +25,11 @@ from fused_lwlr.kernels.step_arguments import (
     ScaleTarget,
 )
 from fused_lwlr.kernels.table import Table
-from fused_lwlr.kernels.triton import queue, update, workspace
-from fused_lwlr.kernels.triton.device_table import DeviceTable
+from fused_lwlr.kernels.triton import queue, update, work
+from fused_lwlr.kernels.triton.device_table import DeviceTable, device_table_of
 from fused_lwlr.kernels.triton.formula import compiled
 from fused_lwlr.kernels.triton.launch import Kernel, launch, residents, sizes_of
 from fused_lwlr.kernels.triton.numbers import Numbers, numbers_of
-from fused_lwlr.kernels.triton.workspace import Workspace
 
 NO_GATE = Gate()
 RHO_IS_KNOWN = Retraction(fixed=False)
@@ -54,30 +53,21 @@ def prepare(
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     numbers = numbers_of(rule, hyper, more, table)
-    columns = columns_of(rule)
-    device_table = table.cache.get(columns)
-    if device_table is None or device_table.hyper_shape != numbers.rows.shape:
-        if device_table is not None:
-            # kernels are bound to the old device table
-            table.cache.clear()
-        sizes = sizes_of(table.columns["param"][0].device)
-        device_table = table.cache[columns] = DeviceTable(table, columns, numbers.rows.shape, sizes.queue_tile)
+    sizes = sizes_of(table.columns["param"][0].device)
+    device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, sizes.queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, numbers, scale, gate or NO_GATE, write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, numbers)
-    device = device_table.buffer.device
-    items = device_table.items_of(
-        "tiles", lambda: workspace.tile_list(device_table.numel, sizes_of(device).step_block)
-    )  # fmt: skip
+    items = device_table.items_of("tiles", lambda: work.tile_list(device_table.active_numel, sizes.step_block))
     key = rule, numbers.on_device
     kernel = table.cache.get(key)
     if kernel is None:
         kernel = table.cache[key] = Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
-            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, on_device=numbers.on_device),
+            BLOCK=sizes.step_block, **_common(device_table, rule, on_device=numbers.on_device),
         )  # fmt: skip
 
     def take() -> None:
@@ -114,11 +104,11 @@ def _queued(
     device, states = device_table.buffer.device, len(rule.states)
     rescale = gate.totals is not None and device_table.rescales
     programs, most = residents(device, least_resident("queue", states), PER_PROCESSOR)
-    work = workspace_of(device_table, target, programs, retracts=retraction is not None)
+    workspace = queue_workspace(device_table, target, retracts=retraction is not None)
     device_table.refresh(table, numbers)
-    items = queue_items(device_table, work, norms=not write or formula is not None, updates=write)
+    items = queue_items(device_table, target, programs, norms=not write or formula is not None, updates=write)
     arguments = (
-        work.buffers[2].numel(), *work.buffers, gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
+        device_table.tiles, *workspace, gate.totals, gate.max_norm, gate.grad_scale, gate.found_inf, known,
         rounding_seed,
     )  # fmt: skip
     key = (
@@ -141,55 +131,56 @@ def _queued(
             device_table.finish()
         if target != "direction":
             device_table.remember_norms()
-        return work.buffers[-1] if formula is not None else None
+        return workspace[-1] if formula is not None else None
 
     return take
 
 
-def workspace_of(device_table: DeviceTable, target: ScaleTarget | None, programs: int, *, retracts: bool) -> Workspace:
-    """Returns the workspace of the queue; a new one if the last was made for other arguments.
+def queue_workspace(table: DeviceTable, target: ScaleTarget | None, *, retracts: bool) -> tuple[Tensor, ...]:
+    """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
 
-    Its buffers are counters, partials, checksums, factors and statistics, see `queue_kernel`. The target is None
-    without norms. `programs` run at once. `retracts` says that ρ of each row is computed or given.
+    The target is None without norms. `retracts` says that ρ of each row is computed or given.
     """
-    key, found = (target, programs, retracts), device_table.workspace
-    if found is not None and found.key == key:
-        return found
-    sizes, device = sizes_of(device_table.buffer.device), device_table.buffer.device
-    counts = -(-device_table.numel // sizes.queue_tile)
-    tiles = int(counts.sum())
-    # norms read only the gradient, or, for a direction, all columns except the average
-    norms = [size for name, size in device_table.sizes.items() if target == "direction" and name != "ema"]
-    read = sum(norms) if norms else device_table.sizes["grad"]
-    segments = workspace.schedule(read, counts, sizes.window, programs, measured=target is not None)
-    # without norm items no result is stored for a row
-    rows = device_table.rows if target is not None else 0
-    names = RETRACTION_STATISTICS if retracts else STEP_STATISTICS
-    statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
-    # a row without elements has no item: its factor stays 1
-    statistics[:, names.index("scale")] = 1
-    buffers = (
-        torch.zeros(2 + 2 * device_table.rows, dtype=torch.int32, device=device),
-        torch.zeros((6 if target == "direction" else 5) * tiles, dtype=torch.float32, device=device),
-        torch.zeros(tiles, dtype=torch.int32, device=device),
-        torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
-        statistics,
-    )
-    found = Workspace(buffers, key, segments)
-    device_table.set_workspace(found)
-    # its sums of squares are zeros
-    device_table.measured = None
-    return found
+
+    def make() -> tuple[Tensor, ...]:
+        device = table.buffer.device
+        # without norm items no result is stored for a row
+        rows = table.rows if target is not None else 0
+        names = RETRACTION_STATISTICS if retracts else STEP_STATISTICS
+        statistics = torch.zeros(rows, len(names), dtype=torch.float64, device=device)
+        # a row without elements has no item: its factor stays 1
+        statistics[:, names.index("scale")] = 1
+        return (
+            torch.zeros(2 + 2 * table.rows, dtype=torch.int32, device=device),
+            torch.zeros((6 if target == "direction" else 5) * table.tiles, dtype=torch.float32, device=device),
+            torch.zeros(table.tiles, dtype=torch.int32, device=device),
+            torch.ones((4 if retracts else 3) * rows, dtype=torch.float32, device=device),
+            statistics,
+        )
+
+    return table.workspace_of((target, retracts), make)
 
 
-def queue_items(table: DeviceTable, work: Workspace, *, norms: bool, updates: bool) -> Tensor:
-    """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`."""
+def queue_items(
+    table: DeviceTable, target: ScaleTarget | None, programs: int, *, norms: bool, updates: bool
+) -> Tensor:  # fmt: skip
+    """Returns the items of active rows, int32 [n, 2]: norms, updates, or both in the order of `schedule`.
+
+    `programs` run at once.
+    """
 
     def make() -> np.ndarray:
-        segments = work.segments if norms and updates else 2 * np.arange(len(table.numel)) + updates
-        return workspace.item_list(segments, table.numel, sizes_of(table.buffer.device).queue_tile)
+        sizes, segments = sizes_of(table.buffer.device), 2 * np.arange(table.rows)
+        if updates:
+            # norms read only the gradient, or, for a direction, all columns except the average
+            itemsizes, numel = table.itemsizes, table.active_numel
+            itemsize = sum(itemsizes.values()) - itemsizes["ema"] if target == "direction" else itemsizes["grad"]
+            counts = -(-numel // sizes.queue_tile)
+            segments = work.schedule(itemsize * numel, counts, sizes.window, programs, measured=norms)
+        active = segments[table.active[segments >> 1]]
+        return work.item_list(active, table.numel, sizes.queue_tile)
 
-    return table.items_of((work.key, norms, updates), make)
+    return table.items_of((target, programs, norms, updates), make)
 
 
 def _queue_kernel(

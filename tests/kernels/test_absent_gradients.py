@@ -142,9 +142,9 @@ def test_the_first_gradient_comes_late():
     made = make("sgd", SHAPES[:2], torch.bfloat16, torch.device("cpu"))
     columns = {**made.columns, "grad": [None, None]}
     rows = [Row(i, power=1, counts_for_max_norm=True) for i in range(2)]
-    table = Table(columns, rows, torch.float32)
+    table = Table(columns, rows)
     other = twin(table)
-    other.grad_dtype = torch.float32
+    table.grad_dtype = other.grad_dtype = torch.float32
     for grads in ([None, None], [p.float() for p in made.columns["grad"]]):
         for of, each in ((triton, table), (reference, other)):
             assert each.accept_gradients(grads)

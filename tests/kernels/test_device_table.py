@@ -15,7 +15,7 @@ from fused_lwlr import ELR, LAMB, NormalizedGradient
 from fused_lwlr.kernels import Row, Table, triton
 from fused_lwlr.kernels.triton.device_table import DeviceTable
 from fused_lwlr.kernels.triton.numbers import Numbers
-from fused_lwlr.kernels.triton.workspace import tile_list
+from fused_lwlr.kernels.triton.work import tile_list
 
 # the modules: the package exports functions of these names
 step, device_table = (importlib.import_module(f"fused_lwlr.kernels.triton.{name}") for name in ("step", "device_table"))
@@ -171,7 +171,7 @@ def test_memory_is_kept_once_for_each_stream(on_stream):
     assert [bool(count) for count in counts] == [True, True, False, False, True, False]
     found = table.cache[step.columns_of(SGD)]
     memory = {
-        *(t.data_ptr() for t in (found.buffer, *found.items.values(), *found.workspace.buffers)),
+        *(t.data_ptr() for t in (found.buffer, *found.items.values(), *found.workspace)),
         found._scratch["grad"][1].data_ptr(),
     }
     assert on_stream(9, step.step, SGD, table, HYPER["sgd"], scale) == memory

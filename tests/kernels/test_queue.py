@@ -11,7 +11,7 @@ from bench.bytes_moved import recorded
 from bench.stress import shuffled
 from fused_lwlr import ELR, LAMB, LARS
 from fused_lwlr.kernels import Gate, Row, reference, triton
-from fused_lwlr.kernels.triton import launch, workspace
+from fused_lwlr.kernels.triton import launch, work
 from fused_lwlr.kernels.triton.step import columns_of
 
 SHAPES = [(5,), (2 * TILE + 9,), (), (3, 700), (0,), (TILE,), (17,)]
@@ -100,8 +100,8 @@ def test_same_bits_for_any_order_of_items(seed, window, device, monkeypatch):
 def test_an_interleaving_that_deadlocks_is_noticed(monkeypatch):
     """The test above can fail: with updates first, a single program waits for work that no other program does."""
     table = scaled("sgd", torch.device("cpu"))
-    make_list = workspace.item_list
-    monkeypatch.setattr(workspace, "item_list", lambda *a: np.ascontiguousarray(make_list(*a)[::-1]))
+    make_list = work.item_list
+    monkeypatch.setattr(work, "item_list", lambda *a: np.ascontiguousarray(make_list(*a)[::-1]))
     monkeypatch.setattr("interleave.LIMIT", 200)
     with pytest.raises(Exception, match="wait for one another"), interleaved(monkeypatch, 0):
         triton.step(SGD, table, HYPER["sgd"], SCALES["ELR"].scale(SGD))
@@ -120,7 +120,7 @@ def test_counters_are_back_at_zero(operation, device, monkeypatch):
             SCALES["LAMB"].scale(RULES[operation]),
             gated(table, triton, skip=True),
         )
-        counters = table.cache[columns_of(RULES[operation])].workspace.buffers[0]
+        counters = table.cache[columns_of(RULES[operation])].workspace[0]
         assert not counters.any()
 
 

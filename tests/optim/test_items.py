@@ -13,7 +13,7 @@ from tolerances import close
 from bench.parameter_sets import SETS, shapes_of
 from fused_lwlr import ELR
 from fused_lwlr.kernels.constants import GPU, least_resident
-from fused_lwlr.kernels.triton import workspace
+from fused_lwlr.kernels.triton import work
 
 WINDOW = 16 << 20
 
@@ -21,8 +21,8 @@ WINDOW = 16 << 20
 def items_of(numel, itemsize, measured=True, tile=4096, window=WINDOW, programs=8):
     numel = np.array(numel, dtype=np.int64)
     counts = -(-numel // tile)
-    segments = workspace.schedule(numel * itemsize, counts, window, programs, measured=measured)
-    items = workspace.item_list(segments, numel, tile)
+    segments = work.schedule(numel * itemsize, counts, window, programs, measured=measured)
+    items = work.item_list(segments, numel, tile)
     assert items.dtype == np.int32
     # nothing wrapped around
     assert (items >= 0).all()

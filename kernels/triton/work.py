@@ -1,23 +1,6 @@
-"""The work of programs: lists of items in order, and the memory of a kernel between launches."""
-
-from typing import Any, NamedTuple
+"""The work of programs: lists of items in order."""
 
 import numpy as np
-from torch import Tensor
-
-
-class Workspace(NamedTuple):
-    """The memory of a kernel that it reuses in later launches.
-
-    Attributes:
-        buffers: the tensors that the kernel takes, in the order of its arguments.
-        key: of the queue, the values that it was made for.
-        segments: of the queue, the order of norms and updates, see `schedule`.
-    """
-
-    buffers: tuple[Tensor, ...]
-    key: Any = None
-    segments: Any = None
 
 
 def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *, measured: bool) -> np.ndarray:
@@ -52,7 +35,13 @@ def schedule(read: np.ndarray, counts: np.ndarray, window: int, programs: int, *
 
 
 def item_list(segments: np.ndarray, numel: np.ndarray, tile: int) -> np.ndarray:
-    """(row, 2 · tile number + kind) of every item, int32 [n, 2], for rows of these sizes in the order of `schedule`."""
+    """Returns (row, 2 · tile number + kind) of every item of some segments, int32 [n, 2].
+
+    Args:
+        segments: all or some of the segments of `schedule`, in its order.
+        numel: elements of all rows, over which tiles are numbered.
+        tile: elements of an item.
+    """
     counts = -(-numel // tile)
     first = np.cumsum(counts) - counts
     row, kind = segments >> 1, segments & 1
@@ -68,8 +57,10 @@ def tile_list(numel: np.ndarray, block: int, *, in_order: bool = False) -> np.nd
     Unless they are `in_order`, tiles with fewer elements come first, since their loops take longest and must not start
     last.
     """
-    counts = -(-numel // block)
+    counts = -(-numel // block) if in_order else numel // block
     row = np.repeat(np.arange(len(numel)), counts)
     index = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    items = np.stack((row, index), axis=1).astype(np.int32)
-    return items if in_order else items[np.argsort((index + 1) * block <= numel[row], kind="stable")]
+    if not in_order:
+        short = np.flatnonzero(numel % block)
+        row, index = np.concatenate((short, row)), np.concatenate((counts[short], index))
+    return np.stack((row, index), axis=1).astype(np.int32)
