@@ -68,9 +68,9 @@ class Splits(DataSet):
     """A data set: images of `channels` x `image_size` x `image_size` pixels, and the names of their classes.
 
     Attributes:
-        example: what a batch is counted in: "images" here, "sequences" of a text.
-        unit: what losses are averaged over and speed is counted in: "images" here, "tokens" of a text.
-        tested: where the images for validation are from, if that is to be said.
+        example: the name of the elements of a batch: "images", or "sequences" of a text.
+        unit: the name of the elements of a mean loss: "images", or "tokens" of a text.
+        tested: the source of the images for validation, or empty.
         plain: the images for training without augmentation; None where a loader does not give them.
     """
 

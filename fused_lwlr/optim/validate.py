@@ -71,7 +71,7 @@ def check_selection(options: StepOptions, groups: Groups) -> None:
 
 
 def checked_group(options: StepOptions, defaults: dict[str, Any], given: Any) -> Any:
-    """Returns a new param group without the options that all groups share. torch checks what is not a dict.
+    """Returns a new param group without the options that all groups share. torch checks whether it is a dict.
 
     Args:
         options, defaults: of the optimizer.

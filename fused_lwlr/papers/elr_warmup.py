@@ -21,7 +21,7 @@ LRS = (0.1, 0.3, 1.0)
 WARMUP = 0.3
 """Fraction of the training in which the rate rises, as in torch's OneCycleLR; a cosine follows."""
 VALUES = {"rate_spread": ("1000 · Std(λE)", True), "test_accuracy": ("test accuracy in %", False)}
-"""The compared values: name, and whether lower is better, which is also what the paper says of warm-up."""
+"""The compared values: name, and whether lower is better. The paper says that warm-up is better in both."""
 
 
 def jobs(settings: Settings) -> list[Job]:

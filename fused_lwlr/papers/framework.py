@@ -62,8 +62,8 @@ class Settings:
         Args:
             name: a format of the parameters of a job.
             cells: parameters in which the jobs differ, without the seed.
-            seeds: all of the study without a value.
-            common: parameters of all jobs; those of a training without a value.
+            seeds: by default all seeds of the study.
+            common: parameters of all jobs; by default the options of trainings.
         """
         seeds = range(self.seeds) if seeds is None else tuple(seeds)
         every = [{**cell, "seed": seed} for cell in cells for seed in seeds]

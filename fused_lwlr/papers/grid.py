@@ -29,7 +29,7 @@ class Grid:
         score: column that is not of the test data; NaN where nothing was held out, which does not count.
         outcome: column that is NaN where a training diverged.
         choosing: the number of seeds that choose. More seeds at the chosen rate do not change the choice. None for all.
-        ladder: rates to go on with where the best one of an arm is its lowest or highest.
+        ladder: further rates, for an arm whose best rate is its lowest or highest.
     """
 
     by: tuple[str, ...]

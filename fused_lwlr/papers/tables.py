@@ -105,7 +105,7 @@ def summary(
 
 
 def where(column: str, wanted: Any, value: Value) -> Value:
-    """A value of the results that have `wanted` in a column; an empty cell if there are none."""
+    """A value of the results that have `wanted` in a column; an empty cell without such results."""
 
     def found(results: Any) -> str | Sequence[str]:
         of = results[results[column] == wanted]

@@ -139,7 +139,7 @@ def _queued(
 def queue_workspace(table: DeviceTable, target: ScaleTarget | None, *, retracts: bool) -> tuple[Tensor, ...]:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
 
-    The target is None without norms. `retracts` says that ρ of each row is computed or given.
+    Without norms the target is None. `retracts` says that ρ of each row is computed or given.
     """
 
     def make() -> tuple[Tensor, ...]:
