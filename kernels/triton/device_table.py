@@ -220,14 +220,19 @@ class DeviceTable:
             self._streams.add(stream)
 
 
-def device_table_of(table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: int) -> DeviceTable:
-    """Returns the device table of a table for these columns; a new one if hyper rows have another shape."""
+def device_table_of(
+    table: Table, columns: tuple[str, ...], hyper_shape: tuple[int, ...], tile: Callable[[], int]
+) -> DeviceTable:  # fmt: skip
+    """Returns the device table of a table for these columns; a new one if hyper rows have another shape.
+
+    `tile` returns the elements of a tile. It is called for a new device table only.
+    """
     found: DeviceTable | None = table.cache.get(columns)
     if found is None or found.hyper_shape != hyper_shape:
         if found is not None:
             # kernels are bound to the old device table
             table.cache.clear()
-        found = table.cache[columns] = DeviceTable(table, columns, hyper_shape, tile)
+        found = table.cache[columns] = DeviceTable(table, columns, hyper_shape, tile())
     return found
 
 

@@ -135,7 +135,7 @@ def statistics(table: Table, *, grad: bool = True, weight: bool = True, grad_sca
     """Computes statistics of every row: the same as `fused_lwlr.kernels.reference.statistics`."""
     device = table.columns["param"][0].device
     sizes = sizes_of(device)
-    device_table = device_table_of(table, COLUMNS, (0, 0), sizes.statistics_tile)
+    device_table = device_table_of(table, COLUMNS, (0, 0), lambda: sizes.statistics_tile)
     device_table.refresh(table)
     tiles = device_table.items_of(
         "tiles", lambda: tile_list(device_table.active_numel, sizes.statistics_tile, in_order=True)

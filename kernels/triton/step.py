@@ -53,21 +53,23 @@ def prepare(
     """Runs the part of `step` that can fail, and writes nothing. Call the returned function once for the rest."""
     more = tuple(scale.numbers.values()) if isinstance(scale, Scale) else ()
     numbers = numbers_of(rule, hyper, more, table)
-    sizes = sizes_of(table.columns["param"][0].device)
-    device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, sizes.queue_tile)
+    device = table.columns["param"][0].device
+    device_table = device_table_of(table, columns_of(rule), numbers.rows.shape, lambda: sizes_of(device).queue_tile)
     plain = write and scale is None and gate is None and rounding_seed is None
     if not plain or device_table.dtypes["step"] is not None:
         return _queued(table, device_table, rule, numbers, scale, gate or NO_GATE, write, rounding_seed)
     # no tile waits for another
     device_table.refresh(table, numbers)
-    items = device_table.items_of("tiles", lambda: work.tile_list(device_table.active_numel, sizes.step_block))
+    items = device_table.items_of(
+        "tiles", lambda: work.tile_list(device_table.active_numel, sizes_of(device).step_block)
+    )
     key = rule, numbers.on_device
     kernel = table.cache.get(key)
     if kernel is None:
         kernel = table.cache[key] = Kernel(
             update.step_kernel, device_table, items, (),
             registers=most_registers(rule.least_resident or least_resident("step", len(rule.states))),
-            BLOCK=sizes.step_block, **_common(device_table, rule, on_device=numbers.on_device),
+            BLOCK=sizes_of(device).step_block, **_common(device_table, rule, on_device=numbers.on_device),
         )  # fmt: skip
 
     def take() -> None:
