@@ -20,7 +20,7 @@ class LayerProbe:
 
     With a scaling, the optimizer's own launch measures everything (`optimizer.layer_stats()`). Otherwise one pass over
     gradients and weights before the step does, after gradients are accumulated and averaged over ranks.
-    With `GradScaler` they are unscaled. Trust ratios are None for `BalancedLR`. All ranks
+    With `GradScaler` they are unscaled. `BalancedLR` has no trust ratios: they are None. All ranks
     of a sharded model measure together.
 
     Args:

@@ -141,7 +141,7 @@ def _queued(
 def queue_workspace(table: DeviceTable, target: ScaleTarget | None, *, retracts: bool) -> tuple[Tensor, ...]:
     """Returns counters, partials, checksums, factors and statistics, see `queue_kernel`.
 
-    Without norms the target is None. `retracts` says that ρ of each row is computed or given.
+    `target` is None for a step that needs no norms. `retracts` says that ρ of each row is computed or given.
     """
 
     def make() -> tuple[Tensor, ...]:
