@@ -1,10 +1,9 @@
 """Whether one way to train is better than another, by a paired t test over seeds."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf, isfinite, nan, sqrt
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.stats import t
 
@@ -19,8 +18,7 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A paired t test of differences, one for each seed.
 
     Attributes:
@@ -33,22 +31,16 @@ class Comparison:
     p: float
     verdict: str
 
-    @classmethod
-    def of(cls, differences: Iterable[float], *, lower_is_better: bool = False) -> "Comparison":
-        """Compare by differences, each the value of a method minus the value of its rival."""
-        finite = [value for value in differences if isfinite(value)]
-        n = len(finite)
-        if n < 2 or not any(finite):
-            return cls(n, nan, "undecided")
+
+def compare(differences: Iterable[float], *, lower_is_better: bool = False) -> Comparison:
+    """Compare by differences, each the value of a method minus the value of its rival."""
+    finite = [value for value in differences if isfinite(value)]
+    n, p = len(finite), nan
+    if n > 1 and any(finite):
         error = stdev(finite) / sqrt(n)
         p = 2 * float(t.sf(abs(mean(finite)) / error if error else inf, n - 1))
-        if not p < LEVEL:
-            return cls(n, p, "undecided")
-        return cls(n, p, "helps" if (mean(finite) < 0) == lower_is_better else "hurts")
-
-    def __str__(self) -> str:
-        p = f"p = {p_text(self.p)}, ".replace("= <", "<") if isfinite(self.p) else ""
-        return f"{self.verdict} ({p}n = {self.n})"
+    decided = "helps" if n and (mean(finite) < 0) == lower_is_better else "hurts"
+    return Comparison(n, p, decided if p < LEVEL else "undecided")
 
 
 def p_text(p: float) -> str:
@@ -56,21 +48,10 @@ def p_text(p: float) -> str:
     return "-" if not isfinite(p) else "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
-def cells(differences: Iterable[float], form: str, *, lower_is_better: bool = False) -> list[str]:
-    """The cells of a table in `COLUMNS`."""
-    differences = list(differences)
-    found = Comparison.of(differences, lower_is_better=lower_is_better)
-    return [cell(differences, form), p_text(found.p), str(found.n), found.verdict]
-
-
-def minus(ours: Any, rival: Any, value: str) -> Any:
-    """Differences of a column of results, seed by seed; NaN where one diverged."""
-    one, other = (of.set_index("seed")[value].astype(float) for of in (ours, rival))
-    return one - other
-
-
 def against(ours: Any, rival: Any | None, value: str, form: str, *, lower_is_better: bool = False) -> list[str]:
-    """The cells of a comparison of results, a row for each seed; empty without a rival."""
+    """The cells of a table in `COLUMNS`, of results with a row for each seed; empty without a rival."""
     if rival is None:
         return [""] * len(COLUMNS)
-    return cells(minus(ours, rival, value), form, lower_is_better=lower_is_better)
+    one, other = (of.set_index("seed")[value].astype(float) for of in (ours, rival))
+    n, p, verdict = compare(one - other, lower_is_better=lower_is_better)
+    return [cell(one - other, form), p_text(p), str(n), verdict]

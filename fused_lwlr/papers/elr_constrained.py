@@ -16,7 +16,7 @@ from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.from_he import from_he
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Report, Table, cell, summary, where
+from fused_lwlr.papers.tables import Table, summary, where
 from fused_lwlr.papers.training import recipe_of, train
 
 MODEL = "noshort"
@@ -68,8 +68,7 @@ def nets(model: str | None) -> list[str]:
     name = model or MODEL
     found = NAME.fullmatch(name)
     if found is not None:
-        rest = name.removeprefix(found[1])
-        return [f"noshort{rest}", f"resnet{rest}"]
+        return [kind + name.removeprefix(found[1]) for kind in ("noshort", "resnet")]
     return ["noshort", "short"] if name in ("noshort", "short") else [name]
 
 
@@ -90,56 +89,62 @@ def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
     """The loss on held-out images, the training loss, and the test accuracy of every epoch; None after divergence."""
     scaling: dict[str, Any] = {"scaling": "elr", "goal": goal} if goal is not None else {}
     found = train(recipe_of(init="model", **scaling, **common), optimizer=from_he, tuned=True)
-    accuracies = found.accuracies if found.problem is None else None
-    return {**found.last, "val_loss": found.val_loss, "accuracies": accuracies}
-
-
-def report(settings: Settings, results: Any) -> Report:
-    """The best rate of each setup, what warm-up and constraining bring, and all rates in the picture."""
-    chosen = top(results)
-    return Report([table(settings, chosen), differences(chosen), _all_rates(results)], _draw(results, chosen))
+    return {**found.last, "accuracies": found.accuracies if found.problem is None else None}
 
 
 def top(results: Any) -> Any:
-    """The results at the rate of each net, setup and warm-up with the lowest mean held-out loss and no divergence."""
-    return GRID.best(_with_rates(results))
+    """The results at the best rate of each arm, by net and setup, without warm-up first."""
+    arms = GRID.arms(GRID.best(with_rates(results)))
+    every = product(results.model.unique(), results.setup.unique(), sorted(results.warmup.unique()))
+    return pandas.concat([arms[arm] for arm in every if arm in arms])
 
 
-def _with_rates(results: Any) -> Any:
+def with_rates(results: Any) -> Any:
+    """The results with a name for each rate and goal, and a word for the warm-up."""
     goals = [f", goal {goal:g}" if goal else "" for goal in results.goal.fillna(0.0)]
-    return results.assign(rate=[f"{lr:g}{goal}" for lr, goal in zip(results.lr, goals, strict=True)])
+    rates = [f"{lr:g}{goal}" for lr, goal in zip(results.lr, goals, strict=True)]
+    return results.assign(rate=rates, warm=["yes" if warmup else "no" for warmup in results.warmup])
 
 
-def _arms(best: Any) -> dict[tuple[str, str, float], Any]:
-    """By net, setup and warm-up; setups in their order, without warm-up first."""
-    found = GRID.arms(best)
-    every = product(best.model.unique(), best.setup.unique(), sorted(best.warmup.unique()))
-    return {arm: found[arm] for arm in every if arm in found}
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """The best rate of each setup, differences that warm-up and constraining make, and all rates."""
+    best = top(results)
 
+    def paper(of: Any) -> tuple[str, str, str]:
+        model, setup, warmup = of[list(GRID.by)].iloc[0]
+        return PAPER[setup, warmup > 0] if model == best.model.iloc[0] else ("", "", "")
 
-def table(settings: Settings, best: Any) -> Table:
-    """The best rate of each setup."""
-    rows = []
-    for (model, setup, warmup), of in _arms(best).items():
-        paper = PAPER[setup, warmup > 0] if model == best.model.iloc[0] else ("", "", "")
-        accuracy, loss = cell(of.test_accuracy, "{:.1f}"), cell(of.train_loss, "{:.2f}")
-        rows.append([model, setup, "yes" if warmup else "no", GRID.rate_of(of), accuracy, loss, *paper])
-    columns = ["net", "SGD with", "warm-up", "best lr", "test accuracy %", "training loss"]
-    notes = [
-        f"{settings.over}; rates were chosen by the loss on a fifth of the training images, which no training has",
-        "paper: Figure 8, ResNet-110 without shortcuts on CIFAR-10, accuracy in %; Figure 9, ImageNet, accuracy in %; "
-        "Figure 12, Transformer, perplexity",
-    ]
-    return Table(
-        "one effective learning rate", [*columns, "paper: Figure 8", "Figure 9", "Figure 12"], rows, notes, labels=4
+    first = summary(
+        "one effective learning rate",
+        best,
+        {"net": "model", "SGD with": "setup", "warm-up": "warm", "best lr": "rate"},
+        {
+            "test accuracy %": ("test_accuracy", "{:.1f}"),
+            "training loss": ("train_loss", "{:.2f}"),
+            ("paper: Figure 8", "Figure 9", "Figure 12"): paper,
+        },
+        [
+            f"{settings.over}; rates were chosen by the loss on a fifth of the training images, which no training has",
+            "paper: Figure 8, ResNet-110 without shortcuts on CIFAR-10, accuracy in %; Figure 9, ImageNet, accuracy in "
+            "%; Figure 12, Transformer, perplexity",
+        ],
     )
+    values = {"held-out loss": ("val_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
+    columns = {
+        f"{name}, warm-up {warmup:g}": where("warmup", warmup, of)
+        for name, of in values.items() for warmup in results.warmup.unique()
+    }  # fmt: skip
+    setups = with_rates(results).groupby(["model", "setup"], sort=False)
+    ordered = pandas.concat([of.sort_values(["lr", "goal"], kind="stable") for _, of in setups])
+    labels = {"net": "model", "SGD with": "setup", "lr": "rate"}
+    return [first, differences(best), summary("all learning rates", ordered, labels, columns)]
 
 
 def differences(best: Any) -> Table:
     """Seed by seed, between the best rates."""
-    arms, rows = _arms(best), []
+    arms, rows = GRID.arms(best), []
     for i, model in enumerate(best.model.unique()):
-        plain = [of for (m, setup, warmup), of in arms.items() if (m, warmup) == (model, 0) and setup != "constrained"]
+        plain = [arms[arm] for setup in ("momentum, decay", "neither") if (arm := (model, setup, 0.0)) in arms]
         ours = arms.get((model, "constrained", 0.0))
         if ours is not None and plain:
             strongest = min(plain, key=lambda of: GRID.scores(of).iloc[0])
@@ -160,19 +165,9 @@ def differences(best: Any) -> Table:
     return Table("differences of test accuracy in points", columns, rows, notes)
 
 
-def _all_rates(results: Any) -> Table:
-    values = {"held-out loss": ("val_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
-    columns = {
-        f"{name}, warm-up {warmup:g}": where("warmup", warmup, of)
-        for name, of in values.items() for warmup in results.warmup.unique()
-    }  # fmt: skip
-    setups = _with_rates(results).groupby(["model", "setup"], sort=False)
-    ordered = pandas.concat([of.sort_values(["lr", "goal"], kind="stable") for _, of in setups])
-    return summary("all learning rates", ordered, {"net": "model", "SGD with": "setup", "lr": "rate"}, columns)
-
-
-def _draw(results: Any, best: Any) -> Figure:
-    models = list(results.model.unique())
+def draw(results: Any) -> Figure:
+    """Test accuracy over rates, and over epochs at the best rates."""
+    models, best = list(results.model.unique()), top(results)
     figure, (*ranges, epochs) = panels(1 + len(models), height=3)
     style: dict[str, Any] = {"hue": "setup", "palette": COLORS, "style": "warm-up"}
     name = "test accuracy in %"
@@ -182,7 +177,7 @@ def _draw(results: Any, best: Any) -> Figure:
         band(axes, of, x="rate", y="test_accuracy", labels=names, title=model, marker="o", **style)
     curves = best[(best.model == models[0]) & best.accuracies.notna()].explode("accuracies")
     curves = curves.assign(epoch=curves.groupby("name").cumcount() + 1, **{"warm-up": curves.warmup})
-    curves, title = curves.astype({"accuracies": float}), f"{models[0]}, best rates"
+    title = f"{models[0]}, best rates"
     band(epochs, curves, x="epoch", y="accuracies", labels=("epoch", name), title=title, log="", **style)
     shared_legend(*ranges, epochs)
     return figure
@@ -193,6 +188,7 @@ STUDY = Study(
     doc="Test accuracy with every layer held at one effective learning rate, with and without warm-up and shortcuts "
     "(Spreads in Effective Learning Rates, Figures 8, 9 and 12).",
     jobs=jobs,
-    report=report,
-    epochs=10,
+    tables=tables,
+    draw=draw,
+    grid=GRID,
 )
