@@ -151,7 +151,8 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
             wanted = [job for job in found.more(settings, frame(results)) if job.name not in done]
             progress.update(task, total=len(results) + len(wanted))
     tables = found.tables(settings, frame(results))
-    console.print(Text(found.doc), soft_wrap=True)
+    first_paragraph = (found.doc or "").partition("\n\n")[0]
+    console.print(Text(" ".join(first_paragraph.split())), soft_wrap=True)
     for table in tables:
         console.print(table.rich())
     paths = [store.save_results(results), *save_report(out, found, tables, frame(results))]

@@ -1,7 +1,8 @@
-"""How a sum of learning rates is best divided between two layers.
+"""How a sum of learning rates is best divided between the layers of linear nets (Balancing Learning Rates Across
+Layers, Corollary 5.4).
 
-Balancing Learning Rates Across Layers: losses of linear nets after one and two steps (Corollary 5.4), the width from
-which equal rates are a local minimum, and the same after up to 512 steps.
+Losses after one and two steps, the width from which equal rates are a local minimum, and the same after up to 512
+steps.
 """
 
 import math
@@ -190,13 +191,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="balance",
-    doc="How a sum of learning rates is best divided between the layers of linear nets (Balancing Learning Rates "
-    "Across Layers, Corollary 5.4).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    epochs=None,
-    options="seeds",
-)
+STUDY = Study("balance", __doc__, jobs, tables, draw, epochs=None, options="seeds")

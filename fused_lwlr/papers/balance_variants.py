@@ -1,6 +1,7 @@
-"""How a sum of learning rates is best divided in other networks: label noise, Gaussian weights, depth, and ReLU.
+"""Whether equal rates stay best with label noise, Gaussian weights, more layers and ReLU (Balancing Learning Rates
+Across Layers).
 
-Balancing Learning Rates Across Layers: its trainings beyond the theorem, which are at h = 1000 and without numbers.
+The paper's trainings beyond the theorem are at h = 1000 and without numbers.
 """
 
 from dataclasses import replace
@@ -123,13 +124,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="balance-variants",
-    doc="Whether equal rates stay best with label noise, Gaussian weights, more layers and ReLU (Balancing Learning "
-    "Rates Across Layers).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    epochs=None,
-    options="seeds",
-)
+STUDY = Study("balance-variants", __doc__, jobs, tables, draw, epochs=None, options="seeds")

@@ -1,6 +1,7 @@
-"""`BalancedLR` against one rate for all layers, each at its best learning rate: steps to a low training loss.
+"""Steps to a low training loss with rates that follow the norms of layers, and with one rate, each at its best learning
+rate (Balancing Learning Rates Across Layers).
 
-Balancing Learning Rates Across Layers: the scheduler that uses norms, in a linear net and in one with ReLU.
+The paper's scheduler uses norms, in a linear net and in one with ReLU.
 """
 
 from collections.abc import Callable, Sequence
@@ -129,14 +130,5 @@ def draw(results: Any) -> Figure:
 
 
 STUDY = Study(
-    name="balanced-lr",
-    doc="Steps to a low training loss with rates that follow the norms of layers, and with one rate, each at its best "
-    "learning rate (Balancing Learning Rates Across Layers).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    grid=GRID,
-    epochs=None,
-    steps=1000,
-    options="data steps seeds",
+    "balanced-lr", __doc__, jobs, tables, draw, grid=GRID, epochs=None, steps=1000, options="data steps seeds"
 )

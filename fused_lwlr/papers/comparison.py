@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from math import inf, isfinite, nan, sqrt
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from scipy.stats import t
 
@@ -18,29 +18,21 @@ NOTE = (
 )
 
 
-class Comparison(NamedTuple):
-    """A paired t test of differences, one for each seed.
+def compare(differences: Iterable[float], *, lower_is_better: bool = False) -> tuple[int, float, str]:
+    """A paired t test of differences, each the value of a method minus the value of its rival, one for each seed.
 
-    Attributes:
-        n: number of pairs, without those in which a training diverged.
-        p: two-sided; NaN for fewer than two pairs, and where all differences are 0.
-        verdict: "helps", "hurts" or "undecided".
+    Returns:
+        the number of pairs, without those in which a training diverged; the two-sided p, NaN for fewer than two pairs
+        and where all differences are 0; and "helps", "hurts" or "undecided".
     """
-
-    n: int
-    p: float
-    verdict: str
-
-
-def compare(differences: Iterable[float], *, lower_is_better: bool = False) -> Comparison:
-    """Compare by differences, each the value of a method minus the value of its rival."""
     finite = [value for value in differences if isfinite(value)]
     n, p = len(finite), nan
     if n > 1 and any(finite):
         error = stdev(finite) / sqrt(n)
         p = 2 * float(t.sf(abs(mean(finite)) / error if error else inf, n - 1))
-    decided = "helps" if n and (mean(finite) < 0) == lower_is_better else "hurts"
-    return Comparison(n, p, decided if p < LEVEL else "undecided")
+    if not p < LEVEL:
+        return n, p, "undecided"
+    return n, p, "helps" if (mean(finite) < 0) == lower_is_better else "hurts"
 
 
 def p_text(p: float) -> str:

@@ -1,4 +1,5 @@
-"""The demo, in minutes: three tasks on text, each with the usual ways to train and with one of the library's methods.
+"""Small Transformers on the text of Python's documentation: post-LN without warm-up, from GradInit and at one effective
+learning rate, and pre-LN at layer-wise rates, each beside the usual ways to train.
 
 Learning rates are the best of the studies `gradinit-language`, `elr-language` and `lwlr-language`, whose grids are
 recorded in `bench/results/studies/NAME/results.json`.
@@ -146,12 +147,11 @@ def draw(results: Any) -> Figure:
 
 
 STUDY = Study(
-    name="demo",
-    doc="Small Transformers on the text of Python's documentation: post-LN without warm-up, from GradInit and at one "
-    "effective learning rate, and pre-LN at layer-wise rates, each beside the usual ways to train.",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
+    "demo",
+    __doc__,
+    jobs,
+    tables,
+    draw,
     epochs=None,
     steps=200,
     data="python-docs",

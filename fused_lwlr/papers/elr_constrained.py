@@ -1,47 +1,34 @@
-"""One effective learning rate for all layers, in a deep net without shortcuts; with and without warm-up.
+"""Test accuracy with every layer held at one effective learning rate, with and without warm-up and shortcuts (Spreads
+in Effective Learning Rates, Figures 8, 9 and 12).
 
-Spreads in Effective Learning Rates: the three setups of Section 4, over some rates as in Figure 8 (ResNet-110), with
-and without warm-up as in Figures 9 and 12.
+The three setups of Section 4 over some rates as in Figure 8 (ResNet-110), with and without warm-up as in Figures 9 and
+12.
 """
 
 from itertools import product
 from typing import Any
 
 import pandas
+import torch
 from matplotlib.figure import Figure
+from torch.nn.functional import cross_entropy
 
-from fused_lwlr.models.deep import NAME
+from fused_lwlr import ELR, SGD, AdamW, Lion, ScaleInvariant, scale_invariant
+from fused_lwlr.models.deep import NAME, kaiming_init_
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.from_he import from_he
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table, summary, where
 from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.training.setup import new_optimizer
+from fused_lwlr.training.trainer import Trainer
 
 MODEL = "noshort"
 WARMUP = 0.1
 """Fraction of the training; a cosine follows."""
 
-# The first ones in each setup were chosen on held-out training images, as in `training.defaults`. Plain SGD's
-# rate, with momentum 0.9 and weight decay 1e-4 or with neither, without warm-up or with a tenth of training:
-#                   0.003        0.01         0.03         0.1          0.3          1
-#   both            42.4 (1.63)  65.0 (1.05)  63.3 (1.00)  57.0 (1.06)
-#   both, warm-up   42.7 (1.66)  64.6 (1.07)  62.1 (1.00)  51.4 (1.15)
-#   neither                                   59.5 (1.34)  78.6 (0.83)  62.9 (1.00)  55.7 (1.06)
-#   neither, warm-up                          55.0 (1.43)  72.5 (0.86)  69.2 (0.89)  63.0 (0.97)
-# Constrained ELR, with neither and no warm-up, by lr (down) and lr · goal (across):
-#          0.009        0.01         0.015        0.03
-#   0.1                 57.7 (1.02)  78.7 (0.47)  76.4 (0.63)
-#   0.3    65.2 (0.83)               82.7 (0.47)  78.1 (0.64)
-#   1                   78.0 (0.53)               70.1 (0.81)
-# and with warm-up: 76.2 (0.63) at 0.1 · 0.15, 73.4 (0.70) at 0.3 · 0.05, 76.1 (0.64) at 1 · 0.01
-# The four seeds of a cell lie 1 to 31 points apart.
-# Depth and width come from the held-out images too, by one or two seeds of coarser grids. 44 layers: 66.5 (0.98) at
-# 0.1 · 0.15 and 54.3 (1.25) for plain SGD at 0.1, four seeds, but 64.6 (0.90) for the latter at 0.3 with warm-up, two.
-# 20 layers of 8 channels: 72.6 (0.86) and, with momentum at 0.1, 76.0 (0.62). Fully connected layers, 16 of width 32:
-# 89.2 (0.38) and 93.4 (0.27); 24 of width 64: 79.9 (0.46) and 87.5 (0.43). So constraining is not always a gain.
-# From 44 fully connected layers or 56 convolutions of 8 channels on, neither learned much in 10 epochs.
+# the first ones in each setup were chosen on held-out training images, see docs/studies/elr-constrained.md
 BOTH, NEITHER = {"momentum": 0.9, "weight_decay": 1e-4}, {"momentum": 0.0, "weight_decay": 0.0}
 SETUPS: dict[str, list[dict[str, Any]]] = {
     "momentum, decay": [{**BOTH, "lr": lr, "goal": None} for lr in (0.01, 0.003, 0.03, 0.1)],
@@ -90,6 +77,40 @@ def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
     scaling: dict[str, Any] = {"scaling": "elr", "goal": goal} if goal is not None else {}
     found = train(recipe_of(init="model", **scaling, **common), optimizer=from_he, tuned=True)
     return {**found.last, "accuracies": found.accuracies if found.problem is None else None}
+
+
+def from_he(trainer: Trainer) -> SGD | AdamW | Lion:
+    """Draw the weights by He's initialization, from the seed of the recipe; then make its optimizer.
+
+    With a goal, the scale-invariant layers alone are held at one effective learning rate, and all their weights are
+    divided by the largest norm in every step (Spreads in Effective Learning Rates, Section 4.5).
+
+    Raises:
+        ValueError: there is a goal, and the model has no scale-invariant layers.
+    """
+    recipe = trainer.recipe
+    torch.manual_seed(recipe.seed)
+    kaiming_init_(trainer.model)
+    if recipe.goal is None:
+        return new_optimizer(recipe, trainer.model, None)
+    layers = scale_invariant_layers(trainer)
+    scaling = ELR(recipe.goal, select=layers.names)
+    return new_optimizer(recipe, trainer.model, None, scaling=scaling, rescale_weights=layers)
+
+
+def scale_invariant_layers(trainer: Trainer) -> ScaleInvariant:
+    """The scale-invariant layers of the model, found on the first minibatch.
+
+    Raises:
+        ValueError: it has none.
+    """
+    layers = scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy)
+    if not layers.names:
+        raise ValueError(
+            f"{trainer.recipe.model} has no scale-invariant layers, which this study needs: choose a --model with "
+            "normalization"
+        )
+    return layers
 
 
 def top(results: Any) -> Any:
@@ -183,12 +204,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="elr-constrained",
-    doc="Test accuracy with every layer held at one effective learning rate, with and without warm-up and shortcuts "
-    "(Spreads in Effective Learning Rates, Figures 8, 9 and 12).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    grid=GRID,
-)
+STUDY = Study("elr-constrained", __doc__, jobs, tables, draw, grid=GRID)

@@ -1,7 +1,8 @@
-"""The model of effective learning rates, fitted to a real net's first step, and compared with the net's later steps.
+"""Effective learning rates of the layers of a net, and what a model of them predicts from its first step (Spreads in
+Effective Learning Rates, Figure 10).
 
-As in Spreads in Effective Learning Rates, Figure 10: weight and gradient norms before the first step give each layer's
-c and ‖W‖², and later values are not used. SGD at constant rates, without weight decay, as the model assumes.
+Weight and gradient norms before the first step give each layer's c and ‖W‖², and later values are not used. SGD at
+constant rates, without weight decay, as the model assumes.
 """
 
 from typing import Any
@@ -12,8 +13,8 @@ from scipy.stats import spearmanr
 
 from fused_lwlr import ELRRecorder, simulate
 from fused_lwlr.methods.elr.history import draw_layers
+from fused_lwlr.papers.elr_constrained import scale_invariant_layers
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.from_he import scale_invariant_layers
 from fused_lwlr.papers.tables import Table
 from fused_lwlr.papers.training import recipe_of, trainer_of
 
@@ -101,13 +102,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="elr-fit",
-    doc="Effective learning rates of the layers of a net, and what a model of them predicts from its first step "
-    "(Spreads in Effective Learning Rates, Figure 10).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    epochs=1,
-    options="data model seeds set",
-)
+STUDY = Study("elr-fit", __doc__, jobs, tables, draw, epochs=1, options="data model seeds set")

@@ -1,7 +1,7 @@
-"""One effective learning rate for all layers of a post-LN Transformer, without warm-up.
+"""A post-LN Transformer on text with SGD in three setups, one of which holds every layer at one effective learning
+rate, with warm-up and without (Spreads in Effective Learning Rates, Appendix B.3 and Figure 12).
 
-Spreads in Effective Learning Rates, Appendix B.3 and Figure 12: three setups of SGD, with and without warm-up, in a
-Transformer with more LayerNorms, here on text.
+Three setups of SGD, in a Transformer with more LayerNorms.
 """
 
 from typing import Any
@@ -43,8 +43,7 @@ def arm(setup: str, warmup: bool) -> Arm:
 
 STUDY = study(
     "elr-language",
-    "A post-LN Transformer on text with SGD in three setups, one of which holds every layer at one effective "
-    "learning rate, with warm-up and without (Spreads in Effective Learning Rates, Appendix B.3 and Figure 12).",
+    __doc__,
     [*(arm(setup, warmup) for setup in SETUPS for warmup in (False, True)), arm("AdamW", warmup=True)],
     quick=slice(4, 6),
     text={

@@ -1,4 +1,6 @@
-"""The simulations of Spreads in Effective Learning Rates: Figures 1, 2, 4, 6, 13 and 14."""
+"""Simulations of effective learning rates: over time, against the learning rate, with momentum, and under schedules
+(Spreads in Effective Learning Rates, Figures 1, 2, 4, 6, 13 and 14).
+"""
 
 from typing import Any
 
@@ -45,10 +47,8 @@ def draw(results: Any) -> Figure:
     """All figures, one below the other."""
     figure = Figure(figsize=(13, 36), layout="constrained")
     parts: Any = figure.subfigures(9, 1, height_ratios=(1, 1, 1, 2, 1, 1, 1, 1, 1))
-    figure_1(parts[0])
-    figure_2(parts[1])
-    figure_4(parts[2])
-    figure_6(parts[3])
+    for part, drawn in zip(parts[:4], (figure_1, figure_2, figure_4, figure_6), strict=True):
+        drawn(part)
     for part, steps in zip(parts[4:7], (10, 25, 100), strict=True):
         figure_4(part, steps, "13")
     for part, steps in zip(parts[7:], (50, 100), strict=True):
@@ -130,14 +130,4 @@ def _style(axes: Any, xlabel: str, **options: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-STUDY = Study(
-    name="elr-simulation",
-    doc="Simulations of effective learning rates: over time, against the learning rate, with momentum, and under "
-    "schedules (Spreads in Effective Learning Rates, Figures 1, 2, 4, 6, 13 and 14).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    seeds=1,
-    least_seeds=1,
-    options="",
-)
+STUDY = Study("elr-simulation", __doc__, jobs, tables, draw, seeds=1, least_seeds=1, options="")

@@ -1,7 +1,8 @@
-"""The spread of effective learning rates over a training, by learning rate, net and momentum.
+"""The spread of effective learning rates over layers and test accuracy, by learning rate, with and without shortcuts,
+normalization and momentum (Spreads in Effective Learning Rates, Figures 3 and 5).
 
-Spreads in Effective Learning Rates, Figures 3 and 5: ResNet-56 on CIFAR-10, with and without shortcuts. Here also with
-batch normalization that has no parameters, and with biases instead.
+The paper has ResNet-56 on CIFAR-10, with and without shortcuts. Here also with batch normalization that has no
+parameters, and with biases instead.
 """
 
 import math
@@ -13,9 +14,9 @@ from scipy.stats import spearmanr
 
 from fused_lwlr import ELRRecorder
 from fused_lwlr.models.deep import NAME
+from fused_lwlr.papers.elr_constrained import from_he
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.from_he import from_he
 from fused_lwlr.papers.tables import Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.trainer import Trainer
@@ -175,12 +176,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="elr-spread",
-    doc="The spread of effective learning rates over layers and test accuracy, by learning rate, with and without "
-    "shortcuts, normalization and momentum (Spreads in Effective Learning Rates, Figures 3 and 5).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    epochs=4,
-)
+STUDY = Study("elr-spread", __doc__, jobs, tables, draw, epochs=4)

@@ -1,6 +1,7 @@
-"""The spread of effective learning rates and test accuracy with warm-up and without, at the same highest learning rate.
+"""The spread of effective learning rates and test accuracy, with warm-up and without (Spreads in Effective Learning
+Rates, Figures 7 and 9).
 
-Spreads in Effective Learning Rates, Section 4.4, Figures 7 and 9: warm-up lowers Std(λE) and raises the accuracy.
+Both have the same highest learning rate. In the paper warm-up lowers Std(λE) and raises the accuracy (Section 4.4).
 """
 
 from typing import Any
@@ -74,12 +75,4 @@ def draw(results: Any) -> Figure:
     return bands(of, x="lr", y="rate_spread", labels=names, log="xy", hue="schedule", col="panel")
 
 
-STUDY = Study(
-    name="elr-warmup",
-    doc="The spread of effective learning rates and test accuracy, with warm-up and without (Spreads in Effective "
-    "Learning Rates, Figures 7 and 9).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    epochs=4,
-)
+STUDY = Study("elr-warmup", __doc__, jobs, tables, draw, epochs=4)

@@ -3,14 +3,11 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fused_lwlr.papers.grid import Grid
 from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.recipe import is_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 OWN = ("seed", "lr", "rates", "scaling", "goal", "data", "model", "epochs", "steps", "device")
 """Fields of a recipe that studies choose themselves."""
@@ -98,10 +95,10 @@ class Study:
 
     Args:
         name: on the command line.
-        doc: a sentence: the comparison, and the figure or table of the paper.
+        doc: paragraphs, of which the first is printed: the comparison, and the figure or table of the paper.
         jobs: the work, as settings have it.
         tables: with the paper's own figures beside.
-        draw: a picture.
+        draw: a figure of matplotlib.
         grid: chooses a rate for each arm. If some seeds choose, the others run later, see `Grid.following`.
         epochs: by default, or None where it counts steps. `quick` has 1.
         steps: of a training by default, or None where it counts epochs. `quick` has 4.
@@ -113,10 +110,10 @@ class Study:
     """
 
     name: str
-    doc: str
+    doc: str | None
     jobs: Callable[[Settings], Sequence[Job]]
     tables: Callable[[Settings, Any], Sequence[Table]]
-    draw: Callable[[Any], "Figure"]
+    draw: Callable[[Any], Any]
     grid: Grid | None = None
     epochs: int | None = 10
     steps: int | None = None

@@ -1,7 +1,8 @@
-"""GradInit and MetaInit against He's initialization: accuracy after an epoch, and how much gradients vary.
+"""Test accuracy after the first epoch and the best, and the standard deviation of gradients, from He's initialization,
+MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 and 10, Figures 4 to 6).
 
-GradInit, Tables 3, 9 and 10 (first epoch and best accuracy) and Figures 4 to 6 (standard deviation of gradients, layer
-by layer). Each initialization goes through the data once; the baselines train an epoch more instead.
+Each initialization goes through the data once; the baselines train an epoch more instead. The standard deviation is of
+each layer.
 """
 
 from collections.abc import Iterable, Iterator
@@ -333,14 +334,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="gradinit",
-    doc="Test accuracy after the first epoch and the best, and the standard deviation of gradients, from He's "
-    "initialization, MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 and 10, Figures 4 "
-    "to 6).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    grid=GRID,
-    epochs=6,
-)
+STUDY = Study("gradinit", __doc__, jobs, tables, draw, grid=GRID, epochs=6)

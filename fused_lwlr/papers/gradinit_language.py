@@ -1,6 +1,7 @@
-"""GradInit instead of warm-up: a post-LN Transformer over learning rates and β₂ of AdamW, and with SGD.
+"""A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning rates
+and β₂ (GradInit, Table 7 and Figure 3).
 
-GradInit, Table 7 and Figure 3: trainings that work without warm-up, on IWSLT-14 German to English.
+Trainings that work without warm-up; the paper's are on IWSLT-14 German to English.
 """
 
 from typing import Any
@@ -38,8 +39,7 @@ PAPER = {("AdamW", "plain"): "fails", ("AdamW", "warm-up"): "35.6 (RAdam)", ("Ad
 
 STUDY = study(
     "gradinit-language",
-    "A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning "
-    "rates and β₂ (GradInit, Table 7 and Figure 3).",
+    __doc__,
     [arm(start, 0.98) for start in STARTS]
     + [arm(start, beta2) for beta2 in (0.999, None) for start in list(STARTS)[:3]],
     quick=slice(3),

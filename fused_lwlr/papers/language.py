@@ -60,7 +60,9 @@ class Arm:
         return settings.jobs(function, form, [{"lr": lr} for lr in lrs], common=common)
 
 
-def study(name: str, doc: str, arms: Sequence[Arm], *, quick: slice, text: dict[str, Any], **lines: Any) -> Study:
+def study(
+    name: str, doc: str | None, arms: Sequence[Arm], *, quick: slice, text: dict[str, Any], **lines: Any
+) -> Study:
     """A study of arms on text, each at all rates of its grid.
 
     Args:

@@ -1,4 +1,5 @@
-"""Large batches on Fashion-MNIST: accuracy over the size of a batch, at equal epochs and each arm's best learning rate.
+"""Test accuracy over the size of a batch on Fashion-MNIST: LARS and LAMB against SGD and AdamW, at equal epochs and
+each at its best learning rate.
 
 Large batches take few steps. LARS (arXiv:1708.03888) and LAMB (arXiv:1904.00962) are for this setting. A Large Batch
 Optimizer Reality Check (arXiv:2102.06356) finds that momentum and Adam match them once all are tuned alike. LWLR has
@@ -91,14 +92,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="large-batch",
-    doc="Test accuracy over the size of a batch on Fashion-MNIST: LARS and LAMB against SGD and AdamW, at equal epochs "
-    "and each at its best learning rate.",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    grid=GRID,
-    epochs=3,
-    data="fashion-mnist",
-)
+STUDY = Study("large-batch", __doc__, jobs, tables, draw, grid=GRID, epochs=3, data="fashion-mnist")

@@ -1,7 +1,8 @@
-"""Layer-wise rates of a small ViT with SGD, on Fashion-MNIST and on glyphs: each arm at its own best learning rate.
+"""A small ViT with SGD on Fashion-MNIST: one rate and layer-wise rates, each at its best learning rate (Initializing
+the Layer-wise Learning Rate, Table 1).
 
-Initializing the Layer-wise Learning Rate, Table 1: a ViT with SGD is where the paper gains most. Rates are chosen on
-held-out images by the mean over the first `CHOOSING` seeds. The other seeds run at the best rate alone.
+A ViT with SGD is where the paper gains most. Rates are chosen on held-out images by the mean over the first `CHOOSING`
+seeds. The other seeds run at the best rate alone. `GLYPHS` is the same on letters and digits.
 """
 
 from dataclasses import replace
@@ -80,12 +81,11 @@ def draw(results: Any) -> Any:
 
 
 STUDY = Study(
-    name="lwlr-fashion",
-    doc="A small ViT with SGD on Fashion-MNIST: one rate and layer-wise rates, each at its best learning rate "
-    "(Initializing the Layer-wise Learning Rate, Table 1).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
+    "lwlr-fashion",
+    __doc__,
+    jobs,
+    tables,
+    draw,
     grid=GRID,
     epochs=None,
     steps=375,

@@ -1,6 +1,7 @@
-"""Layer-wise rates for a pre-LN Transformer: initialization and rates separately, with SGD and with AdamW.
+"""A pre-LN Transformer on text at layer-wise rates and at a single one, each from two initializations (Initializing the
+Layer-wise Learning Rate, Table 1).
 
-Initializing the Layer-wise Learning Rate, Table 1, has no text; its most similar model is a vision Transformer.
+The paper has no text; its most similar model is a vision Transformer.
 """
 
 from typing import Any
@@ -38,8 +39,7 @@ def _paper(arm: Any) -> str:
 
 STUDY = study(
     "lwlr-language",
-    "A pre-LN Transformer on text at layer-wise rates and at a single one, each from two initializations "
-    "(Initializing the Layer-wise Learning Rate, Table 1).",
+    __doc__,
     [arm(optimizer, start, rates) for optimizer in LRS for start in STARTS for rates in RATES],
     quick=slice(2, 4),
     text={

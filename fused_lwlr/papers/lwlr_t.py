@@ -1,4 +1,6 @@
-"""The number and size of minibatches for a calibration (Initializing the Layer-wise Learning Rate, Table 3)."""
+"""How the multipliers depend on the number and size of minibatches (Initializing the Layer-wise Learning Rate, Table
+3).
+"""
 
 from typing import Any
 
@@ -139,11 +141,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="lwlr-T",
-    doc="How the multipliers depend on the number and size of minibatches (Initializing the Layer-wise Learning "
-    "Rate, Table 3).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-)
+STUDY = Study("lwlr-T", __doc__, jobs, tables, draw)

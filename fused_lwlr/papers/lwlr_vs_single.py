@@ -1,4 +1,6 @@
-"""Layer-wise rates against a single one (Initializing the Layer-wise Learning Rate, Table 1), each at its best rate."""
+"""Layer-wise rates against a single one, each at its best learning rate (Initializing the Layer-wise Learning Rate,
+Table 1).
+"""
 
 from typing import Any
 
@@ -132,12 +134,4 @@ def draw(results: Any) -> Figure:
     )  # fmt: skip
 
 
-STUDY = Study(
-    name="lwlr-vs-single",
-    doc="Layer-wise rates against a single one, each at its best learning rate (Initializing the Layer-wise Learning "
-    "Rate, Table 1).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    grid=GRID,
-)
+STUDY = Study("lwlr-vs-single", __doc__, jobs, tables, draw, grid=GRID)

@@ -1,6 +1,7 @@
-"""Layer-wise methods over learning rates and sizes of a net.
+"""Training loss of layer-wise methods over learning rates and sizes of a net (Initializing the Layer-wise Learning
+Rate, Figure 7, Table 2 and Figure 1).
 
-Initializing the Layer-wise Learning Rate: training losses of Figure 7, with the accuracies of Table 2 and Figure 1.
+Figure 7 has training losses, Table 2 and Figure 1 accuracies.
 """
 
 from itertools import pairwise
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
+from torch import nn
 
 from fused_lwlr import NormalizedGradientAdaptive, lwlr_init_, multipliers
 from fused_lwlr.papers.figures import bands
@@ -60,24 +61,6 @@ PAPER = {
 """ResNet-50 on ImageNet, 90 epochs, accuracy in %: Table 2 (its LARS is LARC), Figure 1 (depth), Table 1 (AdamW)."""
 
 
-class MLP(nn.Module):
-    """Linear layers with ReLUs between them.
-
-    Args:
-        sizes: numbers of inputs, of units of the hidden layers, and of classes.
-    """
-
-    def __init__(self, sizes: list[int]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        for layer in self.layers[:-1]:
-            x = torch.relu(layer(x))
-        return self.layers[-1](x)  # type: ignore[no-any-return]
-
-
 def jobs(settings: Settings) -> list[Job]:
     """Every method at every rate of its grid, with perceptrons of some sizes, or with a given model."""
     names = QUICK if settings.quick and not settings.model else METHODS
@@ -108,26 +91,34 @@ def measure(method: str, size: str, model: str | None, **common: Any) -> dict[st
 
 
 @torch.no_grad()
-def perceptron(method: str, size: str, data: Any, seed: int) -> tuple[MLP, dict[str, float] | None]:
+def perceptron(method: str, size: str, data: Any, seed: int) -> tuple[nn.Sequential, dict[str, float] | None]:
     """A perceptron, and its multipliers if the method is μP; otherwise with the initialization of LWLR.
 
     With μP weights have a variance of 1 / fan_in, of the output base / fan_in² (Tensor Programs V, Table 3), and
     biases are 0.
     """
-    depth, width = map(int, size.split("x"))
-    sizes = [data.channels * data.image_size**2, *[width] * (depth - 1), len(data.classes)]
+    depth, of_hidden = map(int, size.split("x"))
+
+    def layers(width: int) -> list[nn.Linear]:
+        sizes = [data.channels * data.image_size**2, *[width] * (depth - 1), len(data.classes)]
+        return [nn.Linear(*pair) for pair in pairwise(sizes)]
+
+    def joined(layers: list[nn.Linear]) -> nn.Sequential:
+        parts = [part for layer in layers for part in (nn.ReLU(), layer)]
+        return nn.Sequential(nn.Flatten(), *parts[1:])
+
     torch.manual_seed(seed)
-    model = MLP(sizes)
+    linear = layers(of_hidden)
+    model = joined(linear)
     if method not in MUP:
         lwlr_init_(model)
         return model, None
-    for layer in model.layers:
-        assert isinstance(layer, nn.Linear)
+    for layer in linear:
         layer.weight.normal_(0.0, layer.in_features**-0.5)
         layer.bias.zero_()
-    model.layers[-1].weight.mul_((BASE_WIDTH / width) ** 0.5)  # type: ignore[operator]
-    base = MLP([sizes[0], *[BASE_WIDTH] * (depth - 1), sizes[-1]])
-    return model, multipliers.mup(model, base, "adamw" if method == "AdamW-mup" else "sgd")
+    linear[-1].weight.mul_((BASE_WIDTH / of_hidden) ** 0.5)
+    rates = multipliers.mup(model, joined(layers(BASE_WIDTH)), "adamw" if method == "AdamW-mup" else "sgd")
+    return model, rates
 
 
 def tables(settings: Settings, results: Any) -> list[Table]:
@@ -190,12 +181,4 @@ def draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="methods",
-    doc="Training loss of layer-wise methods over learning rates and sizes of a net (Initializing the Layer-wise "
-    "Learning Rate, Figure 7, Table 2 and Figure 1).",
-    jobs=jobs,
-    tables=tables,
-    draw=draw,
-    grid=GRID,
-)
+STUDY = Study("methods", __doc__, jobs, tables, draw, grid=GRID)

@@ -12,11 +12,10 @@ from torch.nn.functional import cross_entropy
 from fused_lwlr import simulate
 from fused_lwlr.models.build import build
 from fused_lwlr.papers import elr_fit, elr_simulation
-from fused_lwlr.papers.elr_constrained import differences, top
+from fused_lwlr.papers.elr_constrained import differences, from_he, top
 from fused_lwlr.papers.elr_constrained import nets as constrained_nets
 from fused_lwlr.papers.elr_spread import measure, ratios
 from fused_lwlr.papers.elr_spread import nets as spread_nets
-from fused_lwlr.papers.from_he import from_he
 from fused_lwlr.papers.tables import cell
 from fused_lwlr.papers.training import recipe_of, trainer_of
 

@@ -184,7 +184,7 @@ def test_a_study_goes_on_elsewhere():
     store.path(job).write_text(json.dumps({**stored, "parameters": {**stored["parameters"], "device": "cpu"}}))
     assert store.load(there) == store.load(here)
     with pytest.raises(ValueError, match="x 10 -> 11"):
-        store.load(replace(there, parameters={**there.parameters, "x": 11}))
+        store.load(replace(there, form=job.name, parameters={**there.parameters, "x": 11}))
 
 
 @pytest.mark.parametrize("given", ["lr=0.1", "seed=3", "rates=single", "--scaling=lars", "epochs=2"])
