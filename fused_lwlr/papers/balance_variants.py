@@ -32,9 +32,9 @@ VARIANTS: dict[str, tuple[int, float, dict[str, Any] | None]] = {
     "four layers": (4, 0.38, {}),
     "eight layers": (8, 0.25, {}),
 }
-"""Network -> layers, of which the last one is fixed, except in a network of two; α of the equal rate h^α; and options
-of `balance.simulate`, or None for ReLU. α is at the middle of the ranges of sums in the authors' code; the variances of
-noise are from there too."""
+"""Network -> number of layers, α of the equal rate h^α, and options of `balance.simulate` or None for ReLU. The last
+layer is fixed, except in a network of two. α is at the middle of the ranges of sums in the authors' code, which has the
+variances of the noise, too."""
 
 
 def jobs(settings: Settings) -> list[Job]:
@@ -108,7 +108,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 
 def draw(results: Any) -> Figure:
-    """The increase of the loss over steps, with the division for which it is the least."""
+    """The increase of the loss over steps, the lower one of both divisions."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     for i, (variant, of) in enumerate(results.groupby("variant", sort=False)):

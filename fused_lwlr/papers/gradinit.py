@@ -1,8 +1,7 @@
 """Test accuracy after the first epoch and the best, and the standard deviation of gradients, from He's initialization,
 MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 and 10, Figures 4 to 6).
 
-Each initialization goes through the data once; the baselines train an epoch more instead. The standard deviation is of
-each layer.
+Each initialization goes through the data once; the baselines train an epoch more instead.
 """
 
 from collections.abc import Iterable, Iterator

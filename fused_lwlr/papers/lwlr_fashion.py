@@ -8,6 +8,8 @@ seeds. The other seeds run at the best rate alone. `GLYPHS` is the same on lette
 from dataclasses import replace
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from fused_lwlr.papers.figures import ACCURACY, bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
@@ -74,7 +76,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     return GRID.tables(results, title=title, labels={"arm": "arm"}, rivals=rivals, notes=notes)
 
 
-def draw(results: Any) -> Any:
+def draw(results: Any) -> Figure:
     """Test accuracy over the learning rate."""
     of, names = GRID.of_choice(results), ("learning rate", ACCURACY)
     return bands(of, x="lr", y="test_accuracy", labels=names, hue="arm", palette=COLORS)

@@ -121,7 +121,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 
 
 def draw(results: Any) -> Figure:
-    """Deviations over T beside the paper's, and the multipliers of layers by the size of minibatches."""
+    """Deviations over T, also of the paper; and the multipliers of layers by the size of minibatches."""
     models, of_size = list(results.model.unique()), results[results.batch_size == BATCH_SIZE]
     last = of_size.steps.max()
     off = deviations(of_size, last)
