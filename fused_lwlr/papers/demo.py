@@ -41,7 +41,7 @@ class Entry:
     arm: Arm
     lr: float
 
-    def of(self, results: Any) -> Any:
+    def found(self, results: Any) -> Any:
         """The results of the entry, in the order of seeds."""
         return results[[labels == self.arm.labels for labels in results.labels]].sort_values("seed")
 
@@ -76,10 +76,7 @@ def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
 
 def tables(settings: Settings, results: Any) -> list[Table]:
     """One table, with a sentence on each comparison below; `quick` has no comparisons."""
-    rows = []
-    for entry in ENTRIES:
-        losses = cell(entry.of(results).loss)
-        rows.append([entry.task, entry.name, entry.needs, f"{entry.lr:g}", losses])
+    rows = [[of.task, of.name, of.needs, f"{of.lr:g}", cell(of.found(results).loss)] for of in ENTRIES]
     if settings.quick:
         said = [f"--quick is a smoke test: {settings.steps} steps say nothing about the methods"]
     else:
@@ -97,9 +94,9 @@ def tables(settings: Settings, results: Any) -> list[Table]:
 def sentence(results: Any, entry: Entry) -> str:
     """A comparison of an entry with the best earlier entry of its task, seed by seed."""
     before = [other for other in ENTRIES[: ENTRIES.index(entry)] if other.task == entry.task]
-    losses = {other.name: other.of(results).loss.tolist() for other in before}
+    losses = {other.name: other.found(results).loss.tolist() for other in before}
     trained = {name: values for name, values in losses.items() if all(map(isfinite, values))}
-    ours = entry.of(results).loss.tolist()
+    ours = entry.found(results).loss.tolist()
     if not all(map(isfinite, ours)) or not trained:
         return f"{entry.task}: {entry.name} {'diverges' if trained else 'trains where the others diverge'}."
     best = min(trained, key=lambda name: mean(trained[name]))
@@ -122,7 +119,7 @@ def draw(results: Any) -> Figure:
         kinds = ["plain", *["usual"] * (len(of_task) - 2), "ours"]
         ends = []
         for entry, kind in zip(of_task, kinds, strict=True):
-            curves = pandas.DataFrame([dict(curve) for curve in entry.of(results).curve]).dropna(axis=1)
+            curves = pandas.DataFrame([dict(curve) for curve in entry.found(results).curve]).dropna(axis=1)
             if curves.size:  # it may have diverged before the first test
                 color = COLORS["longer" if entry.name == LONGER else kind]
                 axes.plot(curves.columns, curves.mean(), color=color, linewidth=4)

@@ -110,12 +110,10 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     if own:
         return [first]
     values = {"held-out loss": ("val_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
-    columns = {f"{name}, {kind}": where("rates", kind, of) for name, of in values.items() for kind in RATES.values()
-               if kind in set(results.rates)}  # fmt: skip
-    return [
-        first,
-        summary("all learning rates", results, {name: name for name in ("model", "optimizer", "lr")}, columns),
-    ]
+    kinds = [kind for kind in RATES.values() if kind in set(results.rates)]
+    columns = {f"{name}, {kind}": where("rates", kind, of) for name, of in values.items() for kind in kinds}
+    labels = {name: name for name in ("model", "optimizer", "lr")}
+    return [first, summary("all learning rates", results, labels, columns)]
 
 
 def _family(model: str) -> str:

@@ -134,11 +134,10 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     def lowest(of: Any) -> str:
         return f"{cell(of.train_loss, '{:.4f}')} at {GRID.rate_of(of)}"
 
-    of_method = {"method": "method"}
     first = summary(
         f"lowest training loss over {grid} learning rates",
         best,
-        of_method,
+        {"method": "method"},
         {f"{size}: loss at lr": where("size", size, lowest) for size in sizes},
         [
             settings.over + ("" if settings.model else drawn_as),
@@ -149,7 +148,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     second = summary(
         f"how many of {grid} learning rates work",
         results,
-        of_method,
+        {"method": "method"},
         {size: where("size", size, works) for size in sizes},
         [f"work: the mean training loss is {LOW:g} at most"],
     )
@@ -157,7 +156,7 @@ def tables(settings: Settings, results: Any) -> list[Table]:
     third = summary(
         "test accuracy in % at the rate with the lowest training loss",
         best,
-        of_method,
+        {"method": "method"},
         accuracies | {"paper": lambda of: PAPER.get(of.method.iloc[0], "")},
         ["paper: ResNet-50, ImageNet, 90 epochs; Table 2 (its LARS is LARC), Figure 1 (depth) and Table 1 (AdamW)"],
     )
