@@ -18,8 +18,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(STUDIES)}")
     for name in parser.parse_args().names or sorted(path.name for path in RECORDED.iterdir()):
-        report = find(name).report(*recorded(RECORDED / name / "results.json"))
-        print(f"Wrote {', '.join(map(str, save_report(RECORDED / name, name, report)))}.")
+        study, (settings, results) = find(name), recorded(RECORDED / name / "results.json")
+        paths = save_report(RECORDED / name, study, study.tables(settings, results), results)
+        print(f"Wrote {', '.join(map(str, paths))}.")
 
 
 if __name__ == "__main__":

@@ -150,9 +150,10 @@ def _run(name: str, out: Path, jobs: int | None, **chosen: Any) -> None:
             done = {result["name"] for result in results}
             wanted = [job for job in found.more(settings, frame(results)) if job.name not in done]
             progress.update(task, total=len(results) + len(wanted))
-    report = found.report(settings, frame(results))
-    console.print(Text(found.doc), soft_wrap=True)
-    for table in report.tables:
+    tables = found.tables(settings, frame(results))
+    first_paragraph = (found.doc or "").partition("\n\n")[0]
+    console.print(Text(" ".join(first_paragraph.split())), soft_wrap=True)
+    for table in tables:
         console.print(table.rich())
-    paths = [store.save_results(results), *save_report(out, name, report)]
+    paths = [store.save_results(results), *save_report(out, found, tables, frame(results))]
     console.print(Text(f"Wrote {', '.join(map(str, paths))}."), soft_wrap=True)

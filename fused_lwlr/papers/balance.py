@@ -1,7 +1,8 @@
-"""How a sum of learning rates is best divided between two layers.
+"""How a sum of learning rates is best divided between the layers of linear nets (Balancing Learning Rates Across
+Layers, Corollary 5.4).
 
-Balancing Learning Rates Across Layers: losses of linear nets after one and two steps (Corollary 5.4), the width from
-which equal rates are a local minimum, and the same after up to 512 steps.
+Losses after one and two steps, the width from which equal rates are a local minimum, and the same after up to 512
+steps.
 """
 
 import math
@@ -10,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas
 from matplotlib.figure import Figure
 
 from fused_lwlr import balance
 from fused_lwlr.papers.figures import panels
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.tables import Table, cell, summary
 
 WIDTH = 1000
 """Width of the paper's figures."""
@@ -37,15 +39,15 @@ FITTED = 1e-24
 
 def jobs(settings: Settings) -> list[Job]:
     """Losses for every seed, and the curvature at equal rates for every α."""
-    h = 40 if settings.quick else WIDTH
-    of_seeds = [{"layers": layers, "alpha": alpha} for layers, alpha in ALPHA.items()]
-    of_alphas = [
-        {"layers": layers, "any_alpha": alpha, "h": h}
-        for layers, alphas in ALPHAS.items() for alpha in alphas[: 2 if settings.quick else None]
-    ]  # fmt: skip
+    h, few = (40, 2) if settings.quick else (WIDTH, None)
+    of_seeds = [{"layers": layers, "alpha": alpha, "h": h} for layers, alpha in ALPHA.items()]
+    of_alphas = [(layers, alpha) for layers, alphas in ALPHAS.items() for alpha in alphas[:few]]
     return [
-        *settings.jobs(losses, "losses-{layers}layers-seed{seed}", of_seeds, common={"h": h}),
-        *(Job("equal-{layers}layers-alpha{any_alpha:g}".format(**of), equal_rates, of) for of in of_alphas),
+        *settings.jobs(losses, "losses-{layers}layers-seed{seed}", of_seeds, common={}),
+        *(
+            Job("equal-{layers}layers-alpha{any_alpha:g}", equal_rates, {"layers": layers, "any_alpha": alpha, "h": h})
+            for layers, alpha in of_alphas
+        ),
     ]
 
 
@@ -69,10 +71,18 @@ def equal_rates(layers: int, any_alpha: float, h: int) -> dict[str, Any]:
     the width from which on equal rates are a local minimum after two steps, by closed form and exactly, None if it is
     above 10⁶.
     """
-    found: dict[str, Any] = {"curvature": [_exact(layers, steps)(h, h**any_alpha) for steps in STEPS]}
-    for name, of in (("closed_width", _closed(layers)), ("exact_width", _exact(layers, 2))):
-        found[name] = first_width(lambda width, f=of: (f(width, width**any_alpha) or 0.0) > 0)  # type: ignore[misc]
-    return found
+
+    def exact(h: int, steps: int) -> float | None:
+        return curvature(lambda a, b: balance.full_gradient_loss(a, b, h, steps, layers), h**any_alpha)
+
+    def closed(h: int) -> float | None:
+        return curvature(lambda a, b: balance.two_step_loss(a, b, h, layers), h**any_alpha)
+
+    return {
+        "curvature": [exact(h, steps) for steps in STEPS],
+        "closed_width": first_width(lambda h: (closed(h) or 0.0) > 0),
+        "exact_width": first_width(lambda h: (exact(h, 2) or 0.0) > 0),
+    }
 
 
 def curvature(loss: Callable[[float, float], Any], each: float) -> float | None:
@@ -90,14 +100,6 @@ def curvature(loss: Callable[[float, float], Any], each: float) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _exact(layers: int, steps: int) -> Callable[[int, float], float | None]:
-    return lambda h, each: curvature(lambda a, b: balance.full_gradient_loss(a, b, h, steps, layers), each)
-
-
-def _closed(layers: int) -> Callable[[int, float], float | None]:
-    return lambda h, each: curvature(lambda a, b: balance.two_step_loss(a, b, h, layers), each)
-
-
 def first_width(holds: Callable[[int], bool]) -> int | None:
     """The least h from which on a property holds, up to 10⁶; it is checked at 60 widths, then between two of them."""
     tried = np.unique(np.geomspace(2, WIDEST, 60).round().astype(int)).tolist()
@@ -110,51 +112,15 @@ def first_width(holds: Callable[[int], bool]) -> int | None:
     return bisect_left(range(high), True, failing[-1] + 1, key=holds)
 
 
-def report(settings: Settings, results: Any) -> Report:
-    """Losses, and the steps and widths for which equal rates are best."""
-    trained = dict(list(results.dropna(subset="seed").groupby("layers")))
-    equal = results.dropna(subset="any_alpha")
-    return Report([_losses(trained), _equal(equal)], _draw(trained))
-
-
-def _losses(by_layers: dict[int, Any]) -> Table:
-    rows = []
-    for layers, of in by_layers.items():
-        first, trained = of.iloc[0], np.array(of.trained.tolist())  # (seeds, parts, steps)
-        for column, steps in enumerate(CLOSED):
-            for i, part in enumerate(PARTS):
-                row = [f"{layers:g}", f"{first.alpha:g}", str(steps), f"{part:g}"]
-                row += [f"{values[i][column]:.4f}" for values in (first.closed, first.exact)]
-                row.append(cell(trained[:, i, column], "{:.4f}"))
-                over = 100 * (trained[:, i, column] / trained[:, 0, column] - 1)
-                rows.append([*row, cell(over, "{:+.2f}") if i else "0"])
-    notes = [
-        f"h = {first.h:g}; trained: full gradient, mean ± standard deviation over {len(of)} seeds of weights and "
-        "teacher",
-        "formula: for the signal only, with vectors of norm 1; for two layers and one step it comes from the paper, "
-        "otherwise from the authors' code; for three layers and one step it lacks the term 2η₁η₂ / h³ (here 0.002)",
-    ]
-    columns = ["layers", "α", "steps", "p", "paper's formula", "exact", "trained", "trained, over p = 0, %"]
-    return Table("loss at rates (1 ± p) · h^α", columns, rows, notes, labels=4)
-
-
-def _equal(results: Any) -> Table:
-    rows = []
-    for of in results.itertuples():
-        after = [word(value) for value in of.curvature]
-        widths = ["none" if math.isnan(width) else f"{width:.0f}" for width in (of.closed_width, of.exact_width)]
-        rows.append([f"{of.layers:g}", f"{of.any_alpha:g}", f"{2 * of.h**of.any_alpha:,.0f}", *after, *widths])
-    rows.append(["paper", "", "", "no", *["yes"] * (len(STEPS) - 1), "large", "large"])
-    notes = [
-        f"exact loss, h = {results.h.iloc[0]:g}, rates (1 ± {NEAR:g}) · h^α against equal ones; -: training diverges; "
-        f"fitted: the loss is below {FITTED:g}, which is rounding; none: at no width to 10⁶",
-        "the authors' code has sums of 27,000 to 63,000 for two layers, and of 30 to 100 for three",
-        "paper: Corollary 5.4, of two layers for 1 < α ≤ 1.5 and large h, of three with the critical rate h; later "
-        "steps from its trainings",
-    ]
-    after = [f"{steps} step{'s' * (steps > 1)}" for steps in STEPS]
-    columns = ["layers", "α", "η₁ + η₂", *after, "2 steps, formula: h from", "exact: h from"]
-    return Table("whether equal rates are a local minimum", columns, rows, notes, labels=3)
+def divisions(results: Any) -> Any:
+    """A row for each number of layers, seed, number of steps and p: losses, and the multiple of the loss at p = 0."""
+    return pandas.DataFrame([
+        {"layers": of.layers, "alpha": of.alpha, "seed": of.seed, "steps": steps, "part": part,
+         "closed": of.closed[i][column], "exact": of.exact[i][column], "trained": of.trained[i][column],
+         "multiple": of.trained[i][column] / of.trained[0][column]}
+        for of in results.dropna(subset="seed").itertuples()
+        for column, steps in enumerate(CLOSED) for i, part in enumerate(PARTS)
+    ])  # fmt: skip
 
 
 def word(value: float | None) -> str:
@@ -162,28 +128,67 @@ def word(value: float | None) -> str:
     return "-" if value is None else "fitted" if value == 0 else "yes" if value > 0 else "no"
 
 
-def _draw(by_layers: dict[int, Any]) -> Figure:
-    figure, losses = panels(len(by_layers), height=3)
-    losses[1].sharey(losses[0])
-    for axes, (layers, of) in zip(losses, by_layers.items(), strict=True):
-        first, trained = of.iloc[0], np.array(of.trained.tolist())
-        for column, (steps, color) in enumerate(zip(CLOSED, ("C0", "C3"), strict=True)):
-            for name, values, style in (("exact", first.exact, "-"), ("formula", first.closed, "--")):
-                curve = np.array(values)[:, column]
-                axes.plot(PARTS, curve / curve[0], style, color=color, label=f"{steps} step{'s' * column}, {name}")
-            axes.plot(PARTS, (trained[:, :, column] / trained[:, :1, column]).T, ".", color=color, markersize=4)
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """Losses, and the steps and widths for which equal rates are best."""
+    h = results.h.iloc[0]
+    first = summary(
+        "loss at rates (1 ± p) · h^α",
+        divisions(results),
+        {"layers": "layers", "α": "alpha", "steps": "steps", "p": "part"},
+        {
+            "paper's formula": lambda of: f"{of.closed.iloc[0]:.4f}",
+            "exact": lambda of: f"{of.exact.iloc[0]:.4f}",
+            "trained": ("trained", "{:.4f}"),
+            "trained, over p = 0, %": lambda of: cell(100 * (of.multiple - 1), "{:+.2f}") if of.part.iloc[0] else "0",
+        },
+        [
+            f"h = {h:g}; trained: full gradient, mean ± standard deviation over {results.seed.nunique()} seeds of "
+            "weights and teacher",
+            "formula: for the signal only, with vectors of norm 1; for two layers and one step it comes from the "
+            "paper, otherwise from the authors' code; for three layers and one step it lacks the term 2η₁η₂ / h³ (here "
+            "0.002)",
+        ],
+    )
+    rows = []
+    for of in results.dropna(subset="any_alpha").itertuples():
+        widths = ["none" if math.isnan(width) else f"{width:.0f}" for width in (of.closed_width, of.exact_width)]
+        sum_of_rates = f"{2 * of.h**of.any_alpha:,.0f}"
+        rows.append([f"{of.layers:g}", f"{of.any_alpha:g}", sum_of_rates, *map(word, of.curvature), *widths])
+    rows.append(["paper", "", "", "no", *["yes"] * (len(STEPS) - 1), "large", "large"])
+    after = [f"{steps} step{'s' * (steps > 1)}" for steps in STEPS]
+    second = Table(
+        "whether equal rates are a local minimum",
+        ["layers", "α", "η₁ + η₂", *after, "2 steps, formula: h from", "exact: h from"],
+        rows,
+        [
+            f"exact loss, h = {h:g}, rates (1 ± {NEAR:g}) · h^α against equal ones; -: training diverges; fitted: the "
+            f"loss is below {FITTED:g}, which is rounding; none: at no width to 10⁶",
+            "the authors' code has sums of 27,000 to 63,000 for two layers, and of 30 to 100 for three",
+            "paper: Corollary 5.4, of two layers for 1 < α ≤ 1.5 and large h, of three with the critical rate h; later "
+            "steps from its trainings",
+        ],
+        labels=3,
+    )
+    return [first, second]
+
+
+def draw(results: Any) -> Figure:
+    """Losses over p, divided by the loss at equal rates."""
+    found = divisions(results)
+    figure, axes_of = panels(found.layers.nunique(), height=3)
+    axes_of[1].sharey(axes_of[0])
+    for axes, (layers, of_layers) in zip(axes_of, found.groupby("layers"), strict=True):
+        for (steps, of), color in zip(of_layers.groupby("steps"), ("C0", "C3"), strict=True):
+            one = of[of.seed == 0]
+            for name, curve, style in (("exact", one.exact, "-"), ("formula", one.closed, "--")):
+                label = f"{steps} step{'s' * (steps > 1)}, {name}"
+                axes.plot(one.part, curve / curve.iloc[0], style, color=color, label=label)
+            axes.plot(of.part, of.multiple, ".", color=color, markersize=4)
         axes.set(xlabel="p, of rates (1 ± p) · h^α", ylabel="loss / loss at equal rates")
-        axes.set_title(f"{layers:g} layers, h = {first.h:g}, α = {first.alpha:g}; dots: trained", fontsize="medium")
+        title = f"{layers:g} layers, h = {results.h.iloc[0]:g}, α = {of_layers.alpha.iloc[0]:g}; dots: trained"
+        axes.set_title(title, fontsize="medium")
         axes.legend(frameon=False, fontsize="small")
     return figure
 
 
-STUDY = Study(
-    name="balance",
-    doc="How a sum of learning rates is best divided between the layers of linear nets (Balancing Learning Rates "
-    "Across Layers, Corollary 5.4).",
-    jobs=jobs,
-    report=report,
-    epochs=None,
-    options=frozenset({"seeds"}),
-)
+STUDY = Study("balance", __doc__, jobs, tables, draw, epochs=None, options="seeds")

@@ -1,6 +1,7 @@
-"""`BalancedLR` against one rate for all layers, each at its best learning rate: steps to a low training loss.
+"""Steps to a low training loss with rates that follow the norms of layers, and with one rate, each at its best learning
+rate (Balancing Learning Rates Across Layers).
 
-Balancing Learning Rates Across Layers: the scheduler that uses norms, in a linear net and in one with ReLU.
+The paper's scheduler uses norms, in a linear net and in one with ReLU.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Report, cell, summary, where
+from fused_lwlr.papers.tables import Table, cell, summary, where
 from fused_lwlr.papers.training import recipe_of
 from fused_lwlr.training.setup import load_data
 
@@ -37,25 +38,33 @@ LOSS = 1e-3
 
 def jobs(settings: Settings) -> list[Job]:
     """Both nets and arms at all rates."""
-    cells = [
-        {"net": net, "arm": arm, "lr": lr}
-        for net in NETS
-        for arm in ARMS
-        for lr in LRS[net][: 2 if settings.quick else None]
-    ]
+    few = 2 if settings.quick else None
+    cells = [{"net": net, "arm": arm, "lr": lr} for net in NETS for arm in ARMS for lr in LRS[net][:few]]
     common = {"most": settings.steps, "data": settings.data}
     return settings.jobs(measure, "{net}-{arm}-lr{lr:g}-seed{seed}", cells, common=common)
 
 
 def measure(net: str, arm: str, lr: float, most: int, seed: int, data: str) -> dict[str, Any]:
-    """`steps` of gradient descent to a loss of `LOSS`, and `apart` |lr₁ − lr₂| / lr at first and at last, by norms.
+    """Gradient descent until the loss is at most `LOSS`, for `most` steps.
 
-    `steps` is None if the loss is still above `LOSS` after `most` steps, or if the training diverges.
+    Returns:
+        `steps`, None if the loss is still higher or the training diverges; and `apart`, at first and at last:
+        2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), which is |lr₁ − lr₂| / lr of BalancedLR.
     """
     loss_of, weights = _problem(net, seed, data)
-    losses, apart = follow(loss_of, weights, lr, most, BalancedLR() if arm == "BalancedLR" else None)
-    reached = losses[-1] <= LOSS
-    return {"steps": len(losses) - 1 if reached else None, "last_loss": losses[-1], "apart": [apart[0], apart[-1]]}
+    params = [nn.Parameter(weight.clone()) for weight in weights]
+    optimizer = SGD(params, lr=lr, scaling=BalancedLR() if arm == "BalancedLR" else None)
+    apart: list[float] = []
+    while True:
+        optimizer.zero_grad()
+        loss = loss_of(params)
+        one, two = (param.detach().norm().item() for param in params)
+        apart.append(2 * abs(one - two) / (one + two))
+        steps, last = len(apart) - 1, loss.item()
+        if steps == most or not LOSS < last < float("inf"):
+            return {"steps": steps if last <= LOSS else None, "last_loss": last, "apart": [apart[0], apart[-1]]}
+        loss.backward()
+        optimizer.step()
 
 
 def _problem(net: str, seed: int, data: str) -> tuple[Callable[[Sequence[Tensor]], Tensor], list[Tensor]]:
@@ -76,42 +85,26 @@ def _problem(net: str, seed: int, data: str) -> tuple[Callable[[Sequence[Tensor]
     return lambda w: cross_entropy(torch.relu(images @ w[0]) @ w[1], labels), weights
 
 
-def follow(
-    loss_of: Callable[[Sequence[Tensor]], Tensor], weights: Sequence[Tensor], lr: float, most: int, scaling: Any
-) -> tuple[list[float], list[float]]:
-    """The loss, and 2 |‖W₁‖ − ‖W₂‖| / (‖W₁‖ + ‖W₂‖), before each step of SGD and after the last one.
-
-    Training ends after `most` steps, when the loss is at most `LOSS`, or when it is not finite.
-    """
-    params = [nn.Parameter(weight.clone()) for weight in weights]
-    optimizer = SGD(params, lr=lr, scaling=scaling)
-    losses: list[float] = []
-    apart = []
-    while True:
-        optimizer.zero_grad()
-        loss = loss_of(params)
-        one, two = (param.detach().norm().item() for param in params)
-        losses.append(loss.item())
-        apart.append(2 * abs(one - two) / (one + two))
-        if len(losses) > most or not LOSS < losses[-1] < float("inf"):
-            return losses, apart
-        loss.backward()
-        optimizer.step()
-
-
-def report(settings: Settings, results: Any) -> Report:
+def tables(settings: Settings, results: Any) -> list[Table]:
     """Steps at the best rate of each arm, their differences, and steps at all rates."""
     results = results.astype({"steps": float})
-    chosen = GRID.best(results)
-    over = GRID.over(chosen, {"BalancedLR": "one rate"}, "steps", "{:+.1f}", lower_is_better=True)
+    best = GRID.best(results)
+
+    def steps(of: Any) -> str:
+        reached = of.steps.dropna()
+        if reached.empty:
+            return "not"
+        text = cell(reached, "{:.1f}")
+        return text if len(reached) == len(of) else f"{text} ({len(of) - len(reached)} of {len(of)} not)"
+
     first = summary(
         f"steps to a training loss of {LOSS:g}, each at its best learning rate",
-        chosen,
+        best,
         {"net": "net", "rates": "arm"},
         {
             "best lr": GRID.rate_of,
-            "steps": _steps,
-            comparison.COLUMNS: over,
+            "steps": steps,
+            comparison.COLUMNS: GRID.over(best, {"BalancedLR": "one rate"}, "steps", "{:+.1f}", lower_is_better=True),
             "norms apart at first": lambda of: cell([apart[0] for apart in of.apart]),
             "at last": lambda of: cell([apart[1] for apart in of.apart]),
         },
@@ -124,32 +117,18 @@ def report(settings: Settings, results: Any) -> Report:
             "paper: the norms come together, and losses are lower than with one rate, without numbers",
         ],
     )
-    of_arms = {arm: where("arm", arm, _steps) for arm in ARMS}
+    of_arms = {arm: where("arm", arm, steps) for arm in ARMS}
     second = summary("steps at all learning rates", results, {"net": "net", "lr": "lr"}, of_arms, ["not: in no seed"])
-    return Report([first, second], _draw(results))
+    return [first, second]
 
 
-def _steps(of: Any) -> str:
-    reached = of.steps.dropna()
-    if reached.empty:
-        return "not"
-    text = cell(reached, "{:.1f}")
-    return text if len(reached) == len(of) else f"{text} ({len(of) - len(reached)} of {len(of)} not)"
-
-
-def _draw(results: Any) -> Figure:
+def draw(results: Any) -> Figure:
+    """Steps over the learning rate."""
     names = ("learning rate", f"steps to a loss of {LOSS:g}")
-    panels = {"sharex": False, "sharey": False}
-    return bands(results, x="lr", y="steps", labels=names, log="", hue="arm", col="net", facet_kws=panels)
+    facets = {"sharex": False, "sharey": False}
+    return bands(results, x="lr", y="steps", labels=names, log="", hue="arm", col="net", facet_kws=facets)
 
 
 STUDY = Study(
-    name="balanced-lr",
-    doc="Steps to a low training loss with rates that follow the norms of layers, and with one rate, each at its best "
-    "learning rate (Balancing Learning Rates Across Layers).",
-    jobs=jobs,
-    report=report,
-    epochs=None,
-    steps=1000,
-    options=frozenset({"data", "steps", "seeds"}),
+    "balanced-lr", __doc__, jobs, tables, draw, grid=GRID, epochs=None, steps=1000, options="data steps seeds"
 )

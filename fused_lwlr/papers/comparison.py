@@ -1,7 +1,6 @@
 """Whether one way to train is better than another, by a paired t test over seeds."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf, isfinite, nan, sqrt
 from statistics import mean, stdev
 from typing import Any
@@ -19,36 +18,21 @@ NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A paired t test of differences, one for each seed.
+def compare(differences: Iterable[float], *, lower_is_better: bool = False) -> tuple[int, float, str]:
+    """A paired t test of differences, each the value of a method minus the value of its rival, one for each seed.
 
-    Attributes:
-        n: number of pairs, without those in which a training diverged.
-        p: two-sided; NaN for fewer than two pairs, and where all differences are 0.
-        verdict: "helps", "hurts" or "undecided".
+    Returns:
+        the number of pairs, without those in which a training diverged; the two-sided p, NaN for fewer than two pairs
+        and where all differences are 0; and "helps", "hurts" or "undecided".
     """
-
-    n: int
-    p: float
-    verdict: str
-
-    @classmethod
-    def of(cls, differences: Iterable[float], *, lower_is_better: bool = False) -> "Comparison":
-        """Compare by differences, each the value of a method minus the value of its rival."""
-        finite = [value for value in differences if isfinite(value)]
-        n = len(finite)
-        if n < 2 or not any(finite):
-            return cls(n, nan, "undecided")
+    finite = [value for value in differences if isfinite(value)]
+    n, p = len(finite), nan
+    if n > 1 and any(finite):
         error = stdev(finite) / sqrt(n)
         p = 2 * float(t.sf(abs(mean(finite)) / error if error else inf, n - 1))
-        if not p < LEVEL:
-            return cls(n, p, "undecided")
-        return cls(n, p, "helps" if (mean(finite) < 0) == lower_is_better else "hurts")
-
-    def __str__(self) -> str:
-        p = f"p = {p_text(self.p)}, ".replace("= <", "<") if isfinite(self.p) else ""
-        return f"{self.verdict} ({p}n = {self.n})"
+    if not p < LEVEL:
+        return n, p, "undecided"
+    return n, p, "helps" if (mean(finite) < 0) == lower_is_better else "hurts"
 
 
 def p_text(p: float) -> str:
@@ -56,21 +40,10 @@ def p_text(p: float) -> str:
     return "-" if not isfinite(p) else "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
-def cells(differences: Iterable[float], form: str, *, lower_is_better: bool = False) -> list[str]:
-    """The cells of a table in `COLUMNS`."""
-    differences = list(differences)
-    found = Comparison.of(differences, lower_is_better=lower_is_better)
-    return [cell(differences, form), p_text(found.p), str(found.n), found.verdict]
-
-
-def minus(ours: Any, rival: Any, value: str) -> Any:
-    """Differences of a column of results, seed by seed; NaN where one diverged."""
-    one, other = (of.set_index("seed")[value].astype(float) for of in (ours, rival))
-    return one - other
-
-
 def against(ours: Any, rival: Any | None, value: str, form: str, *, lower_is_better: bool = False) -> list[str]:
-    """The cells of a comparison of results, a row for each seed; empty without a rival."""
+    """The cells of a table in `COLUMNS`, of results with a row for each seed; empty without a rival."""
     if rival is None:
         return [""] * len(COLUMNS)
-    return cells(minus(ours, rival, value), form, lower_is_better=lower_is_better)
+    one, other = (of.set_index("seed")[value].astype(float) for of in (ours, rival))
+    n, p, verdict = compare(one - other, lower_is_better=lower_is_better)
+    return [cell(one - other, form), p_text(p), str(n), verdict]

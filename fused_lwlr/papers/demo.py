@@ -1,4 +1,5 @@
-"""The demo, in minutes: three tasks on text, each with the usual ways to train and with one of the library's methods.
+"""Small Transformers on the text of Python's documentation: post-LN without warm-up, from GradInit and at one effective
+learning rate, and pre-LN at layer-wise rates, each beside the usual ways to train.
 
 Learning rates are the best of the studies `gradinit-language`, `elr-language` and `lwlr-language`, whose grids are
 recorded in `bench/results/studies/NAME/results.json`.
@@ -9,13 +10,14 @@ from math import isfinite
 from statistics import mean
 from typing import Any
 
+import pandas
 from matplotlib.figure import Figure
 
 from fused_lwlr.papers import elr_language, gradinit_language, lwlr_language
-from fused_lwlr.papers.comparison import Comparison
-from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
+from fused_lwlr.papers.comparison import compare, p_text
+from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.language import Arm, train_from
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.tables import Table, cell
 
 EVERY = 20
 """Steps between two points of a curve."""
@@ -39,16 +41,20 @@ class Entry:
     arm: Arm
     lr: float
 
+    def found(self, results: Any) -> Any:
+        """The results of the entry, in the order of seeds."""
+        return results[[labels == self.arm.labels for labels in results.labels]].sort_values("seed")
+
 
 ADAMW, SGD, LAYERS = "Post-LN, AdamW", "Post-LN, SGD", "Pre-LN, SGD"
 FIFTH = "lower rates in a fifth of it"
 LONGER = "longer warm-up"
 """A control: it takes more time than GradInit, see `gradinit_language.STARTS`."""
 ENTRIES = [
-    Entry(ADAMW, "plain", "", gradinit_language.adamw("plain", 0.98), 0.0045),
-    Entry(ADAMW, "warm-up", FIFTH, gradinit_language.adamw("warm-up", 0.98), 0.009),
-    Entry(ADAMW, LONGER, "40 steps more", gradinit_language.adamw("warm-up, 1.2 × the steps", 0.98), 0.009),
-    Entry(ADAMW, "GradInit", "15 steps on weights' scales", gradinit_language.adamw("GradInit", 0.98), 0.009),
+    Entry(ADAMW, "plain", "", gradinit_language.arm("plain", 0.98), 0.0045),
+    Entry(ADAMW, "warm-up", FIFTH, gradinit_language.arm("warm-up", 0.98), 0.009),
+    Entry(ADAMW, LONGER, "40 steps more", gradinit_language.arm("warm-up, 1.2 × the steps", 0.98), 0.009),
+    Entry(ADAMW, "GradInit", "15 steps on weights' scales", gradinit_language.arm("GradInit", 0.98), 0.009),
     Entry(SGD, "plain", "", elr_language.arm("neither", warmup=False), 0.15),
     Entry(SGD, "warm-up", FIFTH, elr_language.arm("neither", warmup=True), 0.3),
     Entry(SGD, "constrained ELR", "‖g‖ / ‖w‖ of every layer", elr_language.arm("constrained", warmup=False), 0.06),
@@ -68,12 +74,9 @@ def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
     return {"loss": found.test_loss, "curve": found.curve}
 
 
-def report(settings: Settings, results: Any) -> Report:
-    """One table, with a sentence on each comparison below, and one picture; `quick` has no comparisons."""
-    rows = []
-    for entry in ENTRIES:
-        of = _of(results, entry)
-        rows.append([entry.task, entry.name, entry.needs, f"{entry.lr:g}", cell(of.loss)])
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """One table, with a sentence on each comparison below; `quick` has no comparisons."""
+    rows = [[of.task, of.name, of.needs, f"{of.lr:g}", cell(of.found(results).loss)] for of in ENTRIES]
     if settings.quick:
         said = [f"--quick is a smoke test: {settings.steps} steps say nothing about the methods"]
     else:
@@ -85,27 +88,23 @@ def report(settings: Settings, results: Any) -> Report:
         *said,
     ]
     columns = ["task", "training", "needs", "lr", "held-out loss"]
-    return Report([Table("small Transformers on text", columns, rows, notes, labels=3)], draw(results))
-
-
-def _of(results: Any, entry: Entry) -> Any:
-    return results[[labels == entry.arm.labels for labels in results.labels]].sort_values("seed")
+    return [Table("small Transformers on text", columns, rows, notes, labels=3)]
 
 
 def sentence(results: Any, entry: Entry) -> str:
     """A comparison of an entry with the best earlier entry of its task, seed by seed."""
     before = [other for other in ENTRIES[: ENTRIES.index(entry)] if other.task == entry.task]
-    losses = {other.name: _of(results, other).loss.tolist() for other in before}
+    losses = {other.name: other.found(results).loss.tolist() for other in before}
     trained = {name: values for name, values in losses.items() if all(map(isfinite, values))}
-    ours = _of(results, entry).loss.tolist()
+    ours = entry.found(results).loss.tolist()
     if not all(map(isfinite, ours)) or not trained:
         return f"{entry.task}: {entry.name} {'diverges' if trained else 'trains where the others diverge'}."
     best = min(trained, key=lambda name: mean(trained[name]))
     gains = [one - other for one, other in zip(ours, trained[best], strict=True)]
+    n, p, verdict = compare(gains, lower_is_better=True)
+    said = f"p = {p_text(p)}, ".replace("= <", "<") if isfinite(p) else ""
     place = f"{abs(mean(gains)):.3f} {'below' if mean(gains) < 0 else 'above'} {best}"
-    return (
-        f"{entry.task}: {entry.name} ends at {mean(ours):.3f}, {place}: {Comparison.of(gains, lower_is_better=True)}."
-    )
+    return f"{entry.task}: {entry.name} ends at {mean(ours):.3f}, {place}: {verdict} ({said}n = {n})."
 
 
 def draw(results: Any) -> Figure:
@@ -116,49 +115,43 @@ def draw(results: Any) -> Figure:
     # the first steps of all curves are cut off
     low, high = last.min() - 0.1, last.max() + 0.5
     for axes, task in zip(figure.subplots(1, len(tasks), sharey=True), tasks, strict=True):
-        _panel(axes, results, [entry for entry in ENTRIES if entry.task == task], low, high)
+        of_task = [entry for entry in ENTRIES if entry.task == task]
+        kinds = ["plain", *["usual"] * (len(of_task) - 2), "ours"]
+        ends = []
+        for entry, kind in zip(of_task, kinds, strict=True):
+            curves = pandas.DataFrame([dict(curve) for curve in entry.found(results).curve]).dropna(axis=1)
+            if curves.size:  # it may have diverged before the first test
+                color = COLORS["longer" if entry.name == LONGER else kind]
+                axes.plot(curves.columns, curves.mean(), color=color, linewidth=4)
+                axes.fill_between(curves.columns, curves.min(), curves.max(), color=color, alpha=0.2, linewidth=0)
+                ends.append((curves.mean().iloc[-1], entry.name, color))
+        # names at the ends of lines, moved apart vertically
+        places: list[float] = []
+        for loss, _, _ in sorted(ends):
+            places.append(max(loss, places[-1] + 0.15 * (high - low) if places else low))
+        down = min(mean(places) - mean(loss for loss, _, _ in ends), places[0] - low)
+        for (loss, name, color), at in zip(sorted(ends), places, strict=True):
+            place = {"xy": (1.03, at - down), "xycoords": ("axes fraction", "data"), "va": "center"}
+            axes.annotate(f"{name}\n{loss:.2f}", color=color, fontsize=20, linespacing=0.95, **place)
+        axes.set(ylim=(low, high), xlim=(0, None))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=16)
+        axes.locator_params(nbins=3)
         axes.set_title(task, fontsize=24, fontweight="bold", loc="left")
     figure.supxlabel("steps", fontsize=20)
     figure.supylabel("held-out loss", fontsize=20)
     return figure
 
 
-def _panel(axes: Any, results: Any, entries: list[Entry], low: float, high: float) -> None:
-    ends = []
-    for entry in entries:
-        curves = [dict(curve) for curve in _of(results, entry).curve]
-        steps = sorted(set.intersection(*map(set, curves)))
-        losses = [mean(curve[step] for curve in curves) for step in steps]
-        if losses:  # it may have diverged before the first test
-            kind = "plain" if entry is entries[0] else "ours" if entry is entries[-1] else "usual"
-            color = COLORS["longer" if entry.name == LONGER else kind]
-            axes.plot(steps, losses, color=color, linewidth=4)
-            of_seeds = [[curve[step] for curve in curves] for step in steps]
-            axes.fill_between(steps, [*map(min, of_seeds)], [*map(max, of_seeds)], color=color, alpha=0.2, linewidth=0)
-            ends.append((losses[-1], entry.name, color))
-    # names at the ends of lines, moved apart vertically
-    places: list[float] = []
-    for loss, _, _ in sorted(ends):
-        places.append(max(loss, places[-1] + 0.15 * (high - low) if places else low))
-    down = min(mean(places) - mean(loss for loss, _, _ in ends), places[0] - low)
-    for (loss, name, color), at in zip(sorted(ends), places, strict=True):
-        place = {"xy": (1.03, at - down), "xycoords": ("axes fraction", "data"), "va": "center"}
-        axes.annotate(f"{name}\n{loss:.2f}", color=color, fontsize=20, linespacing=0.95, **place)
-    axes.set(ylim=(low, high), xlim=(0, None))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=16)
-    axes.locator_params(nbins=3)
-
-
 STUDY = Study(
-    name="demo",
-    doc="Small Transformers on the text of Python's documentation: post-LN without warm-up, from GradInit and at one "
-    "effective learning rate, and pre-LN at layer-wise rates, each beside the usual ways to train.",
-    jobs=jobs,
-    report=report,
+    "demo",
+    __doc__,
+    jobs,
+    tables,
+    draw,
     epochs=None,
     steps=200,
     data="python-docs",
     least_seeds=1,
-    options=TEXT_OPTIONS - {"data", "set"},
+    options="steps seeds",
 )

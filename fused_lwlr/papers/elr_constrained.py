@@ -1,47 +1,34 @@
-"""One effective learning rate for all layers, in a deep net without shortcuts; with and without warm-up.
+"""Test accuracy with every layer held at one effective learning rate, with and without warm-up and shortcuts (Spreads
+in Effective Learning Rates, Figures 8, 9 and 12).
 
-Spreads in Effective Learning Rates: the three setups of Section 4, over some rates as in Figure 8 (ResNet-110), with
-and without warm-up as in Figures 9 and 12.
+The three setups of Section 4 over some rates as in Figure 8 (ResNet-110), with and without warm-up as in Figures 9 and
+12.
 """
 
 from itertools import product
 from typing import Any
 
 import pandas
+import torch
 from matplotlib.figure import Figure
+from torch.nn.functional import cross_entropy
 
-from fused_lwlr.models.deep import NAME
+from fused_lwlr import ELR, SGD, AdamW, Lion, ScaleInvariant, scale_invariant
+from fused_lwlr.models.deep import NAME, kaiming_init_
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.from_he import from_he
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Report, Table, cell, summary, where
+from fused_lwlr.papers.tables import Table, summary, where
 from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.training.setup import new_optimizer
+from fused_lwlr.training.trainer import Trainer
 
 MODEL = "noshort"
 WARMUP = 0.1
 """Fraction of the training; a cosine follows."""
 
-# The first ones in each setup were chosen on held-out training images, as in `training.defaults`. Plain SGD's
-# rate, with momentum 0.9 and weight decay 1e-4 or with neither, without warm-up or with a tenth of training:
-#                   0.003        0.01         0.03         0.1          0.3          1
-#   both            42.4 (1.63)  65.0 (1.05)  63.3 (1.00)  57.0 (1.06)
-#   both, warm-up   42.7 (1.66)  64.6 (1.07)  62.1 (1.00)  51.4 (1.15)
-#   neither                                   59.5 (1.34)  78.6 (0.83)  62.9 (1.00)  55.7 (1.06)
-#   neither, warm-up                          55.0 (1.43)  72.5 (0.86)  69.2 (0.89)  63.0 (0.97)
-# Constrained ELR, with neither and no warm-up, by lr (down) and lr · goal (across):
-#          0.009        0.01         0.015        0.03
-#   0.1                 57.7 (1.02)  78.7 (0.47)  76.4 (0.63)
-#   0.3    65.2 (0.83)               82.7 (0.47)  78.1 (0.64)
-#   1                   78.0 (0.53)               70.1 (0.81)
-# and with warm-up: 76.2 (0.63) at 0.1 · 0.15, 73.4 (0.70) at 0.3 · 0.05, 76.1 (0.64) at 1 · 0.01
-# The four seeds of a cell lie 1 to 31 points apart.
-# Depth and width come from the held-out images too, by one or two seeds of coarser grids. 44 layers: 66.5 (0.98) at
-# 0.1 · 0.15 and 54.3 (1.25) for plain SGD at 0.1, four seeds, but 64.6 (0.90) for the latter at 0.3 with warm-up, two.
-# 20 layers of 8 channels: 72.6 (0.86) and, with momentum at 0.1, 76.0 (0.62). Fully connected layers, 16 of width 32:
-# 89.2 (0.38) and 93.4 (0.27); 24 of width 64: 79.9 (0.46) and 87.5 (0.43). So constraining is not always a gain.
-# From 44 fully connected layers or 56 convolutions of 8 channels on, neither learned much in 10 epochs.
+# the first ones in each setup were chosen on held-out training images, see docs/studies/elr-constrained.md
 BOTH, NEITHER = {"momentum": 0.9, "weight_decay": 1e-4}, {"momentum": 0.0, "weight_decay": 0.0}
 SETUPS: dict[str, list[dict[str, Any]]] = {
     "momentum, decay": [{**BOTH, "lr": lr, "goal": None} for lr in (0.01, 0.003, 0.03, 0.1)],
@@ -68,8 +55,7 @@ def nets(model: str | None) -> list[str]:
     name = model or MODEL
     found = NAME.fullmatch(name)
     if found is not None:
-        rest = name.removeprefix(found[1])
-        return [f"noshort{rest}", f"resnet{rest}"]
+        return [kind + name.removeprefix(found[1]) for kind in ("noshort", "resnet")]
     return ["noshort", "short"] if name in ("noshort", "short") else [name]
 
 
@@ -90,56 +76,96 @@ def measure(setup: str, goal: float | None, **common: Any) -> dict[str, Any]:
     """The loss on held-out images, the training loss, and the test accuracy of every epoch; None after divergence."""
     scaling: dict[str, Any] = {"scaling": "elr", "goal": goal} if goal is not None else {}
     found = train(recipe_of(init="model", **scaling, **common), optimizer=from_he, tuned=True)
-    accuracies = found.accuracies if found.problem is None else None
-    return {**found.last, "val_loss": found.val_loss, "accuracies": accuracies}
+    return {**found.last, "accuracies": found.accuracies if found.problem is None else None}
 
 
-def report(settings: Settings, results: Any) -> Report:
-    """The best rate of each setup, what warm-up and constraining bring, and all rates in the picture."""
-    chosen = top(results)
-    return Report([table(settings, chosen), differences(chosen), _all_rates(results)], _draw(results, chosen))
+def from_he(trainer: Trainer) -> SGD | AdamW | Lion:
+    """Draw the weights by He's initialization, from the seed of the recipe; then make its optimizer.
+
+    With a goal, the scale-invariant layers alone are held at one effective learning rate, and all their weights are
+    divided by the largest norm in every step (Spreads in Effective Learning Rates, Section 4.5).
+
+    Raises:
+        ValueError: there is a goal, and the model has no scale-invariant layers.
+    """
+    recipe = trainer.recipe
+    torch.manual_seed(recipe.seed)
+    kaiming_init_(trainer.model)
+    if recipe.goal is None:
+        return new_optimizer(recipe, trainer.model, None)
+    layers = scale_invariant_layers(trainer)
+    scaling = ELR(recipe.goal, select=layers.names)
+    return new_optimizer(recipe, trainer.model, None, scaling=scaling, rescale_weights=layers)
+
+
+def scale_invariant_layers(trainer: Trainer) -> ScaleInvariant:
+    """The scale-invariant layers of the model, found on the first minibatch.
+
+    Raises:
+        ValueError: it has none.
+    """
+    layers = scale_invariant(trainer.model, next(trainer.passes.minibatches(1)), cross_entropy)
+    if not layers.names:
+        raise ValueError(
+            f"{trainer.recipe.model} has no scale-invariant layers, which this study needs: choose a --model with "
+            "normalization"
+        )
+    return layers
 
 
 def top(results: Any) -> Any:
-    """The results at the rate of each net, setup and warm-up with the lowest mean held-out loss and no divergence."""
-    return GRID.best(_with_rates(results))
+    """The results at the best rate of each arm, by net and setup, without warm-up first."""
+    arms = GRID.arms(GRID.best(with_rates(results)))
+    every = product(results.model.unique(), results.setup.unique(), sorted(results.warmup.unique()))
+    return pandas.concat([arms[arm] for arm in every if arm in arms])
 
 
-def _with_rates(results: Any) -> Any:
+def with_rates(results: Any) -> Any:
+    """The results with a name for each rate and goal, and a word for the warm-up."""
     goals = [f", goal {goal:g}" if goal else "" for goal in results.goal.fillna(0.0)]
-    return results.assign(rate=[f"{lr:g}{goal}" for lr, goal in zip(results.lr, goals, strict=True)])
+    rates = [f"{lr:g}{goal}" for lr, goal in zip(results.lr, goals, strict=True)]
+    return results.assign(rate=rates, warm=["yes" if warmup else "no" for warmup in results.warmup])
 
 
-def _arms(best: Any) -> dict[tuple[str, str, float], Any]:
-    """By net, setup and warm-up; setups in their order, without warm-up first."""
-    found = GRID.arms(best)
-    every = product(best.model.unique(), best.setup.unique(), sorted(best.warmup.unique()))
-    return {arm: found[arm] for arm in every if arm in found}
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """The best rate of each setup, differences that warm-up and constraining make, and all rates."""
+    best = top(results)
 
+    def paper(of: Any) -> tuple[str, str, str]:
+        model, setup, warmup = of[list(GRID.by)].iloc[0]
+        return PAPER[setup, warmup > 0] if model == best.model.iloc[0] else ("", "", "")
 
-def table(settings: Settings, best: Any) -> Table:
-    """The best rate of each setup."""
-    rows = []
-    for (model, setup, warmup), of in _arms(best).items():
-        paper = PAPER[setup, warmup > 0] if model == best.model.iloc[0] else ("", "", "")
-        accuracy, loss = cell(of.test_accuracy, "{:.1f}"), cell(of.train_loss, "{:.2f}")
-        rows.append([model, setup, "yes" if warmup else "no", GRID.rate_of(of), accuracy, loss, *paper])
-    columns = ["net", "SGD with", "warm-up", "best lr", "test accuracy %", "training loss"]
-    notes = [
-        f"{settings.over}; rates were chosen by the loss on a fifth of the training images, which no training has",
-        "paper: Figure 8, ResNet-110 without shortcuts on CIFAR-10, accuracy in %; Figure 9, ImageNet, accuracy in %; "
-        "Figure 12, Transformer, perplexity",
-    ]
-    return Table(
-        "one effective learning rate", [*columns, "paper: Figure 8", "Figure 9", "Figure 12"], rows, notes, labels=4
+    first = summary(
+        "one effective learning rate",
+        best,
+        {"net": "model", "SGD with": "setup", "warm-up": "warm", "best lr": "rate"},
+        {
+            "test accuracy %": ("test_accuracy", "{:.1f}"),
+            "training loss": ("train_loss", "{:.2f}"),
+            ("paper: Figure 8", "Figure 9", "Figure 12"): paper,
+        },
+        [
+            f"{settings.over}; rates were chosen by the loss on a fifth of the training images, which no training has",
+            "paper: Figure 8, ResNet-110 without shortcuts on CIFAR-10, accuracy in %; Figure 9, ImageNet, accuracy in "
+            "%; Figure 12, Transformer, perplexity",
+        ],
     )
+    values = {"held-out loss": ("val_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
+    columns = {
+        f"{name}, warm-up {warmup:g}": where("warmup", warmup, of)
+        for name, of in values.items() for warmup in results.warmup.unique()
+    }  # fmt: skip
+    setups = with_rates(results).groupby(["model", "setup"], sort=False)
+    ordered = pandas.concat([of.sort_values(["lr", "goal"], kind="stable") for _, of in setups])
+    labels = {"net": "model", "SGD with": "setup", "lr": "rate"}
+    return [first, differences(best), summary("all learning rates", ordered, labels, columns)]
 
 
 def differences(best: Any) -> Table:
     """Seed by seed, between the best rates."""
-    arms, rows = _arms(best), []
+    arms, rows = GRID.arms(best), []
     for i, model in enumerate(best.model.unique()):
-        plain = [of for (m, setup, warmup), of in arms.items() if (m, warmup) == (model, 0) and setup != "constrained"]
+        plain = [arms[arm] for setup in ("momentum, decay", "neither") if (arm := (model, setup, 0.0)) in arms]
         ours = arms.get((model, "constrained", 0.0))
         if ours is not None and plain:
             strongest = min(plain, key=lambda of: GRID.scores(of).iloc[0])
@@ -160,19 +186,9 @@ def differences(best: Any) -> Table:
     return Table("differences of test accuracy in points", columns, rows, notes)
 
 
-def _all_rates(results: Any) -> Table:
-    values = {"held-out loss": ("val_loss", "{:.3f}"), "test %": ("test_accuracy", "{:.1f}")}
-    columns = {
-        f"{name}, warm-up {warmup:g}": where("warmup", warmup, of)
-        for name, of in values.items() for warmup in results.warmup.unique()
-    }  # fmt: skip
-    setups = _with_rates(results).groupby(["model", "setup"], sort=False)
-    ordered = pandas.concat([of.sort_values(["lr", "goal"], kind="stable") for _, of in setups])
-    return summary("all learning rates", ordered, {"net": "model", "SGD with": "setup", "lr": "rate"}, columns)
-
-
-def _draw(results: Any, best: Any) -> Figure:
-    models = list(results.model.unique())
+def draw(results: Any) -> Figure:
+    """Test accuracy over rates, and over epochs at the best rates."""
+    models, best = list(results.model.unique()), top(results)
     figure, (*ranges, epochs) = panels(1 + len(models), height=3)
     style: dict[str, Any] = {"hue": "setup", "palette": COLORS, "style": "warm-up"}
     name = "test accuracy in %"
@@ -182,17 +198,10 @@ def _draw(results: Any, best: Any) -> Figure:
         band(axes, of, x="rate", y="test_accuracy", labels=names, title=model, marker="o", **style)
     curves = best[(best.model == models[0]) & best.accuracies.notna()].explode("accuracies")
     curves = curves.assign(epoch=curves.groupby("name").cumcount() + 1, **{"warm-up": curves.warmup})
-    curves, title = curves.astype({"accuracies": float}), f"{models[0]}, best rates"
+    title = f"{models[0]}, best rates"
     band(epochs, curves, x="epoch", y="accuracies", labels=("epoch", name), title=title, log="", **style)
     shared_legend(*ranges, epochs)
     return figure
 
 
-STUDY = Study(
-    name="elr-constrained",
-    doc="Test accuracy with every layer held at one effective learning rate, with and without warm-up and shortcuts "
-    "(Spreads in Effective Learning Rates, Figures 8, 9 and 12).",
-    jobs=jobs,
-    report=report,
-    epochs=10,
-)
+STUDY = Study("elr-constrained", __doc__, jobs, tables, draw, grid=GRID)

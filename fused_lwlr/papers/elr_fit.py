@@ -1,10 +1,10 @@
-"""The model of effective learning rates, fitted to a real net's first step, and compared with the net's later steps.
+"""Effective learning rates of the layers of a net, and what a model of them predicts from its first step (Spreads in
+Effective Learning Rates, Figure 10).
 
-As in Spreads in Effective Learning Rates, Figure 10: weight and gradient norms before the first step give each layer's
-c and ‖W‖², and later values are not used. SGD at constant rates, without weight decay, as the model assumes.
+Weight and gradient norms before the first step give each layer's c and ‖W‖², and later values are not used. SGD at
+constant rates, without weight decay, as the model assumes.
 """
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from scipy.stats import spearmanr
 
 from fused_lwlr import ELRRecorder, simulate
 from fused_lwlr.methods.elr.history import draw_layers
+from fused_lwlr.papers.elr_constrained import scale_invariant_layers
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.from_he import scale_invariant_layers
-from fused_lwlr.papers.tables import Report, Table
+from fused_lwlr.papers.tables import Table
 from fused_lwlr.papers.training import recipe_of, trainer_of
 
 MODEL = "toynet50x16"
@@ -28,10 +28,10 @@ CONSTANT = 10**6
 
 def jobs(settings: Settings) -> list[Job]:
     """Every rate with every momentum."""
-    model, steps = settings.model or MODEL, 2 if settings.quick else STEPS
-    cells = product(MOMENTA[: 1 if settings.quick else None], LRS)
-    of = ({"model": model, "momentum": momentum, "lr": lr, "steps": steps} for momentum, lr in cells)
-    return settings.jobs(measure, "{model}-momentum{momentum:g}-lr{lr:g}-seed{seed}", of)
+    same = {"model": settings.model or MODEL, "steps": 2 if settings.quick else STEPS}
+    momenta = MOMENTA[: 1 if settings.quick else None]
+    cells = [{**same, "momentum": momentum, "lr": lr} for momentum in momenta for lr in LRS]
+    return settings.jobs(measure, "{model}-momentum{momentum:g}-lr{lr:g}-seed{seed}", cells)
 
 
 def measure(steps: int, **common: Any) -> dict[str, Any]:
@@ -74,17 +74,22 @@ def _means(results: Any) -> list[tuple[float, float, Any, Any]]:
     return [(*key, np.mean(of.measured.tolist(), axis=0), np.mean(of.predicted.tolist(), axis=0)) for key, of in groups]
 
 
-def report(settings: Settings, results: Any) -> Report:
-    """How well the prediction holds after some steps, and E of every layer."""
-    rows, means = [], _means(results)
-    for momentum, lr, measured, predicted in means:
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """How well the prediction holds after some steps."""
+    rows = []
+    for momentum, lr, measured, predicted in _means(results):
         for step in sorted({0, 1, 2, 5, 10, STEPS, len(measured) - 1} & set(range(len(measured)))):
             real, model, ranks, apart = compare(measured[step], predicted[step])
             values = [f"{real:.3g}", f"{model:.3g}", f"{ranks:.2f}", f"{apart:.2f}"]
             rows.append([f"{momentum:g}", f"{lr:g}", str(step), *values])
     columns = ["momentum", "lr", "step", "Std(E) measured", "predicted", "rank correlation", "apart by a factor of"]
     notes = [f"{settings.data}, means over {settings.seeds} seeds; predicted from the state at step 0"]
-    table = Table(f"E of the layers of {results.model.iloc[0]}", columns, rows, notes, labels=3)
+    return [Table(f"E of the layers of {results.model.iloc[0]}", columns, rows, notes, labels=3)]
+
+
+def draw(results: Any) -> Figure:
+    """E of every layer over the steps, predicted and measured."""
+    means = _means(results)
     figure = Figure(figsize=(7.2, 2.8 * max(len(means), 1)), layout="constrained")
     grid = figure.subplots(max(len(means), 1), 2, squeeze=False, sharex=True, sharey="row")
     for row, (momentum, lr, measured, predicted) in zip(grid, means, strict=False):
@@ -94,15 +99,7 @@ def report(settings: Settings, results: Any) -> Report:
             axes.set_title(f"{name}, λ = {lr:g}, momentum {momentum:g}", fontsize="medium")
             axes.spines[["top", "right"]].set_visible(False)
         row[0].set_ylabel("effective learning rate E")
-    return Report([table], figure)
+    return figure
 
 
-STUDY = Study(
-    name="elr-fit",
-    doc="Effective learning rates of the layers of a net, and what a model of them predicts from its first step "
-    "(Spreads in Effective Learning Rates, Figure 10).",
-    jobs=jobs,
-    report=report,
-    epochs=1,
-    options=frozenset({"data", "model", "seeds", "set"}),
-)
+STUDY = Study("elr-fit", __doc__, jobs, tables, draw, epochs=1, options="data model seeds set")

@@ -1,7 +1,7 @@
-"""One effective learning rate for all layers of a post-LN Transformer, without warm-up.
+"""A post-LN Transformer on text with SGD in three setups, one of which holds every layer at one effective learning
+rate, with warm-up and without (Spreads in Effective Learning Rates, Appendix B.3 and Figure 12).
 
-Spreads in Effective Learning Rates, Appendix B.3 and Figure 12: three setups of SGD, with and without warm-up, in a
-Transformer with more LayerNorms, here on text.
+Three setups of SGD, in a Transformer with more LayerNorms.
 """
 
 from typing import Any
@@ -41,22 +41,20 @@ def arm(setup: str, warmup: bool) -> Arm:
     return Arm(labels, {**common, "optimizer": "sgd", **fields}, lrs)
 
 
-ARMS = [*(arm(setup, warmup) for setup in SETUPS for warmup in (False, True)), arm("AdamW", warmup=True)]
-
-
 STUDY = study(
-    name="elr-language",
-    doc="A post-LN Transformer on text with SGD in three setups, one of which holds every layer at one effective "
-    "learning rate, with warm-up and without (Spreads in Effective Learning Rates, Appendix B.3 and Figure 12).",
-    arms=ARMS,
+    "elr-language",
+    __doc__,
+    [*(arm(setup, warmup) for setup in SETUPS for warmup in (False, True)), arm("AdamW", warmup=True)],
     quick=slice(4, 6),
-    title="post-LN Transformer: one effective learning rate in place of warm-up",
-    paper=("paper: perplexity", lambda of: PAPER.get((of["setup"], of["warm-up"]), "")),
-    notes=[
-        f"{MODEL} with LayerNorm after every layer of a branch, Xavier's initialization; warm-up: a fifth of the "
-        f"training; constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖",
-        "paper: Figure 12, test perplexity on Multi30k, of a Transformer of 20 layers with more LayerNorms",
-    ],
+    text={
+        "title": "post-LN Transformer: one effective learning rate in place of warm-up",
+        "paper": ("paper: perplexity", lambda of: PAPER.get((of["setup"], of["warm-up"]), "")),
+        "notes": [
+            f"{MODEL} with LayerNorm after every layer of a branch, Xavier's initialization; warm-up: a fifth of the "
+            f"training; constrained: every weight's gradient scaled to ‖g‖ = {GOAL:g} ‖w‖",
+            "paper: Figure 12, test perplexity on Multi30k, of a Transformer of 20 layers with more LayerNorms",
+        ],
+    },
     col=("optimizer",),
     hue="setup",
     style="warm-up",

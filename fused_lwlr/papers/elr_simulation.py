@@ -1,4 +1,6 @@
-"""The simulations of Spreads in Effective Learning Rates: Figures 1, 2, 4, 6, 13 and 14."""
+"""Simulations of effective learning rates: over time, against the learning rate, with momentum, and under schedules
+(Spreads in Effective Learning Rates, Figures 1, 2, 4, 6, 13 and 14).
+"""
 
 from typing import Any
 
@@ -9,59 +11,56 @@ from matplotlib.figure import Figure
 from fused_lwlr import simulate
 from fused_lwlr.methods.elr.history import draw_layers
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.tables import Report, summary
+from fused_lwlr.papers.tables import Table, summary
 
 DEPTH = 56
 """Layers."""
 SQ_NORM = 1.0
 """‖W‖² of every layer at initialization, as in the paper's Figure 1; its text has 2."""
-SKIP = 2
-"""Layers that a shortcut spans, as in the paper's ResNets of basic blocks."""
-NETS = {"NoShort": "#d1495b", "Short": "#00798c"}
+# shortcuts span two layers, as in the paper's ResNets of basic blocks
+NETS = {"NoShort": simulate.feedforward_profile(DEPTH), "Short": simulate.residual_profile(DEPTH, 2)}
+"""Initial gradient norms without and with shortcuts."""
+COLORS = {"NoShort": "#d1495b", "Short": "#00798c"}
 LRS, STEPS = (1e-4, 1e-2, 1.0), 10
 """Rates and steps of the table."""
 
 
 def jobs(settings: Settings) -> list[Job]:
     """Nothing is trained, and nothing is random."""
-    return [Job(f"{net}-lr{lr:g}", after, {"net": net, "lr": lr}) for net in NETS for lr in LRS]
+    return [Job("{net}-lr{lr:g}", after, {"net": net, "lr": lr}) for net in NETS for lr in LRS]
 
 
 def after(net: str, lr: float) -> dict[str, Any]:
     """Mean(E) and Std(E) after some steps at a constant rate."""
-    found = simulate.discrete(profile(net), SQ_NORM, np.full(STEPS, lr))
+    found = simulate.discrete(NETS[net], SQ_NORM, np.full(STEPS, lr))
     return {"mean": float(found.mean[-1]), "spread": float(found.spread[-1])}
 
 
-def report(settings: Settings, results: Any) -> Report:
-    """Mean and spread at some rates, and the figures."""
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """Mean and spread at some rates."""
     values = {"Mean(E)": ("mean", "{:.3g}"), "Std(E)": ("spread", "{:.3g}")}
     notes = [f"{DEPTH} layers, ‖W‖² = {SQ_NORM:g} at initialization; NoShort: without shortcuts"]
-    table = summary(f"simulated E after {STEPS} steps", results, {"net": "net", "λ": "lr"}, values, notes)
+    return [summary(f"simulated E after {STEPS} steps", results, {"net": "net", "λ": "lr"}, values, notes)]
+
+
+def draw(results: Any) -> Figure:
+    """All figures, one below the other."""
     figure = Figure(figsize=(13, 36), layout="constrained")
     parts: Any = figure.subfigures(9, 1, height_ratios=(1, 1, 1, 2, 1, 1, 1, 1, 1))
-    figure_1(parts[0])
-    figure_2(parts[1])
-    figure_4(parts[2])
-    figure_6(parts[3])
+    for part, drawn in zip(parts[:4], (figure_1, figure_2, figure_4, figure_6), strict=True):
+        drawn(part)
     for part, steps in zip(parts[4:7], (10, 25, 100), strict=True):
         figure_4(part, steps, "13")
     for part, steps in zip(parts[7:], (50, 100), strict=True):
         figure_2(part, steps, "14")
-    return Report([table], figure)
-
-
-def profile(net: str) -> simulate.Array:
-    """Initial gradient norms without and with shortcuts."""
-    return simulate.feedforward_profile(DEPTH) if net == "NoShort" else simulate.residual_profile(DEPTH, SKIP)
+    return figure
 
 
 def figure_1(figure: Any, steps: int = 30) -> None:
     """E of each layer over time: discrete at several λ, and continuous."""
-    c = profile("NoShort")
+    c, k = NETS["NoShort"], np.arange(steps + 1)
     axes = figure.subplots(1, 4, sharey=True)
-    k = np.arange(steps + 1)
-    for place, lr in zip(axes, (1e-4, 1e-2, 1.0), strict=False):
+    for place, lr in zip(axes, LRS, strict=False):
         _lines(place, k, simulate.discrete(c, SQ_NORM, np.full(steps, lr)).elr, f"discrete, λ = {lr:g}", "step")
     lr = 1e-2
     _lines(axes[3], k, simulate.continuous(c, SQ_NORM, lr, lr * k).elr, f"continuous, λ = {lr:g}", "t / λ")
@@ -73,12 +72,12 @@ def figure_2(figure: Any, steps: int = 10, number: str = "2") -> None:
     """Mean and spread of E after some steps against λ, with and without shortcuts."""
     lrs = np.logspace(-6, 1, 141)
     axes = figure.subplots(1, 2)
-    for net, color in NETS.items():
-        found = simulate.discrete(profile(net), SQ_NORM, np.broadcast_to(lrs[:, None], (steps, len(lrs), 1)))
+    for net, c in NETS.items():
+        found = simulate.discrete(c, SQ_NORM, np.broadcast_to(lrs[:, None], (steps, len(lrs), 1)))
         for place, values in zip(axes, (found.mean, found.spread), strict=True):
-            place.plot(lrs, values[-1], color=color, label=net)
+            place.plot(lrs, values[-1], color=COLORS[net], label=net)
     for place, name in zip(axes, ("Mean(E)", "Std(E)"), strict=True):
-        _log(place, name)
+        _style(place, "learning rate λ", xscale="log", ylabel=name)
     axes[0].legend(frameon=False)
     figure.suptitle(f"Figure {number}: simulated E over {DEPTH} layers after {steps} steps")
 
@@ -87,19 +86,19 @@ def figure_4(figure: Any, steps: int = 50, number: str = "4") -> None:
     """Spread of E after some steps against λ for several momenta, with and without shortcuts."""
     lrs, momenta = np.logspace(-6, 1, 71), np.array([0.0, 0.5, 0.8, 0.9, 0.95])
     colors = matplotlib.colormaps["plasma"](np.linspace(0, 0.85, len(momenta)))
-    for place, net in zip(figure.subplots(1, 2), NETS, strict=True):
+    for place, (net, c) in zip(figure.subplots(1, 2), NETS.items(), strict=True):
         rates = np.broadcast_to(lrs[:, None], (steps, len(lrs), 1))
-        found = simulate.momentum(profile(net), SQ_NORM, rates, momenta[:, None, None], steps)
+        found = simulate.momentum(c, SQ_NORM, rates, momenta[:, None, None], steps)
         for values, mu, color in zip(found.spread[-1], momenta, colors, strict=True):
             place.plot(lrs, values, color=color, label=f"μ = {mu:g}")
-        _log(place, "Std(E)")
+        _style(place, "learning rate λ", xscale="log", ylabel="Std(E)")
         place.set_title(net, fontsize="medium")
         place.legend(frameon=False, fontsize="small")
     figure.suptitle(f"Figure {number}: simulated spread of E over {DEPTH} layers after {steps} steps")
 
 
 def figure_6(figure: Any, steps: int = 100, lr: float = 0.1) -> None:
-    """E and ‖W‖² of each layer under several schedules of one peak."""
+    """E and ‖W‖² of each layer under several schedules of one peak; Std(λE) compares them."""
     schedules = {
         "constant": np.full(steps, lr),
         "cosine": simulate.cosine(lr, steps),
@@ -109,40 +108,26 @@ def figure_6(figure: Any, steps: int = 100, lr: float = 0.1) -> None:
     }
     grid = figure.subplots(3, len(schedules), sharex=True, sharey="row")
     for column, (name, rates) in zip(grid.T, schedules.items(), strict=True):
-        found = simulate.discrete(profile("NoShort"), SQ_NORM, rates)
+        found = simulate.discrete(NETS["NoShort"], SQ_NORM, rates)
         column[0].plot(np.arange(steps), rates, color="0.3")
         column[0].set_title(name, fontsize="medium")
-        _lines(column[1], np.arange(steps + 1), found.elr, f"mean Std(λE) {_weighted(found, rates):.2g}", "")
+        mean = (rates * found.spread[:-1]).mean()
+        _lines(column[1], np.arange(steps + 1), found.elr, f"mean Std(λE) {mean:.2g}", "")
         _lines(column[2], np.arange(steps + 1), found.sq_norm, "", "step")
     for place, name in zip(grid[:, 0], ("λ", "E", "‖W‖²"), strict=True):
         place.set_ylabel(name)
     figure.suptitle(f"Figure 6: simulated E and ‖W‖² of {DEPTH} layers, from the first (dark) to the last (bright)")
 
 
-def _weighted(found: simulate.Simulation, rates: simulate.Array) -> float:
-    """Std(λE) averaged over the steps: for comparisons of schedules with different rates."""
-    return float((rates * found.spread[:-1]).mean())
-
-
 def _lines(axes: Any, x: Any, values: Any, title: str, xlabel: str) -> None:
     draw_layers(axes, x, values)
-    axes.set(yscale="log", xlabel=xlabel)
     axes.set_title(title, fontsize="medium")
+    _style(axes, xlabel)
+
+
+def _style(axes: Any, xlabel: str, **options: Any) -> None:
+    axes.set(yscale="log", xlabel=xlabel, **options)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _log(axes: Any, name: str) -> None:
-    axes.set(xscale="log", yscale="log", xlabel="learning rate λ", ylabel=name)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-STUDY = Study(
-    name="elr-simulation",
-    doc="Simulations of effective learning rates: over time, against the learning rate, with momentum, and under "
-    "schedules (Spreads in Effective Learning Rates, Figures 1, 2, 4, 6, 13 and 14).",
-    jobs=jobs,
-    report=report,
-    seeds=1,
-    least_seeds=1,
-    options=frozenset(),
-)
+STUDY = Study("elr-simulation", __doc__, jobs, tables, draw, seeds=1, least_seeds=1, options="")

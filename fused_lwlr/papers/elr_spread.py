@@ -1,10 +1,12 @@
-"""The spread of effective learning rates over a training, by learning rate, net and momentum.
+"""The spread of effective learning rates over layers and test accuracy, by learning rate, with and without shortcuts,
+normalization and momentum (Spreads in Effective Learning Rates, Figures 3 and 5).
 
-Spreads in Effective Learning Rates, Figures 3 and 5: ResNet-56 on CIFAR-10, with and without shortcuts. Here also with
-batch normalization that has no parameters, and with biases instead.
+The paper has ResNet-56 on CIFAR-10, with and without shortcuts. Here also with batch normalization that has no
+parameters, and with biases instead.
 """
 
 import math
+from itertools import product
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -12,10 +14,10 @@ from scipy.stats import spearmanr
 
 from fused_lwlr import ELRRecorder
 from fused_lwlr.models.deep import NAME
+from fused_lwlr.papers.elr_constrained import from_he
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.from_he import from_he
-from fused_lwlr.papers.tables import Report, Table, cell, summary
+from fused_lwlr.papers.tables import Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train
 from fused_lwlr.training.trainer import Trainer
 
@@ -42,12 +44,12 @@ def nets(model: str | None) -> list[str]:
 
 def jobs(settings: Settings) -> list[Job]:
     """Every net at every rate without momentum, and the first with momentum."""
-    models = nets(settings.model)
-    lrs = (LRS[1], LRS[-1]) if settings.quick else LRS
-    cells = [(model, 0.0) for model in models[: 2 if settings.quick else None]]
-    cells += [(models[0], momentum) for momentum in MOMENTA[-1 if settings.quick else 0 :]]
-    of = ({"model": model, "momentum": momentum, "lr": lr} for model, momentum in cells for lr in lrs)
-    return settings.jobs(measure, "{model}-momentum{momentum:g}-lr{lr:g}-seed{seed}", of)
+    models, quick = nets(settings.model), settings.quick
+    arms = [(model, 0.0) for model in models[: 2 if quick else None]]
+    arms += [(models[0], momentum) for momentum in MOMENTA[-1 if quick else 0 :]]
+    lrs = (LRS[1], LRS[-1]) if quick else LRS
+    cells = [{"model": model, "momentum": momentum, "lr": lr} for model, momentum in arms for lr in lrs]
+    return settings.jobs(measure, "{model}-momentum{momentum:g}-lr{lr:g}-seed{seed}", cells)
 
 
 def measure(**fields: Any) -> dict[str, Any]:
@@ -65,9 +67,8 @@ def measure(**fields: Any) -> dict[str, Any]:
         # all weights of a net without convolutions: a ViT has only one
         select: dict[str, Any] = {"select": convolutions} if len(convolutions) > 1 else {}
         for momentum in (False, True):
-            recorders.append(
-                ELRRecorder(trainer.model, every=every, momentum=momentum, **select).watch(optimizer)
-            )  # fmt: skip
+            recorder = ELRRecorder(trainer.model, every=every, momentum=momentum, **select)
+            recorders.append(recorder.watch(optimizer))
         return optimizer
 
     found = train(recipe_of(**{"init": "model", "weight_decay": 0.0, "warmup": 0.0, **fields}), optimizer=watched)
@@ -84,28 +85,27 @@ def measure(**fields: Any) -> dict[str, Any]:
     }
 
 
-def report(settings: Settings, results: Any) -> Report:
+def tables(settings: Settings, results: Any) -> list[Table]:
     """Figure 3, Figure 5, and the paper's statements about them with our numbers."""
-    plain = results[results.momentum == 0.0]
-    averages = {"Mean(E)": ("elr_mean", "{:.3g}"), "Std(E)": ("elr_spread", "{:.3g}")}
+    plain, model = results[results.momentum == 0.0], results.model.iloc[0]
     accuracy = {"test accuracy %": ("test_accuracy", "{:.1f}")}
-    about = "E = ‖∇W‖ / ‖W‖ of convolutions, averaged over the training; Std: population, over layers"
     first = summary(
         "without momentum (Figure 3, of curves without numbers)",
         plain,
         {"net": "model", "lr": "lr"},
-        averages | accuracy,
-        [f"{settings.over}; no decay", about],
+        {"Mean(E)": ("elr_mean", "{:.3g}"), "Std(E)": ("elr_spread", "{:.3g}")} | accuracy,
+        [
+            f"{settings.over}; no decay",
+            "E = ‖∇W‖ / ‖W‖ of convolutions, averaged over the training; Std: population, over layers",
+        ],
     )
-    model = results.model.iloc[0]
-    spreads = {"Std(E) of the buffer": ("elr_spread", "{:.3g}"), "of the gradient": ("base_spread", "{:.3g}")}
     second = summary(
         f"{model} with momentum (Figure 5, of colours without numbers)",
         results[results.model == model].sort_values("momentum", kind="stable"),
         {"momentum": "momentum", "lr": "lr"},
-        spreads | accuracy,
+        {"Std(E) of the buffer": ("elr_spread", "{:.3g}"), "of the gradient": ("base_spread", "{:.3g}")} | accuracy,
     )
-    return Report([first, second, _statements(results, plain)], _draw(results, plain))
+    return [first, second, _statements(results, plain)]
 
 
 def _statements(results: Any, plain: Any) -> Table:
@@ -113,35 +113,35 @@ def _statements(results: Any, plain: Any) -> Table:
     models, lrs = list(results.model.unique()), sorted(plain.lr.unique())
     lowest, low = lrs[0], min(lrs[1:], key=lambda lr: abs(lr - LOW))
     most = results.momentum.max()
+    rows = []
 
     def spread(model: str, lr: float, momentum: float = 0.0, value: str = "elr_spread") -> Any:
         of = results[(results.model == model) & (results.lr == lr) & (results.momentum == momentum)]
         return of.set_index("seed")[value]
 
-    rows = []
+    def said(model: str, what: str) -> str:
+        return "not said" if model.endswith("-nobn") else what
+
     for model in models:
-        text = f"{model}: Std(E) at lr {lowest:g} is a multiple of that at {low:g}"
-        rows.append([text, cell(ratios(spread(model, lowest), spread(model, low)), "{:.2f}"), _said(model, "above 1")])
+        found = cell(ratios(spread(model, lowest), spread(model, low)), "{:.2f}")
+        rows.append(
+            [f"{model}: Std(E) at lr {lowest:g} is a multiple of that at {low:g}", found, said(model, "above 1")]
+        )
     for short, noshort in zip(models[::2], models[1::2], strict=False):
+        found = cell(ratios(spread(noshort, lowest), spread(short, lowest)), "{:.2g}")
         text = f"Std(E) of {noshort} is a multiple of that of {short}, lr {lowest:g}"
-        found = ratios(spread(noshort, lowest), spread(short, lowest))
-        rows.append([text, cell(found, "{:.2g}"), _said(short, "above 1")])
-    for lr in lrs:
-        for value, whose in (("elr_spread", "of the buffer"), ("base_spread", "of the gradient")):
-            text = f"Std(E) {whose} with momentum {most:g}, of that without, lr {lr:g}"
-            found = ratios(spread(models[0], lr, most, value), spread(models[0], lr))
-            rows.append([text, cell(found, "{:.2f}"), "below 1" if lr <= LOW else "not said"])
+        rows.append([text, found, said(short, "above 1")])
+    for lr, (value, whose) in product(lrs, (("elr_spread", "buffer"), ("base_spread", "gradient"))):
+        found = cell(ratios(spread(models[0], lr, most, value), spread(models[0], lr)), "{:.2f}")
+        text = f"Std(E) of the {whose} with momentum {most:g}, of that without, lr {lr:g}"
+        rows.append([text, found, "below 1" if lr <= LOW else "not said"])
     for model in models:
         kept = plain[plain.model == model].dropna(subset=["elr_spread", "test_accuracy"])
-        ranks = spearmanr(kept.elr_spread, kept.test_accuracy).statistic if len(kept) > 2 else math.nan
+        found = f"{spearmanr(kept.elr_spread, kept.test_accuracy).statistic:.2f}" if len(kept) > 2 else "too few"
         text = f"{model}: rank correlation of Std(E) and accuracy over rates and seeds"
-        rows.append([text, f"{ranks:.2f}" if len(kept) > 2 else "too few", _said(model, "negative")])
+        rows.append([text, found, said(model, "negative")])
     notes = ["paper: Sections 4.2 and 4.3, in words; ResNet-56 on CIFAR-10, 200 epochs, with batch normalization"]
     return Table("what the paper says of them", ["statement", "here", "paper"], rows, notes)
-
-
-def _said(model: str, what: str) -> str:
-    return "not said" if model.endswith("-nobn") else what
 
 
 def ratios(above: Any, below: Any) -> Any:
@@ -149,23 +149,24 @@ def ratios(above: Any, below: Any) -> Any:
     return above.astype(float) / below.astype(float).replace(0.0, math.nan)
 
 
-def _draw(results: Any, plain: Any) -> Figure:
+def draw(results: Any) -> Figure:
+    """Spreads and accuracies over rates, without and with momentum; and spreads over the training."""
     figure, (spread, accuracy, momentum, time) = panels(4, height=3.2)
-    models, lrs = list(results.model.unique()), sorted(plain.lr.unique())
-    first = results[results.model == models[0]]
-    rate, above = "learning rate", "Std(E) over layers"
+    plain, models = results[results.momentum == 0.0], list(results.model.unique())
+    first = results[results.model == models[0]].astype({"momentum": str})
+    above = ("learning rate", "Std(E) over layers")
+    tested = ("learning rate", "test accuracy in %")
     marked: dict[str, Any] = {"x": "lr", "marker": "o"}
-    band(spread, plain, y="elr_spread", labels=(rate, above), title="no momentum", log="xy", hue="model", **marked)
-    tested = (rate, "test accuracy in %")
+    band(spread, plain, y="elr_spread", labels=above, title="no momentum", log="xy", hue="model", **marked)
     band(accuracy, plain, y="test_accuracy", labels=tested, title="no momentum", hue="model", legend=False, **marked)
     title = f"{models[0]}, of the buffer"
-    of = first.astype({"momentum": str})
-    band(momentum, of, y="elr_spread", labels=(rate, above), title=title, log="xy", hue="momentum", **marked)
-    curves = plain[plain.model.isin(models[:2]) & plain.lr.isin([lrs[0], lrs[-1]]) & plain.spread.notna()]
-    curves = curves.explode(["steps", "spread"]).astype({"steps": int, "spread": float})
+    band(momentum, first, y="elr_spread", labels=above, title=title, log="xy", hue="momentum", **marked)
+    ends = plain.lr.isin([plain.lr.min(), plain.lr.max()])
+    curves = plain[plain.model.isin(models[:2]) & ends & plain.spread.notna()].explode(["steps", "spread"])
     band(
-        time, curves, x="steps", y="spread", labels=("step", above), title="over training, every seed", log="y",
-        hue="model", style="lr", units="name", estimator=None, errorbar=None,
+        time, curves.astype({"steps": int}), x="steps", y="spread", labels=("step", above[1]),
+        title="over training, every seed", log="y", hue="model", style="lr", units="name", estimator=None,
+        errorbar=None,
     )  # fmt: skip
     # colours as in the legend below
     handles, labels = time.get_legend_handles_labels()
@@ -175,11 +176,4 @@ def _draw(results: Any, plain: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="elr-spread",
-    doc="The spread of effective learning rates over layers and test accuracy, by learning rate, with and without "
-    "shortcuts, normalization and momentum (Spreads in Effective Learning Rates, Figures 3 and 5).",
-    jobs=jobs,
-    report=report,
-    epochs=4,
-)
+STUDY = Study("elr-spread", __doc__, jobs, tables, draw, epochs=4)

@@ -37,7 +37,9 @@ def bands(
     count = results[options["col"]].nunique() if "col" in options else 1
     columns = min(columns, count)
     wrapped = {"col_wrap": columns} if count > 1 else {}
-    grid = seaborn.relplot(results, kind="line", x=x, y=y, **{**BAND, "marker": "o", **wrapped, **options})
+    grid = seaborn.relplot(
+        results.astype({y: float}), kind="line", x=x, y=y, **{**BAND, "marker": "o", **wrapped, **options}
+    )
     rows = ceil(count / columns)
     grid.figure.set_size_inches(WIDTH, (5.6 if columns < 3 else 4.6) / columns * rows + 0.6)
     grid.figure.set_layout_engine("constrained")
@@ -52,7 +54,7 @@ def band(
     axes: Any, results: Any, *, x: str, y: str, labels: tuple[str, str], title: str, log: str = "x", **options: Any
 ) -> None:
     """The same in existing axes, with a legend."""
-    seaborn.lineplot(results, x=x, y=y, ax=axes, **{**BAND, **options})
+    seaborn.lineplot(results.astype({y: float}), x=x, y=y, ax=axes, **{**BAND, **options})
     axes.set(xlabel=labels[0], ylabel=labels[1], title=title, **{f"{axis}scale": "log" for axis in log})
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend() is not None:

@@ -1,17 +1,37 @@
-"""The parts of a study: independent jobs, and a report of all their results."""
+"""The parts of a study: independent jobs, and tables and a picture of all their results."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fused_lwlr.papers.tables import Report
+from fused_lwlr.papers.grid import Grid
+from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.recipe import is_text
 
-OPTIONS = frozenset({"data", "model", "epochs", "seeds", "set"})
 OWN = ("seed", "lr", "rates", "scaling", "goal", "data", "model", "epochs", "steps", "device")
 """Fields of a recipe that studies choose themselves."""
-TEXT_OPTIONS = frozenset({"data", "steps", "seeds", "set"})
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: a function of plain parameters, including the seed.
+
+    Args:
+        form: a format of the parameters, which gives each job of a study its own name.
+        function: at the top of a module, since it is called in another process; returns numbers, text, None (for
+            values that are not finite) and lists of these by name.
+        parameters: its keyword arguments, as JSON values.
+    """
+
+    form: str
+    function: Callable[..., dict[str, Any]]
+    parameters: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name, as a file may have it."""
+        return re.sub(r"[^\w.=+-]+", "-", self.form.format(**self.parameters))
 
 
 @dataclass(frozen=True)
@@ -20,7 +40,7 @@ class Settings:
 
     Trainings have a number of epochs, or of steps; the other one has no value.
     Without `model` the study uses its own models. `training` has fields of the recipes of all trainings, as
-    text. `quick` is a smoke test of seconds: the fewest values with which the report works.
+    text. `quick` is a smoke test of seconds: the fewest values with which the tables work.
     """
 
     study: str
@@ -36,10 +56,8 @@ class Settings:
     @property
     def common(self) -> dict[str, Any]:
         """Parameters of all jobs that train."""
-        lengths = {"epochs": self.epochs, "steps": self.steps}
-        length = {name: value for name, value in lengths.items() if value is not None}
-        found = {"data": self.data, **length, "device": self.device}
-        return {**found, "training": self.training} if self.training else found
+        optional = {"epochs": self.epochs, "steps": self.steps, "training": self.training}
+        return {"data": self.data, "device": self.device} | {name: of for name, of in optional.items() if of}
 
     @property
     def over(self) -> str:
@@ -51,83 +69,67 @@ class Settings:
     def jobs(
         self,
         function: Callable[..., dict[str, Any]],
-        name: str,
+        form: str,
         cells: Iterable[dict[str, Any]],
         *,
-        seeds: Iterable[int] | None = None,
+        seeds: int | None = None,
         common: dict[str, Any] | None = None,
-    ) -> "list[Job]":
+    ) -> list[Job]:
         """A job for each cell and seed.
 
         Args:
-            name: a format of the parameters of a job.
             cells: parameters in which the jobs differ, without the seed.
-            seeds: by default all seeds of the study.
+            seeds: how many; by default all seeds of the study.
             common: parameters of all jobs; by default the options of trainings.
         """
-        seeds = range(self.seeds) if seeds is None else tuple(seeds)
-        every = [{**cell, "seed": seed} for cell in cells for seed in seeds]
-        same = self.common if common is None else common
-        return [Job(_word(name.format(**of)), function, of | same) for of in every]
-
-
-def _word(text: str) -> str:
-    """A text as the name of a job."""
-    return re.sub(r"[^\w.=+-]+", "-", text)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One piece of work: a function of plain parameters, including the seed.
-
-    Args:
-        name: a unique name in the study: letters, digits and any of . , = + - _
-        function: at the top of a module, since it is called in another process; returns numbers, text, None (for
-            values that are not finite) and lists of these by name.
-        parameters: its keyword arguments, as JSON values.
-    """
-
-    name: str
-    function: Callable[..., dict[str, Any]]
-    parameters: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[\w.,=+-]{1,120}", self.name):
-            raise ValueError(f"job name {self.name!r} must be 1 to 120 letters, digits or any of . , = + - _")
+        every = [{**cell, "seed": seed} for cell in cells for seed in range(seeds or self.seeds)]
+        return [Job(form, function, of | (self.common if common is None else common)) for of in every]
 
 
 @dataclass(frozen=True)
 class Study:
     """A figure or table of a paper, at the size of this machine.
 
+    `tables` and `draw` get a data frame of pandas with a row for each job, in their order: its name, parameters and
+    values, with NaN instead of None among numbers.
+
     Args:
         name: on the command line.
-        doc: a sentence: the comparison, and the figure or table of the paper.
+        doc: paragraphs, of which the first is printed: the comparison, and the figure or table of the paper.
         jobs: the work, as settings have it.
-        more: the work that follows from results, by settings and a data frame as of `report`; jobs that have run are
-            left out, and it is asked again until none is new.
-        report: tables, with the paper's own figures beside, and a picture. It gets a data frame of pandas with a row
-            for each job, in their order: its name, parameters and values, with NaN instead of None among numbers.
+        tables: with the paper's own figures beside.
+        draw: a figure of matplotlib.
+        grid: chooses a rate for each arm. If some seeds choose, the others run later, see `Grid.following`.
         epochs: by default, or None where it counts steps. `quick` has 1.
         steps: of a training by default, or None where it counts epochs. `quick` has 4.
         data: by default; others must be text as well, or images as well.
         seeds: by default, 0, 1, ... `quick` has 2.
-        least_seeds: the fewest seeds for the report; a spread needs 2.
+        least_seeds: the fewest seeds for the tables; a spread needs 2.
         options: the applicable ones of --data, --model, --epochs, --steps, --seeds and --set; others are
             refused.
     """
 
     name: str
-    doc: str
+    doc: str | None
     jobs: Callable[[Settings], Sequence[Job]]
-    report: Callable[[Settings, Any], Report]
-    more: Callable[[Settings, Any], Sequence[Job]] = lambda settings, results: ()
+    tables: Callable[[Settings, Any], Sequence[Table]]
+    draw: Callable[[Any], Any]
+    grid: Grid | None = None
     epochs: int | None = 10
     steps: int | None = None
     data: str = "digits"
     seeds: int = 5
     least_seeds: int = 2
-    options: frozenset[str] = OPTIONS
+    options: str = "data model epochs seeds set"
+
+    def more(self, settings: Settings, results: Any) -> list[Job]:
+        """The work that follows from results: jobs as of `jobs`, at the next rates and seeds of each arm."""
+        if self.grid is None or self.grid.choosing is None:
+            return []
+        following = self.grid.following(results, settings.seeds, widen=not settings.quick)
+        first = {tuple(job.parameters[name] for name in self.grid.by): job for job in reversed(self.jobs(settings))}
+        cells = [(first[arm], {self.grid.rate: rate, "seed": seed}) for arm, rate, of in following for seed in of]
+        return [replace(job, parameters=job.parameters | cell) for job, cell in cells]
 
     def settings(
         self, *, training: Sequence[str] = (), quick: bool = False, device: str = "auto", **given: Any
@@ -144,7 +146,7 @@ class Study:
         """
         given = {name: value for name, value in given.items() if value is not None}
         asked = given | ({"set": " ".join(training)} if training else {})
-        for option in sorted(asked.keys() - self.options):
+        for option in sorted(asked.keys() - self.options.split()):
             raise ValueError(f"--{option} {asked[option]} has no meaning for {self.name}: leave it out")
         own = {"data": self.data, "seeds": self.seeds, "epochs": self.epochs, "steps": self.steps}
         if quick:
@@ -157,10 +159,6 @@ class Study:
             raise ValueError(
                 f"--seeds {chosen['seeds']}: {self.name} shows a spread over seeds, which takes two at least"
             )
-        fields = self._fields(training)
-        return Settings(study=self.name, **chosen, training=fields, quick=quick, device=device)
-
-    def _fields(self, training: Sequence[str]) -> dict[str, str]:
         fields: dict[str, str] = {}
         for text in training:
             name, equals, value = text.partition("=")
@@ -171,4 +169,4 @@ class Study:
                 raise ValueError(f"--set {text}: {self.name} chooses it, or has an option for it: leave it out")
             # arguments of a model add up
             fields[key] = f"{fields[key]},{value}" if key == "model_args" and key in fields else value
-        return fields
+        return Settings(study=self.name, **chosen, training=fields, quick=quick, device=device)

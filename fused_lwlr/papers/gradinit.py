@@ -1,11 +1,10 @@
-"""GradInit and MetaInit against He's initialization: accuracy after an epoch, and how much gradients vary.
+"""Test accuracy after the first epoch and the best, and the standard deviation of gradients, from He's initialization,
+MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 and 10, Figures 4 to 6).
 
-GradInit, Tables 3, 9 and 10 (first epoch and best accuracy) and Figures 4 to 6 (standard deviation of gradients, layer
-by layer). Each initialization goes through the data once; the baselines train an epoch more instead.
+Each initialization goes through the data once; the baselines train an epoch more instead.
 """
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -14,17 +13,22 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parametrize
 
-from fused_lwlr import SGD, AdamW, Lion
+from fused_lwlr import SGD, AdamW, Lion, gradinit_, metainit_
+from fused_lwlr.data.minibatches import minibatches
+from fused_lwlr.models.deep import kaiming_init_
 from fused_lwlr.papers import comparison
 from fused_lwlr.papers.figures import band, panels, shared_legend
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, Grid
-from fused_lwlr.papers.starts import LR, is_normalized, start_
-from fused_lwlr.papers.tables import Report, Table, cell, summary
+from fused_lwlr.papers.tables import Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train
+from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
 
+LR, CLIP = 0.1, 1.0
+"""Section 4.1.1; nets without normalization are clipped."""
 # VGG-19 and DenseNet-100 are left to --model vgg19x8, vgg19x8-nobn, densenet100x4 or densenet100. One training of
 # 6 epochs takes 10 to 14 s on one core with VGG-19 of an eighth of its width, and with DenseNet-100 of growth 4.
 MODELS = ("resnet", "noshort20x8-nobn")
@@ -39,7 +43,7 @@ STARTS: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "gradinit": ("GradInit", "#00798c", TAUS),
     "gradinit-normalized": ("GradInit, g / ‖g‖", "#d1495b", TAUS),
 }
-"""Start of a training (see `starts.start_`) -> its name, its color, and the rates to choose from. The authors' scripts
+"""Start of a training (see `start_`) -> its name, its color, and the rates to choose from. The authors' scripts
 divide the gradient by its norm."""
 LABELS = {start: name for start, (name, _, _) in STARTS.items()}
 COLORS = {name: color for name, color, _ in STARTS.values()}
@@ -92,11 +96,7 @@ def jobs(settings: Settings) -> list[Job]:
         # a quick study has two of the higher rates: the lowest hardly change a weight in a few steps
         for tau in (taus[-3:-1] or taus if settings.quick else taus)
     ]
-    return _train(settings, cells, range(CHOOSING))
-
-
-def _train(settings: Settings, cells: list[dict[str, Any]], seeds: Iterable[int]) -> list[Job]:
-    return settings.jobs(initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=seeds)
+    return settings.jobs(initialize_and_train, "{model}-{init}-tau{tau:g}-seed{seed}", cells, seeds=CHOOSING)
 
 
 def initialize_and_train(init: str, tau: float, **common: Any) -> dict[str, Any]:
@@ -131,6 +131,80 @@ def initialize_and_train(init: str, tau: float, **common: Any) -> dict[str, Any]
     return {**found, "problem": trained.problem}
 
 
+class Scalar(nn.Module):
+    """A weight times a scalar that is learned, 1 at first."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.scalar = nn.Parameter(torch.ones((), dtype=weight.dtype, device=weight.device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.scalar
+
+
+def learn_scalars_(model: nn.Module) -> None:
+    """Multiply each weight of a convolution or linear layer by a scalar that training learns (GradInit, Table 5)."""
+    for module in list(model.modules()):
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            parametrize.register_parametrization(module, "weight", Scalar(module.weight))
+
+
+def is_normalized(model: nn.Module) -> bool:
+    """Whether a model has batch normalization."""
+    return any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+
+
+def start_(trainer: Trainer, start: str, tau: float) -> SGD | AdamW | Lion:
+    """Draw weights by He's initialization, run the start, and return the optimizer of the training.
+
+    Everything but "kaiming" and "scalars" goes through the training data once, in another order than the training.
+
+    Args:
+        trainer: with its model.
+        start: "kaiming"; "constant" or "warm-up", an epoch at the peak rate or with a rising one before the schedule
+            begins; "metainit" or "metainit-adam"; "gradinit", or "gradinit-normalized" with 𝒜[g] = g / ‖g‖;
+            or "scalars", see `learn_scalars_`.
+        tau: the learning rate of the scales, or of MetaInit.
+
+    Raises:
+        ValueError: as in `gradinit_` and `metainit_`.
+    """
+    model, recipe = trainer.model, trainer.recipe
+    torch.manual_seed(recipe.seed)
+    kaiming_init_(model)
+    if start == "scalars":
+        learn_scalars_(model)
+    elif start.startswith("metainit"):
+        rule: Any = "adam" if start == "metainit-adam" else "signsgd"
+        metainit_(model, one_epoch(trainer, recipe.batch_size), trainer.loss, rule=rule, lr=tau, steps=None)
+    elif start.startswith("gradinit"):
+        # GradInit joins two minibatches
+        halves = one_epoch(trainer, recipe.batch_size // 2)
+        adam = recipe.optimizer == "adamw"
+        gradinit_(
+            model, halves, trainer.loss, optimizer="adam" if adam else "sgd", lr=recipe.lr, tau=tau, steps=None,
+            normalize=start != "gradinit" and not adam,
+        )  # fmt: skip
+    clip = recipe.clip_global_norm if is_normalized(model) else CLIP
+    optimizer = new_optimizer(recipe, model, None, clip_global_norm=clip)
+    batches = list(one_epoch(trainer, recipe.batch_size)) if start in ("constant", "warm-up") else []
+    for i, (inputs, targets) in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.lr * (i + 1) / (len(batches) + 1) if start == "warm-up" else recipe.lr
+        optimizer.zero_grad()
+        trainer.loss(model.train()(inputs), targets).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def one_epoch(trainer: Trainer, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Minibatches of one pass over the training data, in another order than in the training."""
+    images, seed = trainer.data.train, trainer.recipe.seed + 1000
+    steps = len(images) // batch_size
+    return minibatches(images, batch_size, trainer.world.device, seed=seed, steps=steps, workers=trainer.workers)
+
+
 def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
     """The standard deviation over minibatches of every element of a gradient, averaged over a weight's elements (σ(g)).
 
@@ -151,30 +225,37 @@ def gradient_std(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> 
     return [torch.stack(found).var(dim=0).sqrt().mean().item() for found in gradients]
 
 
-def report(settings: Settings, results: Any) -> Report:
-    """Accuracy, its gain over He's initialization, and σ(g)."""
-    results = results.astype(dict.fromkeys(("first", "best", "last", "val_loss"), float))
-    results = results.assign(start=results.init.map(LABELS))
-    chosen = GRID.best(results)
-    tables = [_accuracy(settings, chosen), _differences(chosen), _variance(chosen), _all_rates(results)]
-    return Report(tables, _draw(chosen))
-
-
-def _paper(of: Any) -> tuple[str, dict[str, tuple[str, str]]]:
+def paper_of(of: Any) -> tuple[str, dict[str, tuple[str, str]]]:
     """The paper's net that is most similar, and its figures."""
     name, normalized = of.model.iloc[0], bool(of.normalized.iloc[0])
     net = next((net for start, net in FAMILIES.items() if name.startswith(start)), "ResNet-110")
     return f"{net} {'with' if normalized else 'without'} BN", PAPER[net, normalized]
 
 
-def _accuracy(settings: Settings, results: Any) -> Table:
-    def paper(of: Any) -> list[str]:
-        name, figures = _paper(results[results.model == of.model.iloc[0]])
-        return [name, *figures.get(of.init.iloc[0], ("", ""))]
+def factors(results: Any) -> list[Any]:
+    """σ(g) after the initialization divided by σ(g) before it, for every weight and each seed with both."""
+    pairs = zip(results.before, results.after, strict=True)
+    return [np.array(after) / np.array(before) for before, after in pairs if before is not None and min(before) > 0]
 
-    return summary(
+
+def best_of(results: Any) -> Any:
+    """The results at the best rates, with the names of the starts."""
+    numbers = dict.fromkeys(("first", "best", "last", "val_loss"), float)
+    return GRID.best(results.astype(numbers).assign(start=results.init.map(LABELS)))
+
+
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """Accuracy, its gain over He's initialization, and σ(g)."""
+    best = best_of(results)
+    arms, gains, variances = GRID.arms(best), [], []
+
+    def paper(of: Any) -> list[str]:
+        net, figures = paper_of(of)
+        return [net, *figures.get(of.init.iloc[0], ("", ""))]
+
+    first = summary(
         "accuracy from different initializations",
-        results,
+        best,
         {"net": "model", "initialization": "start"},
         {
             "best τ": lambda of: GRID.rate_of(of) if of.tau.iloc[0] else "",
@@ -194,80 +275,62 @@ def _accuracy(settings: Settings, results: Any) -> Table:
             "with signSGD; its GradInit is in the row of the authors' scripts, which divide the gradient by its norm",
         ],
     )
-
-
-def _differences(results: Any) -> Table:
-    """From He's initialization with an epoch more, of constant rate and of warm-up: the same work."""
-    arms, rows = GRID.arms(results), []
     for (model, init), of in arms.items():
-        _, paper = _paper(results[results.model == model])
+        figures = paper_of(of)[1]
+        # an epoch more from He's initialization is the same work
         for rival in [rival for rival in ("constant", "warm-up") if "init" in init and (model, rival) in arms]:
-            said = [float(paper[name][0].split()[0]) for name in (init, rival) if name in paper]
+            said = [float(figures[name][0].split()[0]) for name in (init, rival) if name in figures]
             text = f"{said[0] - said[1]:+.1f}" if len(said) == 2 else ""
             over = comparison.against(of, arms[model, rival], "first", "{:+.1f}")
-            rows.append([model, LABELS[init], LABELS[rival], *over, text])
-    columns = ["net", "initialization", "minus", *comparison.COLUMNS, "paper"]
-    return Table("accuracy after the first epoch, in points", columns, rows, [comparison.NOTE], labels=3)
-
-
-def _all_rates(results: Any) -> Table:
-    of_choice = GRID.of_choice(results[results.tau > 0])
-    values = {"held-out loss": ("val_loss", "{:.3f}"), "first epoch %": ("first", "{:.1f}")}
-    labels = {"net": "model", "initialization": "start", "τ": "tau"}
-    return summary(f"all τ, {CHOOSING} seeds", of_choice, labels, values)
-
-
-def factors(results: Any) -> list[Any]:
-    """σ(g) after the initialization divided by σ(g) before it, for every weight and each seed with both."""
-    pairs = zip(results.before, results.after, strict=True)
-    return [np.array(after) / np.array(before) for before, after in pairs if before is not None and min(before) > 0]
-
-
-def _variance(results: Any) -> Table:
-    rows = []
-    for (model, init), of in results[results.init != "kaiming"].groupby(["model", "init"], sort=False):
-        of_seeds = factors(of)
-        if of_seeds:
+            gains.append([model, LABELS[init], LABELS[rival], *over, text])
+        if init != "kaiming" and (of_seeds := factors(of)):
             geometric = cell([float(np.exp(np.log(factor).mean())) for factor in of_seeds], "{:.3g}")
             lower = cell([100 * float((factor < 1).mean()) for factor in of_seeds], "{:.0f}")
             head = cell([factor[-1] for factor in of_seeds], "{:.3g}")
-            said = "lower for all" if init == "gradinit-normalized" else ""
-            rows.append([model, LABELS[init], geometric, lower, head, said])
-    columns = ["net", "initialization", "σ(g) after / before", "% of weights with less", "of the head", "paper"]
-    notes = [
-        "σ(g): standard deviation of a gradient over minibatches of 64, averaged over a weight's elements; its factor "
-        "is the geometric mean over weights, mean ± standard deviation over seeds",
-        "paper: Figures 4 to 6, in words; Figure 1, of the variance relative to the gradient, leaves out the head",
-    ]
-    return Table("variance of gradients, layer by layer", columns, rows, notes, labels=2)
+            text = "lower for all" if init == "gradinit-normalized" else ""
+            variances.append([model, LABELS[init], geometric, lower, head, text])
+    second = Table(
+        "accuracy after the first epoch, in points",
+        ["net", "initialization", "minus", *comparison.COLUMNS, "paper"], gains, [comparison.NOTE], labels=3,
+    )  # fmt: skip
+    third = Table(
+        "variance of gradients, layer by layer",
+        ["net", "initialization", "σ(g) after / before", "% of weights with less", "of the head", "paper"],
+        variances,
+        [
+            "σ(g): standard deviation of a gradient over minibatches of 64, averaged over a weight's elements; its "
+            "factor is the geometric mean over weights, mean ± standard deviation over seeds",
+            "paper: Figures 4 to 6, in words; Figure 1, of the variance relative to the gradient, leaves out the head",
+        ],
+        labels=2,
+    )
+    fourth = summary(
+        f"all τ, {CHOOSING} seeds",
+        GRID.of_choice(results[results.tau > 0].assign(start=results.init.map(LABELS))),
+        {"net": "model", "initialization": "start", "τ": "tau"},
+        {"held-out loss": ("val_loss", "{:.3f}"), "first epoch %": ("first", "{:.1f}")},
+    )
+    return [first, second, third, fourth]
 
 
-def _draw(results: Any) -> Figure:
-    models = list(results.model.unique())
+def draw(results: Any) -> Figure:
+    """Accuracy over epochs, and σ(g) over weights, at the best rates."""
+    best = best_of(results)
+    models = list(best.model.unique())
     figure, axes_of = panels(2 * len(models))
     kinds = [
         ("accuracies", ("epoch", "test accuracy in %"), ""),
         ("after", ("weight, in order of the model", "σ(g) at initialization"), "y"),
     ]
+    style: dict[str, Any] = {"hue": "start", "palette": COLORS, "marker": "o"}
     for axes, (model, (value, labels, log)) in zip(axes_of, product(models, kinds), strict=True):
-        of = results[(results.model == model) & results[value].notna()].explode(value).astype({value: float})
+        of = best[(best.model == model) & best[value].notna()].explode(value)
         of = of.assign(at=of.groupby("name").cumcount() + (value == "accuracies"))
-        band(
-            axes, of, x="at", y=value, labels=labels, title=model, log=log, hue="start", palette=COLORS, marker="o"
-        )  # fmt: skip
+        band(axes, of, x="at", y=value, labels=labels, title=model, log=log, **style)
         if value == "accuracies":
             axes.set_ylim(0, 101)
     shared_legend(*axes_of)
     return figure
 
 
-STUDY = Study(
-    name="gradinit",
-    doc="Test accuracy after the first epoch and the best, and the standard deviation of gradients, from He's "
-    "initialization, MetaInit and GradInit, each after one pass over the data (GradInit, Tables 3, 9 and 10, Figures 4 "
-    "to 6).",
-    jobs=jobs,
-    more=partial(GRID.more, train=_train),
-    report=report,
-    epochs=6,
-)
+STUDY = Study("gradinit", __doc__, jobs, tables, draw, grid=GRID, epochs=6)

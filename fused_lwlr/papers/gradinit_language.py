@@ -1,6 +1,7 @@
-"""GradInit instead of warm-up: a post-LN Transformer over learning rates and β₂ of AdamW, and with SGD.
+"""A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning rates
+and β₂ (GradInit, Table 7 and Figure 3).
 
-GradInit, Table 7 and Figure 3: trainings that work without warm-up, on IWSLT-14 German to English.
+Trainings that work without warm-up; the paper's are on IWSLT-14 German to English.
 """
 
 from typing import Any
@@ -17,50 +18,41 @@ STARTS: dict[str, dict[str, Any]] = {
     "warm-up, 1.2 × the steps": {"warmup": WARMUP, "longer": 1.2},
 }
 """GradInit takes as long as 26 steps of training; the last one takes 40 steps more."""
-BETAS = (0.98, 0.999)
 ADAMW_LRS = (0.003, 0.0045, 0.0065, 0.009, 0.0125)
 SGD_LRS = (0.15, 0.3, 0.6, 1.2)
 COLORS = {"plain": "0.45", "warm-up": "#edae49", "GradInit": "#d1495b", list(STARTS)[3]: "#00798c"}
 
 
-def adamw(start: str, beta2: float) -> Arm:
-    """With AdamW, from a start of `STARTS`."""
+def arm(start: str, beta2: float | None) -> Arm:
+    """From a start of `STARTS`, with AdamW; or with SGD, without momentum, if there is no β₂."""
+    if beta2 is None:
+        labels = {"optimizer": "SGD", "β₂": "", "start": start}
+        return Arm(labels, {"model": MODEL, "optimizer": "sgd", **NEITHER, **STARTS[start]}, SGD_LRS)
     labels = {"optimizer": "AdamW", "β₂": f"{beta2:g}", "start": start}
     fields = {"optimizer": "adamw", "betas": [0.9, beta2], "weight_decay": 0.0, **STARTS[start]}
     return Arm(labels, {"model": MODEL, **fields}, ADAMW_LRS)
 
 
-def sgd(start: str) -> Arm:
-    """With SGD, without momentum, from a start of `STARTS`."""
-    labels = {"optimizer": "SGD", "β₂": "", "start": start}
-    return Arm(labels, {"model": MODEL, "optimizer": "sgd", **NEITHER, **STARTS[start]}, SGD_LRS)
-
-
-THREE = list(STARTS)[:3]
-ARMS = [
-    *(adamw(start, BETAS[0]) for start in STARTS),
-    *(adamw(start, BETAS[1]) for start in THREE),
-    *map(sgd, THREE),
-]
 PAPER = {("AdamW", "plain"): "fails", ("AdamW", "warm-up"): "35.6 (RAdam)", ("AdamW", "GradInit"): "36.1",
          ("SGD", "GradInit"): "35.6"}  # fmt: skip
 """BLEU on IWSLT-14: Table 7, and the introduction for the failures."""
 
-
 STUDY = study(
-    name="gradinit-language",
-    doc="A post-LN Transformer on text without warm-up, from PyTorch's initialization and from GradInit, over learning "
-    "rates and β₂ (GradInit, Table 7 and Figure 3).",
-    arms=ARMS,
+    "gradinit-language",
+    __doc__,
+    [arm(start, 0.98) for start in STARTS]
+    + [arm(start, beta2) for beta2 in (0.999, None) for start in list(STARTS)[:3]],
     quick=slice(3),
-    title="post-LN Transformer: GradInit in place of warm-up",
-    paper=("paper: BLEU", lambda of: PAPER.get((of["optimizer"], of["start"]), "")),
-    notes=[
-        f"{MODEL}, PyTorch's initialization; warm-up: a fifth of the training; GradInit: 15 steps, τ 0.06, γ 0.8 of "
-        "the first norm, before a training without warm-up",
-        "paper: Table 7, BLEU of a post-LN Transformer on IWSLT-14; fails: without warm-up it does not converge "
-        "(Section 1)",
-    ],
+    text={
+        "title": "post-LN Transformer: GradInit in place of warm-up",
+        "paper": ("paper: BLEU", lambda of: PAPER.get((of["optimizer"], of["start"]), "")),
+        "notes": [
+            f"{MODEL}, PyTorch's initialization; warm-up: a fifth of the training; GradInit: 15 steps, τ 0.06, γ 0.8 "
+            "of the first norm, before a training without warm-up",
+            "paper: Table 7, BLEU of a post-LN Transformer on IWSLT-14; fails: without warm-up it does not converge "
+            "(Section 1)",
+        ],
+    },
     col=("optimizer", "β₂"),
     hue="start",
     colors=COLORS,

@@ -1,6 +1,6 @@
 """Each arm of a comparison at its own best learning rate, among rates of a grid."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import pandas
 
 from fused_lwlr.papers import comparison
-from fused_lwlr.papers.framework import Job, Settings
 from fused_lwlr.papers.tables import Table, Value, label, summary
 
 LADDER = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -39,6 +38,10 @@ class Grid:
     choosing: int | None = None
     ladder: Sequence[float] = ()
 
+    def arms(self, results: Any) -> dict[tuple[Any, ...], Any]:
+        """The results of each arm, by the values of `by`, in the order of the jobs."""
+        return dict(list(results.groupby(list(self.by), sort=False)))
+
     def of_choice(self, results: Any) -> Any:
         """The results that choose the rates: by arm in the order of the jobs, and by rate."""
         of = results if self.choosing is None else results[results.seed < self.choosing]
@@ -64,10 +67,6 @@ class Grid:
         """The rate of results at one rate."""
         return label(results[self.rate].iloc[0])
 
-    def arms(self, results: Any) -> dict[tuple[Any, ...], Any]:
-        """The results of each arm, by the values of `by`, in the order of the jobs."""
-        return dict(list(results.groupby(list(self.by), sort=False)))
-
     def over(
         self, results: Any, rivals: Mapping[str, str], value: str, form: str, *, lower_is_better: bool = False
     ) -> Value:
@@ -86,36 +85,24 @@ class Grid:
 
         return found
 
-    def more(
-        self,
-        settings: Settings,
-        results: Any,
-        train: Callable[[Settings, list[dict[str, Any]], Iterable[int]], list[Job]],
-    ) -> list[Job]:
+    def following(
+        self, results: Any, seeds: int, *, widen: bool
+    ) -> Iterator[tuple[tuple[Any, ...], float, Sequence[int]]]:
         """For each arm the next rate of the ladder, if its best one is at an edge; otherwise the other seeds there.
 
         Args:
-            settings: of the study. With `quick`, no rate follows.
-            train: makes the jobs of cells, which have the arm and the rate, and seeds.
+            seeds: of the study, more than the ones that choose.
+            widen: whether rates may follow.
         """
-        choosing = range(self.choosing or settings.seeds)
-        jobs: list[Job] = []
-        best = self.best(results)
-        for *arm, rate in dict.fromkeys(best[[*self.by, self.rate]].itertuples(index=False, name=None)):
-            of = (results[list(self.by)] == arm).all(axis=1)
-            beyond = None if settings.quick else self._beyond(results[of][self.rate], rate)
-            cell = dict(zip(self.by, arm, strict=True)) | {self.rate: rate if beyond is None else beyond}
-            seeds = range(len(choosing), settings.seeds) if beyond is None else choosing
-            jobs += train(settings, [cell], seeds)
-        return jobs
-
-    def _beyond(self, rates: Any, rate: float) -> float | None:
-        """The rate of the ladder next to the lowest or highest of an arm's rates, if `rate` is this one."""
-        if not self.ladder:
-            return None
-        at = self.ladder.index(rate)
-        beyond = at - 1 if rate == rates.min() else at + 1 if rate == rates.max() else -1
-        return self.ladder[beyond] if 0 <= beyond < len(self.ladder) else None
+        choosing = range(self.choosing or seeds)
+        best = self.arms(self.best(results))
+        for arm, of in self.arms(results).items():
+            rates, rate = of[self.rate].tolist(), float(best[arm][self.rate].iloc[0])
+            step = (rate == max(rates)) - (rate == min(rates)) if self.ladder and widen else 0
+            if step and 0 <= self.ladder.index(rate) + step < len(self.ladder):
+                yield arm, self.ladder[self.ladder.index(rate) + step], choosing
+            else:
+                yield arm, rate, range(len(choosing), seeds)
 
     def tables(
         self, results: Any, *, title: str, labels: Mapping[str, str], rivals: Mapping[str, str], notes: Sequence[str]
@@ -126,14 +113,12 @@ class Grid:
             labels: the columns of the tables, each with one of `by`. The last of them is the name of the arm.
             rivals: as of `over`.
         """
-        best = self.best(results)
-        over = self.over(best, rivals, "test_accuracy", "{:+.2f}")
-        seeds = f"{self.choosing} seeds"
+        best, seeds = self.best(results), f"{self.choosing} seeds"
         choice = f"best lr: by the loss on held-out images, mean over {seeds}; the other seeds run at it alone"
         values: dict[Any, Value] = {
             "best lr": self.rate_of,
             "test accuracy %": ("test_accuracy", "{:.2f}"),
-            comparison.COLUMNS: over,
+            comparison.COLUMNS: self.over(best, rivals, "test_accuracy", "{:+.2f}"),
         }
         compared = summary(title, best, labels, values, [*notes, choice, comparison.NOTE])
         tried = {"held-out loss": ("val_loss", "{:.3f}"), "test accuracy %": ("test_accuracy", "{:.1f}")}

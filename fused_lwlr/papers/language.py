@@ -4,8 +4,9 @@ The held-out text has two halves. The mean loss over seeds on the first half cho
 loss on the second half.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -18,9 +19,9 @@ from fused_lwlr import SGD, AdamW, Lion, gradinit_
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.papers.comparison import COLUMNS, NOTE, against
 from fused_lwlr.papers.figures import bands
-from fused_lwlr.papers.framework import TEXT_OPTIONS, Job, Settings, Study
+from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.tables import Report, Table, cell, summary
+from fused_lwlr.papers.tables import Table, cell, summary
 from fused_lwlr.papers.training import Trained, recipe_of, train
 from fused_lwlr.training.setup import new_optimizer
 from fused_lwlr.training.trainer import Trainer
@@ -53,39 +54,31 @@ class Arm:
 
     def jobs(self, settings: Settings, function: Callable[..., dict[str, Any]], lrs: Sequence[float]) -> list[Job]:
         """A job for each rate and seed."""
-        name = "-".join(filter(None, self.labels.values())) + "-lr{lr:g}-seed{seed}"
+        form = "-".join(filter(None, self.labels.values())) + "-lr{lr:g}-seed{seed}"
         quick = {"gradinit_steps": 2} if settings.quick else {}
         common = {"labels": self.labels, **settings.common, **self.fields, **quick}
-        return settings.jobs(function, name, [{"lr": lr} for lr in lrs], common=common)
+        return settings.jobs(function, form, [{"lr": lr} for lr in lrs], common=common)
 
 
 def study(
-    *,
-    name: str,
-    doc: str,
-    arms: Sequence[Arm],
-    quick: slice,
-    title: str,
-    paper: tuple[str, Callable[[Any], str]],
-    notes: Sequence[str],
-    **lines: Any,
+    name: str, doc: str | None, arms: Sequence[Arm], *, quick: slice, text: dict[str, Any], **lines: Any
 ) -> Study:
     """A study of arms on text, each at all rates of its grid.
 
     Args:
         quick: the arms of a smoke test.
-        title, paper, notes: as of `tables`.
-        lines: options of `draw`.
+        text: arguments of `tables`.
+        lines: arguments of `draw`.
     """
 
     def jobs(settings: Settings) -> list[Job]:
         chosen, most = (arms[quick], 2) if settings.quick else (arms, None)
         return [job for arm in chosen for job in arm.jobs(settings, measure, arm.lrs[:most])]
 
-    def report(settings: Settings, results: Any) -> Report:
-        return Report(tables(settings, results, title=title, paper=paper, notes=notes), draw(results, **lines))
-
-    return Study(name, doc, jobs, report, epochs=None, steps=200, data="python-docs", options=TEXT_OPTIONS)
+    return Study(
+        name, doc, jobs, partial(tables, **text), partial(draw, **lines), epochs=None, steps=200, data="python-docs",
+        options="data steps seeds set",
+    )  # fmt: skip
 
 
 def measure(labels: dict[str, str], **fields: Any) -> dict[str, Any]:
@@ -143,12 +136,7 @@ def xavier_(model: nn.Module) -> None:
 
 
 def tables(
-    settings: Settings,
-    results: Any,
-    *,
-    title: str,
-    paper: tuple[str, Callable[[Any], str]],
-    notes: Sequence[str],
+    settings: Settings, results: Any, *, title: str, paper: tuple[str, Callable[[Any], str]], notes: Sequence[str]
 ) -> list[Table]:
     """The loss of each arm at its best rate with figures of a paper, differences of arms, and the loss at all rates.
 
@@ -156,8 +144,7 @@ def tables(
         results: a row for each training, as of `measure`.
         paper: a column, and its cell for the labels of an arm.
     """
-    of_labels = by_label(results)
-    names = list(results.labels[0])
+    of_labels, names = by_label(results), list(results.labels[0])
     grid = Grid(tuple(names), outcome="loss")
     scores, best = grid.scores(of_labels), grid.best(of_labels)
 
@@ -165,8 +152,9 @@ def tables(
         arm = scores.loc[tuple(of[names].iloc[0])]
         return f"{(arm < TRAINS).sum()} of {len(arm)}"
 
-    validated = (of_labels.val_loss.notna() | of_labels.loss.isna()).groupby([of_labels[n] for n in (*names, "lr")])
-    seeds = validated.sum().min()
+    # a training that has neither loss diverged; one that only has the reported loss chooses nothing
+    choosing = of_labels[of_labels.val_loss.notna() | of_labels.loss.isna()]
+    seeds = choosing.groupby([*names, "lr"]).size().min()
     chosen_by = f"mean over {seeds} seeds" if seeds > 1 else "seed 0"
     first = summary(
         title,
@@ -185,7 +173,27 @@ def tables(
             *notes,
         ],
     )
-    return [first, _differences(grid.arms(best), names), _all_rates(grid.arms(of_labels), names, chosen_by)]
+    # every two arms that differ in one label
+    differences = []
+    for (before, rival), (after, ours) in combinations(grid.arms(best).items(), 2):
+        differing = [other for one, other in zip(after, before, strict=True) if one != other]
+        if len(differing) == 1:
+            differences.append([*after, *differing, *against(ours, rival, "loss", "{:+.3f}", lower_is_better=True)])
+    second = Table(
+        "differences of the held-out loss at the best rates", [*names, "minus", *COLUMNS], differences, [NOTE],
+        labels=len(names) + 1,
+    )  # fmt: skip
+    rates = [
+        [*arm, *(f"{lr:g}: {cell(at.val_loss)}" for lr, at in of.groupby("lr"))]
+        for arm, of in grid.arms(choosing).items()
+    ]
+    most = max(map(len, rates))
+    third = Table(
+        f"all learning rates, each with the loss to choose by, {chosen_by}",
+        [*names, *["lr: loss"] * (most - len(names))], [row + [""] * (most - len(row)) for row in rates],
+        labels=len(names),
+    )  # fmt: skip
+    return [first, second, third]
 
 
 def by_label(results: Any) -> Any:
@@ -194,35 +202,11 @@ def by_label(results: Any) -> Any:
     return labels.join(results[["lr", "seed", "val_loss", "loss"]].astype({"val_loss": float, "loss": float}))
 
 
-def _differences(chosen: Mapping[tuple[str, ...], Any], names: Sequence[str]) -> Table:
-    """Every two arms that differ in one label, seed by seed."""
-    rows = []
-    for before, after in combinations(chosen, 2):
-        differing = [other for one, other in zip(after, before, strict=True) if one != other]
-        if len(differing) == 1:
-            over = against(chosen[after], chosen[before], "loss", "{:+.3f}", lower_is_better=True)
-            rows.append([*after, *differing, *over])
-    columns = [*names, "minus", *COLUMNS]
-    return Table("differences of the held-out loss at the best rates", columns, rows, [NOTE], labels=len(names) + 1)
-
-
-def _all_rates(arms: Mapping[tuple[str, ...], Any], names: Sequence[str], chosen_by: str) -> Table:
-    rows = []
-    for arm, of in arms.items():
-        chooses = of[of.val_loss.notna() | of.loss.isna()]
-        rows.append([*arm, *(f"{lr:g}: {cell(at.val_loss)}" for lr, at in chooses.groupby("lr"))])
-    most = max(map(len, rows))
-    title = f"all learning rates, each with the loss to choose by, {chosen_by}"
-    columns = [*names, *["lr: loss"] * (most - len(names))]
-    return Table(title, columns, [row + [""] * (most - len(row)) for row in rows], labels=len(names))
-
-
-def draw(results: Any, *, col: Sequence[str], hue: str, style: str | None = None, colors: dict[str, str]) -> Figure:
+def draw(results: Any, *, col: Sequence[str], hue: str, colors: dict[str, str], **options: Any) -> Figure:
     """The validation loss over the learning rate: a panel for each `col`, and lines for `hue`, labels of arms."""
     of = by_label(results)
     panel = of[list(col)].agg(lambda names: ", ".join(filter(None, names)), axis=1)
     of = of.assign(panel=panel, shown=of.val_loss.mask(of.loss.isna(), DIVERGED))
-    options: dict[str, Any] = {"style": style} if style else {}
     figure = bands(
         of, x="lr", y="shown", labels=("learning rate", "held-out loss"), col="panel", hue=hue, palette=colors,
         facet_kws={"sharex": False}, **options,
@@ -231,7 +215,6 @@ def draw(results: Any, *, col: Sequence[str], hue: str, style: str | None = None
         axes.set_ylim(None, DIVERGED + 0.05)
         axes.tick_params(axis="x", which="minor", labelbottom=False)
         axes.axhline(DIVERGED, color="0.5", linewidth=0.8, linestyle=":")
-        axes.text(
-            0.02, DIVERGED - 0.02, "diverged", color="0.4", size="small", va="top", transform=axes.get_yaxis_transform()
-        )
+        place: dict[str, Any] = {"va": "top", "transform": axes.get_yaxis_transform()}
+        axes.text(0.02, DIVERGED - 0.02, "diverged", color="0.4", size="small", **place)
     return figure

@@ -1,12 +1,11 @@
-"""Large batches on Fashion-MNIST: accuracy over the size of a batch, at equal epochs and each arm's best learning rate.
+"""Test accuracy over the size of a batch on Fashion-MNIST: LARS and LAMB against SGD and AdamW, at equal epochs and
+each at its best learning rate.
 
 Large batches take few steps. LARS (arXiv:1708.03888) and LAMB (arXiv:1904.00962) are for this setting. A Large Batch
 Optimizer Reality Check (arXiv:2102.06356) finds that momentum and Adam match them once all are tuned alike. LWLR has
 layer-wise rates too, which are measured once.
 """
 
-from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -14,7 +13,7 @@ from matplotlib.figure import Figure
 from fused_lwlr.papers.figures import ACCURACY, bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import CHOOSING, LADDER, Grid
-from fused_lwlr.papers.tables import Report
+from fused_lwlr.papers.tables import Table
 from fused_lwlr.papers.training import recipe_of, train
 
 MODEL = "resnet8x8"
@@ -22,23 +21,20 @@ SIDE = 14
 """Side of the images of Fashion-MNIST in pixels: half of theirs, for a quarter of the time."""
 BATCHES = (256, 2048)
 QUICK = (32,)
-ARMS: dict[str, dict[str, Any]] = {
-    "SGD": {"optimizer": "sgd", "weight_decay": 1e-4},
-    "LARS": {"optimizer": "sgd", "weight_decay": 1e-4, "scaling": "lars", "trust_coefficient": 0.02},
-    "SGD, LWLR": {"optimizer": "sgd", "weight_decay": 1e-4, "rates": "layerwise"},
-    "AdamW": {"optimizer": "adamw", "weight_decay": 0.1},
-    "LAMB": {"optimizer": "adamw", "weight_decay": 0.1, "scaling": "lamb"},
-    "AdamW, LWLR": {"optimizer": "adamw", "weight_decay": 0.1, "rates": "layerwise"},
-}
-"""Fields of a recipe."""
 CALIBRATION = 4096
 """Images of the calibration, but one batch at least."""
-SGD_RATES, ADAMW_RATES = (0.3, 1.0, 3.0), (0.003, 0.01, 0.03)
-FIRST = {
-    "SGD": SGD_RATES, "LARS": (1.0, 3.0, 10.0), "SGD, LWLR": SGD_RATES,
-    "AdamW": ADAMW_RATES, "LAMB": (0.01, 0.03, 0.1), "AdamW, LWLR": ADAMW_RATES,
-}  # fmt: skip
-"""The rates that an arm begins with. An arm whose best rate is the lowest or highest of its rates gets the next."""
+SGD = {"optimizer": "sgd", "weight_decay": 1e-4}
+ADAMW = {"optimizer": "adamw", "weight_decay": 0.1}
+ARMS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
+    "SGD": (SGD, (0.3, 1.0, 3.0)),
+    "LARS": (SGD | {"scaling": "lars", "trust_coefficient": 0.02}, (1.0, 3.0, 10.0)),
+    "SGD, LWLR": (SGD | {"rates": "layerwise"}, (0.3, 1.0, 3.0)),
+    "AdamW": (ADAMW, (0.003, 0.01, 0.03)),
+    "LAMB": (ADAMW | {"scaling": "lamb"}, (0.01, 0.03, 0.1)),
+    "AdamW, LWLR": (ADAMW | {"rates": "layerwise"}, (0.003, 0.01, 0.03)),
+}
+"""Fields of a recipe, and the rates that an arm begins with. An arm whose best rate is the lowest or highest of its
+rates gets the next."""
 PLAIN = {"LARS": "SGD", "SGD, LWLR": "SGD", "LAMB": "AdamW", "AdamW, LWLR": "AdamW"}
 """The optimizer without scaling and multipliers."""
 GRID = Grid(("batch_size", "arm"), choosing=CHOOSING, ladder=LADDER)
@@ -46,29 +42,29 @@ GRID = Grid(("batch_size", "arm"), choosing=CHOOSING, ladder=LADDER)
 
 def jobs(settings: Settings) -> list[Job]:
     """Every arm at its first rates and every batch size, with the seeds that choose."""
-    batches, rates = (QUICK, 2) if settings.quick else (BATCHES, 3)
-    cells = [
-        {"batch_size": batch, "arm": arm, "lr": lr} for batch in batches for arm in ARMS for lr in FIRST[arm][:rates]
-    ]
-    return _train(settings, cells, range(CHOOSING))
-
-
-def _train(settings: Settings, cells: list[dict[str, Any]], seeds: Iterable[int]) -> list[Job]:
+    batches, most = (QUICK, 2) if settings.quick else (BATCHES, 3)
     common = {"model": settings.model or MODEL, "augmentation": "none", "workers": 0, **settings.common}
     if settings.data == "fashion-mnist" and "image_size" not in settings.training:
         common["image_size"] = SIDE
-    return settings.jobs(measure, "batch{batch_size}-{arm}-lr{lr:g}-seed{seed}", cells, seeds=seeds, common=common)
+    cells = [
+        {"batch_size": batch, "arm": arm, "lr": lr}
+        for batch in batches for arm, (_, lrs) in ARMS.items() for lr in lrs[:most]
+    ]  # fmt: skip
+    form = "batch{batch_size}-{arm}-lr{lr:g}-seed{seed}"
+    return settings.jobs(measure, form, cells, seeds=CHOOSING, common=common)
 
 
 def measure(arm: str, batch_size: int, **common: Any) -> dict[str, Any]:
     """Train; the loss on held-out images, the last epoch's loss, and the test accuracy in % after the last step."""
-    steps = max(1, CALIBRATION // batch_size)
-    recipe = recipe_of(batch_size=batch_size, calibration_steps=steps, eval_every=10**9, **ARMS[arm], **common)
-    found = train(recipe, tuned=True)
-    return {**found.last, "val_loss": found.val_loss}
+    own: dict[str, Any] = {
+        "batch_size": batch_size,
+        "calibration_steps": max(1, CALIBRATION // batch_size),
+        "eval_every": 10**9,
+    }
+    return train(recipe_of(**own, **ARMS[arm][0], **common), tuned=True).last
 
 
-def report(settings: Settings, results: Any) -> Report:
+def tables(settings: Settings, results: Any) -> list[Table]:
     """Test accuracy at the best rate of each arm and batch size, differences, and all rates."""
     side = results["image_size"].iloc[0] if "image_size" in results else None
     notes = [
@@ -81,29 +77,19 @@ def report(settings: Settings, results: Any) -> Report:
     ]  # fmt: skip
     title = "large batches, each optimizer at its best learning rate"
     labels = {"batch": "batch_size", "optimizer": "arm"}
-    found = GRID.tables(results, title=title, labels=labels, rivals=PLAIN, notes=notes)
-    return Report(found, _draw(GRID.best(results)))
+    return GRID.tables(results, title=title, labels=labels, rivals=PLAIN, notes=notes)
 
 
-def _draw(chosen: Any) -> Figure:
-    """The figure of test accuracy over the size of a batch."""
-    of = chosen.assign(test_accuracy=chosen.test_accuracy.astype(float), rule=chosen.arm.replace(PLAIN))
-    names = ("images in a batch", ACCURACY)
-    figure = bands(of, x="batch_size", y="test_accuracy", labels=names, hue="arm", col="rule")
-    sizes = sorted(set(chosen.batch_size))
+def draw(results: Any) -> Figure:
+    """Test accuracy at the best rates over the size of a batch."""
+    best = GRID.best(results)
+    best, names = best.assign(rule=best.arm.replace(PLAIN)), ("images in a batch", ACCURACY)
+    figure = bands(best, x="batch_size", y="test_accuracy", labels=names, hue="arm", col="rule")
+    sizes = sorted(set(best.batch_size))
     for axes in figure.axes:
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.minorticks_off()
     return figure
 
 
-STUDY = Study(
-    name="large-batch",
-    doc="Test accuracy over the size of a batch on Fashion-MNIST: LARS and LAMB against SGD and AdamW, at equal epochs "
-    "and each at its best learning rate.",
-    jobs=jobs,
-    more=partial(GRID.more, train=_train),
-    report=report,
-    epochs=3,
-    data="fashion-mnist",
-)
+STUDY = Study("large-batch", __doc__, jobs, tables, draw, grid=GRID, epochs=3, data="fashion-mnist")

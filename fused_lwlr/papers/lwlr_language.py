@@ -1,6 +1,7 @@
-"""Layer-wise rates for a pre-LN Transformer: initialization and rates separately, with SGD and with AdamW.
+"""A pre-LN Transformer on text at layer-wise rates and at a single one, each from two initializations (Initializing the
+Layer-wise Learning Rate, Table 1).
 
-Initializing the Layer-wise Learning Rate, Table 1, has no text; its most similar model is a vision Transformer.
+The paper has no text; its most similar model is a vision Transformer.
 """
 
 from typing import Any
@@ -29,9 +30,6 @@ def arm(optimizer: str, start: str, rates: str) -> Arm:
     return Arm(labels, fields, LRS[optimizer])
 
 
-ARMS = [arm(optimizer, start, rates) for optimizer in LRS for start in STARTS for rates in RATES]
-
-
 def _paper(arm: Any) -> str:
     """The accuracy of a ViT, which starts from LWLR's initialization."""
     if arm["initialization"] != STARTS["lwlr"]:
@@ -40,17 +38,18 @@ def _paper(arm: Any) -> str:
 
 
 STUDY = study(
-    name="lwlr-language",
-    doc="A pre-LN Transformer on text at layer-wise rates and at a single one, each from two initializations "
-    "(Initializing the Layer-wise Learning Rate, Table 1).",
-    arms=ARMS,
+    "lwlr-language",
+    __doc__,
+    [arm(optimizer, start, rates) for optimizer in LRS for start in STARTS for rates in RATES],
     quick=slice(2, 4),
-    title="pre-LN Transformer: a single rate and layer-wise ones",
-    paper=("paper: ViT", _paper),
-    notes=[
-        f"{MODEL}, a tenth of the training is warm-up; layer-wise: multipliers of {CALIBRATION} minibatches",
-        "paper: Table 1, accuracy in % of ViT-S/16 on ImageNet, 300 epochs; it has no text",
-    ],
+    text={
+        "title": "pre-LN Transformer: a single rate and layer-wise ones",
+        "paper": ("paper: ViT", _paper),
+        "notes": [
+            f"{MODEL}, a tenth of the training is warm-up; layer-wise: multipliers of {CALIBRATION} minibatches",
+            "paper: Table 1, accuracy in % of ViT-S/16 on ImageNet, 300 epochs; it has no text",
+        ],
+    },
     col=("optimizer",),
     hue="rates",
     style="initialization",

@@ -1,6 +1,7 @@
-"""The number and size of minibatches for a calibration (Initializing the Layer-wise Learning Rate, Table 3)."""
+"""How the multipliers depend on the number and size of minibatches (Initializing the Layer-wise Learning Rate, Table
+3).
+"""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from fused_lwlr import calibrate
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.papers.figures import band, panels
 from fused_lwlr.papers.framework import Job, Settings, Study
-from fused_lwlr.papers.tables import Report, Table, cell, summary
+from fused_lwlr.papers.tables import Table, cell, summary
 from fused_lwlr.papers.training import recipe_of, train, trainer_of
 from fused_lwlr.training.defaults import WEIGHT_DECAY, learning_rate
 from fused_lwlr.training.setup import load_data, new_optimizer
@@ -33,21 +34,20 @@ PAPER_ACCURACY = 77.15
 
 def jobs(settings: Settings) -> list[Job]:
     """A calibration for every model, number and size of minibatches; some train with the result."""
-    models = [settings.model] if settings.model else ["resnet"] if settings.quick else list(MODELS)
+    models = [settings.model] if settings.model else MODELS[: 1 if settings.quick else None]
     epoch = len(load_data(recipe_of(model=models[0], **settings.common)).train) // BATCH_SIZE
     most = 4 if settings.quick else max(MOST, epoch)
-    steps = [t for t in (10**i for i in range(9)) if t < most] + [most]
-    cells = [(t, BATCH_SIZE, not settings.quick or t == most) for t in steps]
+    sizes = [(t, BATCH_SIZE) for t in (*(10**i for i in range(9) if 10**i < most), most)]
     # the same images for all sizes: T = 100 minibatches of 64 are 25 of 256
     images = min(SIZES_AT, most) * BATCH_SIZE
-    for size in OTHER_SIZES:
-        cells += [(t, size, False) for t in sorted({1, images // size})]
-    # only the first model has an accuracy, as in the paper
-    of = (
-        {"model": model, "steps": t, "batch_size": size, "trained": trained and model == models[0]}
-        for model, (t, size, trained) in product(models, cells)
-    )
-    return settings.jobs(measure, "{model}-T{steps}-batch{batch_size}-seed{seed}", of)
+    sizes += [(t, size) for size in OTHER_SIZES for t in sorted({1, images // size})]
+    cells = [
+        # only the first model has an accuracy, as in the paper
+        {"model": model, "steps": t, "batch_size": size,
+         "trained": model == models[0] and size == BATCH_SIZE and (t == most or not settings.quick)}
+        for model in models for t, size in sizes
+    ]  # fmt: skip
+    return settings.jobs(measure, "{model}-T{steps}-batch{batch_size}-seed{seed}", cells)
 
 
 def measure(model: str, steps: int, batch_size: int, trained: bool, **common: Any) -> dict[str, Any]:
@@ -58,30 +58,42 @@ def measure(model: str, steps: int, batch_size: int, trained: bool, **common: An
         trainer.data.train, batch_size, trainer.world.device, seed=recipe.seed, steps=steps, workers=trainer.workers
     )  # fmt: skip
     rates = calibrate(trainer.model, batches, cross_entropy, steps=steps, init=False)
-    found: dict[str, Any] = {"eta": list(rates.values())}
-    if trained:
-        of = train(recipe, optimizer=lambda trainer: new_optimizer(recipe, trainer.model, rates))
-        found["test_accuracy"] = of.last["test_accuracy"]
-    return found
+    if not trained:
+        return {"eta": list(rates.values())}
+    of = train(recipe, optimizer=lambda trainer: new_optimizer(recipe, trainer.model, rates))
+    return {"eta": list(rates.values()), "test_accuracy": of.last["test_accuracy"]}
 
 
-def report(settings: Settings, results: Any) -> Report:
+def deviations(results: Any, steps: int) -> Any:
+    """The results with the largest and the mean of |η / η_reference − 1| over layers in %.
+
+    The reference is the result with the same model and seed after `steps` minibatches of 64.
+    """
+    of = results[(results.batch_size == BATCH_SIZE) & (results.steps == steps)].set_index(["model", "seed"]).eta
+    off = [100 * np.abs(np.divide(r.eta, of[r.model, r.seed]) - 1) for r in results.itertuples()]
+    return results.assign(largest=[each.max() for each in off], mean=[each.mean() for each in off])
+
+
+def tables(settings: Settings, results: Any) -> list[Table]:
     """Deviations by the number of minibatches, and by their size."""
     of_size = results[results.batch_size == BATCH_SIZE]
     last = of_size.steps.max()
-    off = deviations(of_size, of_size[of_size.steps == last])
+    at = min(SIZES_AT, last)
 
     def paper(of: Any) -> list[str]:
         model, t = of[["model", "steps"]].iloc[0]
         figures = PAPER.get(t) if t < last else (0.0, 0.0, PAPER_ACCURACY)
         return [f"{number:g}" for number in figures] if figures and "resnet" in model else [""] * 3
 
+    def off(of: Any, reference: bool) -> list[str]:
+        return ["0", "0"] if reference else [cell(of.largest, "{:.2f}"), cell(of["mean"], "{:.2f}")]
+
     first = summary(
         f"multipliers after T minibatches of {BATCH_SIZE}, against T = {last}",
-        off.assign(T=off.steps.astype(str)),
+        deviations(of_size, last).assign(T=of_size.steps.astype(str)),
         {"model": "model", "T": "T"},
         {
-            ("max deviation %", "mean deviation %"): lambda of: ["0", "0"] if (of.steps == last).all() else _two(of),
+            ("max deviation %", "mean deviation %"): lambda of: off(of, (of.steps == last).all()),
             "test accuracy %": lambda of: cell(of.test_accuracy, "{:.2f}") if of.trained.all() else "",
             ("paper: max", "mean", "accuracy"): paper,
         },
@@ -92,63 +104,41 @@ def report(settings: Settings, results: Any) -> Report:
             f"T = {last}",
         ],
     )
-    return Report([first, _sizes(results, min(SIZES_AT, last))], _draw(results, off[off.steps < last], last))
-
-
-def deviations(results: Any, reference: Any) -> Any:
-    """The results with the largest and the mean of |η / η_reference − 1| over layers in %, by model and seed."""
-    of = reference.set_index(["model", "seed"]).eta
-    pairs = [(np.array(r.eta), np.array(of[r.model, r.seed])) for r in results.itertuples()]
-    off = [100 * np.abs(eta / base - 1) for eta, base in pairs]
-    return results.assign(largest=[each.max() for each in off], mean=[each.mean() for each in off])
-
-
-def _two(of: Any) -> list[str]:
-    return [cell(of.largest, "{:.2f}"), cell(of["mean"], "{:.2f}")]
-
-
-def _sizes(results: Any, at: int) -> Table:
-    """Deviation from the multipliers after `at` minibatches of 64."""
-    off = deviations(results, results[(results.batch_size == BATCH_SIZE) & (results.steps == at)])
-    rows = []
-    for model, size in product(results.model.unique(), sorted(results.batch_size.unique())):
-        of = off[(off.model == model) & (off.batch_size == size)]
-        many = at * BATCH_SIZE // size
-        row = [model, str(size), str(many), *_two(of[of.steps == 1])]
-        rows.append([*row, *(["0", "0"] if size == BATCH_SIZE else _two(of[of.steps == many]))])
-    return Table(
+    of_sizes = deviations(results, at).assign(many=at * BATCH_SIZE // results.batch_size)
+    second = summary(
         f"multipliers by the size of minibatches, against T = {at} of {BATCH_SIZE}",
-        ["model", "minibatch", "T of as many images", "T = 1: max %", "mean %", "as many images: max %", "mean %"],
-        rows,
+        pandas.concat([of.sort_values("batch_size", kind="stable") for _, of in of_sizes.groupby("model", sort=False)]),
+        {"model": "model", "minibatch": "batch_size", "T of as many images": "many"},
+        {
+            ("T = 1: max %", "mean %"): lambda of: off(of[of.steps == 1], False),
+            ("as many images: max %", "mean %"): lambda of: off(
+                of[of.steps == of.many], of.batch_size.iloc[0] == BATCH_SIZE
+            ),
+        },
         ["the paper has no figures for this"],
-        labels=3,
     )
+    return [first, second]
 
 
-def _draw(results: Any, off: Any, last: int) -> Figure:
-    models = list(results.model.unique())
+def draw(results: Any) -> Figure:
+    """Deviations over T, also of the paper; and the multipliers of layers by the size of minibatches."""
+    models, of_size = list(results.model.unique()), results[results.batch_size == BATCH_SIZE]
+    last = of_size.steps.max()
+    off = deviations(of_size, last)
+    off = off[off.steps < last]
     figure, (left, *others) = panels(1 + len(models), height=3.2)
-    known = {t: values for t, values in PAPER.items() if t in set(off.steps)}
-    paper = pandas.DataFrame(
-        [{"model": "paper", "steps": t, "largest": values[0], "mean": values[1]} for t, values in known.items()]
-    )
+    known = [("paper", t, *PAPER[t][:2]) for t in PAPER if t in set(off.steps)]
+    paper = pandas.DataFrame(known, columns=["model", "steps", "largest", "mean"])
     curves = pandas.concat([off, paper]).melt(["model", "steps"], ["largest", "mean"], "over layers", "deviation")
     names, style = ("T, minibatches", f"deviation from T = {last} in %"), {"hue": "model", "style": "over layers"}
     band(left, curves, x="steps", y="deviation", labels=names, title="", log="xy", marker="o", **style)
     for axes, model in zip(others, models, strict=True):
         many = min(SIZES_AT, last) * BATCH_SIZE // results.batch_size
-        of = results[(results.model == model) & (results.steps == many)].explode("eta").astype({"eta": float})
+        of = results[(results.model == model) & (results.steps == many)].explode("eta")
         of = of.assign(layer=of.groupby("name").cumcount(), minibatches="of " + of.batch_size.astype(str))
         names = ("layer, in order of depth", "multiplier η")
         band(axes, of, x="layer", y="eta", labels=names, title=model, log="", hue="minibatches", marker=".")
     return figure
 
 
-STUDY = Study(
-    name="lwlr-T",
-    doc="How the multipliers depend on the number and size of minibatches (Initializing the Layer-wise Learning "
-    "Rate, Table 3).",
-    jobs=jobs,
-    report=report,
-    epochs=10,
-)
+STUDY = Study("lwlr-T", __doc__, jobs, tables, draw)

@@ -1,24 +1,22 @@
-"""Layer-wise methods over learning rates and sizes of a net.
+"""Training loss of layer-wise methods over learning rates and sizes of a net (Initializing the Layer-wise Learning
+Rate, Figure 7, Table 2 and Figure 1).
 
-Initializing the Layer-wise Learning Rate: training losses of Figure 7, with the accuracies of Table 2 and Figure 1.
+Figure 7 has training losses, Table 2 and Figure 1 accuracies.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from fused_lwlr import LAMB, LARC, LARS, SGD, AdamW, Lion, NormalizedGradient, NormalizedGradientAdaptive, multipliers
-from fused_lwlr.data import Splits
+from fused_lwlr import NormalizedGradientAdaptive, lwlr_init_, multipliers
 from fused_lwlr.papers.figures import bands
 from fused_lwlr.papers.framework import Job, Settings, Study
 from fused_lwlr.papers.grid import Grid
-from fused_lwlr.papers.mlp import MLP, drawn, drawn_for_mup
-from fused_lwlr.papers.tables import Report, cell, summary, where
+from fused_lwlr.papers.tables import Table, cell, summary, where
 from fused_lwlr.papers.training import recipe_of, train
-from fused_lwlr.scaling import Scaling
 from fused_lwlr.training.defaults import WEIGHT_DECAY
 from fused_lwlr.training.setup import load_data, new_optimizer
 from fused_lwlr.training.trainer import Trainer
@@ -29,49 +27,33 @@ BASE_WIDTH = 32
 """The size at which μP equals a single rate, except for its initial weights."""
 FACTORS = (1 / 16, 1 / 4, 1, 4, 16)
 """Multiples of a method's middle rate."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """How a method differs from SGD or AdamW at a single rate.
-
-    Args:
-        optimizer: "sgd" or "adamw".
-        lr: the middle of its grid of rates, on a logarithmic scale.
-        multipliers: multipliers of rates for a model.
-        calibrated: whether to use LWLR's multipliers.
-    """
-
-    optimizer: str
-    lr: float
-    multipliers: Callable[[nn.Module], dict[str, float]] | None = None
-    calibrated: bool = False
-    scaling: Scaling | None = None
-
-
-METHODS = {
-    "single": Method("sgd", 0.1),
-    "LWLR": Method("sgd", 0.1, calibrated=True),
-    "depth-increasing": Method("sgd", 0.1, multipliers.depth_increasing),
-    "depth-decreasing": Method("sgd", 0.1, multipliers.depth_decreasing),
-    "SGD-NG": Method("sgd", 0.08, scaling=NormalizedGradient()),
-    "SGD-NG_adap": Method("sgd", 0.005, scaling=NormalizedGradientAdaptive()),
-    "LARS": Method("sgd", 5.0, scaling=LARS(trust_coefficient=0.001)),
-    "LARC": Method("sgd", 0.2, scaling=LARC(trust_coefficient=0.001)),
-    "mup": Method("sgd", 0.1),
-    "AdamW": Method("adamw", 0.02),
-    "AdamW-LWLR": Method("adamw", 0.02, calibrated=True),
-    "Adam-NG": Method("adamw", 0.02, scaling=NormalizedGradient()),
-    "LAMB": Method("adamw", 0.02, scaling=LAMB()),
-    "AdamW-mup": Method("adamw", 0.02),
+METHODS: dict[str, tuple[float, dict[str, Any]]] = {
+    "single": (0.1, {}),
+    "LWLR": (0.1, {"rates": "layerwise"}),
+    "depth-increasing": (0.1, {}),
+    "depth-decreasing": (0.1, {}),
+    "SGD-NG": (0.08, {"scaling": "ng"}),
+    "SGD-NG_adap": (0.005, {}),
+    "LARS": (5.0, {"scaling": "lars", "trust_coefficient": 0.001}),
+    "LARC": (0.2, {"scaling": "larc", "trust_coefficient": 0.001}),
+    "mup": (0.1, {}),
+    "AdamW": (0.02, {"optimizer": "adamw"}),
+    "AdamW-LWLR": (0.02, {"optimizer": "adamw", "rates": "layerwise"}),
+    "Adam-NG": (0.02, {"optimizer": "adamw", "scaling": "ng"}),
+    "LAMB": (0.02, {"optimizer": "adamw", "scaling": "lamb"}),
+    "AdamW-mup": (0.02, {"optimizer": "adamw"}),
 }
-"""Trust coefficients, and the rate of LARC, are from the appendix. The best rate of a 2x128 net is inside each grid."""
-GRID = Grid(("method", "size"), score="train_loss")
+"""The middle of a method's grid of rates, on a logarithmic scale, and fields of a recipe of SGD. Trust coefficients,
+and the rate of LARC, are from the appendix. The best rate of a 2x128 net is inside each grid."""
+DEPTH = {"depth-increasing": multipliers.depth_increasing, "depth-decreasing": multipliers.depth_decreasing}
 MUP = ("mup", "AdamW-mup")
 QUICK = ("single", "LWLR", "mup", "LAMB")
+GRID = Grid(("method", "size"), score="train_loss")
 
 LOW = 0.1
 """A training loss that a usable rate reaches; guessing among ten classes has 2.3."""
+TOP = 5.0
+"""Highest loss in the figure: some rates end at losses that would hide all others."""
 PAPER = {
     "single": "76.80", "LWLR": "77.12", "depth-increasing": "76.91", "depth-decreasing": "76.39", "SGD-NG": "76.85",
     "LARC": "76.71", "AdamW": "76.40", "AdamW-LWLR": "76.67", "Adam-NG": "76.33", "LAMB": "76.43",
@@ -81,58 +63,66 @@ PAPER = {
 
 def jobs(settings: Settings) -> list[Job]:
     """Every method at every rate of its grid, with perceptrons of some sizes, or with a given model."""
-    sizes: Sequence[str] = [settings.model] if settings.model else SIZES[:1] if settings.quick else SIZES
     names = QUICK if settings.quick and not settings.model else METHODS
-    factors = FACTORS[1:4:2] if settings.quick else FACTORS
     cells = [
-        {"method": name, "size": size, "lr": float(f"{METHODS[name].lr * factor:.3g}")}
-        for name in names
-        if not (settings.model and name in MUP)
-        for size in sizes
-        for factor in factors
-    ]
+        {"method": name, "size": size, "lr": float(f"{METHODS[name][0] * factor:.3g}")}
+        for name in names if not (settings.model and name in MUP)
+        for size in ([settings.model] if settings.model else SIZES[: 1 if settings.quick else None])
+        for factor in (FACTORS[1:4:2] if settings.quick else FACTORS)
+    ]  # fmt: skip
     common = {"model": settings.model, **settings.common}
     return settings.jobs(measure, "{method}-{size}-lr{lr:g}-seed{seed}", cells, common=common)
 
 
 def measure(method: str, size: str, model: str | None, **common: Any) -> dict[str, Any]:
     """Train a perceptron of `size` "DEPTHxWIDTH", or a model; the last training loss, and test accuracy in %."""
-    chosen = METHODS[method]
-    recipe = recipe_of(
-        model=model or "resnet",
-        optimizer=chosen.optimizer,
-        rates="layerwise" if chosen.calibrated else "single",
-        # the perceptrons should overfit
-        weight_decay=WEIGHT_DECAY[chosen.optimizer] if model else 0.0,
-        **common,
-    )
-    network: MLP | None = None
-    given: dict[str, float] | None = None
-    if model is None:
-        depth, width = map(int, size.split("x"))
-        images = load_data(recipe)
-        assert isinstance(images, Splits), "studies refuse text"
-        if method in MUP:
-            network, given = for_mup(method, images, depth, width, recipe.seed)
-        else:
-            network = drawn(images, depth, width, recipe.seed)
+    fields = {"optimizer": "sgd", "model": model or "resnet", **METHODS[method][1]}
+    # the perceptrons should overfit
+    fields["weight_decay"] = WEIGHT_DECAY[fields["optimizer"]] if model else 0.0
+    recipe = recipe_of(**fields, **common)
+    network, given = perceptron(method, size, load_data(recipe), recipe.seed) if model is None else (None, None)
 
-    def optimizer(trainer: Trainer) -> SGD | AdamW | Lion:
-        by_depth = chosen.multipliers(trainer.model) if chosen.multipliers is not None else None
-        return new_optimizer(recipe, trainer.model, given or by_depth or trainer.rates, scaling=chosen.scaling)
+    def optimizer(trainer: Trainer) -> Any:
+        rates = DEPTH[method](trainer.model) if method in DEPTH else given or trainer.rates
+        scaling = {"scaling": NormalizedGradientAdaptive()} if method == "SGD-NG_adap" else {}
+        return new_optimizer(recipe, trainer.model, rates, **scaling)
 
     return train(recipe, model=network, optimizer=optimizer).last
 
 
-def for_mup(method: str, images: Splits, depth: int, width: int, seed: int) -> tuple[MLP, dict[str, float]]:
-    """A perceptron with μP's initialization, and μP's multipliers."""
-    network = drawn_for_mup(images, depth, width, BASE_WIDTH, seed)
-    rule: Any = METHODS[method].optimizer
-    return network, multipliers.mup(network, MLP(images, depth, BASE_WIDTH), rule)
+@torch.no_grad()
+def perceptron(method: str, size: str, data: Any, seed: int) -> tuple[nn.Sequential, dict[str, float] | None]:
+    """A perceptron, and its multipliers if the method is μP; otherwise with the initialization of LWLR.
+
+    With μP weights have a variance of 1 / fan_in, of the output base / fan_in² (Tensor Programs V, Table 3), and
+    biases are 0.
+    """
+    depth, of_hidden = map(int, size.split("x"))
+
+    def layers(width: int) -> list[nn.Linear]:
+        sizes = [data.channels * data.image_size**2, *[width] * (depth - 1), len(data.classes)]
+        return [nn.Linear(*pair) for pair in pairwise(sizes)]
+
+    def joined(layers: list[nn.Linear]) -> nn.Sequential:
+        parts = [part for layer in layers for part in (nn.ReLU(), layer)]
+        return nn.Sequential(nn.Flatten(), *parts[1:])
+
+    torch.manual_seed(seed)
+    linear = layers(of_hidden)
+    model = joined(linear)
+    if method not in MUP:
+        lwlr_init_(model)
+        return model, None
+    for layer in linear:
+        layer.weight.normal_(0.0, layer.in_features**-0.5)
+        layer.bias.zero_()
+    linear[-1].weight.mul_((BASE_WIDTH / of_hidden) ** 0.5)
+    rates = multipliers.mup(model, joined(layers(BASE_WIDTH)), "adamw" if method == "AdamW-mup" else "sgd")
+    return model, rates
 
 
-def report(settings: Settings, results: Any) -> Report:
-    """The best loss of each method and size, the rates that work, and losses over rates."""
+def tables(settings: Settings, results: Any) -> list[Table]:
+    """The best loss of each method and size, the rates that work, and test accuracies."""
     best = GRID.best(results)
     sizes, grid = list(results["size"].unique()), results.groupby("method").lr.nunique().iloc[0]
     drawn_as = "; sizes are depth x width of a perceptron; all but μP start from the initialization of LWLR"
@@ -144,11 +134,10 @@ def report(settings: Settings, results: Any) -> Report:
     def lowest(of: Any) -> str:
         return f"{cell(of.train_loss, '{:.4f}')} at {GRID.rate_of(of)}"
 
-    of_method = {"method": "method"}
     first = summary(
         f"lowest training loss over {grid} learning rates",
         best,
-        of_method,
+        {"method": "method"},
         {f"{size}: loss at lr": where("size", size, lowest) for size in sizes},
         [
             settings.over + ("" if settings.model else drawn_as),
@@ -159,28 +148,22 @@ def report(settings: Settings, results: Any) -> Report:
     second = summary(
         f"how many of {grid} learning rates work",
         results,
-        of_method,
+        {"method": "method"},
         {size: where("size", size, works) for size in sizes},
         [f"work: the mean training loss is {LOW:g} at most"],
     )
+    accuracies = {size: where("size", size, ("test_accuracy", "{:.2f}")) for size in sizes}
     third = summary(
         "test accuracy in % at the rate with the lowest training loss",
         best,
-        of_method,
-        {
-            **{size: where("size", size, ("test_accuracy", "{:.2f}")) for size in sizes},
-            "paper": lambda of: PAPER.get(of.method.iloc[0], ""),
-        },
+        {"method": "method"},
+        accuracies | {"paper": lambda of: PAPER.get(of.method.iloc[0], "")},
         ["paper: ResNet-50, ImageNet, 90 epochs; Table 2 (its LARS is LARC), Figure 1 (depth) and Table 1 (AdamW)"],
     )
-    return Report([first, second, third], _draw(results))
+    return [first, second, third]
 
 
-TOP = 5.0
-"""Highest loss in the figure: some rates end at losses that would hide all others."""
-
-
-def _draw(results: Any) -> Figure:
+def draw(results: Any) -> Figure:
     """A panel for each method: loss over learning rate, a line for each size; a cross where a seed diverged."""
     kept = results[results.groupby(["method", "size", "lr"]).train_loss.transform(lambda of: of.notna().all())]
     colors = {size: f"C{number}" for number, size in enumerate(results["size"].unique())}
@@ -197,11 +180,4 @@ def _draw(results: Any) -> Figure:
     return figure
 
 
-STUDY = Study(
-    name="methods",
-    doc="Training loss of layer-wise methods over learning rates and sizes of a net (Initializing the Layer-wise "
-    "Learning Rate, Figure 7, Table 2 and Figure 1).",
-    jobs=jobs,
-    report=report,
-    epochs=10,
-)
+STUDY = Study("methods", __doc__, jobs, tables, draw, grid=GRID)

@@ -19,6 +19,9 @@ import torch
 from fused_lwlr.papers.framework import Job
 from fused_lwlr.papers.store import Store, write
 
+Failure = tuple[str, str] | None
+"""The error of a job that failed, and its traceback."""
+
 
 class JobError(RuntimeError):
     """Jobs of a study failed; the results of the other jobs are stored."""
@@ -44,71 +47,68 @@ def run(
     if not jobs or len(set(names)) != len(names):
         twice = next((name for name in names if names.count(name) > 1), None)
         raise ValueError("the study has no jobs" if twice is None else f"the study has two jobs called {twice!r}")
-    shutil.rmtree(store.out / "failures", ignore_errors=True)
+    folder = store.out / "failures"
+    shutil.rmtree(folder, ignore_errors=True)
     done = {result["name"] for result in store.finished(jobs)}
     for name in done:
         on_job(name)
-    todo = [job for job in jobs if job.name not in done]
-    outcomes = _one_by_one(store, todo) if workers == 1 else _in_a_pool(store, todo, workers)
-    failures: list[tuple[str, BaseException]] = []
-    for name, error in outcomes:
-        if error is None:
+    failures: list[tuple[str, str]] = []
+    for name, failure in _outcomes(store, [job for job in jobs if job.name not in done], workers):
+        if failure is None:
             on_job(name)
         else:
-            _keep(store.out, name, error)
-            failures.append((name, error))
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.txt").write_text(failure[1], encoding="utf-8")
+            failures.append((name, failure[0]))
     if failures:
         name, error = failures[0]
         more = f", and so did {', '.join(n for n, _ in failures[1:6])}" if len(failures) > 1 else ""
         more += ", ..." if len(failures) > 6 else ""
         raise JobError(
-            f"job {name} of {store.settings.study} failed: {type(error).__name__}: {error}{more}. Tracebacks are in "
-            f"{store.out / 'failures'}; repeat the command to run them again"
+            f"job {name} of {store.settings.study} failed: {error}{more}. Tracebacks are in {folder}; repeat the "
+            "command to run them again"
         )
     return store.finished(jobs)
 
 
-def _one_by_one(store: Store, jobs: Sequence[Job]) -> Iterator[tuple[str, BaseException | None]]:
-    """The name of each job when it has ended, and its error if it failed."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for job in jobs:
-            try:
-                _work(job, store.path(job), store.environment)
-            except Exception as error:
-                yield job.name, error
-            else:
-                yield job.name, None
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _in_a_pool(store: Store, jobs: Sequence[Job], workers: int) -> Iterator[tuple[str, BaseException | None]]:
-    """The same, in processes."""
+def _outcomes(store: Store, jobs: Sequence[Job], workers: int) -> Iterator[tuple[str, Failure]]:
+    """The name of each job when it has ended, and its failure."""
+    todo = [(job, store.path(job), store.environment) for job in jobs]
+    if workers == 1:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            for work in todo:
+                yield work[0].name, _work(*work)
+        finally:
+            torch.set_num_threads(threads)
+        return
     # a fork would share state of torch's threads, or of a GPU
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, max(1, len(jobs))), context, initializer=_prepare)
     try:
-        futures = {pool.submit(_work, job, store.path(job), store.environment): job.name for job in jobs}
+        futures = {pool.submit(_work, *work): work[0].name for work in todo}
         for future in as_completed(futures):
-            error = future.exception()
-            if isinstance(error, BrokenProcessPool):
-                raise JobError(
-                    f"a process of {store.settings.study} died (out of memory?): repeat the command to continue; fewer "
-                    "--jobs need less memory"
-                ) from error
-            yield futures[future], error
+            yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise JobError(
+            f"a process of {store.settings.study} died (out of memory?): repeat the command to continue; fewer "
+            "--jobs need less memory"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _work(job: Job, path: Path, environment: dict[str, Any]) -> None:
+def _work(job: Job, path: Path, environment: dict[str, Any]) -> Failure:
     start = time.perf_counter()
-    values = job.function(**job.parameters)
-    seconds = time.perf_counter() - start
-    result = {"name": job.name, "parameters": job.parameters, "values": finite(values), "seconds": seconds}
-    write(path, result | {"environment": environment})
+    try:
+        values = job.function(**job.parameters)
+        seconds = time.perf_counter() - start
+        result = {"name": job.name, "parameters": job.parameters, "values": finite(values), "seconds": seconds}
+        write(path, result | {"environment": environment})
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", traceback.format_exc()
+    return None
 
 
 def finite(values: Any) -> Any:
@@ -127,10 +127,3 @@ def _prepare() -> None:
     if parent is not None:
         sentinel = parent.sentinel
         threading.Thread(target=lambda: (wait([sentinel]), os._exit(1)), daemon=True).start()
-
-
-def _keep(out: Path, name: str, error: BaseException) -> None:
-    """Store the traceback, of the worker if it failed there."""
-    folder = out / "failures"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")

@@ -10,8 +10,8 @@ from typing import Any
 import pandas
 
 from fused_lwlr import files
-from fused_lwlr.papers.framework import Job, Settings
-from fused_lwlr.papers.tables import Report
+from fused_lwlr.papers.framework import Job, Settings, Study
+from fused_lwlr.papers.tables import Table
 from fused_lwlr.training.environment import device_name, environment
 from fused_lwlr.training.processes import pick_device
 
@@ -78,30 +78,27 @@ class Store:
     def save_results(self, results: Sequence[dict[str, Any]]) -> Path:
         """Write results.json; returns where. Jobs have the index of the environment that they ran in."""
         environments: list[dict[str, Any]] = []
-        lines = []
         for result in results:
             if result["environment"] not in environments:
                 environments.append(result["environment"])
-            lines.append(
-                json.dumps({**result, "environment": environments.index(result["environment"])}, allow_nan=False)
-            )
+        numbered = [result | {"environment": environments.index(result["environment"])} for result in results]
         about = {
             "settings": asdict(self.settings),
             "environments": environments,
             "seconds": round(sum(result["seconds"] for result in results), 1),
         }
         # a line for each job
-        jobs = ",\n".join(f"  {line}" for line in lines)
+        jobs = ",\n".join(f"  {json.dumps(result, allow_nan=False)}" for result in numbered)
         path = self.out / "results.json"
         files.replace_text(path, f'{json.dumps(about, indent=1)[:-2]},\n "jobs": [\n{jobs}\n ]\n}}\n')
         return path
 
 
-def save_report(out: Path, name: str, report: Report) -> list[Path]:
+def save_report(out: Path, study: Study, tables: Sequence[Table], results: Any) -> list[Path]:
     """Write table.md and the picture of a study to a folder; returns where."""
-    paths = [out / "table.md", out / f"{name}.png"]
-    files.replace_text(paths[0], "\n".join(table.markdown() for table in report.tables))
-    report.figure.savefig(paths[1], dpi=150)
+    paths = [out / "table.md", out / f"{study.name}.png"]
+    files.replace_text(paths[0], "\n".join(table.markdown() for table in tables))
+    study.draw(results).savefig(paths[1], dpi=150)
     return paths
 
 

@@ -3,28 +3,28 @@
 import importlib
 from typing import Any
 
-STUDIES = (
-    "demo",
-    "lwlr-fashion",
-    "lwlr-glyphs",
-    "lwlr-vs-single",
-    "large-batch",
-    "methods",
-    "lwlr-T",
-    "elr-spread",
-    "elr-warmup",
-    "elr-constrained",
-    "elr-fit",
-    "elr-simulation",
-    "elr-language",
-    "gradinit",
-    "gradinit-language",
-    "lwlr-language",
-    "balance",
-    "balance-variants",
-    "balanced-lr",
-)
-"""Names of studies. Each has a module with a `STUDY`."""
+STUDIES = {
+    "demo": "demo.STUDY",
+    "lwlr-fashion": "lwlr_fashion.STUDY",
+    "lwlr-glyphs": "lwlr_fashion.GLYPHS",
+    "lwlr-vs-single": "lwlr_vs_single.STUDY",
+    "large-batch": "large_batch.STUDY",
+    "methods": "methods.STUDY",
+    "lwlr-T": "lwlr_t.STUDY",
+    "elr-spread": "elr_spread.STUDY",
+    "elr-warmup": "elr_warmup.STUDY",
+    "elr-constrained": "elr_constrained.STUDY",
+    "elr-fit": "elr_fit.STUDY",
+    "elr-simulation": "elr_simulation.STUDY",
+    "elr-language": "elr_language.STUDY",
+    "gradinit": "gradinit.STUDY",
+    "gradinit-language": "gradinit_language.STUDY",
+    "lwlr-language": "lwlr_language.STUDY",
+    "balance": "balance.STUDY",
+    "balance-variants": "balance_variants.STUDY",
+    "balanced-lr": "balanced_lr.STUDY",
+}
+"""Names of studies, and where they are."""
 
 
 def find(name: str) -> Any:
@@ -35,4 +35,5 @@ def find(name: str) -> Any:
     """
     if name not in STUDIES:
         raise ValueError(f"there is no study {name!r}: choose from {', '.join(STUDIES)}")
-    return importlib.import_module(f"fused_lwlr.papers.{name.lower().replace('-', '_')}").STUDY
+    module, attribute = STUDIES[name].split(".")
+    return getattr(importlib.import_module(f"fused_lwlr.papers.{module}"), attribute)

@@ -1,18 +1,15 @@
-"""The output of a study: tables, as text and as Markdown, and a picture."""
+"""Tables of studies, as text and as Markdown."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -52,14 +49,6 @@ class Table:
         return "\n".join([f"### {self.title}\n", *lines, *notes]) + "\n"
 
 
-@dataclass(frozen=True)
-class Report:
-    """The whole output of a study; the picture is a figure of matplotlib."""
-
-    tables: Sequence[Table]
-    figure: "Figure"
-
-
 def cell(values: Iterable[float | None], form: str = "{:.3f}") -> str:
     """Mean ± standard deviation of the finite values, and the number of others: None and NaN."""
     values = list(values)
@@ -91,17 +80,15 @@ def summary(
         labels: columns that name a row -> columns of the results, by which these are grouped.
         values: the other columns; a tuple of names for columns whose cells come from one function.
     """
-    rows = []
-    for key, of in results.groupby(list(labels.values()), sort=False):
-        row = [label(value) for value in key]
-        for value in values.values():
-            found = _found(of, value)
-            row += [found] if isinstance(found, str) else found
-        rows.append(row)
-    columns = list(labels)
-    for name in values:
-        columns += [name] if isinstance(name, str) else name
-    return Table(title, columns, rows, notes, labels=len(labels))
+    rows = [
+        [*map(label, key), *_flat(_found(of, value) for value in values.values())]
+        for key, of in results.groupby(list(labels.values()), sort=False)
+    ]
+    return Table(title, [*labels, *_flat(values)], rows, notes, labels=len(labels))
+
+
+def _flat(cells: Iterable[str | Sequence[str]]) -> list[str]:
+    return [text for each in cells for text in ([each] if isinstance(each, str) else each)]
 
 
 def where(column: str, wanted: Any, value: Value) -> Value:

@@ -56,12 +56,10 @@ class Trained:
 
     @property
     def last(self) -> dict[str, float | None]:
-        """Training loss and test accuracy of the last epoch; None if it diverged."""
-        diverged = self.problem is not None
-        return {
-            "train_loss": None if diverged else self.losses[-1],
-            "test_accuracy": None if diverged else self.accuracies[-1],
-        }
+        """Training loss and test accuracy in % of the last epoch, and `val_loss`; None if it diverged."""
+        if self.problem is not None:
+            return dict.fromkeys(("train_loss", "test_accuracy", "val_loss"))
+        return {"train_loss": self.losses[-1], "test_accuracy": self.accuracies[-1], "val_loss": self.val_loss}
 
 
 def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None = 0.1, **fields: Any) -> Recipe:
@@ -85,7 +83,8 @@ def recipe_of(*, training: Mapping[str, str] | None = None, warmup: float | None
     asked = {name: _value(text) for name, text in (training or {}).items()}
     if "model_args" in asked:
         # the last value of an argument counts
-        asked["model_args"] = (*fields.get("model_args", ()), *_arguments((training or {})["model_args"]))
+        arguments = re.split(r",\s*(?=[A-Za-z_]\w*=)", (training or {})["model_args"])
+        asked["model_args"] = (*fields.get("model_args", ()), *arguments)
         if "model" not in fields and not is_text(fields["data"]):
             del asked["model_args"]  # options are checked before the models of the study are known
     chosen = {**own, **fields, "deterministic": False, **asked}
@@ -131,11 +130,6 @@ def train(
         trainer.data = replace(fit, val=held_out)
         found.val_loss = trainer.test()["model"].loss
     return found
-
-
-def _arguments(text: str) -> list[str]:
-    """Arguments of a model, NAME=VALUE, between commas."""
-    return re.split(r",\s*(?=[A-Za-z_]\w*=)", text)
 
 
 def _value(text: str) -> Any:

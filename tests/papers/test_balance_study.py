@@ -80,7 +80,7 @@ def test_variants(tmp_path):
 )
 def test_verdicts(losses, said, divisions):
     of = pandas.DataFrame([{"variant": "two layers", "h": 5, "losses": [pair * len(STEPS) for pair in losses]}])
-    table, grid = find("balance-variants").report(find("balance-variants").settings(seeds=2), of).tables
+    table, grid = find("balance-variants").tables(find("balance-variants").settings(seeds=2), of)
     assert table.rows[0][2] == said
     assert [row[2] for row in grid.rows] == divisions
 

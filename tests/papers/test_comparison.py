@@ -4,11 +4,12 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from scipy.stats import ttest_rel
 
 from bench import studies
-from fused_lwlr.papers.comparison import Comparison, cells, p_text
+from fused_lwlr.papers.comparison import against, compare, p_text
 from fused_lwlr.papers.store import recorded
 from fused_lwlr.papers.studies import find
 
@@ -16,8 +17,7 @@ from fused_lwlr.papers.studies import find
 @pytest.mark.parametrize("n", [2, 3, 5, 20])
 def test_p_is_that_of_scipy(n):
     one, other = np.random.default_rng(n).normal([[0.4], [0.0]], size=(2, n))
-    found = Comparison.of(one - other)
-    assert (found.n, found.p) == (n, pytest.approx(ttest_rel(one, other).pvalue))
+    assert compare(one - other)[:2] == (n, pytest.approx(ttest_rel(one, other).pvalue))
 
 
 @pytest.mark.parametrize(("n", "critical"), [(3, 4.303), (4, 3.182), (5, 2.776), (10, 2.262)])
@@ -29,8 +29,8 @@ def test_a_difference_is_decided_from_the_printed_critical_value_on(n, critical,
     for factor, verdicts in ((0.999, ("undecided", "undecided")), (1.001, ("helps", "hurts"))):
         sign = -1 if lower_is_better else 1
         for way, verdict in zip((sign, -sign), verdicts, strict=True):
-            found = Comparison.of(noise + way * factor * critical * error, lower_is_better=lower_is_better)
-            assert found.verdict == verdict
+            differences = noise + way * factor * critical * error
+            assert compare(differences, lower_is_better=lower_is_better)[2] == verdict
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,11 @@ def test_a_difference_is_decided_from_the_printed_critical_value_on(n, critical,
     ],
 )
 def test_cells(differences, expected):
-    assert cells(differences, "{:+.1f}") == expected
+    ours, rival = (
+        pandas.DataFrame({"seed": range(len(of)), "loss": of}) for of in (differences, [0.0] * len(differences))
+    )
+    assert against(ours, rival, "loss", "{:+.1f}") == expected
+    assert against(ours, None, "loss", "{:+.1f}") == [""] * 4
 
 
 def test_p_has_two_digits():
@@ -58,10 +62,7 @@ def test_p_has_two_digits():
 
 
 @pytest.mark.parametrize("folder", sorted(Path(studies.RECORDED).iterdir()), ids=lambda folder: folder.name)
-def test_recorded_tables_follow_from_recorded_results(folder, monkeypatch):
+def test_recorded_tables_follow_from_recorded_results(folder):
     """They are what `python -m bench.studies` writes."""
-    study = find(folder.name)
-    monkeypatch.setattr(f"{study.report.__module__}._draw", lambda *args: None, raising=False)
-    monkeypatch.setattr("fused_lwlr.papers.language.draw", lambda *args, **options: None)
-    report = study.report(*recorded(folder / "results.json"))
-    assert (folder / "table.md").read_text() == "\n".join(table.markdown() for table in report.tables)
+    tables = find(folder.name).tables(*recorded(folder / "results.json"))
+    assert (folder / "table.md").read_text() == "\n".join(table.markdown() for table in tables)

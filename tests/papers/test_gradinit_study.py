@@ -13,9 +13,17 @@ from fused_lwlr.data.digits import digits
 from fused_lwlr.data.minibatches import minibatches
 from fused_lwlr.models.build import build
 from fused_lwlr.models.deep import kaiming_init_
-from fused_lwlr.papers.gradinit import LABELS, PAPER, STARTS, _paper, factors, gradient_std, initialize_and_train
+from fused_lwlr.papers.gradinit import (
+    LABELS,
+    PAPER,
+    STARTS,
+    factors,
+    gradient_std,
+    initialize_and_train,
+    paper_of,
+    start_,
+)
 from fused_lwlr.papers.held_out import hold_out
-from fused_lwlr.papers.starts import start_
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import recipe_of, trainer_of
 
@@ -58,8 +66,8 @@ def test_an_initialization_takes_one_pass_over_the_data(start, size, monkeypatch
         assert steps is None
         seen.extend(inputs for inputs, _ in batches)
 
-    monkeypatch.setattr("fused_lwlr.papers.starts.gradinit_", taken)
-    monkeypatch.setattr("fused_lwlr.papers.starts.metainit_", taken)
+    monkeypatch.setattr("fused_lwlr.papers.gradinit.gradinit_", taken)
+    monkeypatch.setattr("fused_lwlr.papers.gradinit.metainit_", taken)
     start_(trainer(), start, 0.01)
     assert {len(inputs) for inputs in seen} == {size}
     images = torch.cat(seen).flatten(1)
@@ -72,7 +80,7 @@ def test_an_initialization_takes_one_pass_over_the_data(start, size, monkeypatch
 def test_an_epoch_more_by_hand(start, monkeypatch):
     """An epoch of four minibatches: rounding grows over more."""
     epoch = batches(1001)[:4]
-    monkeypatch.setattr("fused_lwlr.papers.starts.one_epoch", lambda trainer, size: iter(epoch))
+    monkeypatch.setattr("fused_lwlr.papers.gradinit.one_epoch", lambda trainer, size: iter(epoch))
     ours = trainer("resnet8x2")
     optimizer = start_(ours, start, 0.0)
     torch.manual_seed(1)
@@ -174,7 +182,7 @@ def test_gradient_std():
 def test_figures_of_the_paper(model, normalized, net, gradinit):
     """GradInit, Tables 3 and 10, after the first epoch."""
     of = pandas.DataFrame({"model": model, "normalized": normalized})
-    found, figures = _paper(of)
+    found, figures = paper_of(of)
     assert (found, figures["gradinit-normalized"][0]) == (net, gradinit)
 
 
@@ -201,7 +209,7 @@ def test_a_failed_initialization_is_reported(monkeypatch):
     def fail(*args, **options):
         raise ValueError("the loss is not finite: nan")
 
-    monkeypatch.setattr("fused_lwlr.papers.starts.metainit_", fail)
+    monkeypatch.setattr("fused_lwlr.papers.gradinit.metainit_", fail)
     found = initialize_and_train("metainit", 0.1, model="noshort8x2-nobn", seed=0, **COMMON)
     assert found["first"] is None
     assert found["problem"] == "the loss is not finite: nan"

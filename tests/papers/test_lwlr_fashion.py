@@ -94,7 +94,7 @@ def test_an_arm_is_compared_at_its_best_rate_with_the_control():
         )
         for seed, top in enumerate(tops)
     ]  # fmt: skip
-    table, grid = GLYPHS.report(GLYPHS.settings(seeds=2), pandas.DataFrame(rows)).tables
+    table, grid = GLYPHS.tables(GLYPHS.settings(seeds=2), pandas.DataFrame(rows))
     found = {row[0]: row[1:] for row in table.rows}
     assert found[CONTROL][:3] == ["0.1", spread([80.0, 81.0], 2), ""]
     assert found["LWLR"][:3] == ["0.3", spread([83.0, 85.0], 2), "+3.50 ± 0.71"]

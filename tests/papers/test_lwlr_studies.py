@@ -15,7 +15,6 @@ from fused_lwlr.command.main import app
 from fused_lwlr.data import open_data
 from fused_lwlr.papers import lwlr_t, lwlr_vs_single, methods
 from fused_lwlr.papers.lwlr_vs_single import RATES
-from fused_lwlr.papers.mlp import drawn, drawn_for_mup
 from fused_lwlr.papers.studies import find
 from fused_lwlr.papers.training import Trained, train
 from fused_lwlr.training.recipe import Recipe
@@ -126,7 +125,7 @@ def test_the_papers_models_have_one_rate(monkeypatch):
         ("adamw", "layerwise", ()): (0.01, "sqrt"),
         ("adamw", "layerwise", tokens): (0.01, "sqrt"),
     }
-    [table] = study.report(settings, results).tables
+    [table] = study.tables(settings, results)
     assert "at: the learning rate of the arm, that of the preset" in table.notes
     assert [row[1:3] for row in table.rows] == [
         [optimizer, rates] for optimizer in ("sgd", "adamw") for rates in ("layer-wise", "layer-wise but tokens")
@@ -149,7 +148,7 @@ def test_methods(tmp_path):
 @pytest.mark.parametrize("name", ["single", "AdamW"])
 def test_a_method_without_anything_is_that_of_torch(name):
     """One epoch by hand, with torch's optimizer: the schedule has a warm-up of a tenth, then a cosine."""
-    model = drawn(open_data("digits", image_size=8, augmentation="none"), 2, 32, seed=3)
+    model, _ = methods.perceptron(name, "2x32", open_data("digits", image_size=8, augmentation="none"), seed=3)
     lr = 0.1
     optimizer = (
         torch.optim.SGD(model.parameters(), lr, momentum=0.9)
@@ -184,19 +183,20 @@ def test_divergence_is_a_result():
     assert methods.measure("single", "2x32", None, lr=1e30, seed=0, **COMMON) == {
         "train_loss": None,
         "test_accuracy": None,
+        "val_loss": None,
     }
 
 
 def test_mup_draws_and_multiplies():
     data = open_data("digits", image_size=8, augmentation="none")
-    _, rates = methods.for_mup("mup", data, 3, 128, seed=0)
-    assert [rates[f"layers.{i}.weight"] for i in range(3)] == [4.0, 1.0, 0.25]
-    wide = drawn_for_mup(data, 3, 512, 32, seed=0)
+    _, rates = methods.perceptron("mup", "3x128", data, seed=0)
+    assert [rates[f"{i}.weight"] for i in (1, 3, 5)] == [4.0, 1.0, 0.25]
+    wide, _ = methods.perceptron("mup", "3x512", data, seed=0)
     expected = [1 / 64, 1 / 512, 32 / 512**2]
-    for layer, variance in zip(wide.layers, expected, strict=True):
+    for layer, variance in zip(wide[1::2], expected, strict=True):
         assert layer.weight.var().item() == pytest.approx(variance, rel=0.06)
-    narrow = drawn_for_mup(data, 3, 32, 32, seed=0)
-    assert narrow.layers[-1].weight.var().item() == pytest.approx(1 / 32, rel=0.25)
+    narrow, _ = methods.perceptron("mup", "3x32", data, seed=0)
+    assert narrow[-1].weight.var().item() == pytest.approx(1 / 32, rel=0.25)
 
 
 @pytest.mark.parametrize("name", ["lwlr-T", "lwlr-vs-single", "methods"])

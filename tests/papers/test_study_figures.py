@@ -25,7 +25,7 @@ def test_a_cross_marks_rates_at_which_a_seed_diverged():
         for (size, lr), of_seeds in losses.items()
         for loss in (of_seeds if method == "single" else (0.4, 0.5))
     ]
-    figure = methods._draw(pandas.DataFrame(rows))
+    figure = methods.draw(pandas.DataFrame(rows))
     crosses = {axes.get_title(): axes.collections[-1].get_offsets().tolist() for axes in figure.axes}
     assert crosses == {"single": [[1.0, methods.TOP]], "LARS": []}
     assert figure.get_size_inches()[0] == WIDTH

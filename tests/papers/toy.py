@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fused_lwlr.papers.framework import Job, Study
 from fused_lwlr.papers.runner import run
 from fused_lwlr.papers.store import Store
-from fused_lwlr.papers.tables import Report, Table, cell
+from fused_lwlr.papers.tables import Table, cell
 
 LOG = Path("ran.txt")
 
@@ -45,17 +45,17 @@ def study(deeds=None):
 
     def jobs(settings):
         return [
-            Job(f"x={x}-seed{seed}", add, {"x": x, "seed": seed} | ({"deed": deeds[x]} if x in deeds else {}))
+            Job("x={x}-seed{seed}", add, {"x": x, "seed": seed} | ({"deed": deeds[x]} if x in deeds else {}))
             for x in (10, 20, 30, 40)
             for seed in range(settings.seeds)
             if seed == 0 or x not in deeds
         ]
 
-    def report(settings, results):
+    def tables(settings, results):
         rows = [[str(x), cell(of["sum"], "{:.1f}"), "7"] for x, of in results.groupby("x")]
-        return Report([Table("sums", ["x", "sum", "paper"], rows, ["a note"])], Figure())
+        return [Table("sums", ["x", "sum", "paper"], rows, ["a note"])]
 
-    return Study("toy", "Sums.", jobs, report, epochs=3, options=frozenset({"data", "epochs", "seeds"}))
+    return Study("toy", "Sums.", jobs, tables, lambda results: Figure(), epochs=3, options="data epochs seeds")
 
 
 if __name__ == "__main__":
