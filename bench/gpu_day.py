@@ -23,7 +23,7 @@ from bench import rows
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "triton", "numpy", "timm", "torchvision", "pytest", "pytest-xdist", "pytest-timeout",
-            "hypothesis", "expecttest", "pydantic", "tqdm", "matplotlib")  # fmt: skip
+            "hypothesis", "expecttest", "pydantic", "matplotlib", "pandas")  # fmt: skip
 PLUGINS = {"xdist": ["-n", "14"], "pytest_timeout": ["--timeout=100", "--timeout-method=thread"]}
 """Packages that may be missing, and options of theirs."""
 TESTS = ["tests/kernels", "tests/optim", "tests/conformance"]
