@@ -19,7 +19,7 @@ from fused_lwlr.kernels import constants
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 WIDTHS = {r"\.128\b|dwordx4": 128, r"dwordx3": 96, r"\.64\b|dwordx2": 64, r"[US]16\b|short": 16, r"[US]8\b|byte": 8}
-"""Pattern of the instruction -> bits of its access; 32 if there is none."""
+"""Pattern of the instruction -> bits of its access. All other instructions have 32."""
 MNEMONICS = {"loads": "LDG", "stores": "STG"}
 
 

@@ -126,7 +126,7 @@ def forked(limit: float, *task: Any) -> dict[str, Any]:
     with forks(1) as pool:
         try:
             found: dict[str, Any] = pool.apply_async(trial, task).get(limit)
-        # constants that a device cannot run are a valid result too; of a fork that dies there is no result
+        # constants that a device cannot run are a valid result too; a fork that dies returns nothing
         except multiprocessing.TimeoutError:
             return {"failed": f"no result after {limit:g} s"}
         except Exception as error:

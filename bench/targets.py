@@ -46,7 +46,7 @@ def _ratios(steps: str, other: str, key: str, where: str, *, times: bool = False
 
     Args:
         steps: rule and method of our steps, as "sgd ELR, adamw ELR".
-        other: the other step, as "plain, torch fused"; the method is the same if there is none, as in "timm".
+        other: the other step, as "plain, torch fused"; "timm" means the same method by timm.
         times: returns ratios of the other step to ours.
     """
 

@@ -28,7 +28,7 @@ LR = 1e-4
 COLUMNS = {"sgd": 3, "adamw": 4, "statistics": 2}
 """Weights, gradients and state of a rule."""
 TEMPORARY = 4
-"""Temporary columns: gradients at other addresses, and what a step with torch's multi-tensor calls allocates."""
+"""Temporary columns: gradients at other addresses, and three of a step with torch's multi-tensor calls."""
 
 
 class Case(NamedTuple):
@@ -109,8 +109,7 @@ class Entry:
     def sample_replay(self) -> None:
         """Take one sample of a replay."""
         self.restore()
-        _, wall = self._clock.wall_seconds(self.replay)
-        self._add(replay_wall=wall, replay=self._clock.device_seconds(self.replay, flush=True, host=20e-6))
+        self._add(replay=self._clock.device_seconds(self.replay, flush=True, host=20e-6))
 
     def _add(self, **seconds: float) -> None:
         for name, value in seconds.items():

@@ -16,20 +16,7 @@ from bench import rows
 from bench.bytes_moved import recorded
 from bench.contestants import our_statistics
 from bench.gate import parameters
-from fused_lwlr import (
-    ELR,
-    LAMB,
-    LARC,
-    LARS,
-    BalancedLR,
-    ClipByLayer,
-    Hyperball,
-    NormalizedGradient,
-    NormalizedGradientAdaptive,
-    RadialBrake,
-    ScaleInvariant,
-    UpdateFloor,
-)  # fmt: skip
+from fused_lwlr import ScaleInvariant, scaling
 
 FILE = rows.RESULTS / "traffic.md"
 SHAPES = [(3, 5), (4,)]
@@ -39,32 +26,33 @@ RULES = {"sgd": "SGD", "adamw": "AdamW", "statistics": "layer_statistics"}
 
 def scaled(*scalings: Any, **more: Any) -> list[dict[str, Any]]:
     """Options with each of some scalings."""
-    return [{"scaling": scaling, **more} for scaling in scalings]
+    return [{"scaling": one, **more} for one in scalings]
 
 
 EXACT = {"master_weights": True, "state_dtype": torch.float32}
 AVERAGE, CLIP = {"ema": 0.999}, {"clip_global_norm": 1.0}
 BOTH = [
-    *scaled(LARS(), LARC(), NormalizedGradient(), NormalizedGradientAdaptive(), ClipByLayer(0.5)),
-    *scaled(Hyperball(), RadialBrake(), UpdateFloor(0.35), BalancedLR()),
+    *scaled(scaling.LARS(), scaling.LARC(), scaling.NormalizedGradient(), scaling.NormalizedGradientAdaptive()),
+    *scaled(scaling.ClipByLayer(0.5)),
+    *scaled(scaling.Hyperball(), scaling.RadialBrake(), scaling.UpdateFloor(0.35), scaling.BalancedLR()),
     {"layers": {"layer0.weight": 0.5}}, CLIP, {"nonfinite": "skip"}, {"capturable": True}, AVERAGE,
 ]  # fmt: skip
 OPTIONS: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("sgd", "fp32"): [
-        *scaled(LAMB()), *BOTH, *scaled(LARS(), **CLIP), {"nesterov": True},
-        {"rescale_weights": ...}, {"rescale_weights": ..., "scaling": ELR(0.1)},
+        *scaled(scaling.LAMB()), *BOTH, *scaled(scaling.LARS(), **CLIP), {"nesterov": True},
+        {"rescale_weights": ...}, {"rescale_weights": ..., "scaling": scaling.ELR(0.1)},
     ],
     ("adamw", "fp32"): [
-        *scaled(ELR(0.1)), *BOTH, *scaled(LAMB(), Hyperball(), **CLIP), {"amsgrad": True},
-        {**AVERAGE, "scaling": LAMB()}, {**AVERAGE, **CLIP},
+        *scaled(scaling.ELR(0.1)), *BOTH, *scaled(scaling.LAMB(), scaling.Hyperball(), **CLIP), {"amsgrad": True},
+        {**AVERAGE, "scaling": scaling.LAMB()}, {**AVERAGE, **CLIP},
     ],
     ("sgd", "bf16"): [{"stochastic_rounding": True}, {"master_weights": True}, {"state_dtype": torch.float32}],
     ("adamw", "bf16"): [
         {"stochastic_rounding": True}, AVERAGE, EXACT, {**EXACT, **AVERAGE},
-        {**EXACT, "scaling": LAMB()}, {**EXACT, "scaling": Hyperball()},
+        {**EXACT, "scaling": scaling.LAMB()}, {**EXACT, "scaling": scaling.Hyperball()},
     ],
 }  # fmt: skip
-"""Options of steps with a rule, and with a dtype of parameters, besides those without options and with one scaling."""
+"""Rule and dtype -> options of a step. The table also has each rule without options and with one scaling."""
 HEAD = ("step", "dtype", "memory", "floor", "ratio", "read again", "launches")
 ABOUT = """\
 Bytes for each parameter, counted from the items of a step that is not the first. Written by
@@ -93,9 +81,9 @@ class Row(NamedTuple):
 
 def _rows() -> Iterator[Row]:
     yield from (Row(rule, {}, dtype) for rule in ("statistics", "sgd") for dtype in ("fp32", "bf16"))
-    for rule, first, scaling in (("sgd", {"momentum": 0.9}, ELR(0.1)), ("adamw", {}, LAMB())):
+    for rule, first, one in (("sgd", {"momentum": 0.9}, scaling.ELR(0.1)), ("adamw", {}, scaling.LAMB())):
         for dtype in DTYPES:
-            for more in ({}, *scaled(scaling), *OPTIONS.get((rule, dtype), ())):
+            for more in ({}, *scaled(one), *OPTIONS.get((rule, dtype), ())):
                 yield Row(rule, {**first, **more}, dtype)
 
 
